@@ -1,4 +1,4 @@
-"""Build the parts of a run: the module, compiled or not, the callbacks in their order, the Trainer."""
+"""Build the parts of a run: the LightningModule, compiled or not, the callbacks in their order, and the Trainer."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -29,11 +29,11 @@ from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
 
-TIMED_VALIDATIONS = 6  # of a run with `minutes`, at equal times
+TIMED_VALIDATIONS = 6  # of a run with `minutes`, equally spaced in time
 
 
 def build_module(plan: RunPlan) -> LitGPT:
-    """Build the model with its loss and optimizer, from its initial weights or those of another model."""
+    """Return the LightningModule of a run, with random initial weights or those of the model in `init_from=`."""
     config, text = plan.config, plan.text
     saved = ("name", "fingerprint", "extra_chars", "hashes", "share", "split_hash", "before")
     module = LitGPT(
@@ -52,10 +52,10 @@ def build_module(plan: RunPlan) -> LitGPT:
 
 
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
-    """Build the callbacks of a run in the order in which Lightning must call them.
+    """Return the callbacks of a run in the order in which Lightning must call them.
 
-    `Metrics` comes first: it shows what the others do after a validation. `Checkpoints` follows all whose state it
-    saves. `stops`, which handles signals already, is last: it ends the run.
+    `Metrics` comes first, because it shows what the others do after a validation. `Checkpoints` follows all whose state
+    it saves. `stops`, whose signal handlers are already installed, comes last, because it ends the run.
     """
     config, text = plan.config, plan.text
     interval = config.trainer.val_check_interval
@@ -75,14 +75,14 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
 
 
 def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
-    """Build the callback that chooses the number of steps, for a run with `minutes` that has not chosen it.
+    """Return the callback that chooses the number of steps of a run with `minutes`; None if the number is fixed.
 
-    `checkpoints` saves after that step, so that a run that continues takes no earlier step with the new number.
+    When it is chosen, `checkpoints` saves at once, so that a resumed run repeats no earlier step with that number.
     """
     config, minutes, point = plan.config, plan.config.minutes, plan.resume_point
     if config.trainer.max_steps != "auto" or minutes is None:
         return None
-    before = point.record.seconds if point else 0.0  # in earlier processes
+    before = point.record.seconds if point else 0.0  # of training in earlier processes
 
     def save(steps: int) -> None:
         write_text(plan.directory / "config.yaml", to_yaml(plan.with_steps(steps).config))
@@ -92,7 +92,7 @@ def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
-    """Build the Trainer; raise an `InputError` if Lightning refuses an option."""
+    """Return Lightning's Trainer; raise an `InputError` if Lightning refuses an option."""
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
@@ -104,7 +104,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     options["strategy"] = "auto" if plan.machine.devices == 1 else DDPStrategy(timeout=timeout)
     environment = TorchElasticEnvironment() if ranks.launched() else LightningEnvironment()
     loggers = config.logger.copy()
-    if "tensorboard" in loggers:  # hides what a process has logged after the checkpoint and before it was killed
+    if "tensorboard" in loggers:  # purge_step hides what a killed process logged after its last checkpoint
         loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": point.step + 1 if point else 0}
     from_previous = point is not None and point.path.name == PREVIOUS
     checkpoint_io = AtomicCheckpointIO(point, last_is_damaged=from_previous)
@@ -127,12 +127,12 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
 
 
 def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan:
-    """Compile the model's training step; no weight changes, and the first step uses the compiled code.
+    """Compile the model's training step, without changing a weight, before the first step; return the plan.
 
-    Return the plan, with `compile=false` if compiling fails; the module then trains without.
+    If compiling fails, the returned plan has `compile=false`, and the module trains without it.
 
     Raises:
-        InputError: `compile=true` was typed and fails.
+        InputError: compiling fails although `compile=true` was set.
     """
     if plan.config.compile == "false":
         return plan
@@ -151,7 +151,7 @@ def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan
             raise
         what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
         reason = f"compile={plan.config.compile}: failed ({type(error).__name__}: {what})"
-        if "compile" not in plan.choice.why:  # it was not the run that chose to compile
+        if "compile" not in plan.choice.why:  # compile=true was set, not chosen
             raise InputError(f"{reason}; use compile=false") from error
         log.warning(f"{reason}; the run is not compiled")
         why = plan.choice.why | {"compile": "compiling failed"}

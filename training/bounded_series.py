@@ -1,4 +1,4 @@
-"""Store a series in bounded memory."""
+"""Store a long series, such as the losses of a run, in bounded memory."""
 
 from dataclasses import dataclass, field
 from typing import Any
@@ -6,19 +6,19 @@ from typing import Any
 
 @dataclass
 class BoundedSeries:
-    """A series of at most `size` entries, an even number. When it is full, it drops every second one, old and new.
+    """A series of at most `size` entries, an even number; they are equally spaced among all that were added.
 
-    Which entries stay depends only on how many were added, so a resumed run has the same. The state for a checkpoint
-    is `vars(history)`.
+    Whenever it is full, it drops every second entry, and from then on stores half as many of the new ones. Which ones
+    remain depends only on how many were added, so a resumed run stores the same. A checkpoint contains `vars(series)`.
     """
 
     size: int
     entries: list[Any] = field(default_factory=list)
     seen: int = 0  # entries added so far
-    every: int = 1  # every how many entries one is stored
+    every: int = 1  # one in this many added entries is stored
 
     def add(self, entry: Any) -> None:
-        """Add the next entry, as plain data."""
+        """Add the next entry, which must be plain data because checkpoints contain it."""
         if self.seen % self.every == 0:
             if len(self.entries) == self.size:
                 self.entries = self.entries[::2]

@@ -1,4 +1,4 @@
-"""What ends a run early: divergence, a signal, too little memory, a lost process; and how to continue."""
+"""The errors that end a run early (divergence, a signal, too little memory, a lost process), and how to continue."""
 
 import signal
 from collections.abc import Iterator
@@ -20,13 +20,13 @@ class Diverged(RunFailed):
 
 
 def diverged(seen: str, optim: OptimConfig) -> Diverged:
-    """Return the error for diverged training, with what was `seen` and the settings to lower."""
+    """Return the error for diverged training; its message says what was `seen` and which settings to lower."""
     lower = " or ".join(f"{key}={rate:g}" for key, (rate, _) in _rates(optim).items())
     return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or f'lower {lower}'}")
 
 
 class Stopped(SystemExit):
-    """A signal has stopped the run: no code that handles errors may handle this one."""
+    """A signal has stopped the run; a `SystemExit`, so that no `except Exception` catches it."""
 
     def __init__(self, number: int, step: int | None = None) -> None:
         super().__init__(128 + number)
@@ -35,31 +35,31 @@ class Stopped(SystemExit):
 
 
 def is_lost_process(error: BaseException) -> bool:
-    """Whether an error means that another rank has died or does not answer."""
+    """Return whether an error means that another rank has died or does not answer."""
     gloo = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out", "caused pair closure")
     nccl = ("ncclRemoteError", "NCCL communicator was aborted", "collective operation timeout")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))
 
 
 def way_on(run: Path, *changes: str) -> str:
-    """Name a run's newest checkpoint and the command that continues from it, with `changes` of its settings."""
+    """Return a line with a run's newest checkpoint and the command that continues from it, with `changes` added."""
     if not (run / "config.yaml").exists():
         return "there is no run yet"
     command = processes.command("python", "train.py", f"resume={run}", *changes)
     newest = run / "checkpoints/last.ckpt"
     if newest.exists():
         return f"the newest checkpoint is {newest}: {command}"
-    return f"there is no checkpoint yet, it starts again at step 0: {command}"
+    return f"there is no checkpoint yet, so this starts at step 0: {command}"
 
 
 @contextmanager
 def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
-    """Log a `Stopped` with the command that continues the run; say what to type after other errors that end it early.
+    """Add to each error that ends the run early what to do next; for a `Stopped`, log the command that continues it.
 
     Raises:
-        InputError: memory has run out; the message has the keys to lower.
-        Diverged: as it came, with the command.
-        RunFailed: another rank is lost.
+        InputError: memory has run out; the message names the keys to lower.
+        Diverged: training has diverged; the message ends with the command that continues at lower rates.
+        RunFailed: another rank has died or does not answer.
     """
     try:
         yield
@@ -69,8 +69,8 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
             slurm.requeue()
         raise
     except Diverged as error:
-        if rates_far_above(optim):  # such steps have ruined the weights
-            raise Diverged(f"{error}; start a new run with less") from None
+        if rates_far_above(optim):  # such large steps have ruined the weights
+            raise Diverged(f"{error}; start a new run with lower rates") from None
         raise Diverged(f"{error}; {way_on(run, *_lower_rates(optim))}") from None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
@@ -82,7 +82,7 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
 
 
 def rates_far_above(optim: OptimConfig) -> str:
-    """Name the learning rates that are far above their defaults; empty if none is."""
+    """Return a text that names the learning rates far above their defaults; empty if there are none."""
     high = {key: pair for key, pair in _rates(optim).items() if pair[0] > FAR_ABOVE * pair[1]}
     return "; ".join(f"{key}={rate:g} is far above {usual:g}" for key, (rate, usual) in high.items())
 

@@ -1,4 +1,4 @@
-"""Fit one run with Lightning, from its plan, and write the results."""
+"""Carry out the plan of one run: create its directory, fit the model with Lightning and write the results."""
 
 import shutil
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from training.summary_file import Summary, recording, write_summary
 
 
 def fit(plan: RunPlan) -> None:
-    """Train the model and write the results; of a run without steps left, write what is missing."""
+    """Train the model and write the results; if the run has no steps left, write only results that are missing."""
     if plan.is_over:
         return write_missing(plan)
     point = plan.resume_point
@@ -46,17 +46,17 @@ def fit(plan: RunPlan) -> None:
         plan = plan.with_steps(max(trainer.max_steps, trainer.global_step))
         if ranks.rank() == 0:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
-            whole = 0 < trainer.max_steps <= saved["global_step"]  # the last validation evaluates the whole split
+            whole = 0 < trainer.max_steps <= saved["global_step"]  # then the last validation evaluated the whole split
             write_results(plan, summary, saved, module.score if whole else None)
 
 
 def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
-    """Make and lock the run directory, write config.yaml and summary.json, log hyperparameters, introduce the run."""
+    """Create and lock the run directory, write config.yaml and summary.json, log hyperparameters, introduce the run."""
     run = plan.directory
     run.mkdir(parents=True, exist_ok=True)
-    run_lock.lock(run)  # of two processes with the same name, one gets the directory
+    run_lock.lock(run)  # if two processes start runs of the same name, only one gets the directory
     if plan.beginning is Beginning.NEW:
-        run_directory.check_free(run_directory.name_of(run))  # again: since then another process may have made a run
+        run_directory.check_free(run_directory.name_of(run))  # another process may have created the run meanwhile
         if run_directory.is_debug(run.name):
             for left in set(run.iterdir()) - {run / ".lock"}:
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()

@@ -27,14 +27,14 @@ class InitModel:
 
     @property
     def texts_read(self) -> list[dict[str, Any]]:
-        """What it and the models before it were trained on, each a `gpt.model_file.TRAINED_ON`."""
+        """What this model and those it started from were trained on, with the keys `gpt.model_file.TRAINED_ON`."""
         from gpt.model_file import texts_read  # loads NumPy
 
         return texts_read(self.meta)
 
     @property
     def groups(self) -> dict[str, dict[str, Any]]:
-        """The groups of the configuration that the model brings along."""
+        """The settings that the model fixes, by group of the configuration: all of `model`, and `data.tokenizer`."""
         return {"model": vars(self.model.config), "data": {"tokenizer": self.meta["vocabulary"]["kind"]}}
 
     def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
@@ -54,7 +54,7 @@ class InitModel:
 
 
 def load_init_model(init_from: str) -> InitModel:
-    """Load the model of `init_from=`; raise an `InputError` if there is none or it cannot be used."""
+    """Load the model that `init_from=` names; raise an `InputError` if there is none or it cannot be used."""
     try:
         path = run_directory.find_model(init_from)
         from gpt.checkpoint import load_checkpoint  # loads torch, so only if there is a model

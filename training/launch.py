@@ -1,4 +1,4 @@
-"""Count the ranks of a run and start them; the rows of the batch on each."""
+"""Count the devices of a run, start a process (rank) on each, and divide the batch among them."""
 
 import logging
 import os
@@ -25,30 +25,31 @@ def share_out(config: Config) -> Config:
     """Return the configuration with the numbers of ranks and machines that torchrun or srun has started.
 
     Raises:
-        InputError: the device is not there, other numbers are set, only this machine was started, or the batch does not
-            divide evenly.
+        InputError: the machine lacks the device, the configuration sets other numbers, the other machines were not
+            started, or the batch does not divide evenly.
     """
     trainer, launched = config.trainer, ranks.launched()
     if trainer.accelerator not in ("auto", "cpu"):
-        device_kind(trainer.accelerator)  # refuse a device that is not there before the number of devices
+        device_kind(trainer.accelerator)  # report a missing device before a wrong number of devices
     if launched:
         for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
             given = getattr(trainer, key)
             if given not in ("auto", found) and not (isinstance(given, list) and len(given) == found):
-                raise InputError(f"trainer.{key}={spell(given)}: was started with {found} {what}; leave it out")
+                started = f"torchrun or srun started {found} {what}"
+                raise InputError(f"trainer.{key}={spell(given)}: {started}; leave this key out")
         listed = isinstance(trainer.devices, list)
         trainer = replace(trainer, devices=trainer.devices if listed else launched[0], num_nodes=launched[1])
         config = replace(config, trainer=trainer)
     elif trainer.num_nodes not in ("auto", 1):
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
-    if isinstance(trainer.devices, int):  # otherwise this is checked when torch is loaded and has counted them
+    if isinstance(trainer.devices, int):  # otherwise checked once torch is loaded and has counted the devices
         rows_per_device(config.data, trainer.devices * (launched[1] if launched else 1))
     return config
 
 
 def rows_per_device(data: DataConfig, devices: int) -> int:
-    """Return the windows per forward and backward pass on one device; raise an `InputError` if there is a remainder."""
+    """Return the windows per forward pass on one device; raise an `InputError` if the batch does not divide evenly."""
     batch = DataConfig.batch if data.batch == "auto" else data.batch
     if batch % devices or batch // devices % (data.micro_batch or 1):
         parts = f"{devices} devices" + (f" x data.micro_batch={data.micro_batch}" if data.micro_batch else "")
@@ -57,7 +58,7 @@ def rows_per_device(data: DataConfig, devices: int) -> int:
 
 
 def device_kind(accelerator: str) -> str:
-    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`. Refuse one that is not there."""
+    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`; raise `InputError` without one."""
     import torch  # loading it takes a second
 
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
@@ -78,7 +79,7 @@ def count_devices(config: Config) -> int:
 
 
 def check_same_start(start: dict[str, Any]) -> None:
-    """Raise an `InputError` on every rank if they start from different settings, text or step, as plain data."""
+    """Raise an `InputError` on every rank if their `start` (settings, text and step, as plain data) differs."""
     from torch import distributed
 
     everyone: list[Any] = [None] * distributed.get_world_size()  # (machine, start) by rank
@@ -94,11 +95,10 @@ def check_same_start(start: dict[str, Any]) -> None:
 
 
 def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
-    """Run this command as a process for each device, with what is settled already; return the exit status.
+    """Run this command in a process for each device, with the overrides `settled` added; return the exit status.
 
-    If rank 0 is killed and cannot say how to continue, `way_on` says it.
-
-    torch's launcher starts the processes. When one of them fails, it ends the others. A signal is passed on to all.
+    torch's launcher starts the processes, ends all of them when one fails, and passes signals on to all. If rank 0 is
+    killed, it cannot say how to continue, so the error message ends with `way_on()`.
     """
     from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes

@@ -1,4 +1,4 @@
-"""The loggers of a run. TensorBoard shows the curves of its validation in another colour."""
+"""The loggers of a run: CSV, and TensorBoard with the validation's curves in a colour of their own."""
 
 import time
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from base import ranks
 from base.files import sync
 
-EVENTS = "events.out.tfevents."  # the name of an event file begins so, then comes the second in which it was made
+EVENTS = "events.out.tfevents."  # prefix of an event file's name; its creation time in seconds follows
 
 
 class Curves(TensorBoardLogger):
-    """Log what begins with `val/` in the directory `validation` of the run: TensorBoard has a colour for each."""
+    """Log `val/` metrics to the run's subdirectory `validation`: TensorBoard has one colour per directory."""
 
     def __init__(self, save_dir: str, purge_step: int | None = None) -> None:
         options: dict[str, Any] = {"name": "", "version": "", "default_hp_metric": False, "purge_step": purge_step}
@@ -27,7 +27,7 @@ class Curves(TensorBoardLogger):
                 date_back(folder)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log values of a step, each in its directory."""
+        """Log the metrics of a step, `val/` to the subdirectory `validation` and the others to the run's directory."""
         writers = {False: self.experiment, True: self.validation.experiment}
         for tag, value in metrics.items():
             writers[tag.startswith("val/")].add_scalar(tag, value, step)
@@ -48,19 +48,20 @@ class Curves(TensorBoardLogger):
 
 
 def date_back(folder: Path) -> None:
-    """Rename the event files of `folder` that are dated at or after this second, after the clock was set back.
+    """Rename the event files of `folder` to earlier dates if the newest is dated now or in the future.
 
-    TensorBoard reads the files of a folder in the order of their names, and the resumed run must come last.
+    That happens when the clock is set back. TensorBoard reads the files of a folder in the order of their names, so
+    those of the resumed run must come last.
     """
     files, second = sorted(folder.glob(f"{EVENTS}*")), int(time.time())
     if files and files[-1].name >= f"{EVENTS}{second:010d}":
-        for age, path in zip(range(len(files), 0, -1), files, strict=True):  # the oldest first: a kill keeps the order
+        for age, path in zip(range(len(files), 0, -1), files, strict=True):  # oldest first: a kill keeps the order
             rest = path.name.removeprefix(EVENTS).partition(".")[2]
             path.rename(path.with_name(f"{EVENTS}{second - age:010d}.{rest}"))
 
 
 class Csv(CSVLogger):
-    """Log into the directory `csv` of the run."""
+    """Log as CSV to the run's subdirectory `csv`."""
 
     def __init__(self, save_dir: str) -> None:
         super().__init__(save_dir, name="csv")

@@ -1,4 +1,4 @@
-"""The machine of a run: its devices, their speed, and the conditions of a run there."""
+"""The devices of a run, their peak FLOP/s, and the conditions that its results depend on."""
 
 import hashlib
 import json
@@ -39,7 +39,7 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """Where a run takes place."""
+    """The devices that a run uses."""
 
     device: str  # cuda, mps or cpu
     devices: int  # over all machines
@@ -49,11 +49,11 @@ def find_machine(config: Config) -> Machine:
     """Return the machine of a run.
 
     Raises:
-        InputError: it lacks a device that was asked for, or has too many for `minutes`.
+        InputError: it lacks a configured device, or `minutes` is set for more than one.
     """
     trainer, device = config.trainer, device_kind(config.trainer.accelerator)
     if device == "cpu" and isinstance(trainer.devices, list):
-        raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; a CPU takes a number")
+        raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; set a number for CPUs")
     devices = count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes)
     if config.minutes is not None and trainer.max_steps == "auto" and devices > 1:
         raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
@@ -89,7 +89,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the peak FLOP/s of matrix products on a device, from its data sheet; None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     for pattern, (bf16, fp32) in TFLOPS.items():
-        if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name: a MIG slice is unknown
+        if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower
             tflops = {"bf16-mixed": bf16, "bf16-true": bf16, "32-true": fp32}.get(precision)
             return tflops and tflops * 1e12
     return None

@@ -6,11 +6,11 @@ import os
 from base.errors import InputError
 from gpt.config import ModelConfig
 
-LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # of a step: its activations
+LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step
 
 
 def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
-    """Raise an `InputError` if the model alone is too large: Linux might end other programs before this one."""
+    """Raise an `InputError` if the weights and their optimizer exceed memory: Linux might kill other programs first."""
     there = available(device)
     weights = sum(math.prod(shape) for _, shape in model.shapes(vocabulary))
     needed = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32
@@ -20,7 +20,7 @@ def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
 
 
 def available(device: str) -> float:
-    """Return how many bytes this process can have on a kind of device; infinity if that is unknown."""
+    """Return how many bytes of memory this process can use on a kind of device; infinity if unknown."""
     if device == "cuda":
         import torch
 

@@ -18,8 +18,8 @@ NUM_ROWS = 20  # operators in the table
 class StepProfiler(L.Callback):
     """Record `NUM_STEPS` steps; log a table of operators and write a trace for Perfetto.
 
-    A validation or the end of the run ends the recording early. Must come before the callbacks that save, so that it
-    does not record them.
+    A validation or the end of the run ends the recording early. This callback must come before those that save, so that
+    it does not record them.
     """
 
     def __init__(self, path: Path) -> None:

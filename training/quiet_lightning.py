@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Hide Lightning's tips, and warnings and thread errors that do not apply to our runs."""
+    """Hide Lightning's tips, and those warnings and errors of threads that do not apply to our runs."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
@@ -26,9 +26,9 @@ def _ignore_warnings() -> None:
     warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
     # Intended: fp32 runs compute in fp32, not TF32.
     warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores for float32 matrix multiplication available")
-    # One process needs no srun.
+    # A run in a single process does not need srun.
     warnings.filterwarnings("ignore", r"The `srun` command is available on your system but is not used")
-    # Making a batch is a single gather: worker processes would be slower.
+    # Building a batch is a single gather, so worker processes would be slower.
     warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
     warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")
     # Batch k is a function of (seed, k), so the loader has no state to restore.
@@ -36,7 +36,7 @@ def _ignore_warnings() -> None:
 
 
 def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
-    """Print a thread's error; not TensorBoard's failed write, which its next call raises in the main thread."""
+    """Print the error of a thread, except TensorBoard's failed write: its next call raises that in the main thread."""
     writer = type(of.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
     if not (writer and issubclass(of.exc_type, OSError)):
         threading.__excepthook__(of)

@@ -1,4 +1,4 @@
-"""The results of a trained run: evaluate its models, write a sample, summary.json and report.html, log the end."""
+"""Write the results of a trained run: evaluate its models, generate samples, write summary.json and report.html."""
 
 import shlex
 import shutil
@@ -50,7 +50,7 @@ class EvaluatedModel(NamedTuple):
 
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
-    """Evaluate a model on `count` tokens of the validation split, with progress for `which` of the checkpoints."""
+    """Return a model's score on `count` tokens of the validation split; progress names the `which` checkpoint."""
     tokens, tokenizer, context = plan.text.validation, plan.text.tokenizer, plan.config.model.context
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
@@ -65,11 +65,15 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
 def evaluate_models(
     plan: RunPlan, contents: dict[str, Any], scored: Score | None
 ) -> tuple[EvaluatedModel, EvaluatedModel]:
-    """Evaluate the best and the last model on the validation split; write them with their scores.
+    """Evaluate the best and the last model on the validation split, write both model files, and return both models.
 
-    Training has chosen the best model by a part of the split. On the whole split the last one may be better, and is
-    then returned and stored as the best, too. A run that has trained on fewer tokens than the split holds evaluates a
-    part of it. `contents` is the last checkpoint, `scored` its score if the last validation has computed it already.
+    Training chose the best model by a part of the split. If the last one is better on the whole split, it is returned
+    and written as the best, too. A run that was trained on fewer tokens than the split contains evaluates only a part.
+
+    Args:
+        plan: the plan of the run.
+        contents: the last checkpoint.
+        scored: the score of the last model, if the last validation evaluated the whole split.
     """
     context, data, step = plan.config.model.context, plan.config.data, contents["global_step"]
     count = num_validated(len(plan.text.validation), step * data.batch * context, last=True, most=data.val_tokens)
@@ -99,22 +103,22 @@ def evaluate_models(
 
 
 def write_missing(plan: RunPlan) -> None:
-    """Write what is missing of a resumed run that has no steps left, and say how to continue it."""
+    """Write the missing results of a resumed run that has no steps left, and log the command that continues it."""
     run, point = plan.directory, plan.resume_point
     assert point
-    if plan.config.trainer.max_steps == "auto":  # it ended before `minutes` had chosen the number
+    if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
         plan = plan.with_steps(point.step)
     steps = plan.config.trainer.max_steps
     if point.step > steps:
         raise InputError(
-            f"trainer.max_steps={steps}: {run} has taken {point.step} steps; {point.step} finishes it there"
+            f"trainer.max_steps={steps}: {run} has taken {point.step} steps; set {point.step} to finish it there"
         )
     more = [f"trainer.max_steps={2 * point.step}"] if point.step >= steps else ["callbacks=[]", "allow=[callbacks]"]
     command = processes.command("python", "train.py", f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     if run_directory.summary_of(run).get("val_loss") is not None or ranks.rank():
         return
-    summary = Summary("interrupted")  # during its evaluation
+    summary = Summary("interrupted")  # until the evaluation is complete
     summary.set_training(plan, point.step, point.record)
     to_file(run / "train.log")
     write_text(run / "config.yaml", to_yaml(plan.config))
@@ -124,10 +128,10 @@ def write_missing(plan: RunPlan) -> None:
 def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], scored: Score | None = None) -> None:
     """Evaluate the models and write all results; for `contents` and `scored` see `evaluate_models`.
 
-    `summary` has its fields about training already.
+    The fields about training in `summary` must already be set.
 
     Raises:
-        RunFailed: the model predicts no better than guessing; all is written.
+        RunFailed: the model predicts no better than guessing; everything is written first.
     """
     run, config, record = plan.directory, plan.config, TrainingRecord.of(contents["callbacks"])
     best, last = evaluate_models(plan, contents, scored)
@@ -157,9 +161,10 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None, str]:
-    """Continue two prompts from the validation text, or write documents; find what is copied from the training text.
+    """Continue two prompts from the validation text, or write documents, and find what they copy from training text.
 
-    Return [temperature, prompt, text] of each, `Summary.copies`, and a line about the longest copy in these texts.
+    Return [temperature, prompt, text] of each sample, the value of `Summary.copies`, and a line about the longest copy
+    in these samples.
     """
     tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH
@@ -182,7 +187,10 @@ def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str,
 def write_report(
     plan: RunPlan, summary: Summary, record: TrainingRecord, model: GPT, samples: list[list[Any]]
 ) -> Path | None:
-    """Write report.html and return its path; log an error and return None, because the run itself has succeeded."""
+    """Write report.html and return its path.
+
+    An error is only logged, and None returned, because the run itself has succeeded.
+    """
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
     try:
         about = {
@@ -199,6 +207,6 @@ def write_report(
         tokens = passage(text, config.model.context + 1)
         write_text(path, page(about, asdict(summary), record, model, tokens, text.tokenizer))
     except Exception as error:
-        log.info(f"report     could not be made: {type(error).__name__}: {one_line(error)}")
+        log.info(f"report     could not be written: {type(error).__name__}: {one_line(error)}")
         return None
     return path

@@ -1,4 +1,4 @@
-"""Find the run to resume, and the checkpoint that it continues from."""
+"""Find the run to resume and its newest valid checkpoint, and refuse changes that would alter its results."""
 
 import shlex
 from collections.abc import Mapping
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 
 
 def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
-    """Find and lock the run to resume; return the configuration and the run's directory, None if fresh.
+    """Find and lock the run to resume; return its configuration and its directory.
 
-    `config` is what Hydra has composed for `command` if the run is fresh.
+    For a fresh run, return `config`, which Hydra composed for `command`, and None.
     """
     literals = dict(command.literals)
-    if config.resume is None and ranks.restarted():  # the command line is that of the first start
+    if config.resume is None and ranks.restarted():  # a restart repeats the command line of the first start
         literals |= {"resume": "auto", "name": config.name or run_directory.new_name(to_yaml(config))}
         config = replace(config, resume=literals["resume"], name=literals["name"])
     if config.resume is None:
@@ -54,7 +54,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
 
 
 def newest_unfinished(command: Command) -> Path:
-    """Find the newest unfinished run that can be resumed; log why newer ones cannot."""
+    """Return the newest unfinished run that can be resumed, and log why newer ones cannot."""
     skipped: list[str] = []
     for run in run_directory.unfinished():
         reason = ""
@@ -75,11 +75,11 @@ def newest_unfinished(command: Command) -> Path:
 
 
 def why_not(run: Path, command: Command) -> str:
-    """Say why a run cannot be resumed, because of damage, its text or its config.yaml; empty if it can.
+    """Return why a run cannot be resumed (damage, a missing text, a changed config.yaml); empty if it can.
 
-    An address is not opened: the network may be back when the run needs it.
+    A text at a URL is not opened, because the network may be back by the time the run needs it.
     """
-    from data.corpus import of_run, open_corpus  # reads tables and archives
+    from data.corpus import of_run, open_corpus  # loads the readers of tables and archives
 
     try:
         config = read_config(run)
@@ -107,14 +107,14 @@ class ResumePoint:
         self._contents: dict[str, Any] | None = contents
 
     def take(self) -> dict[str, Any]:
-        """Hand over the checkpoint's contents, once: kept here, they would fill memory for the whole run."""
+        """Return the checkpoint's contents and release them, so that they do not stay in memory for the whole run."""
         contents, self._contents = self._contents, None
         assert contents
         return contents
 
 
 def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
-    """Return the newest valid checkpoint, None if there is none, and an error line for each newer one."""
+    """Return the newest valid checkpoint (None if there is none), and one line for each newer, damaged one."""
     from gpt.model_file import CheckpointError
     from gpt.training_checkpoint import TrainingRecord, read  # loading torch takes a second
 
@@ -130,7 +130,7 @@ def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
 
 
 def find_point(run: Path, resume: str) -> ResumePoint | None:
-    """Find the newest valid checkpoint of a run, None if the run has none yet; log the newer one if it is damaged.
+    """Return the newest valid checkpoint of a run, None if the run has none yet; log each newer, damaged one.
 
     Raises:
         CheckpointError: none is valid, or `resume` names a checkpoint that is not the newest valid one.
@@ -155,10 +155,13 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 
 
 def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
-    """Compare the conditions `now` with the checkpoint's, or else config.yaml's; refuse differences not in `allow`."""
+    """Refuse to resume if the conditions `now` differ from the checkpoint's, except for the keys in `allow`.
+
+    Without a checkpoint, they are compared with config.yaml. Then remove the leftovers of killed processes.
+    """
     before = point.conditions if point else {**now, **settings(read_config(run))}
     if differing := check_unchanged(before, now, allow, run):
-        log.info(f"resume: continues with {differing}: no longer bit for bit the original run")
+        log.info(f"resume: continues with {differing}, so it will not match the original run bit for bit")
     remove_leftovers(run)
 
 

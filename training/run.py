@@ -1,4 +1,4 @@
-"""Train one run: settle its configuration, then fit the model and write the results."""
+"""Train one run: fix every setting and the checkpoint to resume from, then fit the model and write the results."""
 
 import os
 import time
@@ -28,15 +28,15 @@ if TYPE_CHECKING:
 
 
 def main(command: Command, config: Config, started: float) -> int:
-    """Train, evaluate and report a run, on one device in this process or on several in a process each.
+    """Train and evaluate a run and write its report; return the exit status.
 
-    `config` is what Hydra has composed for `command`. `started` is `time.perf_counter()` when the process began. Return
-    the exit status.
+    One device is used in this process, several in a process each. `config` is what Hydra composed for `command`, and
+    `started` is `time.perf_counter()` when the process began.
     """
     config, run = find_run(command, config)
     config = share_out(config)
     if not ranks.launched() and (devices := count_devices(config)) > 1:
-        run_lock.release()  # rank 0 locks it
+        run_lock.release()  # because rank 0, another process, locks the run
         name = config.name or run_directory.new_name(to_yaml(config))
         settled = [f"resume={run}" if run else f"name={name}"]
         if command.literals.get("name") is not None and config.resume == "auto":
@@ -50,7 +50,10 @@ def main(command: Command, config: Config, started: float) -> int:
 
 
 def settle(command: Command, config: Config, resumed: Path | None, started: float) -> "RunPlan":
-    """Settle a run before it begins: checkpoint, text, machine, and what it chooses for itself."""
+    """Return the plan of a run: its checkpoint, text and machine, and a configuration with every `auto` replaced.
+
+    `resumed` is the directory of the run to resume, None for a fresh run.
+    """
     resume, allow = config.resume, config.allow
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
     run = resumed or run_directory.RUNS / name
@@ -85,16 +88,19 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
         choice = choose(config, text, machine, lambda: started + 60 * (minutes or 0) - time.perf_counter())
     beginning = Beginning.RESUMED if resumed else Beginning.NEW if resume is None else Beginning.FIRST
     plan = RunPlan(run, choice, text, machine, start, point, beginning, started)
-    if resumed and ranks.rank() == 0:  # before the other ranks start, or are ended with it
+    if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
         check_resumed(run, plan.conditions, point, allow)
     if resume == "auto":
-        what = f"continuing {run}" if resumed else f"there is no run {run} yet, starting it"
+        what = f"continuing {run}" if resumed else f"{run} does not exist yet, starting it"
         log.info(f"resume: {printable(what)}")
     return plan
 
 
 def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path | None) -> "Text":
-    """Open the text of a run; if a resumed run does not find it and no key of data is `given`, name the path."""
+    """Return the text of a run; `given` says whether the command line sets a key of `data`.
+
+    If not, a resumed run has the text's path from its config.yaml, so an error names that file.
+    """
     from data.corpus import of_run
     from data.text import open_text
 

@@ -1,4 +1,4 @@
-"""What is settled before the first step of a run."""
+"""The plan of a run: everything that is fixed before its first step."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -15,7 +15,7 @@ from training.resume import ResumePoint
 
 
 class Beginning(Enum):
-    """How a run begins."""
+    """How a run begins, and what that means for its directory or configuration."""
 
     NEW = "the directory must not exist yet"
     FIRST = "resume=auto found nothing to continue; the directory may exist"
@@ -24,7 +24,7 @@ class Beginning(Enum):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run is made of."""
+    """Everything that is fixed before the first step; `settle` in `training/run.py` creates it."""
 
     directory: Path  # runs/<name>/
     choice: Choice
@@ -37,17 +37,17 @@ class RunPlan:
 
     @property
     def config(self) -> Config:
-        """The configuration; nothing in it is `auto` but the steps and validations of a run with `minutes`."""
+        """The configuration; only with `minutes`, `trainer.max_steps` and `val_check_interval` may still be `auto`."""
         return self.choice.config
 
     @property
     def notes(self) -> list[str]:
-        """Lines of the run's introduction."""
+        """Lines to log at the start: the model that the run starts from, and what a fresh run chose."""
         start = [self.init_model.describe(self.text.tokenizer.vocabulary)] if self.init_model else []
         return [*start, *([] if self.beginning is Beginning.RESUMED else self.choice.notes)]
 
     def with_steps(self, steps: int) -> "RunPlan":
-        """Return the plan with the number of steps that `minutes` has chosen while the run trained."""
+        """Return the plan with `trainer.max_steps=steps`, which a run with `minutes` chooses while it trains."""
         if self.config.trainer.max_steps == steps:
             return self
         config = replace(self.config, trainer=replace(self.config.trainer, max_steps=steps))
@@ -55,12 +55,12 @@ class RunPlan:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """What the results depend on, see `training.machine.conditions`."""
+        """Everything that the results depend on bit for bit; see `training.machine.conditions`."""
         return conditions(self.config, self.text, self.machine)
 
     @property
     def is_over(self) -> bool:
-        """Whether a resumed run has no steps left: at max_steps, or stopped early by callbacks that it still has."""
+        """Whether a resumed run has no steps left: it reached max_steps, or the same callbacks stopped it early."""
         if not (point := self.resume_point):
             return False
         same = point.conditions["callbacks"] == self.conditions["callbacks"]

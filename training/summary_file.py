@@ -32,13 +32,13 @@ CODE = Path(__file__).parents[1]
 
 @dataclass
 class Summary:
-    """The fields of summary.json, null if unknown.
+    """The fields of summary.json; unknown ones are null.
 
-    `text_sha256` is of the text's file, or of the names and hashes of several; `notes` are lines about the text.
+    `text_sha256` is the hash of the text's file or, for several, of their names and hashes. `notes` are lines about it.
     Losses are in nats per token, bpc and bpb in bits per character and per byte. `guessing_loss` and `counting_loss`
     are yardsticks, see `data.ngrams`. `copies` describes the longest passages that samples of the best model share
     with the training text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`.
-    `validations` has the loss of each validation by its step, for the page of a sweep.
+    `validations` maps the step of each validation to its loss, for the page of a sweep.
     `commit` is the git commit of the code, with `-dirty` if its files differ from it.
     `score.py --split test` adds `test_loss` and `test_bpc`.
     """
@@ -102,7 +102,7 @@ class Summary:
 
 
 def commit() -> str | None:
-    """Return the git commit of this code, None if there is none or git cannot tell."""
+    """Return the git commit of this code, with `-dirty` if files differ; None outside a repository or without git."""
     git = ["git", "-C", str(CODE), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # write nothing, not even a refreshed index
     try:
@@ -115,9 +115,9 @@ def commit() -> str | None:
 
 @contextmanager
 def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Summary]:
-    """Write into summary.json how training ended, even by an error; `metrics` is the callback `Metrics`.
+    """Record in summary.json how training ended, also if an error ended it; `metrics` is the callback `Metrics`.
 
-    Yield the summary; its fields about training are set when the context has ended.
+    Yield the summary, whose fields about training are set when the context ends.
     """
     summary = Summary("failed")
     last = plan.directory / "checkpoints/last.ckpt"
@@ -136,20 +136,20 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
         metrics.hide()
         states = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}  # type: ignore[attr-defined]
         summary.set_training(plan, trainer.global_step, TrainingRecord.of(states))
-        # If an error has ended the run, raise that one rather than an error in writing the summary.
+        # If an error has ended the run, raise it rather than a failure to write the summary.
         with suppress(OSError) if summary.status == "failed" else nullcontext():
             if ranks.rank() == 0:
                 write_summary(plan.directory, summary)
 
 
 def write_summary(run: Path, summary: Summary) -> None:
-    """Write summary.json; a resumed run keeps the time when it began."""
+    """Write summary.json; in a resumed run, `begun` stays the time of the first start."""
     summary.begun = run_directory.summary_of(run).get("begun") or datetime.now(UTC).isoformat()
     write_text(run / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def hyperparameters(config: Config) -> dict[str, Any]:
-    """Return the settings that influence the result, for TensorBoard's page HPARAMS."""
+    """Return the settings that influence the result, by key, for TensorBoard's HPARAMS tab."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
     kept = {*settings(config), *PATHS, "trainer.max_steps"}
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}

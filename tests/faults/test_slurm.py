@@ -145,7 +145,9 @@ def test_what_srun_starts_is_what_trains(project: Path) -> None:
     Path("job.sh").write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {python} trainer.devices=4\n{python} name=alone\n")
     wait_for_end(ask("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--output=job.out", "job.sh"))
     said = Path("job.out").read_text()
-    assert said.count("train.py: trainer.devices=4: was started with 2 ranks per machine; leave it out") == 1, said
+    assert (
+        said.count("train.py: trainer.devices=4: torchrun or srun started 2 ranks per machine; leave this key out") == 1
+    ), said
     assert torch.load("runs/alone/checkpoints/last.ckpt")["conditions"]["world_size"] == 1
 
 

@@ -138,7 +138,7 @@ def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch:
     monkeypatch.setattr("training.results.page", Mock(side_effect=RuntimeError("no room\nfor it")))
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
-    assert "report     could not be made: RuntimeError: no room for it" in ended.out
+    assert "report     could not be written: RuntimeError: no room for it" in ended.out
     assert summary("a")["status"] == "finished"
     assert not Path("runs/a/report.html").exists() and "sample.py runs/a" in ended.out
 
