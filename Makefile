@@ -1,15 +1,16 @@
-# Two commands: `make train` and `make test`. Both make .venv first; a second call finds it ready.
-# PYTHON=/path/to/python3.12 picks another Python; pip's own settings (index, proxy, cache) are respected.
+# `make train` and `make test`; the first call of either creates .venv. PYTHON=/path/to/python3.12 selects another
+# Python. pip's own settings (index, proxy, cache) are respected.
 
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
 
-# What the tests are installed with; EXTRAS=dev,export also runs those of the exports. Each choice is installed once.
+# The extras that the tests are installed with: EXTRAS=dev,export also runs the tests of the exports. Each choice is
+# installed only once.
 EXTRAS := $(or $(EXTRAS),dev)
 INSTALLED := $(VENV)/.installed-$(EXTRAS)
 
-# Phrases that readers stumbled over; product and docs have the field's words instead.
+# Phrases that readers stumbled over. `make check` refuses them in code and docs, which use the field's words.
 UNCLEAR := rehears|by heart|is no number|numbers that are none|gone? on from|goes on with|likeliest|who trusts|of (torch|NumPy|Lightning)[^a-z. ]s
 
 .PHONY: train test quick soak check clean
@@ -37,7 +38,7 @@ check: $(INSTALLED)
 clean:
 	rm -rf $(VENV)
 
-# Making an environment twice is harmless, so one that was cut short is repaired here.
+# Creating an environment twice is harmless, so this also repairs one whose installation was interrupted.
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@python="$(PYTHON)"; \
 	for candidate in $${python:-python3 python3.14 python3.13 python3.12 python3.11}; do \

@@ -12,7 +12,7 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 
 
 def lessons() -> list[Path]:
-    """Return the notebooks in order."""
+    """Return the paths of the notebooks, in the order of the lessons."""
     return sorted(HERE.glob("[0-9]*.ipynb"))
 
 
@@ -23,12 +23,11 @@ def execute(path: Path) -> nbformat.NotebookNode:
         CellExecutionError: a cell failed.
     """
     notebook = nbformat.read(path, as_version=4)
-    # The lessons take at most 150 s.
     client = NotebookClient(
         notebook,
-        timeout=150,
+        timeout=150,  # seconds per cell
         record_timing=False,
-        coalesce_streams=True,  # otherwise a cell's prints come in pieces that depend on timing
+        coalesce_streams=True,  # otherwise timing decides into how many outputs the text of a cell is divided
         resources={"metadata": {"path": str(HERE)}},
     )
     client.execute()

@@ -1,6 +1,6 @@
 """What the lessons share: the import path, the style of the plots, and a plot of a matrix.
 
-Importing it makes `gpt` and `data` importable, from whichever directory a notebook was started.
+Importing this module makes `gpt` and `data` importable, from whichever directory a notebook was started.
 """
 
 import sys
@@ -47,8 +47,8 @@ def show(
         rows: names of the R rows; may be empty.
         columns: names of the C columns; may be empty.
         numbers: write each value into its square.
-        around_zero: one colour for each sign, instead of a scale from light (smallest) to dark.
-        axes: where to plot; None makes a figure.
+        around_zero: use one colour for each sign; otherwise the scale goes from light (smallest) to dark.
+        axes: where to plot; None creates a figure.
     """
     axes = axes or plt.subplots(figsize=(3.4, 3.2))[1]
     values = np.ma.masked_invalid(np.asarray(matrix, dtype=float))
