@@ -58,7 +58,7 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
 
     Raises:
         InputError: memory has run out; the message names the keys to lower.
-        Diverged: training has diverged; the message ends with the command that continues at lower rates.
+        Diverged: as raised, with the command that continues at lower rates or the advice to start a new run.
         RunFailed: another rank has died or does not answer.
     """
     try:

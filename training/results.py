@@ -161,10 +161,10 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None, str]:
-    """Continue two prompts from the validation text, or write documents, and find what they copy from training text.
+    """Generate samples of a model, and find the longest passages that they copy from the training text.
 
-    Return [temperature, prompt, text] of each sample, the value of `Summary.copies`, and a line about the longest copy
-    in these samples.
+    The samples continue two prompts from the validation text, or are whole documents. Return [temperature, prompt,
+    text] of each, the value of `Summary.copies`, and a line about the longest copy in these samples.
     """
     tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH

@@ -99,7 +99,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
 def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path | None) -> "Text":
     """Return the text of a run; `given` says whether the command line sets a key of `data`.
 
-    If not, a resumed run has the text's path from its config.yaml, so an error names that file.
+    If it sets none, the path of a resumed run's text comes from its config.yaml, so an error also names that file.
     """
     from data.corpus import of_run
     from data.text import open_text

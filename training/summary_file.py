@@ -34,7 +34,7 @@ CODE = Path(__file__).parents[1]
 class Summary:
     """The fields of summary.json; unknown ones are null.
 
-    `text_sha256` is the hash of the text's file or, for several, of their names and hashes. `notes` are lines about it.
+    `text_sha256` is the hash of the text's file or, for several, of their names and hashes. `notes` describe the text.
     Losses are in nats per token, bpc and bpb in bits per character and per byte. `guessing_loss` and `counting_loss`
     are yardsticks, see `data.ngrams`. `copies` describes the longest passages that samples of the best model share
     with the training text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`.

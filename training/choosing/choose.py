@@ -160,7 +160,7 @@ def _choose_compile(
 
 
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
-    """Return the callbacks with `patience=auto` of early stopping replaced; if `patience` is None, without it."""
+    """Return `callbacks` with `patience` in place of `auto`; if `patience` is None, remove early stopping."""
     chosen = {}
     for name, arguments in callbacks.items():
         if arguments.get("patience") != "auto":
