@@ -1,1 +1,1 @@
-"""Read a text, encode it and make batches of its tokens."""
+"""From text files to training batches: find and decode the files, split and encode the text, compute batch k."""

@@ -1,4 +1,8 @@
-"""Download text from addresses such as s3:// and https://, each file whole and once: then it is a local text."""
+"""Download the files at addresses such as s3:// and https://; everything else reads the local copies.
+
+Decided here: which files an address stands for, when a copy is up to date (same address, size and ETag or modification
+time, or the right sha256), and what happens if the store cannot be reached.
+"""
 
 import glob
 import hashlib
@@ -18,7 +22,7 @@ from base.log import log
 from base.progress import Progress
 from data.formats import part_of, suffix
 
-TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # tell versions of a file apart, besides its size
+TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # the first one reported identifies a version
 FAILURES = {
     TimeoutError: "no answer in time",
     aiohttp.ClientPayloadError: "the connection was cut",
@@ -31,19 +35,21 @@ FAILURES = {
 # Without this, a whole file must arrive within 5 minutes and HTTPS_PROXY is ignored.
 WEB = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30), "trust_env": True}
 UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Python's, botocore's and aiohttp's errors
-# Programming errors and a lack of memory: nothing that an address or its store is to blame for.
+# Bugs and a lack of memory are raised unchanged, because neither the address nor its store is to blame.
 NOT_OF_STORES = (AssertionError, AttributeError, MemoryError, NameError, TypeError)
 
 
 def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
-    """Find the files that an entry of `data.path` names; return the local copy of each by its address.
+    """Download the files that an entry of `data.path` names; return the local copy of each by its address.
 
-    With `sha256` the entry is the address of one file; a copy with this hash is used without asking the server.
-    An address that exists is never a glob. A directory stands for its `*.txt` files or, without any, for all its files;
-    hidden files are left out. An address that does not exist is a glob, except on the web: web servers list no files.
+    With `sha256` the entry is the address of one file, and a copy with this hash is used without asking the server.
+    Otherwise, an address that exists is a file or a directory, and one that does not exist is a glob. Globs do not work
+    on the web, because web servers cannot list their files. A directory stands for the files in and below it that are
+    not hidden: those named `*.txt` (or `*.txt.gz`) if there are any, else all.
+
     A file is downloaded into `folder` unless its copy there has the same address, size and ETag or modification time.
-    If the store cannot be reached, use the copies of the last time, and say so. A directory that is read in part adds a
-    line to `notes`.
+    If the store cannot be reached, the copies of the previous start are returned and the log says so. If only some
+    files of a directory are read, a line is added to `notes`.
     """
     if sha256:
         with Progress("downloading the text") as progress:
@@ -77,7 +83,10 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
 
 
 def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[str, Path]:
-    """Return the copies in `listing` if `error` means that the store cannot be reached; empty if one is missing."""
+    """Return the copies that `listing` recorded at the previous start, by address.
+
+    Return an empty dict if `error` does not mean that the store cannot be reached, or if a copy is missing.
+    """
     causes = (error, error.__cause__)  # fsspec raises `FileNotFoundError` from whatever fails on the web
     if UNREACHABLE.isdisjoint(kind.__name__ for cause in causes for kind in type(cause).__mro__):
         return {}
@@ -88,16 +97,16 @@ def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[
 
 
 def _open(address: str) -> tuple[Any, str]:
-    """Return the file system of an address, and the path in it."""
+    """Return the fsspec file system of an address, and the path in it."""
     return fsspec.url_to_fs(address, **({"client_kwargs": WEB} if address.startswith("http") else {}))
 
 
 def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict[str, Any]]:
-    """Return what `store` knows of each file at `root`, by the file's path."""
+    """Return the metadata, such as size and ETag, that `store` reports for each file at `root`, by the file's path."""
     store.invalidate_cache()
-    is_web = "https" in store.protocol  # a string or a tuple of strings
+    is_web = "https" in store.protocol  # `protocol` is a string or a tuple of strings
     if is_web and root.endswith("/"):  # the server would send an HTML page
-        raise ValueError("a web server lists no files; name each")
+        raise ValueError("a web server cannot list its files; name each file")
     if not is_web and glob.has_magic(root) and not store.exists(root):
         found = store.glob(root, detail=True)
     else:
@@ -117,9 +126,9 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
 
 
 def download(address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = "") -> None:
-    """Download a file to `target`, atomically, unless a file of this size or sha256 is there.
+    """Download a file to `target` atomically, unless a file of this `size` and `sha256` is already there.
 
-    Of several processes one downloads the file, and the others wait for it.
+    If several processes need the file, one downloads it and the others wait.
     """
 
     def is_right(file: Path) -> bool:
@@ -143,7 +152,7 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
                 store.get_file(path, str(temporary), callback=updates)
                 if not is_right(temporary):
                     what = "checksum" if sha256 else "size"
-                    raise ValueError(f"the file there has another {what} than expected, and was thrown away")
+                    raise ValueError(f"the file there does not have the expected {what} and was discarded")
     except NOT_OF_STORES:
         raise
     except Exception as error:
@@ -153,13 +162,13 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
 
 
 def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
-    """Say in a few words why an address cannot be read or, for want of the local `folder`, not be copied."""
+    """Return in a few words why an address cannot be read, or why it cannot be copied into the local `folder`."""
     if isinstance(error, ImportError) and "s3fs" in str(error):
         return "needs s3fs: pip install -c constraints.txt -e '.[s3]'"
     if isinstance(error, ValueError):
         kind = nearest(address.partition("://")[0], sorted(fsspec.available_protocols()))
-        return f"no such kind of address{kind}" if "Protocol not known" in str(error) else one_line(error)
-    path = Path(getattr(error, "filename", None) or "-")  # of a failed connection, the file that was being written
+        return f"unknown kind of address{kind}" if "Protocol not known" in str(error) else one_line(error)
+    path = Path(getattr(error, "filename", None) or "-")  # if the connection failed: the file that was being written
     if isinstance(error, aiohttp.ClientError):
         folder = None
     if folder and (path.is_relative_to(folder) or folder.is_relative_to(path)):

@@ -1,7 +1,9 @@
-"""Make training batches of tokens.
+"""Compute training batch k from the text, the seed and k alone, so that a run can be resumed at any step.
 
-Training batch k depends on the text, the seed and k alone. So a run can be resumed at any step, and each rank takes a
-slice of the batch's rows. In a list of documents, windows begin where documents begin.
+- An epoch cuts the text into adjacent windows, from a random phase on, and visits them in random order. Batches are
+  consecutive slices of an endless sequence of epochs, and each rank computes its own rows of a batch.
+- In a text of documents, a window begins where a document begins, if one begins shortly before (`at_documents`).
+- A validation during training evaluates only part of the validation split (`num_validated`).
 """
 
 from collections.abc import Iterator
@@ -25,7 +27,7 @@ def windows_per_epoch(length: int, context: int) -> int:
 def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray:
     """Return where the windows of an epoch begin, in its random order: (windows,) int64.
 
-    The windows lie side by side. The first one begins at a random phase, so that each epoch cuts the text differently.
+    The windows are adjacent, and the first one begins at a random phase, so that each epoch cuts the text differently.
     """
     random = np.random.default_rng([seed, epoch])
     phase = random.integers(min(context, length - context))
@@ -38,7 +40,7 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
     Batches are consecutive slices of an endless sequence of epochs.
     """
     if length <= context:
-        raise ValueError(f"{length} tokens hold no window of {context} and its targets")
+        raise ValueError(f"{length} tokens are too few for a window of {context} tokens and its targets")
     epochs, index = np.divmod(step * batch + np.arange(batch), windows_per_epoch(length, context))
     starts = np.empty(batch, np.int64)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
@@ -50,8 +52,9 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
 def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray) -> np.ndarray:
     """Move window starts back to the nearest end mark: (windows,) -> (windows,) int64.
 
-    A window then begins as texts of sample.py do: with the end mark `end`, (M,) tokens, and a beginning of a document.
-    A start without an end mark in the `context` tokens before it stays, as in the middle of a long document.
+    A window that is moved begins like a text of sample.py: with the end mark `end`, (M,) tokens, and the beginning of a
+    document. A start stays where it is if no end mark begins in the last `context` tokens up to it, as in the middle of
+    a long document.
     """
     places = starts[:, None] - np.arange(context)  # (windows, context)
     found = places >= 0
@@ -62,34 +65,32 @@ def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.n
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a training text, by the step that reads them."""
+    """The windows of a training text; `starts` returns those of a step."""
 
     tokens: np.ndarray  # one-dimensional, of any integer type and longer than `context`
     seed: int
-    batch: int  # windows of a step, over all micro-batches and ranks
+    batch: int  # windows per step, over all micro-batches and ranks
     context: int
-    end: np.ndarray | None = (
-        None  # end mark of the documents, see `at_documents`; None if the text is not a list of them
-    )
+    end: np.ndarray | None = None  # tokens of the documents' end mark, see `at_documents`; None without documents
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
-        """Return where the windows of `steps` steps from `steps * step` on begin: (steps * batch,) int64."""
+        """Return where the windows of the `steps` steps from step `steps * step` on begin: (steps * batch,) int64."""
         starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
         return starts if self.end is None else at_documents(self.tokens, starts, self.context, self.end)
 
 
 def train_batch(windows: Windows, step: int, rows: slice = slice(None)) -> torch.Tensor:
-    """Return rows of batch `step`: windows of context + 1 tokens, which hold inputs and, shifted by one, targets.
+    """Return the `rows` of batch `step`: (rows, context + 1) int64.
 
-    The result is (rows, context + 1) int64.
+    Each row is a window: all but its last token are the inputs, and all but its first token are the targets.
     """
     places = windows.starts(step)[rows, None] + np.arange(windows.context + 1)  # (rows, context + 1)
     return torch.from_numpy(np.asarray(windows.tokens)[places].astype(np.int64))
 
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
-    """Copy a text to a GPU with 1 or 4 bytes per token. Return `tokens` if the copy would exceed `max_bytes`."""
-    # CUDA has no gather for uint16.
+    """Return a copy of a text on a GPU, at 1 or 4 bytes per token, or `tokens` if the copy would exceed `max_bytes`."""
+    # torch cannot gather uint16 on CUDA, so such tokens become int32.
     dtype, size = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
     if len(tokens) * size > max_bytes:
         return tokens
@@ -102,9 +103,10 @@ def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.n
 def batches_on_device(
     tokens: torch.Tensor, windows: Windows, step: int, rows: slice = slice(None)
 ) -> Iterator[torch.Tensor]:
-    """Yield the batches of `train_batch` for `step`, `step` + 1 and so on, from the same tokens on a GPU.
+    """Yield the batches that `train_batch` returns for `step`, `step` + 1, ...: (rows, context + 1) int64 on a GPU.
 
-    The windows are gathered on the GPU: only their starts are copied there, for `STEPS` steps at once.
+    `tokens` is the whole text on that GPU, where the windows are gathered. So only their starts are copied to it, for
+    `STEPS` steps at once.
     """
     window = torch.arange(windows.context + 1, device=tokens.device)  # (context + 1,)
     while True:
@@ -116,10 +118,10 @@ def batches_on_device(
 
 
 def num_validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
-    """Return how many of the `split` tokens of a validation split to evaluate, at most `most`.
+    """Return how many of the `split` tokens of the validation split a validation evaluates, at most `most`.
 
-    Validations during training evaluate at most `VALIDATION_CHARACTERS`. The last one evaluates the whole split if the
-    run has trained on at least as many tokens.
+    Validations during training evaluate at most `VALIDATION_CHARACTERS` tokens. The `last` one evaluates the whole
+    split, unless the run has `trained` on fewer tokens than that.
     """
     split = min(split, most or split)
     return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)

@@ -1,4 +1,4 @@
-"""Define the options of the text and its batches. Imports nothing heavy."""
+"""Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size. Imports nothing heavy."""
 
 import codecs
 import os
@@ -10,8 +10,8 @@ from base.errors import InputError
 from base.options import check, option, spell
 
 SPLIT = (0.9, 0.05, 0.05)
-TYPOGRAPHIC_QUOTES = tuple("“”„‟‘’‚«»‹›")  # of word processors and web pages; no shell knows them
-DOCUMENT_KINDS = ("line", "paragraph", "file")  # values of data.documents; any other one is a separator
+TYPOGRAPHIC_QUOTES = tuple("“”„‟‘’‚«»‹›")  # of word processors, but not of shells
+DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.documents is a separator
 
 
 @dataclass(frozen=True)
@@ -20,27 +20,31 @@ class DataConfig:
 
     path: str | None = option(
         None,
-        "the text: file, directory, glob or list [a,b]; here, at s3:// or at https://; null: Python's standard library",
+        "the text: a file, directory, glob or list [a,b], local or at s3:// or https://; null: the standard library",
         on_resume="free",
         literal=True,
     )
     validation: str | None = option(
         None,
-        "the validation text, named like data.path, which is then for training only; null: a part of data.path",
+        "the validation text, in the forms of data.path, which is then training text only; null: a part of data.path",
         on_resume="free",
         literal=True,
     )
     test: str | None = option(
-        None, "the test text, with data.validation; null: none, or a part of data.path", on_resume="free", literal=True
+        None,
+        "the test text, in the forms of data.path; needs data.validation; "
+        "null: no test text or, without data.validation, a part of data.path",
+        on_resume="free",
+        literal=True,
     )
     documents: str | None = option(
         None,
         "what a document is: line, paragraph, file, or the text between separators such as <|endoftext|>; "
-        "null: one long text",
+        "null: the text is not divided into documents",
         literal=True,
     )
     field: str | None = option(
-        None, "the field of *.csv, *.tsv or *.jsonl that is the text: then each row is a document", literal=True
+        None, "the field of *.csv, *.tsv or *.jsonl files to read; each row is then a document", literal=True
     )
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
@@ -57,7 +61,9 @@ class DataConfig:
     batch: Any = option(
         8, "batch size: windows per optimizer step, over all devices; auto: 8, or more", auto=int, least=1, most=2**24
     )
-    micro_batch: int | None = option(None, "windows in a forward and backward pass on one device; null: all", least=1)
+    micro_batch: int | None = option(
+        None, "windows per forward and backward pass on one device; null: all at once", least=1
+    )
     cache_dir: str | None = option(
         None, "cache directory for encoded text and downloads; null: the user's cache", on_resume="free", literal=True
     )
@@ -73,7 +79,7 @@ class DataConfig:
             raise InputError(f"data.test={self.test}: needs data.validation=, the text for validation")
         if self.validation is not None and self.split != list(SPLIT):
             raise InputError(
-                f"data.split={spell(self.split)}: data.validation= has the validation text; leave data.split out"
+                f"data.split={spell(self.split)}: cannot be combined with data.validation=; leave data.split out"
             )
         try:
             codecs.lookup(self.encoding)
@@ -92,18 +98,22 @@ class DataConfig:
             )
         if self.tokenizer == "byte" and self.encoding != "utf-8":
             raise InputError(
-                f"data.encoding={self.encoding}: has no meaning with data.tokenizer=byte, which reads bytes"
+                f"data.encoding={self.encoding}: only works with data.tokenizer=char, because bytes are not decoded"
             )
         if self.micro_batch is not None and self.batch != "auto" and self.batch % self.micro_batch:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
 
     def places(self) -> dict[str, str | None]:
-        """Return the settings that name texts: only config.yaml has the passwords of their addresses."""
+        """Return the paths or addresses of the texts by key; only config.yaml stores the passwords in them."""
         return {"path": self.path, "validation": self.validation, "test": self.test}
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the folder for encoded text and downloads; an `InputError` says that there is no such home directory."""
+    """Return the folder for encoded texts and downloads.
+
+    Raises:
+        InputError: the path begins with `~`, but that home directory does not exist.
+    """
     path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
     try:
         return path.expanduser()

@@ -1,4 +1,4 @@
-"""Load training batches and validation windows for Lightning."""
+"""Load training batches and validation windows for Lightning; a short training text is copied to the GPU."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -15,12 +15,12 @@ from data.config import DataConfig
 from data.text import Text
 from gpt.evaluation import EVALUATION_BATCH, evaluation_windows
 
-ENDLESS = 2**40
+ENDLESS = 2**40  # batches: more than any run trains on
 RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
 
 
 class _Batches(IterableDataset):
-    """Make an iterable dataset from a function; each pass iterates over the result of a new call."""
+    """An iterable dataset over what `make` returns; it is called at the beginning of each pass."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self.make = make
@@ -31,14 +31,15 @@ class _Batches(IterableDataset):
 
 class _EndlessBatches(_Batches):
     def __len__(self) -> int:
-        """Return a constant. Training is one endless epoch, in which Lightning resumes only if it has a length."""
+        """Return a constant: training is one endless epoch, but Lightning resumes only an epoch that has a length."""
         return ENDLESS
 
 
 class TextDataModule(L.LightningDataModule):
-    """Training batches (rows, context + 1) and validation windows `(inputs, targets, counted)`.
+    """Load training batches, (rows, context + 1) int64, and validation batches `(inputs, targets, counted)`.
 
-    A training text of at most `RESIDENT` of a CUDA GPU's free memory is copied to the GPU, which gathers the batches.
+    A training text is copied to a CUDA GPU, which then gathers the batches, if it needs at most the fraction `RESIDENT`
+    of the GPU's free memory.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
@@ -49,7 +50,7 @@ class TextDataModule(L.LightningDataModule):
         self.windows = Windows(text.train, seed, config.batch, context, end)
 
     def train_dataloader(self) -> DataLoader:
-        """Load this device's rows of every batch, starting at the current step."""
+        """Return the loader of this device's rows of every batch, from the current step on."""
         assert self.trainer is not None
         trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
@@ -71,14 +72,14 @@ class TextDataModule(L.LightningDataModule):
         return self.config.batch * self.context
 
     def num_validated(self, last_step: int = 0) -> int:
-        """Return the number of tokens that a validation evaluates, over all devices: one at this step, or the last."""
+        """Return how many tokens all devices evaluate in the validation at this step, or in the last at `last_step`."""
         assert self.trainer is not None
         step = last_step or self.trainer.global_step
         last = bool(last_step) or 0 < self.trainer.max_steps <= step
         return num_validated(len(self.text.validation), step * self.tokens_per_step, last, self.config.val_tokens)
 
     def val_dataloader(self) -> DataLoader:
-        """Load this device's share of the validation windows, in the same order every time."""
+        """Return the loader of this device's share of the validation windows, which always come in the same order."""
         assert self.trainer is not None
         trainer = self.trainer
 

@@ -76,10 +76,10 @@ def test_from_the_web(server, opened):
     assert opened(mixed).tokenizer.characters == whole.tokenizer.characters
     assert opened(f"[{base}/00.txt,{base}/01.txt,{base}/02.txt]").fingerprint == whole.fingerprint
     assert sorted(server.sent) == ["/00.txt", "/01.txt", "/02.txt"]
-    for wrong in (f"{base}/03.txt", f"{base}/*.txt"):  # a web server lists no files
+    for wrong in (f"{base}/03.txt", f"{base}/*.txt"):  # a web server cannot list its files
         assert refusal(InputError, opened, wrong).endswith("no such file, directory or bucket")
     message = refusal(InputError, opened, f"[{base}/00.txt,{base}/]")  # it would answer with a page
-    assert message == f"data.path={base}/: a web server lists no files; name each"
+    assert message == f"data.path={base}/: a web server cannot list its files; name each file"
     server.shutdown()
     server.server_close()
     for absent in (f"{base}/good", f"[{base}/00.txt,{base}/good]"):
@@ -158,7 +158,7 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
     for path, reason in {
         "s3://no-such-bucket/a.txt": "no such file, directory or bucket|bucket does not exist",
         "BUCKET/no/*.txt": "no file matches", "[BUCKET/a.txt,BUCKET/b.txt]": r"data\.path=BUCKET/b\.txt: no such file",
-        "s4://books/a.txt": "no such kind of address; nearest: s3",
+        "s4://books/a.txt": "unknown kind of address; nearest: s3",
         "file:///no/such/dir": "no such file, directory or bucket",
         "BUCKET/latin": r"BUCKET/latin/1\.txt, line 1: byte 400 is not utf-8 .*data\.encoding=",
     }.items():  # fmt: skip
