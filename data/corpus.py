@@ -1,11 +1,12 @@
-"""Find the documents of a corpus, and read them in chunks: a text may be far larger than memory.
+"""Find the files that `data.path` names, and read them in chunks, because a text may be far larger than memory.
 
-A corpus is the files that `data.path` names, or else the standard library. A compressed file stands for its content,
-and a zip file for the files in it.
+Decided here: which files of a directory, glob or zip file are read (`find_documents`), that binary files are left out
+(`open_corpus`), and which lines of the standard library, the default text, are dropped (`without_rulers`). A compressed
+file is read as its content, and a zip file as the files in it.
 
-- With `data.tokenizer=char` a document is decoded with `data.encoding`. A byte order mark at the start is dropped; CRLF
-  and lone CR become LF.
-- With `data.tokenizer=byte` a document is bytes, unchanged.
+- With `data.tokenizer=char`, files are decoded with `data.encoding`; a byte order mark (BOM) at the start is dropped,
+  and CRLF and lone CR become LF.
+- With `data.tokenizer=byte`, the bytes of a file stay unchanged.
 """
 
 import glob
@@ -31,7 +32,7 @@ from data.decoding import CHUNK, NotText, Tick, decode, hashed
 from data.formats import archive, members, part_of, readable, suffix, unpacked  # fmt: skip
 from data.tables import TABLES, describe_table
 
-RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks
+RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
@@ -40,22 +41,25 @@ STDLIB_WITHOUT = {
 
 @dataclass(frozen=True)
 class Document:
-    """One text of a corpus."""
+    """A file of a corpus, which may be a member of a zip file."""
 
     name: str  # path within the corpus
     path: Path  # path of the file
     address: str = ""  # where `path` was downloaded from
     member: str = ""  # path in the zip file `path`
-    split: str = ""  # the split whose text it is, if each split has files of its own
+    split: str = ""  # the split that the file belongs to, with data.validation; else empty
 
     @property
     def label(self) -> str:
-        """The document's name in messages."""
+        """The path or address of the document, for messages."""
         return printable(f"{self.address or self.path}{self.member and '/'}{self.member}")
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Open the document for reading its bytes, decompressed: an interrupted extraction could leave half a file."""
+        """Open the document for reading its decompressed bytes.
+
+        Nothing is extracted to disk, where an interruption could leave half a file.
+        """
         with (
             readable(self.label),
             archive(self.path).open(self.member) if self.member else open(self.path, "rb") as file,
@@ -64,7 +68,7 @@ class Document:
             yield content
 
     def unzip(self) -> "list[Document]":
-        """Return a document for each file in a zip file; the document itself if it is not one."""
+        """Return a document for each file in a zip file, or the document itself if it is not a zip file."""
         if self.member or not self.label.lower().endswith(".zip"):
             return [self]
         with readable(self.label):
@@ -76,17 +80,17 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """Documents and how they are read."""
+    """The files of a text, and how to read them."""
 
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
-    documents: tuple[Document, ...]  # sorted by name, or those of each split are
+    documents: tuple[Document, ...]  # sorted by name; with data.validation, within each split
     encoding: str | None  # of the files; None reads bytes
     python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
-    notes: tuple[str, ...] = ()  # lines about the files for the introduction of a run
-    hashes: list[str] | None = None  # if there is a list, `read` appends the `hashed` content of each document
+    notes: tuple[str, ...] = ()  # lines about the files, logged when a run starts
+    hashes: list[str] | None = None  # if a list: `read` appends each document's content hash, see `hashed`
 
     def size(self) -> int:
-        """Return the number of bytes of all files, compressed if they are."""
+        """Return the total size of the files on disk in bytes, before decompression."""
         return sum(size for size, _ in self.stamps())
 
     def stamps(self) -> list[tuple[int, int]]:
@@ -95,7 +99,7 @@ class Corpus:
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
     def digests(self, tick: Tick = lambda size: None) -> list[str]:
-        """Hash the bytes of each document: SHA-256 in hexadecimal."""
+        """Return the SHA-256 of the bytes of each document, in hexadecimal."""
         found = []
         for document in self.documents:
             with document.open() as file:
@@ -107,7 +111,7 @@ class Corpus:
         return found
 
     def digest(self, contents: Iterable[str]) -> str:
-        """Hash the names and the `digests` of all documents. A single document's name is left out."""
+        """Return one SHA-256 of all documents: of their `contents` (see `digests`) and, if there are several, names."""
         total = hashlib.sha256()
         for document, content in zip(self.documents, contents, strict=True):
             name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
@@ -119,7 +123,7 @@ class Corpus:
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
-        """Read a document in chunks: str, or bytes if `encoding` is None."""
+        """Return the chunks of a document: str, or bytes if `encoding` is None."""
         chunks = self._chunks(document, tick)
         return chunks if self.hashes is None else hashed(chunks, self.hashes)
 
@@ -139,7 +143,7 @@ class Corpus:
 
 
 def without_rulers(source: str) -> str:
-    """Drop lines with a comment only or with a ruler, such as `-----`: models repeat them endlessly in samples."""
+    """Return Python source without comment lines and rulers such as `-----`, which models repeat endlessly."""
     lines = source.split("\n")
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))
 
@@ -149,20 +153,20 @@ def _stdlib(encoding: str | None) -> Corpus:
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = [
         document
-        for document in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # some Pythons have it in a zip
+        for document in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # some Pythons store it in a zip file
         if document.name.endswith(".py") and not document.name.startswith("_sysconfigdata")
     ]
     documents = [document for document in documents if document.path.read_bytes().isascii()]
     if not documents:
         raise InputError(
-            f"{printable(root)}: holds no source of the standard library; name a text of your own: data.path="
+            f"{printable(root)}: contains no source of the standard library; name your own text with data.path="
         )
     version = platform.python_version()
     return Corpus(f"Python {version} standard library", tuple(documents), encoding, python=version)
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
-    """Return the files below `root` as documents, without hidden ones and directories named in `without`."""
+    """Return the files in and below `root` as documents; skip hidden names, and directories named in `without`."""
 
     def fail(error: OSError) -> None:
         raise InputError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
@@ -175,41 +179,41 @@ def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
 
 
 def _documents(paths: Iterable[Path], root: Path) -> list[Document]:
-    """Make a document of each file, named by its path below `root`; sort the documents by name."""
+    """Return a document for each file, named by its path relative to `root`, and sorted by name."""
     documents = [Document(path.relative_to(root).as_posix(), path) for path in paths]
     return sorted(documents, key=lambda document: document.name)
 
 
 def entries(path: str) -> list[str]:
-    """Split `data.path` at the commas if it is a list such as `[a.txt,b.txt]` and no file has that name."""
+    """Return the entries of a list such as `[a.txt,b.txt]`; any other path, or an existing file, is its only entry."""
     if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
     if not all(names):
-        raise InputError("a name in the list is empty; write [a.txt,b.txt]", f"data.path={printable(path)}")
+        raise InputError("a name in the list is empty; write 'data.path=[a.txt,b.txt]'", f"data.path={printable(path)}")
     return names
 
 
 def of_run(config: DataConfig) -> DataConfig:
-    """Return the settings of a run for a command in another folder: names that are not here are those beside runs/."""
+    """Return a run's settings for a command in another folder, whose missing paths are looked up beside runs/."""
     root = run_directory.RUNS.parent
 
-    def seen(path: str | None) -> str | None:
+    def located(path: str | None) -> str | None:
         names = [] if path is None else [os.path.expanduser(name) for name in entries(path)]
         absent = [name for name in names if "://" not in name and not (os.path.exists(name) or glob.glob(name))]
         if not absent or root == Path():
             return path
-        found = [str(root / name) if name in absent else name for name in names]  # root / absolute is absolute
+        found = [str(root / name) if name in absent else name for name in names]  # an absolute path stays as it is
         return found[0] if len(found) == 1 else f"[{','.join(found)}]"
 
-    places: dict[str, Any] = {key: seen(path) for key, path in config.places().items()}
+    places: dict[str, Any] = {key: located(path) for key, path in config.places().items()}
     return replace(config, **places)
 
 
 def split_fragment(entry: str) -> tuple[str, str, str]:
     """Split an entry of `data.path` into address, name and sha256, as in `https://a.org/b.txt#name=Book&sha256=HASH`.
 
-    Without a fragment, or on this disk, the name is the entry and the hash is empty.
+    The name is the entry and the hash is empty if there is no fragment or the entry is a local path.
     """
     address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
     if "://" not in entry or not fragment:
@@ -223,59 +227,60 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
 
 
 def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Document]:
-    """Find the files that `data.path` names, sorted by name.
+    """Return the files that `data.path` names as documents, sorted by name.
 
-    - A list, `[a.txt,b.txt]`: the files of its entries, each once. Write a comma in a name as `?`.
-    - A file: that file. A name that exists is never a pattern, so `[a].txt` is found.
-    - A directory: the files in it and below; those named `*.txt`, or `*.txt.gz`, if there are any, else all.
-    - Else a glob, where `**` stands for any number of directories: the files that match.
-    - An address, `s3://bucket/dir`: the same there, downloaded into the folder `downloads`; see `data.addresses.fetch`.
+    - A list, `[a.txt,b.txt]`: the files of its entries, each once. Write `?` for a comma within a name.
+    - A file: that file. A name that exists is never a glob, so `[a].txt` is found.
+    - A directory: the files in and below it; only those named `*.txt` (or `*.txt.gz`) if there are any, else all.
+    - A glob, where `**` matches any number of directories: the files that match.
+    - An address, `s3://bucket/dir`: files by the same rules, downloaded into the folder `downloads`; see
+      `data.addresses.fetch`.
 
-    Hidden files and directories, and links to directories, are left out unless they are named. A directory that
-    is read in part adds a line to `notes`.
+    Hidden files and directories, and links to directories, are left out unless they are named. If only the `*.txt`
+    files of a directory are read, a line is added to `notes`.
     """
     names = entries(path)
     if len(names) > 1 or "://" in path:
         return _listed(names, downloads, notes)
     path = names[0]
-    typed, key = os.path.expanduser(path), f"data.path={printable(path)}"
-    whole = Path(os.path.abspath(typed))
-    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some files there never end or block for ever
+    expanded, key = os.path.expanduser(path), f"data.path={printable(path)}"
+    whole = Path(os.path.abspath(expanded))
+    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some files there never end, others block for ever
         raise InputError("holds files of the system, not text; name a folder of texts", key)
-    if os.path.isdir(typed):
-        documents = _walk(Path(typed))
+    if os.path.isdir(expanded):
+        documents = _walk(Path(expanded))
         if not documents:
             raise InputError("the directory holds no files", key)
         texts = [document for document in documents if suffix(document.name) == ".txt"]
         if 0 < len(texts) < len(documents):
             notes.append(part_of(len(texts), len(documents), f"{glob.escape(path).rstrip('/')}/**/*"))
         return texts or documents
-    if os.path.isfile(typed):
-        return _documents([Path(typed)], Path(typed).parent)
-    if os.path.exists(typed):
+    if os.path.isfile(expanded):
+        return _documents([Path(expanded)], Path(expanded).parent)
+    if os.path.exists(expanded):
         raise InputError("is neither a file nor a directory", key)
     if not glob.has_magic(path):
-        folder = Path(typed).parent
+        folder = Path(expanded).parent
         others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
-        near = printable(nearest(Path(typed).name, others))
+        near = printable(nearest(Path(expanded).name, others))
         bare = path[1:-1]
         quotes = ("'", '"', *TYPOGRAPHIC_QUOTES)
         if path.startswith(quotes) and path.endswith(quotes) and bare and os.path.exists(os.path.expanduser(bare)):
             near = f"; the quotes are part of this name, without them: {shlex.quote(f'data.path={printable(bare)}')}"
         if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
-            near = f"; for a run with each: -m; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}"
+            near = f"; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}; for a run on each: add -m"
         raise InputError(f"no such file or directory{near}", key)
-    matches = {Path(match) for match in glob.glob(typed, recursive=True) if os.path.isfile(match)}
+    matches = {Path(match) for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)}
     if not matches:
         raise InputError("no file matches", key)
-    fixed = Path(typed[: re.search(r"[*?[]", typed).start()] + "_").parent  # type: ignore[union-attr]
-    if "**" in typed:
-        _walk(fixed)  # refuses a folder that cannot be read, which `glob` skips
+    fixed = Path(expanded[: re.search(r"[*?[]", expanded).start()] + "_").parent  # type: ignore[union-attr]
+    if "**" in expanded:
+        _walk(fixed)  # raises for a folder that cannot be read, which `glob` would skip
     return _documents(matches, fixed)
 
 
 def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Document]:
-    """Find the files of several entries or of an address, each once; name them by what their directories differ in."""
+    """Return the files of several entries or of an address, each once, named without the folders that all share."""
     found: dict[str, Document] = {}  # by absolute path or address
     times = Counter[str]()
     for entry in entries:
@@ -298,7 +303,7 @@ def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Docum
 
 
 def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
-    """Replace each zip file by the documents in it, like a directory; name those of a single zip as in the zip."""
+    """Replace each zip file by the `*.txt` files in it, or by all if there are none; a single zip file adds no name."""
     found = []
     for document in documents:
         files = document.unzip()
@@ -313,9 +318,9 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
 
 
 def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows: bool) -> list[Document]:
-    """Leave out binary files unless there is only one file; add lines about these to `notes`.
+    """Return `documents` without binary files, which are listed in `notes`; a single file is never left out.
 
-    Unless each row of a table is a document, `has_rows`, another line names the columns of the first table.
+    Unless each row of a table is a document (`has_rows`), another line names the columns of the first table.
     """
     texts, refused, tables = [], list[tuple[Document, NotText]](), list[str]()
     for document in documents:
@@ -327,7 +332,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows:
             except NotText as error:
                 refused.append((document, error))
                 continue
-            except InputError:  # is raised where the text is read
+            except InputError:  # raised where the text is read
                 begin = ""
             if is_table and (line := describe_table(document.label, begin)):
                 tables.append(line)
@@ -342,7 +347,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows:
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Find the text that `config` names, and look at how each file begins; download it if it is not on this machine."""
+    """Return the files of the text that `config` names, after any download, without those that begin like binaries."""
     encoding, downloads = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config) / "downloads"
     if config.path is None:
         if config.field is not None:
@@ -373,7 +378,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def published_splits(documents: Sequence[Document]) -> list[str]:
-    """Return a line if the files are named like two or three published splits, such as `ptb.valid.txt`."""
+    """Return a line that suggests data.validation= for files named like published splits, such as `ptb.valid.txt`."""
     found = {
         key: shlex.quote(f"data.{key}={document.label}")
         for key, words in {"path": "train|training", "validation": "valid|validation|val|dev", "test": "test"}.items()

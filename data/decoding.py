@@ -1,4 +1,9 @@
-"""Decode files in chunks, and say what they are if they are not text in the given encoding."""
+"""Decode files in chunks, and hash a text so that copies in another encoding have the same hash.
+
+- A byte order mark (BOM) is dropped, and CRLF and lone CR become LF.
+- A file with many NULs or control characters, or with bytes that are not in the given encoding, is refused; the error
+  suggests the right encoding or names the damaged line.
+"""
 
 import codecs
 import hashlib
@@ -12,15 +17,15 @@ from base.progress import count
 from data.formats import damage, is_binary, office, utf16_order
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
-CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # are rare in text
+CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # rare in text
 Tick = Callable[[int], object]  # called after each read with the number of bytes
 
 
 def hashed(chunks: Iterable[str | bytes], found: list[str]) -> Iterator[str | bytes]:
-    """Pass on the chunks of a text, then append the SHA-256 of its NFC in UTF-8, with LF line ends, to `found`.
+    """Yield the chunks of a text unchanged, then append the SHA-256 of its normalised content to `found`.
 
-    So copies of a text with other line ends, a byte order mark or another normalisation have the same hash, also if
-    they are read as bytes.
+    Normalised are Unicode (NFC), encoding (UTF-8), line ends (LF) and the byte order mark (none). So copies of a text
+    that differ only in these have the same hash, even if UTF-8 files are read as bytes.
     """
     sha256, rest = hashlib.sha256(), ""
     utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
@@ -44,15 +49,24 @@ def hashed(chunks: Iterable[str | bytes], found: list[str]) -> Iterator[str | by
 
 
 class NotText(InputError):
-    """A file is not text in any encoding."""
+    """The error for a file that is not text in any encoding, such as a picture or a PDF."""
 
 
 def decode(
     file: IO[bytes], name: str, encoding: str, tick: Tick = lambda size: None, option: str = "data.encoding="
 ) -> Iterator[str]:
-    """Decode a file in chunks, without byte order mark, with LF line ends.
+    """Yield the text of a file in chunks, without its byte order mark and with LF line ends.
 
-    `name` is the name of the file and `option` the option that sets the encoding, both for error messages.
+    Args:
+        file: the file, open for reading bytes.
+        name: name of the file, for messages.
+        encoding: one of Python's text encodings.
+        tick: called after each read with the number of bytes.
+        option: the option that sets the encoding, for messages.
+
+    Raises:
+        InputError: the file is not in this encoding; the message suggests another one or names the damaged line.
+        NotText: the file is not text, such as an office document or a picture.
     """
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
@@ -71,7 +85,7 @@ def decode(
             tick(len(chunk))
             if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
                 raise UnicodeError("over a quarter of its characters are NUL")
-            if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture in latin-1
+            if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture read as latin-1
                 raise UnicodeError("over 5 % of its characters are control characters")
             if text:
                 yield text.removeprefix("\ufeff") if at_start else text
@@ -82,7 +96,7 @@ def decode(
         # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
         wrong = offset - len(error.object) + error.start
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
-        cut = 0 if chunk else offset - wrong  # bytes of a character that the end of the file cuts
+        cut = 0 if chunk else offset - wrong  # bytes of the character that the end of the file cuts off
     except UnicodeError as error:
         what = f"is not {encoding} ({error})"
     codec, fix = codecs.lookup(encoding).name, "get the whole file if it was cut, or " * bool(cut)
@@ -103,7 +117,7 @@ def decode(
             if cut and letters:
                 raise InputError(f"{printable(name)}: {what}: {end}")
             if letters >= 10 * bad:
-                raise InputError(f"{printable(name)}: {what}: {number} in a text that is UTF-8 otherwise; correct it")
+                raise InputError(f"{printable(name)}: {what}: {number} in a text that is otherwise UTF-8; correct it")
             fix = fix or "correct that byte, the only one that is not ASCII, or " * (bad == 1)
     else:
         likely = "utf-8"

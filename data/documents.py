@@ -1,6 +1,8 @@
-"""Find the documents of a text: lines, paragraphs, files, parts between separators, or rows of a table.
+"""Divide a text into documents: lines, paragraphs, files, parts between separators, or rows of a table.
 
-The text may be far larger than memory, so documents are found in batches.
+Decided here: where a document begins and ends, which documents are dropped because they are blank, and which end mark
+follows each document: a newline, a blank line or U+0003. The text may be far larger than memory, so it is divided in
+batches.
 """
 
 import re
@@ -17,17 +19,17 @@ from data.formats import suffix
 from data.tables import TABLES, fields
 
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
-WHITESPACE = ("line", "paragraph")  # kinds of documents that whitespace divides; their end marks are in the text
-BATCH = 2**20  # characters that are divided into documents at once
-SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last one is False and stands for all others
+WHITESPACE = ("line", "paragraph")  # kinds of documents that whitespace separates: their end marks are part of the text
+BATCH = 2**20  # characters that are divided at once
+SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last one is for higher code points, too
 
 
 @dataclass(frozen=True)
 class Rule:
     """How a text is divided into documents."""
 
-    kind: str  # a document is a line, a paragraph, a file, a row of a table or, between separators, a part of a file
-    end: str  # end mark: the characters after each document, such as a newline
+    kind: str  # line, paragraph, file, row (of a table), or part (of a file, between separators)
+    end: str  # end mark: the characters that follow each document, such as a newline
     name: str = ""  # the separator of parts, or the field of a row
 
     @classmethod
@@ -39,35 +41,35 @@ class Rule:
             return None
         if config.documents in DOCUMENT_KINDS:
             return cls(config.documents, {"line": "\n", "paragraph": "\n\n", "file": END}[config.documents])
-        escapes = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}  # as people type them
+        escapes = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}  # the escapes accepted in a command line
         return cls("part", END, re.sub(r"\\[nt\\]", lambda found: escapes[found[0]], config.documents))
 
 
 @dataclass(frozen=True)
 class Documents:
-    """What a text was divided into."""
+    """How many documents a text was divided into."""
 
     rule: Rule
     counts: Mapping[str, int]  # number of documents of each split
-    repeated: int  # how many of them equal another one that is counted before
+    repeated: int  # number of documents that equal an earlier one
     blank: int  # number of documents that were dropped because they contain only whitespace
-    copied: int  # number of documents of own files for validation and test that equal one of training
+    copied: int  # with data.validation: number of held-out documents that equal one of training
 
 
 class Batch(NamedTuple):
-    """Documents, some of which may be blank."""
+    """Successive documents of a text, including blank ones."""
 
     text: Any  # str, or bytes with the byte tokenizer
-    points: np.ndarray  # its code points or bytes
-    starts: np.ndarray  # of each document in `text`, int64
-    ends: np.ndarray
+    points: np.ndarray  # the code points or bytes of `text`
+    starts: np.ndarray  # where each document begins in `text`: (documents,) int64
+    ends: np.ndarray  # where each document ends: (documents,) int64
 
 
-Cut = Callable[[Any, bool], tuple[Batch, Any]]  # text, whether it is the file's last -> batch, unfinished rest
+Cut = Callable[[Any, bool], tuple[Batch, Any]]  # (text, whether the file ends with it) -> (batch, unfinished rest)
 
 
 def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
-    """Yield texts in chunks that together have the characters of all documents, without separators."""
+    """Yield texts, each in chunks; together they contain the characters of all documents, but no separators."""
     if rule.kind in WHITESPACE:
         yield from (corpus.read(document, tick) for document in corpus.documents)
     else:
@@ -75,7 +77,10 @@ def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
 
 
 def check_end_mark(corpus: Corpus, rule: Rule, characters: str) -> None:
-    """Raise an `InputError` that says where the text contains the end mark, if `characters` of the text do."""
+    """Raise an `InputError` with file and line if the text contains the end mark U+0003.
+
+    `characters` are the distinct characters of the text: the files are searched only if the end mark is among them.
+    """
     if rule.end != END or END not in characters:
         return
     for document in corpus.documents:
@@ -84,17 +89,17 @@ def check_end_mark(corpus: Corpus, rule: Rule, characters: str) -> None:
         for chunk in corpus.read(document):
             end, newline = (b"\x03", b"\n") if isinstance(chunk, bytes) else (END, "\n")
             if (place := chunk.find(end)) >= 0:
-                way = "remove it, or use data.documents=line or paragraph"
+                way = "remove it, or set data.documents=line or paragraph"
                 raise _has_end_mark(document, line + chunk.count(newline, 0, place), way)
             line += chunk.count(newline)
 
 
 def _has_end_mark(document: Document, line: int, way: str) -> InputError:
-    return InputError(f"{document.label}, line {line:,}: has the character U+0003, which ends a document; {way}")
+    return InputError(f"{document.label}, line {line:,}: contains U+0003, the end mark of documents; {way}")
 
 
 def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
-    """Read the documents of a corpus in batches; a document has no end mark yet."""
+    """Yield the documents of a corpus in batches, without their end marks."""
     if rule.kind in ("file", "row"):
         read = _read_file if rule.kind == "file" else _read_rows
         held, size = [], 0
@@ -113,11 +118,11 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 
 
 def divide(text: Any, rule: Rule, label: str) -> list[Any]:
-    """Return the documents of a file that are not blank, as in training; `label` is the name of the file."""
+    """Return the documents of a file that are not blank, divided as a training text is; `label` is the file's name."""
     if rule.kind == "row":
         values = list(fields([text], label, rule.name))
         if line := next((line for line, value in values if END in value), 0):
-            raise InputError(f"{label}, line {line:,}: has the character U+0003, which ends a document; remove it")
+            raise InputError(f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it")
         batch = _joined([value for _, value in values], "")
     elif rule.kind == "file":
         batch = _joined([text], text[:0])
@@ -128,17 +133,17 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
 
 
 def is_divided(rule: Rule, label: str) -> bool:
-    """Whether what divides the file `label` into documents is in its text, but not in the model's vocabulary."""
+    """Return whether separators or the syntax of a table, which the model has not read, divide the file `label`."""
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 
 def _cut(rule: Rule) -> Cut:
-    """Return the function that cuts a text into documents."""
+    """Return the function that cuts a text into documents by `rule`."""
     return {"line": _cut_lines, "paragraph": _cut_paragraphs, "part": _cut_parts(rule.name)}[rule.kind]
 
 
 def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
-    """Cut a file into documents. The rest of a batch is the beginning of the next one."""
+    """Yield the documents of a file in batches; the unfinished rest of a batch begins the next one."""
     held, size, wanted = [], 0, BATCH
     for chunk in chunks:
         held.append(chunk)
@@ -146,14 +151,14 @@ def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
         if size >= wanted:
             batch, rest = cut(chunk[:0].join(held), False)
             yield batch
-            # A batch doubles while a document does not end in it, so the work stays linear in the document's length.
+            # Doubling the batch until a document ends in it keeps the work linear in the document's length.
             held, size, wanted = [rest], len(rest), max(BATCH, 2 * len(rest))
     if size:
         yield cut(held[0][:0].join(held), True)[0]
 
 
 def _cut_parts(separator: str) -> Cut:
-    """Return a function that cuts a text at a separator; a part has no line breaks at its ends."""
+    """Return a function that cuts a text at a separator and strips line breaks from both ends of a part."""
 
     def cut(text: Any, last: bool) -> tuple[Batch, Any]:
         *parts, rest = text.split(separator.encode() if isinstance(text, bytes) else separator)
@@ -166,7 +171,7 @@ def _cut_parts(separator: str) -> Cut:
 
 
 def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Cut a text at its line breaks: a newline, in bytes also CR LF."""
+    """Cut a text at its line breaks: LF and, in bytes, also CRLF."""
     newline = b"\n" if isinstance(text, bytes) else "\n"
     if last and not text.endswith(newline):
         text += newline
@@ -181,7 +186,7 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Cut a text into runs of lines that are not blank."""
+    """Cut a text into paragraphs, which are runs of lines that are not blank."""
     lines, rest = _cut_lines(text, last)
     full = ~are_blank(lines)
     begins = np.flatnonzero(full & ~np.concatenate(([False], full[:-1])))
@@ -194,7 +199,7 @@ def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _joined(documents: list[Any], empty: Any) -> Batch:
-    """Make a batch of documents that lie side by side; `empty` is "" or b""."""
+    """Return a batch of documents, which are joined without a separator; `empty` is "" or b""."""
     text = empty.join(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
     ends = sizes.cumsum()
@@ -202,14 +207,14 @@ def _joined(documents: list[Any], empty: Any) -> Batch:
 
 
 def _points(text: Any) -> np.ndarray:
-    """Return the code points of a text as uint8 or uint32, or the bytes."""
+    """Return the code points of a str, or the values of bytes: uint8, or uint32 if the str is not ASCII."""
     if isinstance(text, bytes) or text.isascii():
         return np.frombuffer(text if isinstance(text, bytes) else text.encode("ascii"), np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def are_blank(batch: Batch) -> np.ndarray:
-    """Whether each document is empty or whitespace: (documents,) bool."""
+    """Return whether each document is empty or only whitespace: (documents,) bool."""
     text, points, starts, ends = batch
     blank = starts == ends
     if blank.all():
@@ -222,12 +227,12 @@ def are_blank(batch: Batch) -> np.ndarray:
 
 
 def _read_file(corpus: Corpus, document: Document, _: str, tick: Tick) -> Iterator[Any]:
-    """Yield the whole content of a file."""
+    """Yield the whole content of a file, which is its only document."""
     yield (b"" if corpus.encoding is None else "").join(corpus.read(document, tick))  # type: ignore[arg-type]
 
 
 def _read_rows(corpus: Corpus, document: Document, field: str, tick: Tick) -> Iterator[Any]:
-    """Yield a field of each row of a table, as bytes with the byte tokenizer."""
+    """Yield one field of each row of a table as str, or as bytes with the byte tokenizer."""
     chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
     for line, value in fields(chunks, document.label, field):  # type: ignore[arg-type]
         if END in value:

@@ -1,4 +1,8 @@
-"""Tell by name and first bytes what a file is: compressed, a zip, an office document or a binary file."""
+"""Recognise and unpack compressed and zip files; recognise office documents, binary files and UTF-16 without a BOM.
+
+A file is recognised by its name and its first bytes. It counts as binary if it contains a NUL or over 1 % control
+characters. Of a zip file, hidden files are read only if there are no others.
+"""
 
 import codecs
 import importlib
@@ -16,11 +20,11 @@ from typing import IO, Any
 from base.errors import InputError, one_line, printable
 
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-# Modules with the same `open`. fsspec has these formats, too, but its fallback for .zst ends a cut file in silence.
+# Modules with the same `open`. fsspec reads these formats, too, but its fallback for .zst ignores a truncated file.
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
 SAVE = "save it as plain text (.txt) in the program that opens it"
 CONVERT = "convert it: ebook-convert {} book.txt"
-OFFICE = {  # suffix: what it is, and how to get text from it
+OFFICE = {  # suffix: what the file is, and how to get text from it
     ".pdf": ("a PDF", "convert it: pdftotext {}"),
     ".doc": ("a Word document", SAVE),
     ".docx": ("a Word document", SAVE),
@@ -29,7 +33,7 @@ OFFICE = {  # suffix: what it is, and how to get text from it
     ".epub": ("an e-book", CONVERT),
     ".mobi": ("an e-book", CONVERT),
 }
-RTF = b"{\\rtf"  # such a document is ASCII
+RTF = b"{\\rtf"  # RTF is ASCII, so `is_binary` does not recognise it
 
 
 def suffix(name: str) -> str:
@@ -40,7 +44,7 @@ def suffix(name: str) -> str:
 
 @contextmanager
 def readable(label: str) -> Iterator[None]:
-    """Turn the errors of files that cannot be read or unpacked into an `InputError`."""
+    """Turn errors from reading or unpacking the file `label` into an `InputError`."""
     try:
         yield
     except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
@@ -52,7 +56,7 @@ def readable(label: str) -> Iterator[None]:
 
 @contextmanager
 def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-    """Decompress a file if its `name` has the suffix of a compression."""
+    """Yield a file that is decompressed while it is read if its `name` ends with .gz, .bz2, .xz or .zst."""
     module = COMPRESSED.get(PurePath(name.lower()).suffix)
     if module is None:
         yield file
@@ -71,7 +75,7 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
 
 
 def archive(path: Path) -> zipfile.ZipFile:
-    """Open a zip file. Its list of files is read once, for all of them."""
+    """Open a zip file, cached so that its list of files is read once and not for each file in it."""
     stat = path.stat()
     return _archive(path, stat.st_size, stat.st_mtime_ns)
 
@@ -82,7 +86,7 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
 
 
 def members(path: Path, label: str) -> list[str]:
-    """Return the names of the files in a zip file, without hidden ones unless there are no others."""
+    """Return the sorted names of the files in a zip file; hidden files are left out unless there are no others."""
     files = {info.filename: info for info in archive(path).infolist() if not info.is_dir()}
     for name, info in files.items():
         if info.flag_bits & 1:
@@ -93,7 +97,7 @@ def members(path: Path, label: str) -> list[str]:
 
 
 def office(name: str, first: bytes) -> tuple[str, str] | None:
-    """Return what an office document or e-book is, and how to get text from it; None for other files."""
+    """Return what kind of office document or e-book a file is and how to get text from it, or None if it is neither."""
     kind = ".rtf" if first.startswith(RTF) else suffix(name)
     if kind not in OFFICE or not (kind == ".rtf" or is_binary(first)):
         return None
@@ -102,7 +106,10 @@ def office(name: str, first: bytes) -> tuple[str, str] | None:
 
 
 def utf16_order(chunk: bytes) -> str:
-    """Guess the byte order of UTF-16 without a byte order mark, where every second byte is often NUL: le, be or ""."""
+    """Return the likely byte order, "le" or "be", of UTF-16 without a byte order mark; "" if it is not UTF-16.
+
+    In UTF-16, every second byte of ASCII characters is NUL.
+    """
     first, second = chunk[::2].count(0), chunk[1::2].count(0)
     if bool(first) == bool(second) or first + second < len(chunk) / 100:
         return ""
@@ -110,15 +117,16 @@ def utf16_order(chunk: bytes) -> str:
 
 
 def is_binary(chunk: bytes) -> bool:
-    """Whether bytes hold a NUL or over 1 % control characters, which a text in a superset of ASCII does not."""
+    """Return whether bytes contain a NUL or over 1 % control characters, unlike a text in a superset of ASCII."""
     controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
     return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
 
 
 def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
-    """Return the line of byte `wrong`, the number of bytes that are not UTF-8, and of characters beyond ASCII that are.
+    """Count the damage in a UTF-8 file; return None if it is not seekable, so that it can be read only once.
 
-    Return None if the file cannot be read again.
+    Returns:
+        The line of byte `wrong`, the number of bytes that are not UTF-8, and the number of valid non-ASCII characters.
     """
     if not file.seekable():
         return None
@@ -136,5 +144,5 @@ def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
 
 
 def part_of(texts: int, files: int, everything: str) -> str:
-    """Return a line about a directory of which only `*.txt` is read; `everything` is the pattern for all its files."""
-    return f"{texts:,} of {files:,} files (*.txt); all: {shlex.quote(f'data.path={everything}')}"
+    """Return a line about a directory of which only `*.txt` is read; the glob `everything` matches all its files."""
+    return f"{texts:,} of {files:,} files (*.txt); to read all: {shlex.quote(f'data.path={everything}')}"

@@ -1,11 +1,11 @@
-"""Encode documents in the order of a hash of their content, each whole in one split.
+"""Shuffle, split and encode documents by a hash of their content, which alone decides the split of a document.
 
-The lowest hashes are validation, the next ones test, and all others training. So copies of a document share a split,
-and a new document moves only documents whose hash is near a border.
+The documents with the lowest hashes are validation, the next ones test, and all others training. So equal documents
+share a split, and an additional document moves only those documents whose hash is near a border of splits.
 
-The documents of a batch, sorted by the top bits of their hashes, are written to a temporary file as a run. Then each
-bucket of hashes is collected from all runs, sorted in memory and appended to its split. Only a batch, a bucket and the
-longest document must fit into memory.
+The documents are sorted externally: each batch, sorted by the top bits of its hashes, is written to a temporary file as
+a run. Then each bucket of hashes is collected from all runs, sorted in memory and appended to its split. Only a batch,
+a bucket and the longest document must fit into memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -24,15 +24,15 @@ from data.corpus import Corpus, Tick
 from data.documents import Batch, Rule, are_blank, batches
 from gpt.tokenizer import ByteTokenizer, Tokenizer
 
-ORDER = ("validation", "test", "train")  # the splits by increasing hash
+ORDER = ("validation", "test", "train")  # splits in order of increasing hash
 BUCKET = 2**21  # tokens that are sorted at once
 PIECE = 2**18  # tokens that are yielded at once
 GATHERED = 2**15  # tokens that are gathered at once: their indices fit into the CPU's cache
-MAX_BITS = 9  # a longer text has longer buckets, not more
-LONG = 64  # mean length from which copying slices is faster than gathering tokens
+MAX_BITS = 9  # at most 2**9 buckets: a longer text has longer ones
+LONG = 64  # mean length in tokens from which copying slices is faster than gathering tokens
 BLOCK = 2**16  # characters that are hashed at once: their products fit into the CPU's cache
 BASE = 0xD1342543DE82EF95  # of the polynomial hash: odd, so that it has an inverse modulo 2**64
-ENTRY = np.dtype([("hash", np.uint64), ("size", np.uint32), ("copies", np.uint32)])  # a document of a run
+ENTRY = np.dtype([("hash", np.uint64), ("size", np.uint32), ("copies", np.uint32)])  # of equal documents in a run
 
 
 @lru_cache(maxsize=4)
@@ -44,11 +44,11 @@ def _powers(base: int, size: int) -> np.ndarray:
 
 
 def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Hash documents that are not empty, each `points[start:end]`, in rising order: (documents,) uint64.
+    """Return the hash of each document `points[start:end]`: (documents,) uint64.
 
-    The hash is that of the sum of point[i] * BASE ** i modulo 2**64, i counted from the document's start, plus its
-    length times an odd constant. Source of the final mixing: Steele et al., Fast Splittable Pseudorandom Number
-    Generators (2014).
+    The documents must be in rising order and not empty. The polynomial hash of a document, the sum of point[i] *
+    BASE ** i modulo 2**64 with i counted from its start, is added to its length times an odd constant and then mixed.
+    Source of the mixing: Steele et al., Fast Splittable Pseudorandom Number Generators (2014).
     """
     hashes = (ends - starts).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     weighted = np.empty(BLOCK + 1, np.uint64)
@@ -58,7 +58,7 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
         if first >= last:
             continue
         np.multiply(block, _powers(BASE, BLOCK)[: len(block)], out=weighted[: len(block)])
-        weighted[len(block)] = 0  # a sum may end there
+        weighted[len(block)] = 0  # the last sum may end here
         inside = np.stack((starts[first:last], ends[first:last]), axis=1) - begin  # of each document, in the block
         inside[0, 0], inside[-1, 1] = max(inside[0, 0], 0), min(inside[-1, 1], len(block))
         sums = np.add.reduceat(weighted[: len(block) + 1], inside.ravel())[::2]
@@ -75,15 +75,15 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
 
 
 class _Runs:
-    """Runs of documents in two temporary files without a name, which vanish with the process."""
+    """Sorted runs of documents in two temporary files, which have no name and so vanish with the process."""
 
     def __init__(self, bits: int, dtype: Any, entries: IO[bytes], tokens: IO[bytes]) -> None:
         self.files, self.dtypes = (entries, tokens), (ENTRY, np.dtype(dtype))
         self.borders = (np.arange(1, 2**bits) << (16 - bits)).astype(np.uint16)  # of the buckets
-        self.cuts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])  # of each run in the file, by bucket
+        self.cuts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])  # borders of the buckets, by file and run
 
     def append(self, entries: np.ndarray, tokens: np.ndarray) -> None:
-        """Write a run: entries in the order of `_top`, and their tokens."""
+        """Write a run: entries sorted by `_top` of their hashes, and their tokens in the same order."""
         found = np.searchsorted(_top(entries["hash"]), self.borders)
         cuts = np.concatenate(([0], found, [len(entries)])).astype(np.uint32)
         token_ends = np.concatenate(([0], entries["size"].cumsum()))
@@ -92,7 +92,7 @@ class _Runs:
             self.cuts[which].append(cut)
 
     def bucket(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the entries of a bucket and their tokens."""
+        """Return the entries of a bucket and their tokens, collected from all runs."""
         found = []
         for file, dtype, cuts in zip(self.files, self.dtypes, self.cuts, strict=True):
             file.flush()
@@ -109,20 +109,20 @@ class _Runs:
 
 
 def _top(hashes: np.ndarray) -> np.ndarray:
-    """Return the top 16 bits, by which NumPy sorts ten times faster than by all 64."""
+    """Return the top 16 bits of hashes, uint16: NumPy sorts by these ten times faster than by all 64."""
     return (hashes >> np.uint64(48)).astype(np.uint16)
 
 
 def _sorted(hashes: np.ndarray) -> np.ndarray:
-    """Return the order that sorts the hashes of a bucket."""
-    # Nearly sorted numbers are sorted in linear time, so this takes half the time of one argsort.
+    """Return the indices that sort the hashes of a bucket, as `argsort` does."""
+    # The second sort is linear because its input is nearly sorted, so both together need half the time of one argsort.
     shared = hashes.min() ^ hashes.max()  # above its highest bit all are equal
     order = (hashes >> np.uint64(max(0, int(shared).bit_length() - 16))).astype(np.uint16).argsort(kind="stable")
     return order[hashes[order].argsort(kind="stable")]
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Join the slices `tokens[start : start + size]`, of which there is at least one."""
+    """Return the slices `tokens[start : start + size]`, at least one, joined into one array."""
     ends = sizes.cumsum(dtype=np.int64)
     if ends[-1] > LONG * len(ends):
         return np.concatenate([tokens[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
@@ -137,9 +137,9 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
 
 
 def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return entries of the documents of a batch, in the order of `_top`, and their tokens with end marks.
+    """Return the entries of a batch's documents, sorted by `_top`, and their tokens with end marks.
 
-    Neighbours that are equal become one entry. So a bucket stays small if a document is repeated millions of times.
+    Equal neighbours become one entry, so that a bucket stays small even if a document is repeated millions of times.
     """
     text, points, starts, ends = batch
     hashes = content_hashes(points, starts, ends)
@@ -160,31 +160,31 @@ def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarr
 
 
 def _differs(hashes: np.ndarray) -> np.ndarray:
-    """Whether each of the sorted hashes differs from the one before."""
+    """Return whether each of the sorted hashes differs from the one before it: (n,) bool, the first is True."""
     return np.concatenate(([True], hashes[1:] != hashes[:-1]))[: len(hashes)]
 
 
 class HashOrder:
-    """Encodes the documents of a text, each whole in one split and followed by its end mark."""
+    """Splits and encodes the documents of a text, each whole in one split and followed by its end mark."""
 
     def __init__(self, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
-        """Make an encoder of one text.
+        """Prepare to encode one text.
 
         Args:
             rule: what a document is.
-            tokenizer: has the characters of the documents and of the end mark.
-            size: number of characters (bytes) of all documents; an estimate is enough.
+            tokenizer: contains the characters of the documents and of the end mark.
+            size: number of characters, or bytes, of all documents; an estimate is enough.
             folder: where temporary files are written.
             tick: called with the number of bytes while the text is read, and once more while it is sorted.
         """
         self.rule, self.tokenizer, self.folder, self.tick = rule, tokenizer, folder, tick
         self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
-        self.held_out = [np.zeros(0, np.uint64)]  # hashes of the documents of own files for validation and test
-        # For `Documents`; complete when all is encoded.
+        self.held_out = [np.zeros(0, np.uint64)]  # with data.validation: hashes of the validation and test documents
+        # Fields of `Documents`, complete once all documents are encoded.
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
     def encode_own(self, corpus: Corpus) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (split, tokens) of documents whose files belong to a split, in the order of their hashes in each."""
+        """Yield (split, tokens) of documents whose files belong to a split, sorted by hash within each split."""
         for split in ORDER:
             if part := tuple(each for each in corpus.documents if each.split == split):
                 if split == "train":
@@ -193,10 +193,10 @@ class HashOrder:
                 yield from self.encode(of_split, [1.0, 0.0, 0.0], split)
 
     def encode(self, corpus: Corpus, shares: list[float], own: str = "") -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (split, tokens) of all documents in the order of their hashes.
+        """Yield (split, tokens) of all documents, sorted by hash.
 
-        A document belongs to the split in whose share of all tokens its middle lies; validation, and test if it has a
-        share, contain at least one.
+        `shares` divide the tokens of all documents in this order, and a document belongs to the split that contains its
+        middle. Validation, and test if its share is above 0, contain at least one document.
 
         Args:
             corpus: the files.
@@ -223,13 +223,13 @@ class HashOrder:
                 sizes, copies = entries["size"], entries["copies"]
                 self._compare(entries["hash"], copies, own)
                 ends = np.multiply(sizes, copies, dtype=np.int64).cumsum()
-                # Equal documents, also of different runs, are one group.
+                # Equal documents, even of different runs, form one group, which shares a split.
                 differs = _differs(entries["hash"])
                 group_ends = np.append(ends[np.flatnonzero(differs)[1:] - 1], ends[-1])
                 middles = done + (group_ends + np.append(0, group_ends[:-1])) / 2
                 places = _places(middles, borders, first=not distinct, lacks_test=shares[2] > 0 and not counts["test"])
                 distinct += len(places)
-                splits = np.searchsorted(places, range(4))  # the first group of each, and the number of groups
+                splits = np.searchsorted(places, range(4))  # the first group of each split, and the number of groups
                 firsts = np.append(np.flatnonzero(differs), len(ends))[splits]
                 del group_ends, middles, differs, places, order
                 cuts = np.concatenate((firsts, np.searchsorted(ends, range(0, ends[-1], PIECE))))
@@ -245,7 +245,7 @@ class HashOrder:
         self.found["repeated"] += sum(counts.values()) - distinct
 
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
-        """Write the documents that are not blank as `runs`; return the number of their tokens."""
+        """Write all documents that are not blank into `runs`; return the number of their tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)
@@ -258,7 +258,7 @@ class HashOrder:
         return total
 
     def _compare(self, hashes: np.ndarray, copies: np.ndarray, own: str) -> None:
-        """Count the held-out documents that are among the sorted `hashes` of training; remember held-out ones."""
+        """Remember the `hashes` of held-out documents; among those of training documents, count the held-out ones."""
         if own in ("validation", "test"):
             self.held_out.append(hashes.repeat(copies))
         elif own:
@@ -268,9 +268,10 @@ class HashOrder:
 
 
 def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_test: bool) -> np.ndarray:
-    """Return the split of each group of equal documents, by its middle, as an index of `ORDER`.
+    """Return the split of each group of equal documents, by its middle: (groups,) uint8 indices of `ORDER`.
 
-    The `first` group of all is validation, and if there is no test document yet, the first one after it is.
+    With `first`, these include the first group of all, which is always validation. With `lacks_test`, there is no test
+    document yet, so the first group that would be training is test.
     """
     places = np.searchsorted(borders, middles).astype(np.uint8)
     if first:
@@ -283,16 +284,16 @@ def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_tes
 def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
     """Raise an `InputError` if there are too few documents for three splits, or for these shares.
 
-    With a share of 0 for validation all documents belong to the split of their files, and one is enough.
+    If the share of validation is 0, all documents belong to the split of their files, and one document is enough.
     """
     needed = 3 if shares[1] else 1
     key = "data.field" if rule.kind == "row" else "data.documents"
-    typed = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t"})  # see `Rule.of`
-    value = printable(rule.name.translate(typed) or rule.kind)
+    escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t"})  # see `Rule.of`
+    value = printable(rule.name.translate(escapes) or rule.kind)
     number = sum(counts.values())
     if distinct < needed:
         near = nearest(value, DOCUMENT_KINDS) if rule.kind == "part" else ""
-        least = "at least 3 that differ are" if needed == 3 else "at least one is"
+        least = "at least 3 different ones are" if needed == 3 else "at least one is"
         what = f"{number:,} document{'' if number == 1 else 's'}" + (f", {distinct:,} different" if distinct else "")
         raise InputError(f"{corpus.name}: has {what} with {key}={value}; {least} needed{near}")
     if shares[1] and not counts["train"]:

@@ -1,4 +1,7 @@
-"""Read rows of tables: CSV, TSV and lines of JSON."""
+"""Read one field of each row of a table (`data.field`): CSV, TSV or lines of JSON.
+
+Decided here: the delimiter of a CSV file, that a field which a row lacks is "", and which rows are refused.
+"""
 
 import csv
 import json
@@ -11,7 +14,7 @@ from data.formats import suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 QUOTES = 'a field that begins with a double quote ends at the next one: write "" for a quote in it'
-MAX_COLUMNS = 10  # in a line about a table
+MAX_COLUMNS = 10  # columns named in the line about a table
 
 
 def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int, str]]:
@@ -19,11 +22,11 @@ def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int,
 
     Args:
         chunks: the content of the file.
-        label: name of the file for messages; its suffix says what table it is.
+        label: name of the file, for messages; its suffix says what kind of table it is.
         field: name of a column in the first row of a CSV or TSV file, or of a key in the first line of JSON.
 
     Raises:
-        InputError: the file is not a table, is damaged, or its first row has no such field.
+        InputError: the file is not a table, a row is damaged, or the first row has no such field.
     """
     kind = suffix(label)
     if kind not in TABLES:
@@ -35,7 +38,7 @@ def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int,
             value.encode()  # raises if it has half of a surrogate pair
             yield line, value.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeEncodeError:
-        raise InputError(f"{label}, line {line:,}: has half of a surrogate pair, not a character") from None
+        raise InputError(f"{label}, line {line:,}: has half of a surrogate pair, which is not a character") from None
     except _BadRow as error:
         raise InputError(f"{label}, line {error.line:,}: {error}") from None
 
@@ -60,14 +63,14 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _delimiter(kind: str, header: str) -> str:
-    """Return what separates the columns: in some countries, programs write CSV files with semicolons."""
+    """Return the delimiter of the columns, which in CSV files of some countries is a semicolon."""
     return "\t" if kind == ".tsv" else max(",;\t", key=header.count)
 
 
 def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield the line in which each row ends and its field, of a table whose first row names the fields."""
+    """Yield the last line number and the field of each row of a CSV or TSV file, whose first row names the fields."""
     header = next(lines, "")
-    limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is the process's
+    limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
     rows = csv.reader(chain([header], lines), delimiter=_delimiter(kind, header), strict=True)
     try:
         names = [name.strip() for name in next(rows, [])]
@@ -75,11 +78,11 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
             raise _BadRow(_no_field(field, names), 1)
         column = names.index(field)
         for row in rows:
-            if any(row[len(names) :]):  # separators at the end of a row do no harm
+            if any(row[len(names) :]):  # empty fields at the end of a row do no harm
                 way = "put a field that contains the separator in double quotes"
                 raise _BadRow(f"has {len(row):,} fields, but the first row has {len(names):,}; {way}", rows.line_num)
             if kind == ".tsv" and any("\t" in each and "\n" in each for each in row):
-                raise _BadRow(f"a field goes on over several rows; {QUOTES}", rows.line_num)
+                raise _BadRow(f"a field spans several rows; {QUOTES}", rows.line_num)
             if row:  # a blank line is not a row
                 yield rows.line_num, row[column] if len(row) > column else ""
     except csv.Error as error:
@@ -89,7 +92,7 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
 
 
 def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
-    """Yield the number and the field of each line that is a JSON object."""
+    """Yield the line number and the field of each line, which must be a JSON object."""
     known = False
     for number, line in enumerate(lines, 1):
         if line.isspace():
@@ -102,7 +105,7 @@ def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
             raise _BadRow(_no_field(field, list(row) if isinstance(row, dict) else []), number)
         known, value = True, row.get(field)
         if not isinstance(value, str | None):
-            raise _BadRow(f"data.field={field}: must be text, is {type(value).__name__}", number)
+            raise _BadRow(f"data.field={field}: must be text, but is {type(value).__name__}", number)
         yield number, value or ""
 
 
@@ -114,7 +117,10 @@ def _no_field(field: str, names: list[str]) -> str:
 
 
 def describe_table(name: str, text: str) -> str:
-    """Name the columns of a table, and a key that reads its rows; "" if `text` does not begin like a table."""
+    """Return a line with the columns of a table and the option that reads its rows; "" if `text` is not a table.
+
+    `text` is the beginning of the file.
+    """
     try:
         if (kind := suffix(name)) in (".csv", ".tsv"):
             header = text.partition("\n")[0]
@@ -129,4 +135,4 @@ def describe_table(name: str, text: str) -> str:
     longest = "text" if "text" in columns else max(columns, key=lambda column: len(str(row[column])))
     listed = ", ".join(columns[:MAX_COLUMNS]) + ", …" * (len(columns) > MAX_COLUMNS)
     key = shlex.quote(f"data.field={longest}")
-    return printable(f"{name} is read as it is, with its columns {listed}; {key} makes each row a document")
+    return printable(f"{name} is read as plain text, with its columns {listed}; {key} makes each row a document")

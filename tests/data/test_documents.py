@@ -115,7 +115,7 @@ def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, 
             patch.setattr(data.documents if name == "BATCH" else data.hash_order, name, value)
         named = {f"{number}": text.encode() for number, text in enumerate(files)}
         if len({document for document in documents if document.strip(whitespace)}) < 3:
-            assert "at least 3 that differ" in refusal(InputError, text_of, named, documents=kind, tokenizer=tokenizer)
+            assert "at least 3 different ones" in refusal(InputError, text_of, named, documents=kind, tokenizer=tokenizer)
             return
         try:
             text = text_of(named, documents=kind, tokenizer=tokenizer)
@@ -249,16 +249,16 @@ def test_refusals_are_one_line(opened):
         ("one", {"documents": "line"}, "has 3 documents, 1 different with"),
         ("m", {"documents": "line"}, "has 0 documents with"),
         ("text", {"documents": "lines"}, "has 1 document, 1 different with data.documents=lines;.*nearest: line$"),
-        ("j", {"documents": "file"}, r"j, line 2: has the character U\+0003"),
+        ("j", {"documents": "file"}, r"j, line 2: contains U\+0003"),
         ("text", {"documents": "\n%\n"}, r"has 1 document, 1 different with data.documents=\\n%\\n; at least"),
-        ("j", {"documents": "%", "tokenizer": "byte"}, "j, line 2: has the character"),
-        ("i.csv", {"field": "text"}, "i.csv, line 3: has the character"),
+        ("j", {"documents": "%", "tokenizer": "byte"}, "j, line 2: contains"),
+        ("i.csv", {"field": "text"}, "i.csv, line 3: contains"),
         ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, \*.jsonl, \*.ndjson, but not text"),
         ("c.csv", {"field": "texts"}, "c.csv, line 1: data.field=texts: no such field; nearest: text; .* id, text"),
         ("n.csv", {"field": "text"}, "n.csv, line 3: has 2 fields, but the first row has 1; put a field that contains"),
         ("p.csv", {"field": "text"}, "p.csv, line 1: data.field=text: 2 fields have this name; rename them"),
-        ("q.tsv", {"field": "text"}, "q.tsv, line 3: a field goes on over several rows; a field that begins with a d"),
-        ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, is int"),
+        ("q.tsv", {"field": "text"}, "q.tsv, line 3: a field spans several rows; a field that begins with a d"),
+        ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, but is int"),
         ("e.jsonl", {"field": "text"}, "e.jsonl, line 1: data.field=text: no such field.*are a$"),
         ("f.jsonl", {"field": "text"}, "f.jsonl, line 1: is not JSON: "),
         ("g.jsonl", {"field": "text"}, "g.jsonl, line 1: .*there are no fields"),

@@ -116,7 +116,7 @@ def test_a_directory_says_what_it_leaves_out(tmp_path, opened, bucket):
     make(folder, {"requirements.txt": TEXT, "wide.md": TEXT.encode("utf-16-le")})
     found = corpus("a [b]")
     assert names(found) == ["requirements.txt"]
-    assert found.notes == ("1 of 33 files (*.txt); all: 'data.path=a [[]b]/**/*'",) == opened("a [b]").notes
+    assert found.notes == ("1 of 33 files (*.txt); to read all: 'data.path=a [[]b]/**/*'",) == opened("a [b]").notes
     whole = corpus("a [[]b]/**/*")
     assert len(whole.documents) == 32 and whole.notes == ("left out 1 binary file: a [b]/logo.png",)
     assert "such as utf-16-le" in refusal(InputError, opened, "a [[]b]/**/*")  # a text, so it is not left out
@@ -125,7 +125,7 @@ def test_a_directory_says_what_it_leaves_out(tmp_path, opened, bucket):
     assert refusal(NotText, corpus, "pictures").startswith("pictures/a.png: is a binary file")
     bucket.put({"dir/a.txt": TEXT, "dir/b.md": TEXT, "dir/c/d.md": TEXT})
     found = corpus(f"{bucket.address}/dir", cache_dir=str(tmp_path))
-    assert found.notes == (f"1 of 3 files (*.txt); all: 'data.path={bucket.address}/dir/**/*'",)
+    assert found.notes == (f"1 of 3 files (*.txt); to read all: 'data.path={bucket.address}/dir/**/*'",)
     assert len(corpus(f"{bucket.address}/dir/**/*", cache_dir=str(tmp_path)).documents) == 3
 
 
@@ -137,7 +137,7 @@ def test_a_table_that_is_read_as_text_names_its_columns(tmp_path, opened):
     make(tmp_path, {"rows.csv.gz": gzip.compress(csv.encode()), "list.ndjson": "[1]\n[2]\n" * 99, "empty.csv": ""})
     ends = "data.field=text makes each row a document"
     for name in ("rows.csv", "rows.tsv", "rows.csv.gz"):
-        assert opened(name).notes == (f"{name} is read as it is, with its columns id, text, label; {ends}",)
+        assert opened(name).notes == (f"{name} is read as plain text, with its columns id, text, label; {ends}",)
     assert opened("rows.jsonl").notes[0].endswith(f"columns id, body, label; {ends.replace('text', 'body')}")
     for name in ("bad.jsonl", "list.ndjson", "empty.csv"):
         assert corpus(name).notes == ()

@@ -201,7 +201,7 @@ def test_a_sweep_of_texts_and_models(train: Call, trained: Path) -> None:
     assert ended.status == 0 and "differ" not in ended.out, ended
     assert {row["init_from"] for row in table("m")} == {"first", "s/data.path=book.txt"}
     ended = train("data.path=book.txt,more", "trainer.max_steps=2", "name=a")
-    one_line(ended, 2, "for a run with each: -m; for one text: 'data.path=[book.txt,more]'")
+    one_line(ended, 2, "for one text: 'data.path=[book.txt,more]'; for a run on each: add -m")
 
 
 def test_when_losses_cannot_be_compared() -> None:
