@@ -1,4 +1,8 @@
-"""Whether validation is the same kind of text as training: otherwise its loss says little about the model."""
+"""Compare validation with training: if it is another kind of text, or repeats it, its loss says little about a model.
+
+Decided here: when a run warns that validation is unlike the training text, that it repeats passages of it, or that the
+lines are sorted. The measure is the loss of counting n-grams, see `data.ngrams`.
+"""
 
 from itertools import pairwise
 from typing import Any
@@ -9,30 +13,31 @@ from data.ngrams import MAX_COUNTED, probabilities
 from gpt.tokenizer import Tokenizer
 
 BLOCKS = 4  # passages of the training text that validation is compared with
-LONGEST = 2**17  # tokens of a passage: looking up longer ones would take longer than counting
+LONGEST = 2**17  # tokens of a passage: looking up longer ones would need more time than counting
 SHORTEST = 500  # tokens of a passage: the loss of a shorter one is noisy
-UNLIKE, REPEATED = 1.35, 0.6  # counting loss of validation over the highest, and the lowest, one of the passages
-MOST_LINES = 2**20  # tokens of which the order of lines is looked at
-SORTED = 0.95  # of neighbouring lines are in order
+# Warn if the counting loss of validation is above the passages' highest loss, or below their lowest, by this factor.
+UNLIKE, REPEATED = 1.35, 0.6
+MOST_LINES = 2**20  # tokens, from the beginning, whose lines are checked for order
+SORTED = 0.95  # fraction of neighbouring lines that are in order in a sorted text
 
 
 def likeness(train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return `losses`, see `counting_losses`, and whether the lines of training are `sorted`."""
+    """Return a dict of `losses`, see `counting_losses`, and whether the lines of training are `sorted`."""
     lines = are_sorted(tokenizer.decode(train[:MOST_LINES]))
     return {"losses": counting_losses(train, validation, tokenizer.size), "sorted": lines}
 
 
 def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
-    """Return a line if `likeness` found something strange; say what mixes the text if it `can_mix`."""
+    """Return a line that warns of what `likeness` found, if anything, and with `can_mix` how to shuffle the text."""
     if can_mix and found["sorted"]:
-        return ("the lines are sorted: data.documents=line mixes them",)
+        return ("the lines are sorted: data.documents=line shuffles them",)
     if not found["losses"]:
         return ()
     loss, *passages = found["losses"]
     low, high = min(passages), max(passages)
     figures = f"counting {loss:.2f}, four passages of training {low:.2f} to {high:.2f}"
     if loss > UNLIKE * high:
-        way = " data.documents=paragraph mixes it" if can_mix else ""
+        way = " data.documents=paragraph shuffles it" if can_mix else ""
         return (f"validation is unlike the training text ({figures}): a licence, an index, another language?{way}",)
     return (f"validation repeats passages of the training text ({figures})",) if loss < REPEATED * low else ()
 
@@ -41,8 +46,8 @@ def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> lis
     """Return the counting losses of validation and of `BLOCKS` passages of training, which are left out of the counts.
 
     Each is the loss of its best order, in nats per token; see `data.ngrams`. The passages are evenly spaced and as long
-    as validation, but at most `LONGEST`, and together at most half of the training text. A text that is too short or
-    too long has no losses.
+    as validation, but at most `LONGEST`, and together at most half of the training text. The list is empty if the text
+    is too short or too long.
     """
     length = min(len(validation), len(train) // (2 * BLOCKS), LONGEST)
     if length < SHORTEST or len(train) > MAX_COUNTED:
@@ -59,7 +64,7 @@ def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> lis
 
 
 def are_sorted(text: str) -> bool:
-    """Whether at least 100 lines, blank ones aside, are in order nearly throughout, with or without case."""
+    """Return whether a text of at least 100 non-blank lines is sorted, with few exceptions, with or without case."""
     for written in (text, text.casefold()):
         lines = [line for line in written.split("\n") if line.strip()]
         ordered = sum(before <= after for before, after in pairwise(lines))

@@ -1,4 +1,7 @@
-"""The loss of counting n-grams: what a model must beat to have learned more than which characters follow each other."""
+"""Compute the loss of an n-gram model, which only counts which characters follow each other, and of guessing.
+
+A model must beat the loss of counting to have learned more than that.
+"""
 
 import math
 from collections.abc import Iterator
@@ -7,19 +10,19 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MAX_ORDER = 7
-MAX_COUNTED = 3 * 10**7  # training tokens: they take about 5 seconds and 1.2 GB of memory (docs/experiments.md)
+MAX_COUNTED = 3 * 10**7  # training tokens: counting these needs about 5 seconds and 1.2 GB of memory
 
 
 class Yardsticks(NamedTuple):
-    """What a loss is compared with, in nats per token."""
+    """The baselines that a model's loss is compared with, in nats per token."""
 
     guessing: float  # all tokens equally likely
     counting: float | None  # the best order of n-grams; None for a text of more than `MAX_COUNTED` tokens
-    order: int | None
+    order: int | None  # that best order; None without `counting`
 
 
 def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
-    """Return the losses of guessing and counting on those `tokens` of a `Text`'s validation that a model scores."""
+    """Return the losses of guessing and counting on the same `tokens` tokens of a `Text`'s validation as a model's."""
     from gpt.evaluation import evaluation_windows  # loads torch
 
     guessing = math.log(text.tokenizer.size)
@@ -36,9 +39,9 @@ def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
 def ngram_losses(
     train: np.ndarray, text: np.ndarray, size: int, scored: np.ndarray | slice = slice(None)
 ) -> list[float]:
-    """Return the nats per token of `text` under n-grams of `train`, a loss for each of the orders of `probabilities`.
+    """Return the loss of `text` under n-grams of `train`, in nats per token, for each order of `probabilities`.
 
-    `scored` says which tokens count, (M,) bool; by default all.
+    `scored` selects the tokens to average over: (M,) bool, by default all.
     """
     return [-float(np.log(probability[scored]).mean()) for probability in probabilities(train, text, size)]
 
@@ -46,15 +49,17 @@ def ngram_losses(
 def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Yield the probability of each token of `text`, (M,), under n-grams of `train` of order 1, 2, ..., `MAX_ORDER`.
 
-    An array is valid until the next one. Orders are interpolated: a context that was seen n times, with k different
-    tokens after it, gives the weight k / (n + k) to the next shorter context. Below the shortest one, all tokens are
-    equally likely. The first token has 1 / size, as in the loss of a model. A large vocabulary has fewer orders.
+    All orders share one array, which the next order overwrites. Orders are interpolated: a context that was seen n
+    times, with k different tokens after it, weights the next shorter context by k / (n + k). Below the shortest
+    context, all tokens are equally likely. The first token has probability 1 / size, as in the loss of a model. A large
+    vocabulary has fewer orders, because an n-gram is stored in 63 bits.
+
     Source: Witten and Bell, IEEE Transactions on Information Theory 37 (1991), method C, interpolated.
 
     Args:
-        train: tokens to count, (N,), of any integer type; n-grams count where one of the highest order begins.
+        train: tokens to count, (N,), of any integer type; an n-gram counts only where one of the highest order begins.
         text: tokens to predict, (M,).
-        size: of the vocabulary.
+        size: number of tokens in the vocabulary.
     """
     bits = max(1, (size - 1).bit_length())
     highest = min(MAX_ORDER, 63 // bits, len(train))  # an n-gram is one int64
@@ -70,11 +75,11 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
         shift = bits * (highest - order)
         ngrams, wanted = known >> shift, begun >> shift
         differs = np.concatenate(([False], ngrams[1:] != ngrams[:-1]))
-        number = differs.cumsum(dtype=np.int32)  # of each different n-gram
+        number = differs.cumsum(dtype=np.int32)  # index of each distinct n-gram
         seen = high > low
         n, k = high - low, np.where(seen, number[high - 1] - number[low * seen] + 1, 0)
         low[by_ngram], high[by_ngram] = np.searchsorted(ngrams, wanted), np.searchsorted(ngrams, wanted, "right")
-        last = slice(order - 1, None)  # of each n-gram, its last token; those that the text cuts off have none
+        last = slice(order - 1, None)  # last token of each n-gram that ends within the text
         mixed = (high - low + k * np.pad(probability[last], (0, order - 1))) / np.maximum(n + k, 1)  # (M,)
         probability[last] = np.where(seen, mixed, np.pad(probability[last], (0, order - 1)))[: len(text) - order + 1]
         probability[0] = 1 / size
@@ -82,7 +87,7 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
 
 
 def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
-    """Return the `length` tokens from each position on as one number: (N,) -> (N - length + 1,) int64."""
+    """Return the `length` tokens from each position on, packed into one number: (N,) -> (N - length + 1,) int64."""
     packed = np.zeros(len(tokens) - length + 1, np.int64)
     for offset in range(length):
         packed <<= bits

@@ -1,8 +1,8 @@
-"""Find the longest passage that a text shares with the training text: how much of it is copied.
+"""Find the longest passage that a text copies from the training text, to tell a new text from a memorised one.
 
-Windows of k tokens that both contain are found by a rolling hash (Karp and Rabin, Efficient randomized pattern-matching
-algorithms, 1987): the sum of (t_i + 1) b^i modulo 2^64. The longest passage is then compared token by token, so a
-collision of hashes costs time but does not change the result.
+A copy is a passage that both contain, token for token. Windows of k tokens that both contain are found by a rolling
+hash (Karp and Rabin, Efficient randomized pattern-matching algorithms, 1987): the sum of (t_i + 1) b^i modulo 2^64. The
+longest passage is then compared token by token, so a collision of hashes costs time but does not change the result.
 """
 
 import json
@@ -23,18 +23,18 @@ BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 
 class Copy(NamedTuple):
-    """The longest passage of a text that is also in the training text: where it begins in the text, in tokens."""
+    """The longest passage of a text that is also in the training text: its place in the text and length, in tokens."""
 
     begin: int
     length: int
 
 
 def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Copy]:
-    """Find the longest copy of each text in one pass over the training text, in chunks.
+    """Return the longest copy of each text, found in one pass over the training text, which is read in chunks.
 
     Args:
         texts: tokens of each text, (n,), of any integer type.
-        trained: tokens of the training text, (N,), which may be mapped into memory.
+        trained: tokens of the training text, (N,), which may be memory-mapped.
     """
     longest = max(map(len, texts), default=0)
     powers, inverses = (_powers(base, max(CHUNK, longest) + longest) for base in (BASE, pow(BASE, -1, 2**64)))
@@ -53,16 +53,16 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
 
 
 def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarray) -> list[bool]:
-    """Return whether each document, without its end mark, is a document of the training text.
+    """Return for each document whether it equals a document of the training text.
 
     Args:
-        documents: tokens of each document, (n,).
+        documents: tokens of each document, (n,), without its end mark.
         trained: tokens of the training text, (N,): documents, each followed by the end mark.
         end: tokens of the end mark.
     """
     marked = [np.concatenate((end, document, end)) for document in documents]
     copied = [copy.length for copy in longest_copies(marked, trained)]
-    whole = [each[len(end) :] for each in marked]  # no end mark precedes the first document
+    whole = [each[len(end) :] for each in marked]  # the training text begins with a document, not with an end mark
     return [
         copy == len(each) or np.array_equal(own, trained[: len(own)])
         for copy, each, own in zip(copied, marked, whole, strict=True)
@@ -80,7 +80,7 @@ class _Hashes:
 
     def __init__(self, tokens: np.ndarray, powers: np.ndarray, inverses: np.ndarray) -> None:
         self.tokens, self.inverses = tokens, inverses
-        self.sums = np.zeros(len(tokens) + 1, np.uint64)  # of the first i tokens
+        self.sums = np.zeros(len(tokens) + 1, np.uint64)  # sums[i] is that of the first i tokens
         terms = tokens.astype(np.uint64)
         terms += np.uint64(1)
         terms *= powers[: len(tokens)]
@@ -128,13 +128,13 @@ class _Search:
                 equal -= 1
             if equal > self.best.length:
                 self.best = Copy(self.letters.index(passage[:equal]), equal)
-            if equal == length:  # no other position has more
+            if equal == length:  # no other position has a longer copy
                 break
             positions = positions[positions != places[0]]
         return self.best != before
 
     def _common(self, chunk: _Hashes, positions: np.ndarray, k: int) -> np.ndarray:
-        """Return those of `positions` whose window of k tokens has the hash of one in the text."""
+        """Return those of `positions` whose window of k tokens has the same hash as one in the text."""
         positions = positions[positions + k < len(chunk.sums)]
         if not len(positions) or k > len(self.letters):
             return positions[:0]
@@ -144,7 +144,7 @@ class _Search:
 
 
 class _Filter:
-    """Finds the positions where a text could have a longer copy, for texts whose best is about equally long."""
+    """Finds positions where a longer copy could begin, for texts whose best copies are about equally long."""
 
     def __init__(self, k: int, searches: Sequence[_Search]) -> None:
         self.k, self.searches = k, searches
@@ -163,10 +163,10 @@ class _Filter:
 
 
 def _filters(searches: Iterable[_Search]) -> list[_Filter]:
-    """Group the texts that are not copied as a whole by the length of the windows to look for.
+    """Return a filter for each window length to look for, with the texts that are not yet copied as a whole.
 
-    A copy that is longer than the best contains a window of this length at its beginning. From 16 tokens on, the
-    lengths are rounded down to powers of 2 and 1.5 times these: fewer groups, and few windows are that long.
+    A copy that is longer than the best begins with a window of this length. From 16 tokens on, lengths are rounded down
+    to powers of 2 and 1.5 times these, so there are few filters, and still few windows of such a length match.
     """
     groups = defaultdict(list)
     for search in searches:
@@ -183,14 +183,14 @@ def _as_string(tokens: np.ndarray) -> str:
 
 
 def skipped(trained: np.ndarray, unit: str) -> str:
-    """Return why the training text is not searched, or nothing if it is short enough."""
+    """Return a line that says why the training text is not searched; "" if it is short enough."""
     if len(trained) <= MAX_SEARCHED:
         return ""
     return f"longest copy: skipped, because the training text has more than {count(MAX_SEARCHED, unit)}"
 
 
 def describe(copy: Copy, tokens: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Describe the longest copy of a text in one line."""
+    """Return one line with the length of a text's longest copy and how the copy begins."""
     passage = tokenizer.decode(tokens[copy.begin : copy.begin + copy.length])
     shown = printable(json.dumps(passage[:SHOWN], ensure_ascii=False)[1:-1]) + "…" * (len(passage) > SHOWN)
     return f"longest copy: {copy.length:,} of {count(len(tokens), tokenizer.unit)}" + (

@@ -1,4 +1,4 @@
-"""Choose passages of a text: prompts of samples, lines whose attention is plotted, text for the guessing game."""
+"""Choose passages of a text: prompts for samples, a line whose attention is plotted, passages for the guessing game."""
 
 import re
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from data.text import Text, text_of_run
 from gpt.inference.continuation import complete_documents, readable
 from gpt.tokenizer import Tokenizer
 
-PROMPT = 200  # tokens of a prompt, at most
+PROMPT = 200  # maximum tokens of a prompt
 ATTENDED = 30  # tokens of the passage whose attention is plotted
-SEARCHED = 2**12  # tokens that are searched for the line where this passage begins
+SEARCHED = 2**12  # tokens of validation in which the line where this passage begins is searched
 NUM_TO_GUESS = 6  # maximum number of passages to guess
 TO_GUESS = 200  # characters of a passage to guess
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """Return a prompt from the validation split, after its fraction `at`, if possible of whole lines: (T0,) int64.
+    """Return a prompt from the validation split, from its fraction `at` on, of whole lines if possible: (T0,) int64.
 
-    If the text is a list of documents, the prompt is their end mark, so that the model begins with a document.
+    If the text is divided into documents, the prompt is their end mark, so that the model begins a new document.
     """
     if text.documents:
         return torch.from_numpy(text.tokenizer.encode(text.documents.rule.end))
@@ -45,7 +45,10 @@ def _line_starts(text: Text, tokens: np.ndarray) -> list[int]:
 
 
 def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, str]:
-    """Decode a prompt and its continuation for people: of documents without the first end mark, and only whole ones."""
+    """Return a prompt and its continuation, decoded for people.
+
+    If the text is divided into documents, the prompt, an end mark, is left out, and so is an unfinished document.
+    """
     decode = text.tokenizer.decode
     if text.documents is None:
         return decode(given), decode(written)
@@ -61,7 +64,7 @@ def prompts(text: Text) -> Tensor:
 
 
 def varied_line(text: Text) -> int:
-    """Find the line near the middle of validation that begins with the most distinct tokens; return where it starts."""
+    """Return where the line starts that, near the middle of validation, begins with the most distinct tokens."""
     middle = max(1, len(text.validation) // 2 - SEARCHED // 2)
     stretch = text.validation[middle : middle + SEARCHED]
     starts = _line_starts(text, stretch[:-ATTENDED]) or [0]
@@ -75,7 +78,10 @@ def passage(text: Text, length: int) -> Tensor:
 
 
 def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list[str]:
-    """Choose passages of `characters` only, each after a `mark`. No quarter of a passage occurs in `trained`."""
+    """Return passages of `TO_GUESS` characters of `text`, spread over it, each directly after a `mark`.
+
+    They contain only `characters`, and no quarter of a passage occurs in `trained`.
+    """
     found: list[str] = []
     free = 0  # earliest position of the next passage, which spreads the passages over the text
     for first in re.finditer(f"(?<={re.escape(mark)}).", text):
@@ -90,11 +96,11 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
 def game_passages(
     source: str, file: Path, tokenizer: Tokenizer, documents: Mapping[str, str] | None = None
 ) -> tuple[list[str], str]:
-    """Choose the passages of the guessing game; return them, and what the last line says about them.
+    """Return the passages of the guessing game, and what the command's last line says about them.
 
-    A passage has only characters of the vocabulary and does not occur in the text that the model was trained on. It
-    begins with a line, or with a document as the model's `documents` in `gpt.model_file.FIELDS` are found. None has
-    U+0003, which nobody can type.
+    A passage contains only characters of the vocabulary and does not occur in the text that the model was trained on.
+    It begins where a line begins or, if the model was trained on `documents` (see `gpt.model_file.FIELDS`), where a
+    document begins. No passage contains U+0003, which nobody can enter on a keyboard.
     """
     rule = Rule(**documents) if documents else None
     end = rule.end if rule else ""
@@ -121,7 +127,7 @@ def game_passages(
         guessed = mark.join(["", *texts])
     if found := to_guess(guessed, trained, "".join(tokenizer.names).replace(END, ""), mark):
         number = f"{len(found)} passage{'s' * (len(found) > 1)} of {source} to guess"
-        return found, f"{number}, which whoever has the page can read{unchecked}"
+        return found, f"{number}, which anyone with the page can read{unchecked}"
     advice = "name a text file instead" if source == "validation" else "name another text"
     unit = "document" if end else "line"
     wanted = f"{TO_GUESS} characters from the beginning of a {unit}, all in the vocabulary and not in the training text"

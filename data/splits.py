@@ -1,4 +1,12 @@
-"""Divide a text that is not a list of documents into training, validation and test; say what was divided how."""
+"""Decide where the splits of a text fall that is not divided into documents; `data.hash_order` divides one that is.
+
+- With `data.validation`, each file belongs to the split that names it.
+- From `BY_FILE` = 40 files on, each file belongs whole to one split (`split_by_file`). Files with equal bytes are
+  copies of each other and share a split.
+- With fewer files, the first part of each is training, the next validation, and the last test (`split_within`).
+
+`check_lengths` refuses splits that are shorter than one window.
+"""
 
 import hashlib
 import shlex
@@ -12,17 +20,17 @@ from data.corpus import Corpus
 from data.documents import Rule
 
 SPLITS = ("train", "validation", "test")
-BY_FILE = 40  # with at least this many documents, none is divided: each belongs to one split
-EMPTY = hashlib.sha256().hexdigest()  # of an empty file
+BY_FILE = 40  # with at least this many files, none is divided: each belongs to one split
+EMPTY = hashlib.sha256().hexdigest()  # hash of an empty file
 Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 
 def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
-    """Raise `InputError` if train or validation holds no window, or if a wanted test split has no two tokens."""
+    """Raise an `InputError` if train or validation is shorter than one window, or a test split than two tokens."""
     unit = "characters" if corpus.encoding else "bytes"
     whole = sum(len(tokens) for tokens in arrays.values())
     own = config.validation is not None
-    if config.overfit is not None and whole > context:  # makes each split the beginning of the whole text
+    if config.overfit is not None and whole > context:  # each split is then the beginning of the whole text
         return
     largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
     ways = [f"set model.context={largest}"] if 0 < largest < context else []
@@ -47,9 +55,9 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
         if length < needed:
             way = " or ".join(ways)
             if not own and len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
-                way += f"; from {BY_FILE} files on, whole files belong to a split: join them into fewer"
+                way += f"; {BY_FILE} or more files are not divided, each belongs to one split: join them into fewer"
             if split != "test" and not own:
-                way += f"; data.overfit={whole} memorises all of it"
+                way += f"; to memorise all of it: data.overfit={whole}"
             least = f"at least {needed:,}" + f" for model.context={context}" * (split != "test")
             if own:
                 given = printable(config.places()["path" if split == "train" else split] or "")
@@ -60,11 +68,11 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
 def split_by_file(
     sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Assign each document, by name, to one split. The result depends on names, sizes and equal contents alone.
+    """Return the split of each file by name, which depends only on names, sizes and which files are equal.
 
-    Documents, in the order of a hash of their names, fill validation up to its share of the tokens, then test. The rest
-    is train. A document that is more than twice as long as what is missing from a split goes to a later one. Those with
-    equal values in `alike` count as one document.
+    Files, in the order of a hash of their names, fill validation up to its share of the tokens, then test. The rest is
+    train. A file that is more than twice as long as what a split still lacks is left for a later one. Files with equal
+    values in `alike` count as one file.
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()):
@@ -92,9 +100,9 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
 def split_documents(
     corpus: Corpus, sizes: list[int], shares: list[float], alike: Mapping[str, str]
 ) -> list[list[Part]]:
-    """Divide documents of `sizes` tokens into parts; return the parts of each document.
+    """Return the parts of each file, whose numbers of tokens are `sizes`.
 
-    Equal documents have equal borders, so a passage of a copy is in the same split.
+    Equal files are divided at the same places, so a passage is in the same split in each of them.
     """
     if corpus.documents[0].split:
         return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
@@ -107,13 +115,13 @@ def split_documents(
 
 
 def num_copies(digests: Iterable[str]) -> int:
-    """Return how many files, of those that are not empty, equal one before."""
+    """Return how many files that are not empty equal an earlier one."""
     full = [digest for digest in digests if digest != EMPTY]
     return len(full) - len(set(full))
 
 
 def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
-    """Return lines that say how several files, which are not divided into documents, are split, and name copies."""
+    """Return lines that say how several files are split, if they are not divided into documents, and count copies."""
     number = len(digests)
     if number == 1 or corpus.python:
         return ()

@@ -1,7 +1,11 @@
-"""Split and encode a text once, then load it from `<cache>/encoded/<fingerprint>/`, or map it if it is large.
+"""Split and encode a text once, and load it from `<cache>/encoded/<fingerprint>/` at every later start.
 
-The folder has `meta.json` and, with the tokens as uint8 or uint16, `train.bin`, `validation.bin` and `test.bin`. The
-fingerprint includes a hash of the text, which is computed at every start. So a changed text is encoded again.
+The folder contains `meta.json` and the tokens as uint8 or uint16 in `train.bin`, `validation.bin` and `test.bin`. A
+split of at least `MAPPED_FROM` = 16 MiB is memory-mapped, a smaller one is read into memory. The fingerprint includes
+a hash of the text, which is computed at every start, so a changed text is encoded anew.
+
+Decided here, too: the vocabulary, which characters are rare, what `data.overfit` trains on, and whether a model that a
+run starts from has read held-out text.
 """
 
 import hashlib
@@ -30,40 +34,44 @@ from data.splits import BY_FILE, EMPTY, SPLITS, Part, check_lengths, describe_fi
 from gpt.model_file import HASH, shares_read
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
-# Larger splits are mapped into memory: they may exceed it. But if a mapped file is cut, SIGBUS ends the process.
+# Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because SIGBUS ends the process
+# if a mapped file is truncated.
 MAPPED_FROM = 2**24  # bytes
 RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
-SEEN = "the model that this run starts from has read its held-out text: the loss says nothing about new text"
-MAX_HASHES = 1000  # of training files, the lowest ones: each is 20 of a model file's `MAX_METADATA` characters
-# Tokens and number of characters of each split; `counts`, `repeated` and `blank` of `Documents`, if there are any; the
-# `hashed` content of each file that is not empty, and its split, "" if it is divided.
+SEEN = "the model that this run starts from was trained on text held out here: the loss says nothing about new text"
+MAX_HASHES = 1000  # of training files, the lowest ones: each uses 20 of a model file's `MAX_METADATA` characters
+# Tokens of each split; the tokenizer; number of characters of each split; the fields of `Documents` but `rule`, or {};
+# (hash of the content, see `hashed`, and split, or "" if the file is divided) of each file that is not empty.
 Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any], list[tuple[str, str]]]
 
 
 @dataclass(frozen=True)
 class Text:
-    """An encoded corpus."""
+    """A text that is split and encoded, and what is known about it."""
 
     train: np.ndarray  # one-dimensional, uint8 or uint16, read-only
     validation: np.ndarray  # the same dtype
     test: np.ndarray  # the same dtype, empty if its fraction is 0
-    tokenizer: Tokenizer  # has the characters of all splits
+    tokenizer: Tokenizer  # contains the characters of all splits
     name: str  # name of the corpus, for messages
     fingerprint: str  # hexadecimal; equal for equal content, settings and tokenizer
     characters: Mapping[str, int]  # number of characters of each split; with bytes as tokens, at most its tokens
-    extra_chars: str  # added to the vocabulary, whether the corpus has them or not
+    extra_chars: str  # added to the vocabulary, whether the corpus contains them or not
     sha256: str  # of the file; of several files, a hash of their names and hashes
     hashes: Sequence[str]  # of the content of at most `MAX_HASHES` files that were trained on, see `model_file`
-    share: float  # of each of these files, from its beginning, that training may read
+    share: float  # fraction of each of these files, from its beginning, that training may read
     split_hash: str  # hexadecimal; equal for equal content that is split in the same way
-    held_out: Mapping[str, float]  # by hash of a file's content, the share after which some of it is held out
-    before: Sequence[Mapping[str, Any]]  # what the model that a run starts from has read, see `model_file`
+    held_out: Mapping[str, float]  # by hash of a file's content: the fraction of it after which text is held out
+    before: Sequence[Mapping[str, Any]]  # texts that the model of `init_from` has read, see `model_file`
     documents: Documents | None = None  # what the text was divided into; None if it is one long text
-    notes: tuple[str, ...] = ()  # lines about the text for the introduction of a run
+    notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
 
     def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
-        """Return the text of a run whose first model has read `texts`; add a note if held-out text is among them."""
+        """Return the text for a run from a model that has read `texts`.
+
+        The note `SEEN` is added if `texts` include text that is held out here.
+        """
         read = shares_read(each for each in texts if each["split"] != self.split_hash)
         if any(read.get(sha, 0.0) > share for sha, share in self.held_out.items()):
             return replace(self, before=texts, notes=(*self.notes, SEEN))
@@ -71,17 +79,17 @@ class Text:
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
-    """Open the text that `config` names, encoded and split, from the cache if it is there.
+    """Return the text that `config` names, split and encoded, from the cache if it is there.
 
-    With `data.validation`, each split is the text of its own files. Else, with `data.documents` or `data.field`, each
-    document belongs to one split (see `data/documents.py`). Otherwise, at least 40 files, such as the standard
-    library, are split by file (see `split_by_file`). With fewer, each file is divided into three parts. The parts of a
+    With `data.validation`, each split is the text of its own files. Otherwise, with `data.documents` or `data.field`,
+    each document belongs to one split (see `data/hash_order.py`). Without these, 40 or more files, such as the standard
+    library, are split by file, and fewer files are each divided into three parts (see `data/splits.py`). The parts of a
     split are joined by newlines.
 
     Args:
-        config: source, split and tokenizer.
+        config: the text, its splits and its tokenizer.
         context: window length in tokens; train and validation must each have at least context + 1 tokens.
-        extra_chars: characters to add to the vocabulary, whether the text has them or not.
+        extra_chars: characters to add to the vocabulary, whether the text contains them or not.
     """
     corpus = open_corpus(config)
     with Progress("hashing the text", corpus.size(), "B") as progress:
@@ -92,7 +100,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     settings += [{rule.kind: rule.name}] if rule else []
     own = config.validation is not None
     settings += [[document.split for document in corpus.documents]] if own else []
-    alike = dict[str, str]()  # by name of the document, if equal ones must share a split
+    alike = dict[str, str]()  # digest by name of the file, if equal files must share a split
     if not (rule or own or corpus.python) and len(digests) >= BY_FILE:
         alike = {each.name: digest for each, digest in zip(corpus.documents, digests, strict=True)}
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
@@ -105,7 +113,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
         corpus, rule, stamps, config.split, extra_chars, folder, alike
     )
     check_lengths(arrays, config, context, corpus)
-    # Documents are shuffled: those of training lie anywhere in a file, and so do those that are held out.
+    # Documents are shuffled, so training and held-out documents may be anywhere in a file.
     in_order = not (rule or own or len(digests) >= BY_FILE)
     held_out = {sha[:HASH]: shares[0] if in_order else 0.0 for sha, split in files if split != "train"}
     text = Text(
@@ -122,7 +130,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
 
 
 def text_of_run(model: Path) -> Text:
-    """Open the text that the run of a model file, such as RUN/checkpoints/best.safetensors, was trained on.
+    """Return the text that the run of a model file, such as RUN/checkpoints/best.safetensors, was trained on.
 
     Raises:
         InputError: there is no training checkpoint beside the model, or the text is missing or has changed.
@@ -146,21 +154,21 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Make each split the first `length` tokens of all three; training gets a few more."""
+    """Return the text with the first `length` tokens as each split; training has `2 * context` more."""
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
-    # An epoch begins at a random token and may miss the last `context` tokens. So keep 2 * context extra tokens.
+    # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.
     train, sizes = text.train[: length + 2 * context], text.tokenizer.token_sizes[:, 0]
     if len(train) < length + 2 * context:
         train = np.concatenate((text.train, text.validation, text.test))[: length + 2 * context]
     part = train[:length]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
     changed = replace(text, train=train, validation=part, test=part, characters=characters)
-    return replace(changed, share=1.0, split_hash="", held_out={})  # of which no text is held out
+    return replace(changed, share=1.0, split_hash="", held_out={})  # because no text is held out
 
 
 def _load(folder: Path) -> Encoded | None:
-    """Load an encoded text, or map it if it is large; return None if it is missing, incomplete or damaged."""
+    """Load an encoded text, memory-mapping large splits; return None if it is missing, incomplete or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])
@@ -181,7 +189,7 @@ def _load(folder: Path) -> Encoded | None:
 
 
 def _likeness(text: Text, folder: Path) -> dict[str, Any]:
-    """Compare validation with training, once for each text: the result is kept beside its tokens."""
+    """Return the `likeness` of validation and training, which is computed once and stored beside the tokens."""
     path = folder / "likeness.json"
     try:
         return json.loads(path.read_text(encoding="ascii"))
@@ -204,7 +212,7 @@ def rare_characters(folder: Path) -> tuple[str, ...]:
 
 
 def _checksum(path: Path) -> int:
-    """Return the CRC-32 of a file. Read it in chunks: a map would hold all its pages in memory."""
+    """Return the CRC-32 of a file, read in chunks because a memory map would keep all its pages in memory."""
     checksum = 0
     with open(path, "rb") as file:
         while chunk := file.read(2**20):
@@ -221,9 +229,9 @@ def _encode(
     folder: Path,
     alike: Mapping[str, str],
 ) -> Encoded:
-    """Encode a corpus into `folder` and open it. Of several processes one encodes, and the others wait for it.
+    """Encode a corpus into `folder` and load it. If several processes need it, one encodes and the others wait.
 
-    `stamps` are the corpus's stamps from before its files were hashed; for `alike` see `split_by_file`.
+    `stamps` are those from before the files were hashed, to detect later changes; for `alike` see `split_by_file`.
     """
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:
@@ -246,7 +254,7 @@ def _encode(
             else:
                 sizes, characters, rare = scan(first_pass.read(document, tick) for document in corpus.documents)
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
-                joined = len(filled) > len(set(filled))  # by newlines
+                joined = len(filled) > len(set(filled))  # by newlines, which the vocabulary must then contain
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
                 parts_of = split_documents(corpus, sizes, shares, alike)
                 split_of = [parts[0][0] if len(parts) == 1 else "" for parts in parts_of]
@@ -259,9 +267,9 @@ def _encode(
                     raise changed
 
             _save(folder, tokenizer, encoded(), {"rare": rare, "files": files, "documents": found})
-    except UnknownCharacter:  # the first pass did not see this character
+    except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
-    except OSError as error:  # the cache cannot be written: a text that cannot be read is an InputError
+    except OSError as error:  # from writing the cache, because a text that cannot be read raises an InputError
         raise InputError(
             f"{printable(folder)}: cannot save the encoded text: {error.strerror or error}; "
             "data.cache_dir= sets another folder"
@@ -272,11 +280,11 @@ def _encode(
 
 
 def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
-    """First pass: return the length of each text, the sorted distinct characters (or bytes), and how many are rare.
+    """Return the length of each text, the sorted distinct characters (or bytes), and how many of these are rare.
 
-    Rare characters occur fewer than `RARE` times.
+    This is the first pass over a text. Rare characters occur fewer than `RARE` times.
     """
-    sizes, counts = [], np.zeros(0x110000, np.uint8)  # how often each code point occurs, up to RARE
+    sizes, counts = [], np.zeros(0x110000, np.uint8)  # occurrences of each code point, at most RARE
     frequent = b""  # characters of ASCII chunks, or bytes, that occur RARE times
     for text in texts:
         size = 0
@@ -285,7 +293,7 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
                 found = counts.take(points, mode="clip")
-                if found.min() == RARE:  # reading is far faster than writing
+                if found.min() == RARE:  # nothing to count, and reading counts is far faster than writing them
                     continue
                 points = points[found < RARE]
             else:
@@ -302,7 +310,7 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
 
 
 def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
-    """Make the tokenizer of a corpus from its characters and `more`, such as those of an end mark."""
+    """Return the tokenizer of a corpus for its characters and `more`, such as those of an end mark."""
     if not characters:
         raise InputError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:
@@ -318,9 +326,9 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
 def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Second pass: yield (split, tokens) in the order of the text, with a newline between the parts of a split.
+    """Yield (split, tokens) in the order of the text, with a newline between the parts of a split.
 
-    `parts_of` lists the parts of each document.
+    This is the second pass over a text. `parts_of` lists the parts of each document.
     """
     begun = set()
     for document, parts in zip(corpus.documents, parts_of, strict=True):
@@ -338,7 +346,10 @@ def _encode_parts(
 
 
 def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], meta: dict[str, Any]) -> None:
-    """Write the (split, tokens) of `encoded` into `folder`, atomically; `meta`, too, which encoding may complete."""
+    """Write the (split, tokens) of `encoded`, and then `meta`, into `folder`, atomically.
+
+    `meta` comes last because its values may be complete only after all tokens are encoded.
+    """
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     with atomic(folder) as unfinished:
         unfinished.mkdir()

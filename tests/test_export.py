@@ -59,7 +59,7 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
 
     ended = export("first", "--to", "web", "page.html", "--guess", "validation")
     shown = passages("page.html")
-    assert f"{len(shown)} passages of validation to guess, which whoever has the page can read; " in ended.out
+    assert f"{len(shown)} passages of validation to guess, which anyone with the page can read; " in ended.out
     assert ended.status == 0 and len(shown) > 1
     assert all(len(passage) == 200 and "\n" + passage in validation for passage in shown)
     # Of a file: what occurs in the training text, even in part, and what has other characters is left out.

@@ -31,7 +31,7 @@ def test_validation_on_a_licence_is_told(tmp_path, opened):
     for _ in range(2):  # counted, and remembered
         (line,) = notes(opened)
         assert line.startswith("validation is unlike the training text (counting ")
-        assert line.endswith("a licence, an index, another language? data.documents=paragraph mixes it")
+        assert line.endswith("a licence, an index, another language? data.documents=paragraph shuffles it")
     (folder,) = (path for path in (tmp_path / "cache/encoded").iterdir() if path.is_dir())
     (folder / "likeness.json").write_text('{"losses": [1, 1, 1, 1, 1], "sorted": false}')
     assert notes(opened) == []
@@ -60,7 +60,7 @@ def test_validation_that_repeats_training_is_told(tmp_path, opened):
 def test_sorted_lines_are_told_for_themselves(tmp_path, opened):
     words = sorted({prose(12, seed).replace(" ", "").strip() for seed in range(800)})
     make(tmp_path, {"text": "\n".join(words)})
-    assert notes(opened) == ["the lines are sorted: data.documents=line mixes them"]
+    assert notes(opened) == ["the lines are sorted: data.documents=line shuffles them"]
     assert notes(opened, documents="line") == []
     random.Random(0).shuffle(words)
     make(tmp_path, {"text": "\n".join(words)})
