@@ -115,7 +115,7 @@ def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, 
             patch.setattr(data.documents if name == "BATCH" else data.hash_order, name, value)
         named = {f"{number}": text.encode() for number, text in enumerate(files)}
         if len({document for document in documents if document.strip(whitespace)}) < 3:
-            assert "at least 3 different ones" in refusal(InputError, text_of, named, documents=kind, tokenizer=tokenizer)
+            assert "at least 3 different" in refusal(InputError, text_of, named, documents=kind, tokenizer=tokenizer)
             return
         try:
             text = text_of(named, documents=kind, tokenizer=tokenizer)
