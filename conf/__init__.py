@@ -1,1 +1,1 @@
-"""The configuration: its schema, what may be typed, Hydra."""
+"""The configuration of a run: its schema, the YAML presets and the command line, composed by Hydra."""

@@ -34,9 +34,9 @@ def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[st
     """Compose the configuration of a fresh run.
 
     Args:
-        settings: what Hydra reads of the command line: presets, and values of keys.
-        literals: by key, the values that Hydra does not read.
-        trained: the groups of a trained model, whose values stand in the place of the schema's defaults.
+        settings: the part of the command line that Hydra parses: presets, and values of keys.
+        literals: values that Hydra does not parse, by key.
+        trained: settings of a trained model by group, which replace the schema's defaults.
     """
     with _one_line():
         config = _set(_presets("train", settings, trained), settings, literals)
@@ -51,18 +51,18 @@ def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[st
 def _check_minutes(config: Config) -> None:
     minutes, steps = f"minutes={config.minutes:g}", config.trainer.max_steps
     if steps != "auto":
-        keep = "minutes=null keeps these steps, trainer.max_steps=auto the minutes"
+        keep = "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
         raise InputError(f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; {keep}")
     if config.optim.schedule != "trapezoid":
-        why = "because a cosine depends on the number of steps, which is chosen late"
+        why = "because a cosine depends on the number of steps, which is chosen while the run trains"
         raise InputError(f"{minutes}: needs optim.schedule=trapezoid, {why}; or set trainer.max_steps instead")
 
 
 def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Config) -> Config:
-    """Compose the configuration of a run that continues: what it has stored, changed by this command line.
+    """Compose the configuration of a resumed run: its stored configuration, changed by this command line.
 
-    What is `auto` on the command line, or in a preset that it names, stays as the run has chosen it. The numbers of
-    machines and, under a launcher, of devices are those of this command line.
+    A key that is `auto` on the command line, or in a preset that it names, keeps the value that the run has chosen. The
+    number of machines, and under a launcher such as torchrun that of devices, come from this start.
     """
     base = asdict(stored) | {"resume": None, "allow": []}
     base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
@@ -77,9 +77,9 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
 
 
 def read_config(run: Path) -> Config:
-    """Read a run's config.yaml as data; raise an `InputError` if it is missing or wrong.
+    """Return the configuration in a run's config.yaml; raise an `InputError` if it is missing or invalid.
 
-    It names its plug-ins, but not their classes, which are in the files of these names in conf/.
+    The file is only data: it names plug-ins, but their classes come from the presets of these names in conf/.
     """
     path = run / "config.yaml"
     try:
@@ -118,8 +118,8 @@ def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
 def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bool) -> str:
     """Return the configuration of one run as YAML, like Hydra's `--cfg`.
 
-    `part` is `job` for the run, `hydra` for Hydra's own settings, or `all`. `resolve` replaces interpolations, such as
-    `${seed}`, by their values.
+    `part` is `job` for the run's settings, `hydra` for Hydra's own, or `all` for both. `resolve` replaces
+    interpolations, such as `${seed}`, by their values.
     """
     with _one_line(), _hydra():
         whole = hydra.compose("train", [*(each.text for each in settings), _search_path()], return_hydra_config=True)
@@ -136,7 +136,7 @@ def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bo
 
 
 def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) -> DictConfig:
-    """Set the keys of a command line in a copy of the configuration that Hydra has composed of its presets."""
+    """Return a copy of `config`, which Hydra has composed from presets, with the keys of the command line set."""
     config = copy.deepcopy(config)
     for each in settings:
         group, _, rest = each.key.partition(".")
@@ -149,7 +149,7 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
             accepted = [key for key in config[group][name] if key != "_target_"]
             if argument not in accepted:
                 listed = ", ".join(accepted) or "none"
-                raise InputError(f"{each.key}: no such key; {group}={name} takes {listed}")
+                raise InputError(f"{each.key}: no such key; {group}={name} accepts {listed}")
         literal = each.key in KEYS and KEYS[each.key].metadata.get("literal")
         OmegaConf.update(config, each.key, escaped(each.value) if literal else each.value)
     for key, value in literals.items():
@@ -158,7 +158,7 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
 
 
 def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] | None = None) -> DictConfig:
-    """Let Hydra compose the presets among `settings` on top of the schema, whose defaults `base` replaces."""
+    """Return what Hydra composes from the presets among `settings` and the schema, whose defaults `base` replaces."""
     chosen = tuple(each.text for each in settings if each.is_group)
     if not base:
         return _cached(primary, chosen, tuple(FOLDERS))
@@ -168,14 +168,14 @@ def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] 
 
 @cache
 def _cached(primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Compose presets once for all runs of a sweep, which is slow: it reads the files of conf/."""
+    """Return `_presets` without `base`, cached for the runs of a sweep because reading the files of conf/ is slow."""
     with _hydra():
         return hydra.compose(primary, [*chosen, _search_path()])
 
 
 @contextmanager
 def _hydra(base: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Let Hydra read conf/ on top of `Config`, whose defaults `base` replaces."""
+    """Initialise Hydra with the config directory conf/ and the schema `Config`, whose defaults `base` replaces."""
     schema = OmegaConf.structured(Config)
     _unlock(schema)
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(base or {})))
@@ -184,7 +184,7 @@ def _hydra(base: Mapping[str, Any] | None = None) -> Iterator[None]:
 
 
 def _unlock(config: DictConfig) -> None:
-    """Let the fields of frozen dataclasses be set."""
+    """Make a configuration of frozen dataclasses writable."""
     OmegaConf.set_readonly(config, None)
     for key in config:
         if isinstance(config[key], DictConfig):
@@ -192,14 +192,14 @@ def _unlock(config: DictConfig) -> None:
 
 
 def _search_path() -> str:
-    """Return the override that has Hydra look for presets in the folders of `--config-dir`, too."""
+    """Return the override that makes Hydra search the folders of `--config-dir` for presets, too."""
     return f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"
 
 
 def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
     for name in plugins:
         if name not in groups()[group]:
-            raise InputError(f"{group}: {name}: there is no conf/{group}/{name}.yaml that says its class")
+            raise InputError(f"{group}: {name}: there is no conf/{group}/{name}.yaml that names its class")
 
 
 def escaped(value: Any) -> Any:
@@ -220,7 +220,7 @@ def _one_line() -> Iterator[None]:
         cause: BaseException = error
         while not isinstance(cause, OmegaConfBaseException) and cause.__cause__:
             cause = cause.__cause__
-        message, _, rest = str(cause).partition("\n    full_key: ")  # which OmegaConf adds
+        message, _, rest = str(cause).partition("\n    full_key: ")  # OmegaConf appends this line
         key = re.sub(r"\[\d+\]$", "", str(getattr(cause, "full_key", None) or rest.partition("\n")[0]))
         if isinstance(cause, OverflowError) and key in KEYS:  # a whole number that is too large for a float
             message = f"{key}: must be {KEYS[key].allowed}"

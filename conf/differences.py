@@ -1,4 +1,4 @@
-"""Spell a configuration as the command line that repeats it."""
+"""Turn a configuration into the command line that repeats it."""
 
 from base.options import spell
 from conf.compose import PLUGINS, composed_presets
@@ -9,9 +9,9 @@ from conf.schema import Config, to_dict
 
 
 def differences(config: Config) -> list[tuple[str, str, str]]:
-    """List (key, value, default) of the settings that differ from the defaults, spelled as on the command line.
+    """Return (key, value, default) of the settings that differ from the defaults, spelled as on the command line.
 
-    A value that the run has chosen for `auto` is listed unless most runs choose it.
+    A value that the run has chosen for `auto` is included unless it is the one that most runs choose.
     """
     defaults, found = dict(leaves(composed_presets())), []
     for key, value in leaves(to_dict(config)):
@@ -31,5 +31,5 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
 
 
 def overrides(config: Config) -> list[str]:
-    """List the overrides that repeat a run under another name. Give what `minutes` chose, not `minutes` itself."""
+    """Return the overrides that repeat a run under another name: with what `minutes` chose, but without `minutes`."""
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]

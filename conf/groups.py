@@ -1,4 +1,4 @@
-"""The configuration groups, which are the folders of conf/, and their presets, which are the files in them."""
+"""Find the configuration groups, which are folders of conf/, and their presets, which are the files in them."""
 
 from functools import cache
 from pathlib import Path
@@ -10,33 +10,33 @@ from base.errors import InputError, one_line
 from conf.schema import Loader
 
 CONF = Path(__file__).parent
-FOLDERS: list[Path] = []  # of `--config-dir`; conf/ comes before them
+FOLDERS: list[Path] = []  # of `--config-dir`; a preset in conf/ takes precedence over theirs
 
 
 def add_folder(name: str) -> None:
-    """Take presets also from a folder with groups like those of conf/, as Hydra does with `--config-dir`."""
+    """Add a folder of presets, which contains a folder for each group as conf/ does, like Hydra's `--config-dir`."""
     if not name:
         raise InputError("--config-dir: needs a folder of presets, such as --config-dir presets")
     folder = Path(name).absolute()
     if not any(file for group in groups() for file in folder.glob(f"{group}/*.yaml")):
-        raise InputError(f"--config-dir {name}: has no preset, such as {Path(name) / 'model/mine.yaml'}")
+        raise InputError(f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}")
     if folder not in FOLDERS:
         FOLDERS.append(folder)
 
 
 def groups() -> dict[str, list[str]]:
-    """Map every configuration group to its choices."""
+    """Return the names of the presets of each configuration group."""
     return _groups((CONF, *FOLDERS))
 
 
-@cache  # a sweep asks for each of its runs
+@cache  # a sweep calls it for each of its runs
 def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
     found = [folder.name for folder in sorted(folders[0].iterdir()) if any(folder.glob("*.yaml"))]
     return {group: sorted({file.stem for each in folders for file in each.glob(f"{group}/*.yaml")}) for group in found}
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """Return the settings in conf/<group>/<choice>.yaml, or in that file of a folder of `--config-dir`."""
+    """Return the settings in conf/<group>/<choice>.yaml, or in the same file of a `--config-dir` folder."""
     files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
     file = next((file for file in files if file.exists()), files[0])
     try:

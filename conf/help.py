@@ -22,11 +22,11 @@ Train a character-level GPT. Without arguments: a small model on Python's standa
   python train.py model=small --cfg job      print all settings instead of training
   python train.py debug=overfit              check that the model can memorise a short text
 
-group=preset takes all settings of conf/<group>/<preset>.yaml. These are the presets:"""
+group=preset sets all that conf/<group>/<preset>.yaml contains. These are the presets:"""
 
 
 def usage(everything: bool) -> str:
-    """Return the help: tasks and presets, and with `everything` each key with its default, meaning and range."""
+    """Return the help text: tasks and presets, and with `everything` each key with its default, meaning and range."""
     tasks = TASKS.replace("python train.py", command("python", "train.py"))
     lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:

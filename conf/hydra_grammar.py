@@ -1,4 +1,4 @@
-"""Hydra's parser of overrides (hydra-core 1.3). Hydra does not document it, so only this file imports it."""
+"""Parse overrides with Hydra's own parser (hydra-core 1.3), which is undocumented, so only this file imports it."""
 
 import re
 from typing import Any
@@ -21,12 +21,12 @@ __all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "Sweep", "
 
 
 def parse(arguments: list[str]) -> list[Override]:
-    """Parse overrides as Hydra does; raise `HydraException` if one is not in its grammar."""
+    """Parse overrides as Hydra does; raise `HydraException` if one does not match Hydra's grammar."""
     return OverridesParser.create().parse_overrides(arguments)
 
 
 def quoted(value: Any) -> str:
-    """Spell a value for the grammar: a text with other characters than those of a name in quotes."""
+    """Return a value as the grammar writes it: a string is quoted unless it looks like a name."""
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
         return QuotedString(value, Quote.single).with_quotes()
     return spell(value)

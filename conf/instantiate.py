@@ -1,4 +1,4 @@
-"""Make the callbacks and loggers of a run from its configuration."""
+"""Instantiate the callbacks and loggers of a run from its configuration."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,18 +9,21 @@ from base.errors import InputError, one_line
 
 
 def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
-    """Make callbacks or loggers of their `_target_` with their arguments and `more`.
+    """Return an instance of each plug-in's class, its `_target_`, constructed with its arguments and `more`.
 
-    An `InputError` names the one whose constructor fails. Strings are data: `${…}` in them is not resolved.
+    Strings are data: unlike in Hydra's `instantiate`, `${…}` in them is not resolved.
+
+    Raises:
+        InputError: a constructor fails; the message names its plug-in.
     """
-    made = []
+    instances = []
     for name, arguments in plugins.items():
         try:
-            make = hydra.utils.instantiate({"_target_": arguments["_target_"], "_partial_": True})
-            made.append(make(**{key: value for key, value in arguments.items() if key != "_target_"} | more))
+            create = hydra.utils.instantiate({"_target_": arguments["_target_"], "_partial_": True})
+            instances.append(create(**{key: value for key, value in arguments.items() if key != "_target_"} | more))
         except Exception as error:
             cause = error.__cause__ or error
             reason = one_line(cause)[:300] or type(cause).__name__
             extra = "; pip install -c constraints.txt -e '.[wandb]'" if "wandb" in reason else ""
             raise InputError(f"{group}={name}: cannot be created: {reason}{extra}") from None
-    return made
+    return instances

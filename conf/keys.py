@@ -1,4 +1,4 @@
-"""The keys of the configuration, with their types, defaults and rules, and the nearest one to a mistyped key."""
+"""List the keys of the configuration with their types, defaults and rules, and suggest one for a misspelled key."""
 
 import dataclasses
 import difflib
@@ -13,7 +13,7 @@ from conf.groups import choice_values, groups
 from conf.schema import Config, SearchConfig
 from gpt.config import ModelConfig
 
-# What people type who know nanoGPT, Lightning or Hugging Face, and the settings here.
+# Names from nanoGPT, Lightning and Hugging Face, and likely guesses, with the key that has this meaning here.
 ALIASES = {
     "ckpt_path": "resume", "learning_rate": "optim.lr", "batch_size": "data.batch",
     "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps", "max_iters": "trainer.max_steps",
@@ -28,13 +28,13 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key of the configuration: the field that it sets."""
+    """A key of the configuration, described by the field that it sets."""
 
-    kind: Any  # the type, as the field is annotated
+    kind: Any  # the field's type annotation
     default: Any
     usual: Any  # what `auto` becomes in most runs
     metadata: Mapping[str, Any]  # of `base.options.option`; empty for groups of plug-ins
-    on_resume: str  # the rule of the field, or else of its group, or else `allow`
+    on_resume: str  # `free`, `allow` or `fixed`: the field's rule, else its group's, else `allow`
 
     @property
     def allowed(self) -> str:
@@ -60,22 +60,22 @@ SEARCH_KEYS = dict(_keys(SearchConfig, "hparams_search."))
 
 
 def is_plugins(group: str) -> bool:
-    """Whether the keys of a group are the arguments of other libraries' classes, as in `callbacks` and `logger`."""
+    """Return whether the keys of a group are arguments of classes, as in `callbacks` and `logger`."""
     return group in KEYS and "plugins" in KEYS[group].metadata
 
 
 def is_launch(key: str) -> bool:
-    """Whether a key says where and how a run is started, not what it computes."""
+    """Return whether a key says where and how a run is started, but not what it computes."""
     return key in KEYS and KEYS[key].metadata.get("launch", False)
 
 
 def has_auto(value: Any) -> bool:
-    """Whether the value of a key is `auto`, or for plug-ins one of their arguments is."""
+    """Return whether the value of a key is `auto` or, if it is a group of plug-ins, one of their arguments is."""
     return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every `(dotted key, value)` of nested dicts; the plug-ins of a group are one value."""
+    """Yield `(dotted key, value)` of each leaf of nested dicts; the plug-ins of a group are one leaf."""
     for key, value in values.items():
         if isinstance(value, dict) and not is_plugins(key):
             yield from leaves(value, f"{prefix}{key}.")
@@ -84,7 +84,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def nearest_key(key: str, names: list[str]) -> str:
-    """Suggest a key, first one whose last component is similar, such as `optim.lr` for `LR=1`."""
+    """Return a hint with the nearest key, preferably one whose last component is similar: `optim.lr` for `LR=1`."""
     key = key.lower()
     if key == "ckpt_path":
         return "; resume=RUN continues a run, init_from=RUN starts from its model"

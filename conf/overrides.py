@@ -29,7 +29,7 @@ HYDRA = (
 )  # fmt: skip
 MAX_VALUES = 10_000  # values of one key in a sweep
 MAX_RUNS = 10_000  # runs of one sweep
-# A value before a comma, and its quote, if it has one; a comma in brackets is not the end of the value.
+# Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
 
 
@@ -43,7 +43,7 @@ class Setting:
 
     @property
     def is_group(self) -> bool:
-        """Whether it chooses a preset."""
+        """Return whether the setting chooses a preset, as `model=small` does."""
         return self.key in groups()
 
 
@@ -52,20 +52,20 @@ class Command:
     """The arguments of `train.py`."""
 
     overrides: list[Override]  # as Hydra has parsed them
-    literals: dict[str, str | None]  # by key, the values that Hydra does not read: see `split_literals`
-    swept: dict[str, list[Setting]]  # those of which -m has several
+    literals: dict[str, str | None]  # values that Hydra does not parse, by key: see `split_literals`
+    swept: dict[str, list[Setting]]  # with -m: the keys with several such values
     sweep: bool = False  # -m
     search: SearchConfig | None = None  # hparams_search
     part: str = ""  # the argument of --cfg; empty without --cfg
     resolve: bool = False  # --resolve
 
     def sets(self, group: str) -> bool:
-        """Whether it sets a key of a group or chooses its preset."""
+        """Return whether the command sets a key of a group or chooses its preset."""
         keys = [*self.literals, *(each.key_or_group for each in self.overrides)]
         return any(key.partition(".")[0] == group for key in keys)
 
     def runs(self) -> Iterator[list[Setting]]:
-        """Yield the settings of each run: every combination of the values; of a repeated key the last one counts."""
+        """Yield the settings of each run: every combination of the values. The last value of a repeated key counts."""
         choices = {each.key_or_group: settings(each) for each in self.overrides} | self.swept
         if (count := math.prod(map(len, choices.values()))) > MAX_RUNS:
             raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
@@ -82,8 +82,8 @@ def settings(override: Override) -> list[Setting]:
 
 
 def read_command(arguments: list[str]) -> Command:
-    """Read a command line and check its flags and keys; the values of a search may be ranges."""
-    flags, typed, part = set(), [], ""
+    """Parse a command line, and check its flags and keys; with a search, values may be intervals."""
+    flags, assignments, part = set(), [], ""
     search, others = take_search(take_config_dir(arguments))
     left = iter(others)
     for argument in left:
@@ -99,9 +99,9 @@ def read_command(arguments: list[str]) -> Command:
         elif argument.startswith("-"):
             raise InputError(f"{argument}: no such flag{_as_setting(argument, others)}")
         else:
-            typed.append(argument)
+            assignments.append(argument)
     sweep = bool({"-m", "--multirun"} & flags)
-    rest, literals, swept = split_literals(typed, sweep or search is not None)
+    rest, literals, swept = split_literals(assignments, sweep or search is not None)
     overrides = parse_overrides(rest, sweep, search is not None)
     if part and (search or (sweep and part != "job")):
         raise InputError(f"--cfg={part}: shows the settings of one run; -m --cfg=job lists the runs of a sweep")
@@ -126,7 +126,7 @@ def take_config_dir(arguments: list[str]) -> list[str]:
 
 
 def _as_setting(flag: str, arguments: list[str]) -> str:
-    """Suggest the setting that was typed as a flag, as in `--max-steps 10`, or the nearest flag."""
+    """Return a hint for an unknown flag: the setting that was meant, as by `--max-steps 10`, or the nearest flag."""
     name, equals, value = flag.lstrip("-").partition("=")
     name = name.replace("-", "_")
     after = arguments[arguments.index(flag) + 1 :][:1]
@@ -142,10 +142,13 @@ def _as_setting(flag: str, arguments: list[str]) -> str:
 def split_literals(
     arguments: list[str], sweep: bool = False
 ) -> tuple[list[str], dict[str, str | None], dict[str, list[Setting]]]:
-    """Return the arguments for Hydra, and by key the values that its grammar must not read, such as paths.
+    """Separate the arguments for Hydra from values that its grammar must not parse, such as paths.
 
-    With `sweep`, the third has the keys with several values, between commas; the name of a file or run, and what
-    is in brackets or quotes, is one value.
+    With `sweep`, commas separate the values of a key, but the name of a file or run, and what is in brackets or quotes,
+    is one value.
+
+    Returns:
+        The arguments for Hydra, the other keys with one value, and the other keys with several values.
     """
     rest, literals, swept = [], dict[str, str | None](), dict[str, list[Setting]]()
     for argument in arguments:
@@ -168,7 +171,7 @@ def split_literals(
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
-    """Return the configuration of the search, or None, and the arguments that do not set its options."""
+    """Return the configuration of the search, or None without one, and the arguments that do not set its options."""
     own = [argument for argument in arguments if re.match(r"\+*hparams_search\b", argument)]
     others = [argument for argument in arguments if argument not in own]
     given = {each.key_or_group: each.value() for each in parse_overrides(own)}
@@ -204,7 +207,7 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
 
 
 def _about_word(word: str) -> str:
-    """Suggest what a word without `=` was meant to be."""
+    """Return a hint about what a word without `=` was meant to be, such as the text to train on."""
     names = [*KEYS, *SEARCH_KEYS, *groups()]
     if os.path.exists(word) and word not in names:
         return f"; to train on this text: data.path={word}"
@@ -214,7 +217,7 @@ def _about_word(word: str) -> str:
 
 
 def _check_override(override: Override, argument: str, sweep: bool, search: bool) -> None:
-    """Check a parsed override: what it does with its key, that the key exists, its number of values, its choices."""
+    """Raise an `InputError` if a key does not exist, cannot be set like this, or has a wrong number of values."""
     key, choices = override.key_or_group, groups()
     group, _, rest = key.partition(".")
     if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
@@ -228,7 +231,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
     if group == "trainer" and rest in REFUSED:
         raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")
     known = key in choices or key in KEYS | SEARCH_KEYS
-    if not known and not (is_plugins(group) and rest):  # the file of the plug-in has its keys
+    if not known and not (is_plugins(group) and rest):  # a plug-in's keys are those in its file
         raise InputError(f"{key}: no such key{nearest_key(key, [*KEYS, *SEARCH_KEYS, *choices])}")
     if key not in choices and override.type == OverrideType.ADD and not is_plugins(group):
         raise InputError(f"{argument}: {key} exists; write {key}=… without +")

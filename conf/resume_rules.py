@@ -1,4 +1,4 @@
-"""What a run that continues may change, and what a sweep's trials must have kept."""
+"""Decide what a resumed run, or a run from a trained model, may change, and what the trials of a sweep must keep."""
 
 import shlex
 from collections.abc import Mapping
@@ -10,19 +10,19 @@ from base.options import spell
 from conf.keys import KEYS, has_auto, leaves
 from conf.schema import Config, to_dict
 
-PATHS = ("data.path", "data.validation", "data.test")  # where a text lies; its fingerprint is compared, too
+PATHS = ("data.path", "data.validation", "data.test")  # free on resume, which compares the text's fingerprint
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Return every setting that the result of a run depends on, by key."""
+    """Return the settings on which the result of a run depends, by key."""
     return {key: value for key, value in leaves(to_dict(config)) if KEYS[key].on_resume != "free"}
 
 
 def changed(stored: Config, config: Config) -> list[str]:
-    """List the settings that differ from those of a run, as `key=value (the run has value)`.
+    """Return the settings that differ from those of a run, as `key=value (the run has value)`.
 
-    What is `auto`, or comes with the model of `init_from`, the run has chosen. More steps do not count: they continue
-    the run.
+    Settings that are `auto`, come with the model of `init_from`, or are in `allow` are not compared. A larger
+    trainer.max_steps is not listed, because it continues the run.
     """
     ours, theirs = (dict(leaves(to_dict(each))) for each in (config, stored))
     trained = ("model.", "data.tokenizer") if config.init_from else ()
@@ -41,10 +41,10 @@ def changed(stored: Config, config: Config) -> list[str]:
 
 
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise an `InputError` if a run changes what the weights of the model that it starts from depend on.
+    """Raise an `InputError` if a run changes settings on which the weights of its `init_from` model depend.
 
-    Dropout, the attention kernel, its window and the context may differ; with learned positions the context may only be
-    shorter.
+    `groups` are the model's settings. Dropout, the attention kernel, its window and the context may differ, but with
+    learned positions the context cannot be longer.
     """
     trained = dict(leaves(groups))
     free = {key for key in trained if KEYS[key].on_resume != "fixed"} | {"model.window"}
@@ -58,14 +58,18 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def is_fixed(name: str) -> bool:
-    """Whether `allow=` cannot permit a change: the weights would not fit or mean something else."""
+    """Return whether `allow=` cannot permit a change: the weights would not fit or would mean something else."""
     return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
-    """Compare the conditions of a run with those of the process that resumes it; refuse differences not in `allow`.
+    """Compare the conditions `before` of a run with those `now`, of the process that resumes it.
 
-    Return the differences as text; empty if the run continues bit for bit.
+    Returns:
+        The differences as text; empty if the run continues bit for bit.
+
+    Raises:
+        InputError: a difference is not in `allow`, or cannot be allowed.
     """
     for name in allow:
         if name not in now:
@@ -76,9 +80,9 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
     if fixed:
         start = shlex.quote(f"init_from={run}")
         advice = f"; {start}, with data.path=, starts a new run from its model" if fixed == ["vocabulary"] else ""
-        raise InputError(f"resume: cannot change {listed}; no allow= helps with {', '.join(fixed)}{advice}")
+        raise InputError(f"resume: cannot change {listed}; allow= cannot permit {', '.join(fixed)}{advice}")
     for name in filter(is_fixed, allow):
-        harm = "another value would make the weights unfit or change what they mean"
+        harm = "with another value the weights would not fit or would mean something else"
         raise InputError(f"allow=[{name}]: cannot be allowed; {harm}")
     if set(differing) - set(allow):
         way = shlex.quote(f"allow=[{','.join(differing)}]")

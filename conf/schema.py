@@ -31,13 +31,13 @@ REFUSED = {
     "logger": "use the group logger=tensorboard|csv|wandb|none",
     "callbacks": "use the group callbacks=early_stopping|ema|snapshots",
     "enable_checkpointing": "checkpoints are always saved",
-    "enable_progress_bar": "progress is a bar in a terminal and lines elsewhere",
+    "enable_progress_bar": "progress is a bar in a terminal, and lines elsewhere",
     "enable_model_summary": "train.py prints its own",
     "num_sanity_val_steps": "train.py validates during training only",
     "min_steps": "use trainer.max_steps",
     "default_root_dir": "use name; runs are stored in runs/<name>",
 }
-# The words of other programs for a precision; 16-mixed needs loss scaling, and bf16-mixed has its place here.
+# Names of precisions in other programs. 16-mixed would need loss scaling, so it becomes bf16-mixed.
 PRECISION_WORDS = dict.fromkeys("bf16 bfloat16 16 fp16 float16 half mixed 16-mixed amp".split(), "bf16-mixed")
 PRECISION_WORDS |= dict.fromkeys("32 fp32 float32 single full tf32".split(), "32-true")
 PRECISION_WORDS |= dict.fromkeys("64 fp64 float64 double".split(), "64-true")
@@ -49,15 +49,17 @@ class TrainerConfig:
     """Devices, precision, steps and intervals: arguments of `L.Trainer`, `timeout` and `checkpoint_minutes`."""
 
     max_steps: Any = option(
-        1500, "optimizer steps; auto: 1500, fewer for a short text, as many as fit into minutes", auto=int, least=1,
+        1500, "optimizer steps; auto: 1500, fewer for a short text, or as many as fit into minutes", auto=int, least=1,
         most=10**9,
     )  # fmt: skip
     accelerator: str = option("auto", "device type", choices=("auto", "cpu", "gpu", "cuda", "mps"))
-    devices: Any = option("auto", "number of devices, or a list of their numbers as in [0,1]; auto: all GPUs, else 1")
+    devices: Any = option("auto", "number of devices, or list of device indices such as [0,1]; auto: all GPUs, else 1")
     num_nodes: Any = option(
         "auto", "number of machines; auto: those that torchrun or srun has started", auto=int, least=1
     )
-    timeout: float = option(600.0, "seconds to wait for a silent process before the run ends", above=0, most=10**6)
+    timeout: float = option(
+        600.0, "seconds to wait for a process that does not respond before the run ends", above=0, most=10**6
+    )
     precision: str = option(
         "auto", "precision; auto: bf16-mixed where it is faster, else 32-true", choices=PRECISIONS,
         on_resume="allow", aliases=PRECISION_WORDS,
@@ -72,7 +74,7 @@ class TrainerConfig:
     log_every_n_steps: int = option(10, "steps between logged values", least=1, most=10**9)
     deterministic: Any = option(
         False,
-        "use deterministic kernels; true: fail at an operation that has none; warn: only print its name",
+        "use deterministic kernels; true: fail at an operation without one; warn: only print its name",
         choices=("true", "false", "warn"),
         on_resume="allow",
     )
@@ -88,7 +90,7 @@ class TrainerConfig:
         if not (self.devices == "auto" or number or (listed and self.devices)):
             raise InputError(
                 f"trainer.devices={spell(self.devices)}: must be auto, a whole number, at least 1, "
-                "or a list of device numbers such as [0,1]"
+                "or a list of device indices such as [0,1]"
             )
 
 
@@ -98,7 +100,7 @@ class WatchConfig:
 
     pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
     attention_heads: list[str] = option(
-        [], "attention heads to plot, as in [L0H1,L3H0], both counted from 0; []: 4, spread over the layers"
+        [], "attention heads to plot, such as [L0H1,L3H0] (both counted from 0); []: 4, spread over the layers"
     )
     sample_length: int | None = option(
         None, "characters of each sample; null: 100 at validations, 500 at the end", least=1, most=10**6
@@ -108,7 +110,7 @@ class WatchConfig:
         check(self, "watch")
         for head in self.attention_heads:
             if not re.fullmatch(r"L(0|[1-9]\d{0,3})H(0|[1-9]\d{0,3})", head):
-                raise InputError(f"watch.attention_heads: {head}: must be layer and head from 0, such as L0H1")
+                raise InputError(f"watch.attention_heads: {head}: must be layer and head, counted from 0, such as L0H1")
 
     def heads(self) -> list[tuple[int, int]]:
         """Return `attention_heads` as pairs (layer, head)."""
@@ -131,7 +133,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Ranges of the arguments of `callbacks=early_stopping`; of other plug-ins their constructors check them."""
+    """Ranges of the arguments of `callbacks=early_stopping`; most other plug-ins check theirs when constructed."""
 
     monitor: str = option("val/loss", "logged value to minimise", choices=("val/loss", "val/bpc", "val/bpb"))
     patience: Any = option(5, "validations without improvement before training stops", auto=int, least=0)
@@ -152,8 +154,8 @@ RANGES: dict[str, Any] = {"early_stopping": EarlyStopping, "ema": Ema}
 class Config:
     """The whole configuration of a run.
 
-    A value that the run chooses is `auto` before (`training.choosing.choose`). `callbacks` and `logger` map the name of
-    a plug-in, which is that of its file in conf/, to its arguments and, as `_target_`, its class.
+    A value that the run chooses is `auto` until `training.choosing.choose` replaces it. `callbacks` and `logger` map
+    the name of each plug-in, which is the name of its file in conf/, to its arguments and its class, `_target_`.
     """
 
     name: str | None = option(
@@ -171,7 +173,7 @@ class Config:
     )
     allow: list[str] = option([], "keys that resume= may change although the result changes", launch=True)
     workers: int = option(
-        1, "trials of a sweep (-m) or search at the same time; they divide the CPU threads", least=1, launch=True
+        1, "trials of a sweep (-m) or search to run at the same time; they share the CPU threads", least=1, launch=True
     )
     threads: Any = option(
         "auto", "CPU threads; auto: OMP_NUM_THREADS, or the cores that other programs leave free", auto=int, least=1,
@@ -230,11 +232,11 @@ def to_yaml(config: Config) -> str:
 
 
 class Loader(yaml.SafeLoader):
-    """Reads 2e2 as a number, as the command line does; PyYAML wants a dot and a sign in it."""
+    """A SafeLoader that reads 2e2 as a number, as the command line does; PyYAML requires a form like 2.0e+2."""
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes a text that `Loader` would read as a number."""
+    """A SafeDumper that quotes strings such as "2e2", which `Loader` would read as a number."""
 
 
 for _each in (Loader, _Dumper):

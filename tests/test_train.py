@@ -226,7 +226,7 @@ def test_minutes_doubles_long_batches(train: Call, monkeypatch: pytest.MonkeyPat
 
 
 def test_what_does_not_go_together(train: Call) -> None:
-    either = "minutes=null keeps these steps, trainer.max_steps=auto the minutes"
+    either = "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
     five = f"minutes=1: chooses trainer.max_steps, but trainer.max_steps=5 is set; {either}"
     for typed in ([], ["name=a", "resume=auto"]):
         one_line(train("minutes=1", "trainer.max_steps=5", *typed), 2, five)

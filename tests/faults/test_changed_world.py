@@ -57,7 +57,7 @@ def test_what_would_be_another_model(stopped: Call) -> None:
     for typed in ("model.dim=64", "optim=adamw", "minutes=1"):
         key = "optim.name" if typed == "optim=adamw" else typed.partition("=")[0]
         for ended in (stopped(typed), stopped(typed, f"allow=[{key}]")):
-            refused(ended, rf"{key}=[\w.]+ \(the run has \w+\)", f"no allow= helps with .*{key}")
+            refused(ended, rf"{key}=[\w.]+ \(the run has \w+\)", f"allow= cannot permit .*{key}")
     assert contents_of(Path("runs")) == before
 
 
@@ -66,7 +66,7 @@ def test_another_text_or_vocabulary(stopped: Call, prose: str) -> None:
     Path("book.txt").write_text(prose + "ß", encoding="utf-8")
     for ended in (stopped(), stopped("allow=[text,vocabulary]")):
         said = r"vocabulary=58 tokens \w{12} \(the run has 57 tokens \w{12}\)"
-        refused(ended, said, "no allow= helps with vocabulary")
+        refused(ended, said, "allow= cannot permit vocabulary")
     Path("book.txt").write_text(prose[::-1], encoding="utf-8")
     refused(stopped(), r"text=30576 characters \w{12} \(the run has 30576 characters \w{12}\)", r"allow=\[text\]")
     assert contents_of(Path("runs")) == before

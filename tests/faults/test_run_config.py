@@ -73,7 +73,7 @@ class Mine(L.Callback):
     assert (chosen["mine"], chosen["early_stopping"]["patience"]) == ({"words": ["b"]}, 5)
     assert "_target_" not in RUN.read_text()
     assert "made with ['b']" in train("resume=runs/first", "trainer.max_steps=41", defaults=False).out
-    one_line(train("callbacks=mine", "callbacks.mine.word=[b]"), 2, "callbacks=mine takes words")
+    one_line(train("callbacks=mine", "callbacks.mine.word=[b]"), 2, "callbacks=mine accepts words")
     Path("mine.py").write_text("")
     monkeypatch.delitem(sys.modules, "mine")
     one_line(train("callbacks=mine"), 2, "callbacks=mine: cannot be created", "No module named 'mine.Mine'")
@@ -85,7 +85,7 @@ class Mine(L.Callback):
 
 NAMED = [  # classes on a command line, and what is said of them
     ("callbacks.x._target_=os.system", "needs callbacks=x"),
-    ("callbacks=ema callbacks.ema._target_=os.system", "callbacks=ema takes decay"),
+    ("callbacks=ema callbacks.ema._target_=os.system", "callbacks=ema accepts decay"),
     ("callbacks=ema ++callbacks.ema._target_=os.system", "callbacks.ema._target_"),
     ("+callbacks.x={_target_:os.system}", "must be a value or a list"),
     ("callbacks={x:{_target_:os.system}}", "must be a value or a list"),

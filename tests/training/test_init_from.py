@@ -201,7 +201,7 @@ def test_what_a_run_started_from_is_said(base: Call) -> None:
     assert meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"})) and meta["step"] > 0
     for resume, init_from, had in (("fine", "other", "runs/first"), ("first", "runs/fine", "null")):
         ended = base(f"resume=runs/{resume}", f"init_from={init_from}", "trainer.max_steps=90", defaults=False)
-        one_line(ended, 2, f"cannot change init_from={init_from} (the run has {had}); no allow= helps")
+        one_line(ended, 2, f"cannot change init_from={init_from} (the run has {had}); allow= cannot permit")
     name = 'it\'s [my] "модель", 2=3.safetensors'
     shutil.copy(BASE, name)
     for number, taken in enumerate(("first", name)):
