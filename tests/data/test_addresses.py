@@ -182,7 +182,7 @@ def test_an_address_with_a_hash_is_downloaded_once_and_never_used_damaged(tmp_pa
         return list(opened.read(opened.documents[0]))
 
     target = tmp_path / "downloads" / hashlib.sha256(CONTENT).hexdigest()
-    for page, reason in (("wrong", "another checksum"), ("cut", "connection was cut")):
+    for page, reason in (("wrong", "the expected checksum"), ("cut", "connection was cut")):
         message = refusal(InputError, downloaded, page)
         assert message.startswith(f"cannot download {server.url}/{page} to {target}: ") and reason in message
         assert message.endswith("; data.path= can also name a copy of your own") and kept(tmp_path) == []
