@@ -10,7 +10,7 @@ from base.errors import InputError
 from base.options import check, option, spell
 
 SPLIT = (0.9, 0.05, 0.05)
-TYPOGRAPHIC_QUOTES = tuple("“”„‟‘’‚«»‹›")  # of word processors, but not of shells
+TYPOGRAPHIC_QUOTES = tuple("“”„‟‘’‚«»‹›")  # from word processors; ordinary characters to a shell
 DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.documents is a separator
 
 
@@ -26,13 +26,13 @@ class DataConfig:
     )
     validation: str | None = option(
         None,
-        "the validation text, in the forms of data.path, which is then training text only; null: a part of data.path",
+        "the validation text, given like data.path; all of data.path is then for training; null: a part of data.path",
         on_resume="free",
         literal=True,
     )
     test: str | None = option(
         None,
-        "the test text, in the forms of data.path; needs data.validation; "
+        "the test text, given like data.path; needs data.validation; "
         "null: no test text or, without data.validation, a part of data.path",
         on_resume="free",
         literal=True,

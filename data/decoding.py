@@ -24,8 +24,8 @@ Tick = Callable[[int], object]  # called after each read with the number of byte
 def hashed(chunks: Iterable[str | bytes], found: list[str]) -> Iterator[str | bytes]:
     """Yield the chunks of a text unchanged, then append the SHA-256 of its normalised content to `found`.
 
-    Normalised are Unicode (NFC), encoding (UTF-8), line ends (LF) and the byte order mark (none). So copies of a text
-    that differ only in these have the same hash, even if UTF-8 files are read as bytes.
+    The normal form is NFC in UTF-8, with LF line ends and without a byte order mark. So copies of a text that differ
+    only in these have the same hash, even if UTF-8 files are read as bytes.
     """
     sha256, rest = hashlib.sha256(), ""
     utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")

@@ -1,7 +1,7 @@
-"""Shuffle, split and encode documents by a hash of their content, which alone decides the split of a document.
+"""Shuffle, split and encode documents by a hash of their content, so that copies of a document share a split.
 
-The documents with the lowest hashes are validation, the next ones test, and all others training. So equal documents
-share a split, and an additional document moves only those documents whose hash is near a border of splits.
+The documents with the lowest hashes are validation, the next ones test, and all others training. So an additional
+document moves only those documents to another split whose hash is near a border of splits.
 
 The documents are sorted externally: each batch, sorted by the top bits of its hashes, is written to a temporary file as
 a run. Then each bucket of hashes is collected from all runs, sorted in memory and appended to its split. Only a batch,
@@ -258,7 +258,7 @@ class HashOrder:
         return total
 
     def _compare(self, hashes: np.ndarray, copies: np.ndarray, own: str) -> None:
-        """Remember the `hashes` of held-out documents; among those of training documents, count the held-out ones."""
+        """Remember the `hashes` of held-out documents, or count the held-out documents that equal one of training."""
         if own in ("validation", "test"):
             self.held_out.append(hashes.repeat(copies))
         elif own:

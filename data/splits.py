@@ -1,4 +1,4 @@
-"""Decide where the splits of a text fall that is not divided into documents; `data.hash_order` divides one that is.
+"""Decide where the splits fall in a text that is not divided into documents; for documents, see `data.hash_order`.
 
 - With `data.validation`, each file belongs to the split that names it.
 - From `BY_FILE` = 40 files on, each file belongs whole to one split (`split_by_file`). Files with equal bytes are
