@@ -20,7 +20,7 @@ class DataConfig:
 
     path: str | None = option(
         None,
-        "the text: a file, directory, glob or list [a,b], local or at s3:// or https://; null: the standard library",
+        "the text: a file, directory, glob or list [a,b], local, s3:// or https://; null: Python's standard library",
         on_resume="free",
         literal=True,
     )

@@ -57,12 +57,7 @@ def decode(
 ) -> Iterator[str]:
     """Yield the text of a file in chunks, without its byte order mark and with LF line ends.
 
-    Args:
-        file: the file, open for reading bytes.
-        name: name of the file, for messages.
-        encoding: one of Python's text encodings.
-        tick: called after each read with the number of bytes.
-        option: the option that sets the encoding, for messages.
+    `name` is the name of the file and `option` the option that sets its encoding, both for messages.
 
     Raises:
         InputError: the file is not in this encoding; the message suggests another one or names the damaged line.
