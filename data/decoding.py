@@ -78,10 +78,7 @@ def decode(
             offset += len(chunk)
             text = decoder.decode(chunk)
             tick(len(chunk))
-            if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
-                raise UnicodeError("over a quarter of its characters are NUL")
-            if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture read as latin-1
-                raise UnicodeError("over 5 % of its characters are control characters")
+            _check_characters(text, at_start)
             if text:
                 yield text.removeprefix("\ufeff") if at_start else text
                 at_start = False
@@ -94,8 +91,10 @@ def decode(
         cut = 0 if chunk else offset - wrong  # bytes of the character that the end of the file cuts off
     except UnicodeError as error:
         what = f"is not {encoding} ({error})"
-    codec, fix = codecs.lookup(encoding).name, "get the whole file if it was cut, or " * bool(cut)
-    end = f"the file ends in the middle of a character; get the whole file, or remove its last {count(cut, 'byte')}"
+    codec, fix, end = codecs.lookup(encoding).name, "", ""
+    if cut:
+        fix = "get the whole file if it was cut, or "
+        end = f"the file ends in the middle of a character; get the whole file, or remove its last {count(cut, 'byte')}"
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         likely = "utf-16, which it looks like"
     elif order := utf16_order(first):
@@ -108,15 +107,35 @@ def decode(
         if damaged := damage(file, wrong):
             line, bad, letters = damaged
             name = f"{name}, line {line:,}"
-            number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
-            if cut and letters:
-                raise InputError(f"{printable(name)}: {what}: {end}")
-            if letters >= 10 * bad:
-                raise InputError(f"{printable(name)}: {what}: {number} in a text that is otherwise UTF-8; correct it")
+            _refuse_damaged_utf8(f"{printable(name)}: {what}", bad, letters, end)
             fix = fix or "correct that byte, the only one that is not ASCII, or " * (bad == 1)
     else:
         likely = "utf-8"
     if likely.startswith("utf-16") and codec.startswith("utf-16"):
-        raise InputError(f"{printable(name)}: {what}: {end if cut else 'the file is damaged there'}")
+        raise InputError(f"{printable(name)}: {what}: {end or 'the file is damaged there'}")
     way = f"{fix}name its encoding with {option.rstrip()}, such as {likely}"
     raise InputError(f"{printable(name)}: {what}", advice=way)
+
+
+def _check_characters(text: str, at_start: bool) -> None:
+    """Raise a `UnicodeError` for characters that show that a chunk is not text in this encoding."""
+    if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
+        raise UnicodeError("over a quarter of its characters are NUL")
+    if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture read as latin-1
+        raise UnicodeError("over 5 % of its characters are control characters")
+
+
+def _refuse_damaged_utf8(what: str, bad: int, letters: int, end: str) -> None:
+    """Raise an `InputError` if the rest of a file is UTF-8, so that another encoding would not help.
+
+    Args:
+        what: the beginning of the message.
+        bad: number of damaged bytes.
+        letters: number of characters beyond ASCII that are valid UTF-8.
+        end: how the message ends if the end of the file cuts a character; empty otherwise.
+    """
+    if end and letters:
+        raise InputError(f"{what}: {end}")
+    if letters >= 10 * bad:
+        number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
+        raise InputError(f"{what}: {number} in a text that is otherwise UTF-8; correct it")

@@ -164,9 +164,7 @@ def encode_text(
         if options.unknown != "error":
             adapted = adapt_for_all(piece, tokenizers, options.unknown)
             if adapted != piece:
-                for letter, times in Counter(piece).items():
-                    if (form := adapt_for_all(letter, tokenizers, options.unknown)) != letter:
-                        changes[letter, form] += times
+                changes += changed_characters(piece, tokenizers, options.unknown)
             piece = adapted
         for model, encoded, tokenizer in zip(models, texts, tokenizers, strict=True):
             try:
@@ -202,6 +200,12 @@ def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
         for tokenizer in tokenizers:
             text = tokenizer.adapt(text, replace=replace)
     return text
+
+
+def changed_characters(text: str, tokenizers: list[Tokenizer], unknown: str) -> Counter[tuple[str, str]]:
+    """Return how often `adapt_for_all` changes each character of `text`, by the character and what it becomes."""
+    forms = {letter: adapt_for_all(letter, tokenizers, unknown) for letter in set(text)}
+    return Counter((letter, forms[letter]) for letter in text if forms[letter] != letter)
 
 
 def whole_words(text: Iterable[str]) -> Iterator[str]:

@@ -1,8 +1,8 @@
 """Decode with a KV cache: read text a few tokens at a time, and keep the keys and values of earlier tokens.
 
-The code uses only what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy, because
-with one token per step the overhead of calls dominates, and NumPy has a third of torch's overhead. On other devices it
-runs on torch.
+The code uses only what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy, because with one token
+per step the overhead of calls dominates, and a call of NumPy has a third of the overhead of one of torch. On other
+devices it runs on torch.
 
 Text of any length can be read. Which tokens a position attends to is the *window rule*, which follows from `positions`:
 

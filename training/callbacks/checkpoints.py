@@ -87,7 +87,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         Raises:
             Diverged: a value is NaN or infinite; nothing is written.
         """
-        if not is_finite(checkpoint):
+        # What callbacks store may be infinite: the best score of EarlyStopping is, until the first validation.
+        if not is_finite({key: part for key, part in checkpoint.items() if key != "callbacks"}):
             weights = f"step {checkpoint['global_step']} left weights that are NaN or infinite"
             raise Diverged(f"{weights}, so no checkpoint was saved")
         if TrainingRecord.of(checkpoint["callbacks"]).best_step == checkpoint["global_step"]:
