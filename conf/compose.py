@@ -21,10 +21,11 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from base import ranks
 from base.errors import InputError, one_line
 from base.options import spell
+from conf import yaml_text
 from conf.groups import CONF, FOLDERS, groups
 from conf.keys import KEYS, has_auto, is_plugins, nearest_key
 from conf.overrides import Setting
-from conf.schema import Config, Loader
+from conf.schema import Config
 
 PLUGINS = tuple(key for key in KEYS if is_plugins(key))
 Literals = Mapping[str, str | None]
@@ -83,7 +84,7 @@ def read_config(run: Path) -> Config:
     """
     path = run / "config.yaml"
     try:
-        values = yaml.load(path.read_text("utf-8"), Loader)  # a SafeLoader
+        values = yaml_text.read(path.read_text("utf-8"))
         if not isinstance(values, dict):
             raise InputError("must be a mapping of keys to values")
         for group, default in asdict(Config()).items():
@@ -124,7 +125,7 @@ def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bo
     with _one_line(), _hydra():
         whole = hydra.compose("train", [*(each.text for each in settings), _search_path()], return_hydra_config=True)
         HydraConfig.instance().set_config(whole)  # interpolations of `${hydra:…}` read this
-        values: dict[str, Any] = OmegaConf.to_container(whole, resolve=resolve)  # type: ignore[assignment]
+        values: dict[str, Any] = OmegaConf.to_container(whole, resolve=resolve, enum_to_str=True)  # type: ignore[assignment]
     for key, value in literals.items():
         *path, last = key.split(".")
         (values[path[0]] if path else values)[last] = value
@@ -132,7 +133,7 @@ def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bo
     if part == "hydra":  # Hydra leaves its help texts out
         values = {}
         del own["help"], own["hydra_help"]
-    return OmegaConf.to_yaml(values if part == "job" else values | {"hydra": own})
+    return yaml_text.write(values if part == "job" else values | {"hydra": own})
 
 
 def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) -> DictConfig:
@@ -179,8 +180,13 @@ def _hydra(base: Mapping[str, Any] | None = None) -> Iterator[None]:
     schema = OmegaConf.structured(Config)
     _unlock(schema)
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(base or {})))
-    with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-        yield
+    load = OmegaConf.load  # Hydra reads presets with it, and has no option for another loader
+    OmegaConf.load = lambda file: OmegaConf.create(yaml_text.read(file) or {})  # type: ignore[assignment, arg-type]
+    try:
+        with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
+            yield
+    finally:
+        OmegaConf.load = load  # type: ignore[method-assign]
 
 
 def _unlock(config: DictConfig) -> None:
@@ -218,6 +224,9 @@ def _one_line() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
         cause: BaseException = error
+        place = re.match("In '.+?': ", str(error))  # how Hydra names a preset; it does not chain its error
+        if place and isinstance(error.__context__, OmegaConfBaseException):
+            cause = error.__context__
         while not isinstance(cause, OmegaConfBaseException) and cause.__cause__:
             cause = cause.__cause__
         message, _, rest = str(cause).partition("\n    full_key: ")  # OmegaConf appends this line
@@ -232,4 +241,4 @@ def _one_line() -> Iterator[None]:
             message = f"{key}: no such key{nearest_key(key, list(KEYS))}"
         elif key:
             message = f"{key}: {message}"
-        raise InputError(one_line(message)) from None
+        raise InputError(one_line(message if cause is error or not place else place[0] + message)) from None

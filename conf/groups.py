@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 
 from base.errors import InputError, one_line
-from conf.schema import Loader
+from conf import yaml_text
 
 CONF = Path(__file__).parent
 FOLDERS: list[Path] = []  # of `--config-dir`; a preset in conf/ takes precedence over theirs
@@ -40,7 +40,7 @@ def choice_values(group: str, choice: str) -> dict[str, Any]:
     files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
     file = next((file for file in files if file.exists()), files[0])
     try:
-        values = yaml.load(file.read_text("utf-8"), Loader) or {}
+        values = yaml_text.read(file.read_text("utf-8")) or {}
     except (OSError, ValueError, yaml.YAMLError) as error:
         raise InputError(f"{file}: {one_line(error)}") from None
     if not isinstance(values, dict):

@@ -6,10 +6,9 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
-import yaml
-
 from base.errors import InputError
 from base.options import check, fits, option, spell
+from conf import yaml_text
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
@@ -228,17 +227,4 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """Return the configuration as the text of a config.yaml."""
-    return yaml.dump(to_dict(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
-
-
-class Loader(yaml.SafeLoader):
-    """A SafeLoader that reads 2e2 as a number, as the command line does; PyYAML requires a form like 2.0e+2."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """A SafeDumper that quotes strings such as "2e2", which `Loader` would read as a number."""
-
-
-for _each in (Loader, _Dumper):
-    _exponential = re.compile(r"[-+]?[0-9][0-9_]*(\.[0-9_]*)?[eE][-+]?[0-9]+$")
-    _each.add_implicit_resolver("tag:yaml.org,2002:float", _exponential, list("-+0123456789"))
+    return yaml_text.write(to_dict(config))

@@ -173,7 +173,7 @@ def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> No
     one_line(ended, 2, "resume: cannot change seed=8 (the run has 7)")
     Path("own/experiment/c.yaml").write_text("# @package _global_\nsed: 8\n")
     composing._cached.cache_clear()
-    one_line(train(chain, "experiment=a", "name=c"), 2, "In 'experiment/c'", "Key 'sed' not in")
+    one_line(train(chain, "experiment=a", "name=c"), 2, "In 'experiment/c': sed: no such key; nearest: seed")
     Path("own/experiment/c.yaml").unlink()
     composing._cached.cache_clear()
     one_line(train(chain, "experiment=a", "name=c"), 2, "experiment/c")

@@ -1,0 +1,53 @@
+"""Read and write YAML whose plain scalars mean what they mean on a command line: in Hydra's grammar of overrides.
+
+Unlike in YAML 1.1, `012`, `0x10`, `1:30`, `yes`, `~` and dates are texts, and `2e2` and `inf` are numbers.
+"""
+
+import math
+import re
+from typing import IO, Any
+
+import yaml
+
+WHOLE, DIGITS = "(?:0|[1-9](?:_?[0-9])*)", "[0-9](?:_?[0-9])*"
+POINT = rf"(?:{WHOLE}\.|{WHOLE}?\.{DIGITS})"
+SCALARS = {  # by type: a plain scalar of it, and the characters that it may begin with
+    "null": ("(?i:null)?$", ["n", "N", ""]),
+    "bool": ("(?i:true|false)$", list("tTfF")),
+    "int": (rf"[-+]?{WHOLE}$", list("-+0123456789")),
+    "float": (rf"[-+]?(?:{POINT}|(?:{WHOLE}|{POINT})[eE][-+]?{DIGITS}|(?i:inf|nan))$", list("-+.0123456789iInN")),
+}
+
+
+def read(stream: IO[str] | str) -> Any:
+    """Read one YAML document as plain data; raise a `yaml.YAMLError` or a `ValueError` if it is not one."""
+    return yaml.load(stream, _Loader)  # a SafeLoader
+
+
+def write(values: Any) -> str:
+    """Return plain data as YAML. Texts that `read` or a reader of YAML 1.1 would take for something else are quoted."""
+    return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {"<": [("tag:yaml.org,2002:merge", re.compile("<<$"))]}  # noqa: RUF012
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        names = [key.value for key, _ in node.value if key.value != "<<"]
+        for (key, _), name in zip(node.value, names, strict=False):
+            if names.count(name) > 1:
+                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {name}", key.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+class _Dumper(yaml.SafeDumper):
+    def represent_float(self, data: float) -> yaml.ScalarNode:
+        if math.isfinite(data):
+            return super().represent_float(data)
+        return self.represent_scalar("tag:yaml.org,2002:float", str(data))  # not .inf, which is a text here
+
+
+_Dumper.add_representer(float, _Dumper.represent_float)
+for _each in (_Loader, _Dumper):
+    for _type, (_pattern, _first) in SCALARS.items():
+        _each.add_implicit_resolver(f"tag:yaml.org,2002:{_type}", re.compile(_pattern), _first)
