@@ -32,7 +32,7 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     return torch.stack(maps).cpu()  # (layers, H, T, T)
 
 
-class Costs(NamedTuple):
+class Surprisals(NamedTuple):
     """The surprisals of N consecutive characters of a text, and what the model expected instead.
 
     Attributes:
@@ -55,7 +55,7 @@ class Costs(NamedTuple):
         return (self.nats * 1000).round().clamp(max=2**16 - 1)
 
 
-def costs(
+def token_surprisals(
     predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int
 ) -> Iterator[tuple[Tensor, ...]]:
     """Yield a text's tokens, their surprisals, and the k most likely tokens with their probabilities (all V if k > V).
@@ -69,8 +69,8 @@ def costs(
         yield targets.cpu(), surprisals(logits, targets), best.indices.cpu(), best.values.cpu()
 
 
-def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Costs]:
-    """Merge the `costs` of each character's tokens: add up surprisals, and keep the top tokens of the first token.
+def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Surprisals]:
+    """Merge the `token_surprisals` of each character: add them up, and keep the top tokens of its first token.
 
     `starts`, (V,), is nonzero for tokens that begin a character; other tokens continue the character before them. Each
     yielded piece has `size` characters, the last one perhaps fewer.
@@ -85,12 +85,12 @@ def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int
     yield _merged(held, _begins(held[0], starts))
 
 
-def letters(costs: Costs, decode: Callable[[Any], str]) -> str:
+def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
     """Decode N characters into N code points; bytes that are not UTF-8 become U+FFFD."""
-    text = decode(costs.tokens.numpy())
-    if len(text) == len(costs.begins):
+    text = decode(characters.tokens.numpy())
+    if len(text) == len(characters.begins):
         return text
-    parts = (decode(part.numpy()) for part in costs.tokens.tensor_split(costs.begins[1:]))
+    parts = (decode(part.numpy()) for part in characters.tokens.tensor_split(characters.begins[1:]))
     return "".join(part if len(part) == 1 else "\N{REPLACEMENT CHARACTER}" for part in parts)
 
 
@@ -101,8 +101,8 @@ def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
     return begin.nonzero()[:, 0]
 
 
-def _merged(columns: list[Tensor], begins: Tensor) -> Costs:
+def _merged(columns: list[Tensor], begins: Tensor) -> Surprisals:
     tokens, nats, top, probabilities = columns
     owner = torch.bucketize(torch.arange(len(tokens)), begins, right=True) - 1
     sums = torch.zeros(len(begins), dtype=torch.float64).index_add(0, owner, nats)
-    return Costs(tokens, begins, sums, top[begins], probabilities[begins])
+    return Surprisals(tokens, begins, sums, top[begins], probabilities[begins])

@@ -24,10 +24,10 @@ def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]
     return {name.removeprefix(PREFIX): value.detach().float().cpu().numpy() for name, value in state_dict.items()}
 
 
-def last_component(name: str) -> str:
+def without_folders(name: str) -> str:
     """Return a text's name without its folder or URL query; "[a/b,c/d]" stands for several texts and becomes "b, d"."""
     if name.startswith("[") and name.endswith("]"):
-        return ", ".join(map(last_component, name[1:-1].split(",")))
+        return ", ".join(map(without_folders, name[1:-1].split(",")))
     name = redacted(name)
     address = re.split(r"[?#]", name)[0] if "://" in name else name
     return printable(re.split(r"[/\\]", address.rstrip("/\\"))[-1])

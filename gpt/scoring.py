@@ -12,7 +12,7 @@ from torch import Tensor
 
 from base.errors import printable
 from base.progress import Progress
-from gpt.analysis import NUM_TOP, Costs, by_character, costs, letters
+from gpt.analysis import NUM_TOP, Surprisals, by_character, letters, token_surprisals
 from gpt.evaluation import EVALUATION_BATCH, Score, evaluation_windows, predictions, reduce, surprisals
 from gpt.inference.decoder import Decoder
 from gpt.inference.weights import weights_of
@@ -88,13 +88,13 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], context
     Each array has at least two tokens. The first `context` tokens, at least one, are given: their losses do not count.
     """
     order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
-    costs, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
+    sums, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
     with Progress("scoring documents", sum(map(len, documents)) - len(documents)) as progress:
         windows = document_windows(candidate, [documents[number] for number in order])
         for logits, targets in predictions(candidate.model, windows):
-            costs.append(surprisals(logits, targets))
+            sums.append(surprisals(logits, targets))
             progress.update(len(targets))
-    begin, found = 0, torch.cat(costs).numpy()
+    begin, found = 0, torch.cat(sums).numpy()
     for number in order:
         end = begin + len(documents[number]) - 1
         nats[number] = found[begin + context - 1 : end].sum()
@@ -129,11 +129,13 @@ def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
     return inputs, targets, counted
 
 
-def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Costs, ...]]]:
-    """Yield the text in pieces of `PIECE` characters, with their `Costs` for each model."""
+def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
+    """Yield the text in pieces of `PIECE` characters, with their `Surprisals` for each model."""
     streams = []
     for candidate in candidates:
-        by_token = costs(predicted(candidate, mode), int(candidate.tokens[0]), candidate.model.vocabulary, NUM_TOP)
+        by_token = token_surprisals(
+            predicted(candidate, mode), int(candidate.tokens[0]), candidate.model.vocabulary, NUM_TOP
+        )
         streams.append(by_character(by_token, torch.from_numpy(candidate.tokenizer.token_sizes[:, 0]), PIECE))
     for group in zip(*streams, strict=True):
         yield letters(group[0], candidates[0].tokenizer.decode), group

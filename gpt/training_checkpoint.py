@@ -19,7 +19,7 @@ import torch
 from base.errors import describe_os_error, is_out_of_memory, one_line
 from base.files import atomic
 from gpt import model_file
-from gpt.checkpoint import PREFIX, last_component, model_state
+from gpt.checkpoint import PREFIX, model_state, without_folders
 from gpt.model_file import FORMAT, CheckpointError, model_config, other_format
 from gpt.tokenizer import tokenizer_from
 
@@ -139,7 +139,7 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     if contents["model_config"]["tied"]:
         del state["head.weight"]
     keys = ("model_config", "vocabulary", "val_loss", "evaluation")
-    text = last_component(str(contents["data"]["name"]))
+    text = without_folders(str(contents["data"]["name"]))
     described = {"format": FORMAT, "step": contents["global_step"], "text": text}
     data = contents["data"]
     share = data.get("share", data["split"][0])  # a checkpoint of an older version may have no share

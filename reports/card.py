@@ -13,7 +13,7 @@ from base.progress import clock, count
 from conf.compose import read_config
 from conf.differences import overrides
 from conf.resume_rules import PATHS
-from gpt.checkpoint import last_component
+from gpt.checkpoint import without_folders
 from gpt.inference.continuation import beginning, complete_documents, readable
 from gpt.inference.generate import generate
 from gpt.inference.sampling import TEMPERATURE
@@ -59,7 +59,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
     if file.resolve().parent.name == "checkpoints" and (run / "config.yaml").exists():
         summary, config = run_directory.summary_of(run), read_config(run)
         pairs = (each.partition("=") for each in overrides(config))
-        settings = [f"{key}={last_component(value) if key in PRIVATE else value}" for key, _, value in pairs]
+        settings = [f"{key}={without_folders(value) if key in PRIVATE else value}" for key, _, value in pairs]
         command = f"## Trained by\n\n{fenced(shlex.join(['python', 'train.py', *settings]))}\n\n"
         shares = ", ".join(f"{share:g}" for share in config.data.split)
         split = f"; split {shares} into training, validation and test"
@@ -108,7 +108,7 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
     if finished:
         read = f"{count(summary['characters'], unit)} ({epochs(summary['epochs'])})"
         yield "training", f"{count(summary['steps'], 'step')}, {read}, {clock(summary['seconds'])} minutes"
-        yield "machine", origin({**summary, "init_from": last_component(summary["init_from"] or "")})
+        yield "machine", origin({**summary, "init_from": without_folders(summary["init_from"] or "")})
 
 
 def fenced(text: str) -> str:

@@ -8,7 +8,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from data.passages import ATTENDED, varied_line
 from data.text import Text
-from gpt.analysis import attention_maps, by_character, costs, letters
+from gpt.analysis import attention_maps, by_character, letters, token_surprisals
 from gpt.evaluation import evaluation_windows, predictions
 from gpt.model import GPT
 from reports.glyphs import font, label
@@ -40,7 +40,7 @@ def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> It
     # With this stride, each token is predicted from at least half a context, if the text has that much.
     predicted = predictions(model, evaluation_windows(around, context, batch=4, stride=max(1, context // 2)))
     starts = torch.from_numpy(tokenizer.token_sizes[:, 0])  # (V,) whether a token begins a character
-    (found,) = by_character(costs(predicted, int(around[0]), model.vocabulary, 1), starts, len(around))
+    (found,) = by_character(token_surprisals(predicted, int(around[0]), model.vocabulary, 1), starts, len(around))
     count = max(1, int(starts[passage].sum()))  # characters that begin in the passage
     yield "view/surprisal", surprisal(step, letters(found, tokenizer.decode)[-count:], found.nats[-count:].tolist())
 

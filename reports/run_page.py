@@ -12,7 +12,7 @@ from torch import Tensor
 
 from base.html import embedded, fill
 from base.progress import clock, count
-from gpt.analysis import NUM_TOP, attention_maps, by_character, costs, letters
+from gpt.analysis import NUM_TOP, attention_maps, by_character, letters, token_surprisals
 from gpt.config import ModelConfig
 from gpt.evaluation import predictions
 from gpt.model import GPT
@@ -141,7 +141,7 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])
     starts = torch.from_numpy(tokenizer.token_sizes[:, 0])  # (V,) whether a token begins a character
-    (found,) = by_character(costs(predicted, int(tokens[0]), model.vocabulary, NUM_TOP), starts, len(tokens))
+    (found,) = by_character(token_surprisals(predicted, int(tokens[0]), model.vocabulary, NUM_TOP), starts, len(tokens))
     rows = zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
     return {
         "letters": letters(found, tokenizer.decode),

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from base.html import embedded, fill
-from gpt.analysis import Costs
+from gpt.analysis import Surprisals
 
 TEMPLATE = Path(__file__).with_name("assets") / "score_page.html"
 
@@ -23,15 +23,15 @@ class Columns:
         self.chances = bytearray()  # their probabilities in thousandths, uint16
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 
-    def add(self, costs: Costs) -> None:
-        """Append the costs of the next characters."""
-        self.nats += costs.millinats.to(torch.uint16).numpy().tobytes()
-        self.likely += costs.top.to(self._token).numpy().tobytes()
-        self.chances += (costs.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
+    def add(self, characters: Surprisals) -> None:
+        """Append the next characters."""
+        self.nats += characters.millinats.to(torch.uint16).numpy().tobytes()
+        self.likely += characters.top.to(self._token).numpy().tobytes()
+        self.chances += (characters.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
-    """Return the HTML page of a text, which has one code point for each character, and of its costs for each model.
+    """Return the HTML page of a text, which has one code point for each character, and its surprisals by model.
 
     `about` contains `title`; `characters`, their number; `difference`, the row B - A of two models, or None; `trained`,
     the fraction of the text that a model was trained on; and `models`, each with `name`, `mode`, `figures` and

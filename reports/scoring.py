@@ -18,7 +18,7 @@ from base.files import write_text
 from base.jobs import run_directory
 from base.processes import command
 from base.progress import count, hidden
-from gpt.analysis import Costs
+from gpt.analysis import Surprisals
 from gpt.checkpoint import build, with_context
 from gpt.evaluation import Score, make_score, totals
 from gpt.model_file import Model, shares_read, texts_read, to_device
@@ -166,7 +166,7 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
     return f"{mode} windows of {context}{words}{why.get(mode, '') if page else ''}"
 
 
-def json_lines(first: int, text: str, found: tuple[Costs, ...], names: list[list[str]]) -> Iterator[str]:
+def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:
     """Yield a line of JSON for each character, the first at position `first`; "other" is of the second model."""
     values = zip(*map(json_costs, found, names), strict=True)
     for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
@@ -176,7 +176,7 @@ def json_lines(first: int, text: str, found: tuple[Costs, ...], names: list[list
         yield json.dumps(line) + "\n"
 
 
-def json_costs(found: Costs, names: list[str]) -> Iterator[dict[str, Any]]:
+def json_costs(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield for each character its surprisal in nats and the probabilities of the top-k tokens by name."""
     for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}

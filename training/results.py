@@ -21,7 +21,7 @@ from data.ngrams import yardsticks
 from data.novelty import describe, longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
-from gpt.checkpoint import build, last_component, model_state
+from gpt.checkpoint import build, model_state, without_folders
 from gpt.evaluation import EVALUATION_BATCH, Score, evaluate, evaluation_windows, measured
 from gpt.inference.continuation import complete_documents
 from gpt.inference.sampling import TEMPERATURE
@@ -195,7 +195,7 @@ def write_report(
     try:
         about = {
             "name": run_directory.name_of(plan.directory),
-            "text": f"{last_component(text.name)}: {'; '.join(log_lines.describe(text))}",
+            "text": f"{without_folders(text.name)}: {'; '.join(log_lines.describe(text))}",
             "notes": text.notes,
             "written": samples,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),

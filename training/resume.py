@@ -143,7 +143,7 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
     if point is None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
-    path = run_directory.typed_path(resume)
+    path = run_directory.named_path(resume)
     if path.suffix == ".ckpt" and not path.is_dir() and not point.path.samefile(path):
         reason = "; ".join(skipped) or f"resume={resume}: is not the newest checkpoint"
         newest = shlex.quote(f"resume={point.path}")

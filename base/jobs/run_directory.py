@@ -114,7 +114,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     if name is not None:
         raise InputError(f"name={name}: cannot be combined with resume={resume}, which continues in its own directory")
     try:
-        path = typed_path(resume)
+        path = named_path(resume)
         found = path.exists()
         whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
@@ -131,7 +131,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
     return run
 
 
-def typed_path(resume: str) -> Path:
+def named_path(resume: str) -> Path:
     """Return the path of the run or checkpoint that `resume=` names; the folder runs/ may be left out."""
     return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else (path / "config.yaml").exists())
 

@@ -70,7 +70,7 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
     return worst
 
 
-def described(meta: dict[str, Any]) -> dict[str, str]:
+def graph_metadata(meta: dict[str, Any]) -> dict[str, str]:
     """Return the metadata of an exported file: `model_config`, `vocabulary` and `step`, each as JSON."""
     return {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
 
@@ -78,7 +78,7 @@ def described(meta: dict[str, Any]) -> dict[str, str]:
 def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
     """Write a .pt2 file with the metadata as extra files; return its `largest_difference` from the model."""
     program = io.BytesIO()  # torch aborts the process if it cannot write a file to its end
-    torch.export.save(trace(model), program, extra_files=described(meta))
+    torch.export.save(trace(model), program, extra_files=graph_metadata(meta))
     path.write_bytes(program.getbuffer())
     program.seek(0)
     return largest_difference(model, torch.export.load(program).module())
@@ -110,7 +110,7 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
         )
     assert program is not None
     graph = program.model_proto  # torch builds a new graph at each access
-    onnx.helper.set_model_props(graph, described(meta))
+    onnx.helper.set_model_props(graph, graph_metadata(meta))
     onnx.save(graph, path)
     session = onnxruntime.InferenceSession(path)
     return largest_difference(model, lambda tokens: torch.from_numpy(session.run(None, {"tokens": tokens.numpy()})[0]))

@@ -9,7 +9,7 @@ import gpt
 from base.errors import InputError
 from conf.resume_rules import settings
 from conf.schema import Config
-from gpt.checkpoint import last_component, load, load_checkpoint
+from gpt.checkpoint import load, load_checkpoint, without_folders
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT, CheckpointError
@@ -72,7 +72,7 @@ def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
         "letters/": "letters", "https://host/books/a.txt?token=SECRET": "a.txt", "[a.txt,dir/b.txt]": "a.txt, b.txt",
         "Python 3.11.7 standard library": "Python 3.11.7 standard library",
     }.items():  # fmt: skip
-        assert last_component(given) == said
+        assert without_folders(given) == said
 
 
 def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
