@@ -188,7 +188,7 @@ def recipe(page: Any) -> None:
     """Draw how much each kept change lowered the loss on the built-in corpus, from docs/recipe.csv."""
     with (ROOT / "docs/recipe.csv").open(newline="") as file:
         kept = [row for row in csv.DictReader(file) if row["text"] == "corpus" and re.match("yes$|until", row["kept"])]
-    rows = [(float(row["without"]) - float(row["with"]), re.split(r"[,:;] ", row["change"])[0]) for row in kept]
+    rows = [(-float(row["difference"]), re.split(r"[,:;] ", row["change"])[0]) for row in kept]
     rows.sort(reverse=True)
     bars = (
         f"<span>{name}</span><span><i style='width:{gain / rows[0][0] * 340:.0f}px'></i>{gain:.3f}</span>"

@@ -108,7 +108,9 @@ def test_scoring_and_exporting(
 
 def test_the_readme_shows_what_its_models_write(sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(ROOT)
-    ((command, shown),) = re.findall(r"^python sample.py (docs/demo/.*)\n([^`]*)```", PAGES["README.md"], re.MULTILINE)
+    ((command, shown),) = re.findall(
+        r"^python sample.py (docs/demo/.*)\n```\n```\n([^`]*)```", PAGES["README.md"], re.MULTILINE
+    )
     assert sample(*shlex.split(command)).out.rstrip("\n") == shown.rstrip("\n")
     (program,) = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
     assert len(run_example(program)) == len("ROMEO:") + 200 + 1
