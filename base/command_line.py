@@ -84,7 +84,9 @@ def _open_closed_streams() -> None:
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
-    """Return the path of the output file `name`, with symbolic links resolved.
+    """Return the path of the output file `name`, with symbolic links resolved, after checking that it may be written.
+
+    `option`, such as `--output`, is what the user named the file with; errors begin with it.
 
     Raises:
         InputError: `name` is a folder, one of `inputs` or, without `overwrite`, an existing file.
@@ -103,7 +105,7 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
 def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
     """Yield a temporary text file, and rename it to `name` when the block ends or Ctrl-C stops it.
 
-    If `name` is a device, such as /dev/stdout, yield the device itself.
+    If `name` is a device, such as /dev/stdout, yield the device itself. For the arguments see `output_path`.
     """
     stopped, stack = False, ExitStack()
     try:
@@ -147,7 +149,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action=_PrintVersions, nargs=0, help="print the versions of the packages")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments, and keep them for the message of `error`."""
+        """Parse the arguments as argparse does, and remember them for the message of `error`."""
         self.arguments = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
@@ -179,7 +181,10 @@ class _PrintVersions(argparse.Action):
 
 
 def add_unknown(add: Callable[..., Any], what: str) -> None:
-    """Add the option `--unknown`; `what` names the characters in its help, such as `prompt characters`."""
+    """Add the option `--unknown` with `add`, the `add_argument` of a parser.
+
+    `what` names the characters in its help, such as `prompt characters`.
+    """
     add(
         "--unknown",
         choices=("error", "skip", "replace"),
@@ -209,7 +214,7 @@ def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
-    """Return an argparse type for numbers from `least` to `most`."""
+    """Return an argparse type that reads a number from `least` to `most`; `kind` is int or float."""
     what = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> Any:

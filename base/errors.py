@@ -41,7 +41,7 @@ class RunFailed(Exception):
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:
-    """Describe an error in one line: its file, or else `path`, what is wrong with it and what helps.
+    """Return one line about an `OSError`: its file (or `path` if it names none), what is wrong with it, and what helps.
 
     For a lock file, the line names the folder that was being locked.
     """
@@ -67,23 +67,26 @@ def nearest(word: str, names: Iterable[str]) -> str:
 
 
 def redacted(text: str) -> str:
-    """Replace user, password and tokens in URLs, such as `https://USER:PASSWORD@a.org/b.txt?token=…`, by `***`."""
+    """Return `text` with user, password and tokens in its URLs replaced by `***`.
+
+    An example with all three is `https://USER:PASSWORD@a.org/b.txt?token=…`.
+    """
     text = re.sub(r"(://)[^/\s]*@", rf"\1{HIDDEN}@", text)
     return re.sub(rf"([?&][^=&\s]*(?:{SECRET})[^=&\s]*=)[^&#,\]\s]+", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
 
 
 def public(text: str) -> str:
-    """Return `redacted` text that can be encoded as UTF-8: undecodable bytes of a file name become U+FFFD."""
+    """Return `redacted` text that can be encoded as UTF-8: the undecodable bytes of a file name become U+FFFD."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", redacted(text))
 
 
 def printable(text: object) -> str:
-    """Return `redacted` text with U+FFFD for each line break and for each character that is not printable."""
+    """Return `redacted` text in which each line break and each character that is not printable is U+FFFD."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in redacted(str(text)))
 
 
 def visible(text: str) -> str:
-    """Replace control characters, which could move the cursor, and bidirectional controls by visible symbols."""
+    """Return `text` with symbols instead of control characters, which could move the cursor, and bidirectional ones."""
     pictures = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
     pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
     turns = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # bidirectional controls
@@ -96,7 +99,10 @@ def for_output(text: str, out: TextIO) -> str:
 
 
 def shorten(message: str, arguments: Iterable[str]) -> str:
-    """Shorten each long argument where it first occurs in a message, so that a command at its end stays complete."""
+    """Return `message` with command-line arguments of more than `LONGEST` characters cut off.
+
+    Each of `arguments` is shortened only where it first occurs, so that a command at the end stays complete.
+    """
     for argument in arguments:
         value = one_line(argument.partition("=")[2] or argument)
         if len(value) > LONGEST:

@@ -9,10 +9,11 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`. When the block ends, sync the file or folder there and rename it to `path`.
+    """Yield a temporary path at which to write a file or a folder; rename it to `path` when the block ends.
 
-    A file at `path` is replaced; a folder at `path` must be empty. If the block raises, `path` stays as it was.
-    A killed process leaves `.NAME.*.tmp`; see `remove_unfinished`.
+    So nobody sees a half-written file. The file or folder is flushed to disk first. A file at `path` is replaced; a
+    folder at `path` must be empty. If the block raises, `path` stays as it was. A killed process leaves `.NAME.*.tmp`;
+    see `remove_unfinished`.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:

@@ -19,8 +19,9 @@ def embedded(value: Any) -> str:
 def fill(template: Path, **parts: str) -> str:
     """Return an HTML template in which each `{{name}}` is replaced by `parts[name]`.
 
-    `{{style}}` and `{{script}}` become the `.css` and `.js` files beside the template; the script begins with `SCRIPT`.
-    `{{policy}}` becomes a Content-Security-Policy that allows only the page's own style and script.
+    Three names are filled in here. `{{style}}` and `{{script}}` become the `.css` and `.js` files beside the template,
+    and the script begins with `SCRIPT`. `{{policy}}` becomes a Content-Security-Policy that allows only this style and
+    script.
     """
     page = template.read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]

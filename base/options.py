@@ -29,7 +29,7 @@ def option(
     aliases: Mapping[str, str] | None = None,
     **limits: float,
 ) -> Any:
-    """Declare a dataclass field whose metadata serve `--help`, the check of values and resuming.
+    """Declare a dataclass field as an option: its help text, the values it accepts, whether resuming may change it.
 
     Args:
         default: value unless the user sets one; each instance gets its own copy of a list.
@@ -53,7 +53,10 @@ def option(
 
 
 def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
-    """Describe the values that a field of type `hint` accepts, such as 'a whole number, at least 1'."""
+    """Describe the values that an option accepts, such as 'a whole number, at least 1'.
+
+    `hint` is the type of its field, and `metadata` is what `option` stored in the field.
+    """
     kind, item, optional = _unpack(metadata.get("auto") or hint)
     if metadata.get("choices"):
         return "one of " + ", ".join(metadata["choices"]) + (", null" if optional else "")
@@ -77,7 +80,7 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
 
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
-    """Return whether `value` has the type `hint` and keeps the choices and limits in `metadata`."""
+    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata` (see `option`)."""
     if metadata.get("auto") and value == "auto":
         return True
     kind, item, optional = _unpack(metadata.get("auto") or hint)
@@ -106,7 +109,10 @@ def spell(value: Any) -> str:
 
 
 def check(config: Any, group: str = "") -> None:
-    """Raise an `InputError` if a field of a dataclass that was made with `option` has a wrong value."""
+    """Raise an `InputError` if an option of `config`, an instance of a dataclass, has a value that is not allowed.
+
+    The message names the key `group.option`, or only the option if `group` is empty.
+    """
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value, hint, metadata = getattr(config, field.name), hints[field.name], field.metadata

@@ -22,7 +22,10 @@ CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
 def from_here(name: str) -> str:
-    """Return the relative path of `name` in the checkout if the working directory is inside it, else `name` itself."""
+    """Return a path of `name`, a file of the checkout, that is valid in the working directory.
+
+    It is relative if the working directory is a subfolder of the checkout. Otherwise it is `name` itself.
+    """
     with suppress(OSError):  # the working directory has been removed
         if CHECKOUT in Path.cwd().parents:
             return os.path.relpath(CHECKOUT / name)
@@ -30,9 +33,10 @@ def from_here(name: str) -> str:
 
 
 def command(program: str, script: str = "", *arguments: object) -> str:
-    """Return a quoted command for a program of this environment: `.venv/bin/python`, or `python` without a `.venv`.
+    """Return a command to print for the user, quoted for a shell: `program` of this environment with its arguments.
 
-    `script` is a script of the checkout if it ends in .py; otherwise it is an argument like the others.
+    The program is `.venv/bin/python`, for example, or `python` without a `.venv`. `script` is a script of the checkout
+    if it ends in .py; otherwise it is an argument like the others.
     """
     local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
     ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
@@ -91,9 +95,10 @@ def busy_cores() -> float:
 
 
 def limit_spinning() -> None:
-    """Let waiting OpenMP threads sleep sooner, in this process and its children. Call this before torch is loaded.
+    """Let OpenMP threads that wait for others sleep sooner, in this process and its children, to free their cores.
 
-    This keeps a value that the user has set, and has no effect unless torch uses GNU's OpenMP.
+    Call this before torch is loaded. It keeps a value that the user has set, and has no effect unless torch uses GNU's
+    OpenMP.
     """
     if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))

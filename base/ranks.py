@@ -1,6 +1,7 @@
-"""Read this process's rank and the number of processes from environment variables. Imports nothing heavy.
+"""Read from environment variables which process of a run this is (its rank) and how many there are.
 
-torchrun, SLURM's srun or `training.launch` starts all processes of a run.
+torchrun, SLURM's srun or `training.launch` starts all processes of a run and sets the variables. This module imports
+nothing heavy.
 """
 
 import ctypes
@@ -55,7 +56,7 @@ def launched() -> tuple[int, int] | None:
 
 
 def rank() -> int:
-    """Return the global rank of this process."""
+    """Return the global rank of this process: its number, from 0, among all processes of the run."""
     return _number("RANK", otherwise="0")
 
 
@@ -65,7 +66,7 @@ def is_local_rank_0() -> bool:
 
 
 def _number(variable: str, otherwise: str = "1") -> int:
-    """Read an environment variable; raise `JobError` unless it is a whole number."""
+    """Return an environment variable as a number, `otherwise` if it is not set; raise `JobError` if it is invalid."""
     value = os.environ.get(variable, otherwise)
     if not value.isdecimal():
         raise JobError(f"{variable}={value}: this environment variable must be a whole number")
@@ -92,6 +93,6 @@ def restarted() -> bool:
 
 
 def identity() -> str | None:
-    """Return the job's id, which all its processes share and restarts keep; None without SLURM or torchrun."""
+    """Return the id of this job, which all its processes share and restarts keep; None without SLURM or torchrun."""
     names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
     return next((name for name in names if name != "none"), None)

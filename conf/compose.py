@@ -60,10 +60,11 @@ def _check_minutes(config: Config) -> None:
 
 
 def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Config) -> Config:
-    """Compose the configuration of a resumed run: its stored configuration, changed by this command line.
+    """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by this command line.
 
-    A key that is `auto` on the command line, or in a preset that it names, keeps the value that the run has chosen. The
-    number of machines, and under a launcher such as torchrun that of devices, come from this start.
+    For `settings` and `literals` see `compose`. A key that is `auto` on the command line, or in a preset that it names,
+    keeps the value that the run has chosen. The number of machines, and under a launcher such as torchrun that of
+    devices, come from this start.
     """
     base = asdict(stored) | {"resume": None, "allow": []}
     base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
@@ -78,9 +79,9 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
 
 
 def read_config(run: Path) -> Config:
-    """Return the configuration in a run's config.yaml; raise an `InputError` if it is missing or invalid.
+    """Return the configuration in a run's config.yaml; raise an `InputError` if the file is missing or invalid.
 
-    The file is only data: it names plug-ins, but their classes come from the presets of these names in conf/.
+    The file cannot choose code: it names callbacks and loggers, and conf/ decides which class each name means.
     """
     path = run / "config.yaml"
     try:
@@ -112,15 +113,15 @@ def read_config(run: Path) -> Config:
 
 
 def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
-    """Return the values of the presets among `settings`, and of the default ones, as nested dicts."""
+    """Return the configuration, as nested dicts, from the defaults and the presets in `settings` (`model=small`)."""
     return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
 
 def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bool) -> str:
     """Return the configuration of one run as YAML, like Hydra's `--cfg`.
 
-    `part` is `job` for the run's settings, `hydra` for Hydra's own, or `all` for both. `resolve` replaces
-    interpolations, such as `${seed}`, by their values.
+    For `settings` and `literals` see `compose`. `part` is `job` for the run's settings, `hydra` for Hydra's own, or
+    `all` for both. `resolve` replaces interpolations, such as `${seed}`, by their values.
     """
     with _one_line(), _hydra():
         whole = hydra.compose("train", [*(each.text for each in settings), _search_path()], return_hydra_config=True)
@@ -137,7 +138,7 @@ def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bo
 
 
 def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) -> DictConfig:
-    """Return a copy of `config`, which Hydra has composed from presets, with the keys of the command line set."""
+    """Return a copy of `config` in which the keys of the command line are set; its presets are already in `config`."""
     config = copy.deepcopy(config)
     for each in settings:
         group, _, rest = each.key.partition(".")
@@ -159,7 +160,10 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
 
 
 def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] | None = None) -> DictConfig:
-    """Return what Hydra composes from the presets among `settings` and the schema, whose defaults `base` replaces."""
+    """Return the configuration that Hydra composes from the schema's defaults and the presets in `settings`.
+
+    `primary` is the file in conf/ with which Hydra begins, `train` or `resume`. `base` replaces defaults of the schema.
+    """
     chosen = tuple(each.text for each in settings if each.is_group)
     if not base:
         return _cached(primary, chosen, tuple(FOLDERS))
@@ -169,7 +173,7 @@ def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] 
 
 @cache
 def _cached(primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return `_presets` without `base`, cached for the runs of a sweep because reading the files of conf/ is slow."""
+    """Return `_presets` without `base`, from a cache: reading conf/ is slow, and a sweep needs it for each run."""
     with _hydra():
         return hydra.compose(primary, [*chosen, _search_path()])
 
@@ -209,7 +213,7 @@ def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
 
 
 def escaped(value: Any) -> Any:
-    """Escape plain data for OmegaConf, so that `${…}` in it is text and not an interpolation."""
+    """Return plain data for OmegaConf in which `${…}` is escaped, so that it is text and not an interpolation."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, dict):

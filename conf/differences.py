@@ -31,5 +31,8 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
 
 
 def overrides(config: Config) -> list[str]:
-    """Return the overrides that repeat a run under another name: with what `minutes` chose, but without `minutes`."""
+    """Return the `key=value` arguments with which train.py repeats a run under another name.
+
+    They include what `minutes` chose, such as the number of steps, but not `minutes` itself.
+    """
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]

@@ -25,7 +25,7 @@ def add_folder(name: str) -> None:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the names of the presets of each configuration group."""
+    """Return the names of the presets of each configuration group, as `{"model": ["small", …], …}`."""
     return _groups((CONF, *FOLDERS))
 
 
@@ -36,7 +36,7 @@ def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """Return the settings in conf/<group>/<choice>.yaml, or in the same file of a `--config-dir` folder."""
+    """Return the settings in the preset conf/<group>/<choice>.yaml, or in a `--config-dir` folder, as a dict."""
     files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
     file = next((file for file in files if file.exists()), files[0])
     try:

@@ -26,7 +26,7 @@ def parse(arguments: list[str]) -> list[Override]:
 
 
 def quoted(value: Any) -> str:
-    """Return a value as the grammar writes it: a string is quoted unless it looks like a name."""
+    """Spell a value as Hydra's grammar reads it: a string is quoted unless it looks like a name."""
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
         return QuotedString(value, Quote.single).with_quotes()
     return spell(value)

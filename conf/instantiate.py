@@ -9,9 +9,14 @@ from base.errors import InputError, one_line
 
 
 def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
-    """Return an instance of each plug-in's class, its `_target_`, constructed with its arguments and `more`.
+    """Construct the callbacks or loggers of a run, which are the `plugins` of a configuration group; return them.
 
     Strings are data: unlike in Hydra's `instantiate`, `${…}` in them is not resolved.
+
+    Args:
+        group: `callbacks` or `logger`.
+        plugins: by the name of each callback or logger, its class (`_target_`) and its arguments.
+        more: further arguments, for all of them.
 
     Raises:
         InputError: a constructor fails; the message names its plug-in.

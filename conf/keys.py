@@ -1,4 +1,4 @@
-"""List the keys of the configuration with their types, defaults and rules, and suggest one for a misspelled key."""
+"""List the keys of the configuration with their types, defaults and resume rules; suggest one for a misspelled key."""
 
 import dataclasses
 import difflib
@@ -43,7 +43,14 @@ class Key:
 
 
 def _keys(kind: type, prefix: str = "", rule: str = "allow", values: Any = None) -> Iterator[tuple[str, Key]]:
-    """Yield the keys of a dataclass; the defaults are those of its fields, or the `values` of an instance."""
+    """Yield (dotted key, `Key`) for each option of the dataclass `kind` and of the dataclasses in its fields.
+
+    Args:
+        kind: a dataclass whose fields are made with `base.options.option`.
+        prefix: beginning of all keys, such as `model.`.
+        rule: resume rule of options that set none.
+        values: an instance of `kind` whose values are the defaults; None for those of the fields.
+    """
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name, own = prefix + field.name, field.metadata.get("on_resume") or rule
@@ -60,7 +67,7 @@ SEARCH_KEYS = dict(_keys(SearchConfig, "hparams_search."))
 
 
 def is_plugins(group: str) -> bool:
-    """Return whether the keys of a group are arguments of classes, as in `callbacks` and `logger`."""
+    """Return whether a group configures classes, as `callbacks` and `logger` do: its keys are their arguments."""
     return group in KEYS and "plugins" in KEYS[group].metadata
 
 
@@ -70,12 +77,12 @@ def is_launch(key: str) -> bool:
 
 
 def has_auto(value: Any) -> bool:
-    """Return whether the value of a key is `auto` or, if it is a group of plug-ins, one of their arguments is."""
+    """Return whether `value` is `auto` or, if it is the dict of `callbacks` or `logger`, one of the arguments is."""
     return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield `(dotted key, value)` of each leaf of nested dicts; the plug-ins of a group are one leaf."""
+    """Flatten nested dicts: yield (dotted key, value) of each leaf. `callbacks` and `logger` are one leaf each."""
     for key, value in values.items():
         if isinstance(value, dict) and not is_plugins(key):
             yield from leaves(value, f"{prefix}{key}.")
@@ -84,7 +91,10 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def nearest_key(key: str, names: list[str]) -> str:
-    """Return a hint with the nearest key, preferably one whose last component is similar: `optim.lr` for `LR=1`."""
+    """Return a hint for an unknown key, such as `; nearest: optim.lr` for `LR`; "" if none of `names` is similar.
+
+    A name whose last component is similar is preferred.
+    """
     key = key.lower()
     if key == "ckpt_path":
         return "; resume=RUN continues a run, init_from=RUN starts from its model"
@@ -96,7 +106,7 @@ def nearest_key(key: str, names: list[str]) -> str:
 
 
 def presets() -> list[ModelConfig]:
-    """Return the presets of `model=` that set nothing but the size, from small to large."""
+    """Return the model sizes that a run may choose: the presets of `model=` with only a size, from small to large."""
     found = [choice_values("model", name) for name in groups()["model"]]
     sizes = [ModelConfig(**values) for values in found if values.keys() == {"layers", "heads", "dim"}]
     return sorted(sizes, key=lambda size: size.layers * size.dim**2)

@@ -35,7 +35,7 @@ VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*
 
 @dataclass(frozen=True)
 class Setting:
-    """One value for one key or group, as Hydra reads it."""
+    """A parsed `key=value` or `group=preset` from the command line."""
 
     key: str
     value: Any
@@ -49,7 +49,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Command:
-    """The arguments of `train.py`."""
+    """The command line of `train.py`, parsed."""
 
     overrides: list[Override]  # as Hydra has parsed them
     literals: dict[str, str | None]  # values that Hydra does not parse, by key: see `split_literals`
@@ -65,7 +65,10 @@ class Command:
         return any(key.partition(".")[0] == group for key in keys)
 
     def runs(self) -> Iterator[list[Setting]]:
-        """Yield the settings of each run: every combination of the values. The last value of a repeated key counts."""
+        """Yield the settings of each run of a sweep, or of the single run: every combination of the values of the keys.
+
+        If a key is repeated, its last value counts.
+        """
         choices = {each.key_or_group: settings(each) for each in self.overrides} | self.swept
         if (count := math.prod(map(len, choices.values()))) > MAX_RUNS:
             raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
@@ -73,7 +76,7 @@ class Command:
 
 
 def settings(override: Override) -> list[Setting]:
-    """Return a setting for each value of an override."""
+    """Return the settings that a parsed override stands for: one or, in a sweep as in `optim.lr=3e-3,6e-3`, several."""
     key = override.key_or_group
     if not override.is_sweep_override():
         return [Setting(key, override.value(), f"{key}={override.get_value_element_as_str()}")]
@@ -82,7 +85,10 @@ def settings(override: Override) -> list[Setting]:
 
 
 def read_command(arguments: list[str]) -> Command:
-    """Parse a command line, and check its flags and keys; with a search, values may be intervals."""
+    """Parse the command line of train.py, and check its flags and keys; an `InputError` says what is wrong.
+
+    In a search (`hparams_search=`), values may be intervals.
+    """
     flags, assignments, part = set(), [], ""
     search, others = take_search(take_config_dir(arguments))
     left = iter(others)
@@ -114,7 +120,7 @@ def read_command(arguments: list[str]) -> Command:
 
 
 def take_config_dir(arguments: list[str]) -> list[str]:
-    """Add the folders of `--config-dir`; return the other arguments."""
+    """Find each `--config-dir FOLDER` in the arguments and add its presets (`add_folder`); return the others."""
     others, left = [], iter(arguments)
     for argument in left:
         flag, equals, value = argument.partition("=")
@@ -126,7 +132,10 @@ def take_config_dir(arguments: list[str]) -> list[str]:
 
 
 def _as_setting(flag: str, arguments: list[str]) -> str:
-    """Return a hint for an unknown flag: the setting that was meant, as by `--max-steps 10`, or the nearest flag."""
+    """Return a hint for an unknown flag: the setting that it looks like, as `--max-steps 10` does, or the nearest flag.
+
+    `arguments` is the whole command line, in which the flag's value may follow it.
+    """
     name, equals, value = flag.lstrip("-").partition("=")
     name = name.replace("-", "_")
     after = arguments[arguments.index(flag) + 1 :][:1]
@@ -142,13 +151,13 @@ def _as_setting(flag: str, arguments: list[str]) -> str:
 def split_literals(
     arguments: list[str], sweep: bool = False
 ) -> tuple[list[str], dict[str, str | None], dict[str, list[Setting]]]:
-    """Separate the arguments for Hydra from values that its grammar must not parse, such as paths.
+    """Separate the arguments that Hydra parses from literal ones, whose values are used verbatim, such as paths.
 
-    With `sweep`, commas separate the values of a key, but the name of a file or run, and what is in brackets or quotes,
-    is one value.
+    With `sweep`, commas separate the values of a literal key. But the name of an existing file or run, and what is in
+    brackets or quotes, is one value.
 
     Returns:
-        The arguments for Hydra, the other keys with one value, and the other keys with several values.
+        The arguments for Hydra; the literal keys with their one value; and the literal keys with several values.
     """
     rest, literals, swept = [], dict[str, str | None](), dict[str, list[Setting]]()
     for argument in arguments:
@@ -171,7 +180,10 @@ def split_literals(
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
-    """Return the configuration of the search, or None without one, and the arguments that do not set its options."""
+    """Separate the options of a search, `hparams_search=` and `hparams_search.…=`, from the other arguments.
+
+    Return the configuration of the search (None without `hparams_search=`), and the other arguments.
+    """
     own = [argument for argument in arguments if re.match(r"\+*hparams_search\b", argument)]
     others = [argument for argument in arguments if argument not in own]
     given = {each.key_or_group: each.value() for each in parse_overrides(own)}
@@ -185,9 +197,10 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
 
 
 def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool = False) -> list[Override]:
-    """Parse overrides; check their keys and the choices of groups. `Config` checks the values of other keys.
+    """Parse arguments such as `optim.lr=0.01` with Hydra's grammar; check that their keys and presets exist.
 
-    With `sweep` (`-m`) a key may have several values, with `search` (`hparams_search=`) also an interval.
+    With `sweep` (`-m`) a key may have several values, with `search` (`hparams_search=`) also an interval. The values
+    are checked only when `Config` is made.
     """
     parsed = []
     for argument in arguments:
@@ -207,7 +220,7 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
 
 
 def _about_word(word: str) -> str:
-    """Return a hint about what a word without `=` was meant to be, such as the text to train on."""
+    """Return a hint about an argument without `=`: it may be meant as the text to train on, or as a key."""
     names = [*KEYS, *SEARCH_KEYS, *groups()]
     if os.path.exists(word) and word not in names:
         return f"; to train on this text: data.path={word}"

@@ -19,7 +19,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def changed(stored: Config, config: Config) -> list[str]:
-    """Return the settings that differ from those of a run, as `key=value (the run has value)`.
+    """Return the settings of `config` that differ from those of the run `stored`, as `key=value (the run has value)`.
 
     Settings that are `auto`, come with the model of `init_from`, or are in `allow` are not compared. A larger
     trainer.max_steps is not listed, because it continues the run.
@@ -41,7 +41,7 @@ def changed(stored: Config, config: Config) -> list[str]:
 
 
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise an `InputError` if a run changes settings on which the weights of its `init_from` model depend.
+    """Raise an `InputError` if a run with `init_from` changes a setting on which the weights of that model depend.
 
     `groups` are the model's settings. Dropout, the attention kernel, its window and the context may differ, but with
     learned positions the context cannot be longer.
@@ -58,12 +58,18 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def is_fixed(name: str) -> bool:
-    """Return whether `allow=` cannot permit a change: the weights would not fit or would mean something else."""
+    """Return whether a resumed run may never change `name`: its weights would not fit or would mean something else."""
     return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
-    """Compare the conditions `before` of a run with those `now`, of the process that resumes it.
+    """Raise an `InputError` if a run is resumed under conditions that differ from those it was trained under.
+
+    Args:
+        before: conditions of the run by name: its settings and, for example, the text, the device and torch's version.
+        now: the same conditions in the process that resumes it.
+        allow: the names that may differ.
+        run: directory of the run.
 
     Returns:
         The differences as text; empty if the run continues bit for bit.

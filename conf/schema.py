@@ -141,7 +141,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Ema:
-    """Ranges of the arguments of `callbacks=ema`."""
+    """Ranges of the arguments of `callbacks=ema`, the moving average of the weights."""
 
     decay: float = option(0.998, "decay of the moving average per step", least=0, below=1)
 

@@ -1,7 +1,4 @@
-"""Read and write YAML whose plain scalars mean what they mean on a command line: in Hydra's grammar of overrides.
-
-Unlike in YAML 1.1, `012`, `0x10`, `1:30`, `yes`, `~` and dates are texts, and `2e2` and `inf` are numbers.
-"""
+"""Read and write YAML in which an unquoted value means what it means on the command line, in Hydra's grammar."""
 
 import math
 import re
@@ -25,7 +22,7 @@ def read(stream: IO[str] | str) -> Any:
 
 
 def write(values: Any) -> str:
-    """Return plain data as YAML. Texts that `read` or a reader of YAML 1.1 would take for something else are quoted."""
+    """Return plain data as YAML, in which text that looks like a number, a boolean, null or a date is quoted."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

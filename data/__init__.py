@@ -1,1 +1,1 @@
-"""From text files to training batches: find and decode the files, split and encode the text, compute batch k."""
+"""From text files to training batches: find and decode files, split and encode the text, compute each step's batch."""

@@ -1,4 +1,4 @@
-"""Download the files at addresses such as s3:// and https://; everything else reads the local copies.
+"""Download texts from addresses such as s3:// and https:// into the cache; all other code reads these local copies.
 
 Decided here: which files an address stands for, when a copy is up to date (same address, size and ETag or modification
 time, or the right sha256), and what happens if the store cannot be reached.
@@ -40,12 +40,13 @@ NOT_OF_STORES = (AssertionError, AttributeError, MemoryError, NameError, TypeErr
 
 
 def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
-    """Download the files that an entry of `data.path` names; return the local copy of each by its address.
+    """Download the files that the address `entry` stands for; return a dict from each file's address to its local copy.
 
-    With `sha256` the entry is the address of one file, and a copy with this hash is used without asking the server.
-    Otherwise, an address that exists is a file or a directory, and one that does not exist is a glob. Globs do not work
-    on the web, because web servers cannot list their files. A directory stands for the files in and below it that are
-    not hidden: those named `*.txt` (or `*.txt.gz`) if there are any, else all.
+    `entry` is a value of `data.path`, or one entry of its list, such as `s3://bucket/dir`. With `sha256` it is the
+    address of one file, and a copy with this hash is used without asking the server. Otherwise, an address that exists
+    is a file or a directory, and one that does not exist is a glob. Globs do not work on the web, because web servers
+    cannot list their files. A directory stands for the files in and below it that are not hidden: those named `*.txt`
+    (or `*.txt.gz`) if there are any, else all.
 
     A file is downloaded into `folder` unless its copy there has the same address, size and ETag or modification time.
     If the store cannot be reached, the copies of the previous start are returned and the log says so. If only some
@@ -83,9 +84,15 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
 
 
 def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[str, Path]:
-    """Return the copies that `listing` recorded at the previous start, by address.
+    """Return the copies that an earlier start of train.py downloaded: a dict from each file's address to its path.
 
-    Return an empty dict if `error` does not mean that the store cannot be reached, or if a copy is missing.
+    Args:
+        error: why the store could not be listed this time.
+        listing: the JSON file in which the earlier start recorded the addresses and the names of their copies.
+        folder: contains the copies.
+
+    Returns:
+        The dict, or {} if `error` does not mean that the store cannot be reached, or if a copy is missing.
     """
     causes = (error, error.__cause__)  # fsspec raises `FileNotFoundError` from whatever fails on the web
     if UNREACHABLE.isdisjoint(kind.__name__ for cause in causes for kind in type(cause).__mro__):
@@ -97,12 +104,17 @@ def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[
 
 
 def _open(address: str) -> tuple[Any, str]:
-    """Return the fsspec file system of an address, and the path in it."""
+    """Return the fsspec file system that serves an address, and the path of the address in that file system."""
     return fsspec.url_to_fs(address, **({"client_kwargs": WEB} if address.startswith("http") else {}))
 
 
 def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the metadata, such as size and ETag, that `store` reports for each file at `root`, by the file's path."""
+    """Find the files at the path `root` of a store; return a dict from each file's path to its metadata.
+
+    `root` is a file, a directory or a glob. The metadata is the dict that the file system `store` reports, with size
+    and ETag for example. If only some files of a directory are read, a line that mentions `entry`, the directory's
+    address, is added to `notes`.
+    """
     store.invalidate_cache()
     is_web = "https" in store.protocol  # `protocol` is a string or a tuple of strings
     if is_web and root.endswith("/"):  # the server would send an HTML page
@@ -126,9 +138,10 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
 
 
 def download(address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = "") -> None:
-    """Download a file to `target` atomically, unless a file of this `size` and `sha256` is already there.
+    """Download one file to `target`, atomically, unless `target` exists with the given `size` (bytes) and `sha256`.
 
-    If several processes need the file, one downloads it and the others wait.
+    `progress` is told how many bytes have arrived. If several processes need the file, one downloads it and the others
+    wait.
     """
 
     def is_right(file: Path) -> bool:

@@ -1,8 +1,9 @@
 """Compute training batch k from the text, the seed and k alone, so that a run can be resumed at any step.
 
-- An epoch cuts the text into adjacent windows, from a random phase on, and visits them in random order. Batches are
+- An epoch cuts the text into adjacent windows, from a random position on, and visits them in random order. Batches are
   consecutive slices of an endless sequence of epochs, and each rank computes its own rows of a batch.
-- In a text of documents, a window begins where a document begins, if one begins shortly before (`at_documents`).
+- If the text is divided into documents, a window that would begin inside a document is moved back to the document's
+  beginning, unless that is too far away (`at_documents`).
 - A validation during training evaluates only part of the validation split (`num_validated`).
 """
 
@@ -19,15 +20,19 @@ VALIDATION_CHARACTERS = 2**15  # maximum tokens of a validation before the last 
 
 
 def windows_per_epoch(length: int, context: int) -> int:
-    """Return the number of windows in an epoch of `length` tokens, the same at every phase (see `epoch_starts`)."""
+    """Return how many windows of `context` tokens an epoch cuts a text of `length` tokens into.
+
+    The number is the same in all epochs, although each begins at another position (see `epoch_starts`).
+    """
     return (length - min(context, length - context)) // context
 
 
 @lru_cache(maxsize=2)
 def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray:
-    """Return where the windows of an epoch begin, in its random order: (windows,) int64.
+    """Return the positions in the text at which an epoch's windows begin, in the order of training: (windows,) int64.
 
-    The windows are adjacent, and the first one begins at a random phase, so that each epoch cuts the text differently.
+    The windows are adjacent, but their order is random. The first window in the text begins at a random position below
+    `context`, the phase, so that each epoch cuts the text differently.
     """
     random = np.random.default_rng([seed, epoch])
     phase = random.integers(min(context, length - context))
@@ -35,9 +40,9 @@ def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray
 
 
 def window_starts(length: int, seed: int, step: int, batch: int, context: int) -> np.ndarray:
-    """Return where the windows of batch `step` begin in a text of `length` tokens: (batch,) int64.
+    """Return the positions at which the `batch` windows of training step `step` begin: (batch,) int64.
 
-    Batches are consecutive slices of an endless sequence of epochs.
+    The text has `length` tokens. Batches are consecutive slices of an endless sequence of epochs (see `epoch_starts`).
     """
     if length <= context:
         raise ValueError(f"{length} tokens are too few for a window of {context} tokens and its targets")
@@ -50,11 +55,11 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
 
 
 def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray) -> np.ndarray:
-    """Move window starts back to the nearest end mark: (windows,) -> (windows,) int64.
+    """Move window starts back to the beginning of the document they are in: (windows,) -> (windows,) int64.
 
-    A window that is moved begins like a text of sample.py: with the end mark `end`, (M,) tokens, and the beginning of a
-    document. A start stays where it is if no end mark begins in the last `context` tokens up to it, as in the middle of
-    a long document.
+    In `tokens`, each document is followed by the end mark `end`, (M,) tokens. A moved window begins with the end mark
+    before its document, as the texts of sample.py do. A start stays where it is if no end mark begins in the last
+    `context` tokens up to it, as in the middle of a long document.
     """
     places = starts[:, None] - np.arange(context)  # (windows, context)
     found = places >= 0
@@ -65,7 +70,7 @@ def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.n
 
 @dataclass(frozen=True)
 class Windows:
-    """The windows of a training text; `starts` returns those of a step."""
+    """What a run trains on: windows of `context` + 1 tokens of the text, chosen by the seed and the step."""
 
     tokens: np.ndarray  # one-dimensional, of any integer type and longer than `context`
     seed: int
@@ -74,13 +79,16 @@ class Windows:
     end: np.ndarray | None = None  # tokens of the documents' end mark, see `at_documents`; None without documents
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
-        """Return where the windows of the `steps` steps from step `steps * step` on begin: (steps * batch,) int64."""
+        """Return the positions in `tokens` where the windows of `steps` steps in a row begin: (steps * batch,) int64.
+
+        The first of these steps is number `steps * step`; by default, there is only the step `step`.
+        """
         starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
         return starts if self.end is None else at_documents(self.tokens, starts, self.context, self.end)
 
 
 def train_batch(windows: Windows, step: int, rows: slice = slice(None)) -> torch.Tensor:
-    """Return the `rows` of batch `step`: (rows, context + 1) int64.
+    """Return the training batch of step `step`, or only its `rows`: (rows, context + 1) int64.
 
     Each row is a window: all but its last token are the inputs, and all but its first token are the targets.
     """
@@ -89,7 +97,10 @@ def train_batch(windows: Windows, step: int, rows: slice = slice(None)) -> torch
 
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
-    """Return a copy of a text on a GPU, at 1 or 4 bytes per token, or `tokens` if the copy would exceed `max_bytes`."""
+    """Copy a text's tokens (N,) to a GPU and return the copy, or return `tokens` if it would need over `max_bytes`.
+
+    The copy has 1 byte per token if `tokens` are uint8, else 4.
+    """
     # torch cannot gather uint16 on CUDA, so such tokens become int32.
     dtype, size = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
     if len(tokens) * size > max_bytes:
@@ -105,8 +116,8 @@ def batches_on_device(
 ) -> Iterator[torch.Tensor]:
     """Yield the batches that `train_batch` returns for `step`, `step` + 1, ...: (rows, context + 1) int64 on a GPU.
 
-    `tokens` is the whole text on that GPU, where the windows are gathered. So only their starts are copied to it, for
-    `STEPS` steps at once.
+    `tokens` is the whole text on that GPU, which gathers the windows itself. So the CPU copies only the windows' starts
+    to it, for `STEPS` steps at once.
     """
     window = torch.arange(windows.context + 1, device=tokens.device)  # (context + 1,)
     while True:
@@ -118,10 +129,16 @@ def batches_on_device(
 
 
 def num_validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
-    """Return how many of the `split` tokens of the validation split a validation evaluates, at most `most`.
+    """Return how many tokens of the validation split one validation evaluates.
 
-    Validations during training evaluate at most `VALIDATION_CHARACTERS` tokens. The `last` one evaluates the whole
-    split, unless the run has `trained` on fewer tokens than that.
+    Validations during training evaluate at most `VALIDATION_CHARACTERS` tokens. The last one evaluates the whole split,
+    unless the run has trained on fewer tokens than the split has.
+
+    Args:
+        split: number of tokens in the validation split.
+        trained: number of tokens that the run has trained on.
+        last: whether this is the validation at the last step.
+        most: upper limit for every validation; None for no limit.
     """
     split = min(split, most or split)
     return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)

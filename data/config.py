@@ -16,7 +16,7 @@ DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.docume
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The text, its tokenizer and splits, and the batch size."""
+    """The options `data.*` of train.py: the text, its tokenizer and splits, and the batch size."""
 
     path: str | None = option(
         None,
@@ -104,12 +104,15 @@ class DataConfig:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
 
     def places(self) -> dict[str, str | None]:
-        """Return the paths or addresses of the texts by key; only config.yaml stores the passwords in them."""
+        """Return the options that name a text, each a path, an address or None, by `path`, `validation` and `test`.
+
+        An address may contain a password, so only config.yaml stores these values.
+        """
         return {"path": self.path, "validation": self.validation, "test": self.test}
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the folder for encoded texts and downloads.
+    """Return the cache: the folder in which encoded texts and downloads are stored.
 
     Raises:
         InputError: the path begins with `~`, but that home directory does not exist.

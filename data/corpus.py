@@ -99,7 +99,7 @@ class Corpus:
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
     def digests(self, tick: Tick = lambda size: None) -> list[str]:
-        """Return the SHA-256 of the bytes of each document, in hexadecimal."""
+        """Return the SHA-256 of the bytes of each document, in hexadecimal; `tick` is called after each read."""
         found = []
         for document in self.documents:
             with document.open() as file:
@@ -111,7 +111,7 @@ class Corpus:
         return found
 
     def digest(self, contents: Iterable[str]) -> str:
-        """Return one SHA-256 of all documents: of their `contents` (see `digests`) and, if there are several, names."""
+        """Combine the documents' hashes (`contents`, from `digests`) and, of several documents, names into one hash."""
         total = hashlib.sha256()
         for document, content in zip(self.documents, contents, strict=True):
             name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
@@ -119,11 +119,11 @@ class Corpus:
         return total.hexdigest()
 
     def sha256(self, contents: list[str]) -> str:
-        """Return the SHA-256 of the only file, or the `digest` of several."""
+        """Return a SHA-256 that identifies the text: that of a single file, or the `digest` of several."""
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
-        """Return the chunks of a document: str, or bytes if `encoding` is None."""
+        """Return an iterator over the chunks of a document: str, or bytes if `encoding` is None."""
         chunks = self._chunks(document, tick)
         return chunks if self.hashes is None else hashed(chunks, self.hashes)
 
@@ -149,7 +149,7 @@ def without_rulers(source: str) -> str:
 
 
 def _stdlib(encoding: str | None) -> Corpus:
-    """Return the pure-ASCII source files of the running Python's standard library."""
+    """Return the default text: the pure-ASCII source files of the running Python's standard library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = [
         document
@@ -185,7 +185,7 @@ def _documents(paths: Iterable[Path], root: Path) -> list[Document]:
 
 
 def entries(path: str) -> list[str]:
-    """Return the entries of a list such as `[a.txt,b.txt]`; any other path, or an existing file, is its only entry."""
+    """Return the paths in a list such as `[a.txt,b.txt]`; any other value, or an existing file, is a single path."""
     if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
@@ -195,7 +195,10 @@ def entries(path: str) -> list[str]:
 
 
 def of_run(config: DataConfig) -> DataConfig:
-    """Return a run's settings for a command in another folder, whose missing paths are looked up beside runs/."""
+    """Return a run's `data.` settings with paths that are valid in the current directory.
+
+    A path that does not exist here is looked up beside runs/, because it may be relative to where the run was started.
+    """
     root = run_directory.RUNS.parent
 
     def located(path: str | None) -> str | None:
@@ -211,9 +214,9 @@ def of_run(config: DataConfig) -> DataConfig:
 
 
 def split_fragment(entry: str) -> tuple[str, str, str]:
-    """Split an entry of `data.path` into address, name and sha256, as in `https://a.org/b.txt#name=Book&sha256=HASH`.
+    """Split an address such as `https://a.org/b.txt#name=Book&sha256=HASH` into address, name and sha256.
 
-    The name is the entry and the hash is empty if there is no fragment or the entry is a local path.
+    Of an address without `#…`, and of a local path, both address and name are the whole entry, and the hash is "".
     """
     address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
     if "://" not in entry or not fragment:
@@ -280,7 +283,7 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
 
 
 def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Document]:
-    """Return the files of several entries or of an address, each once, named without the folders that all share."""
+    """Return the files at `entries` (paths or addresses), each file once, named without the folders that all share."""
     found: dict[str, Document] = {}  # by absolute path or address
     times = Counter[str]()
     for entry in entries:
@@ -303,7 +306,7 @@ def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Docum
 
 
 def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
-    """Replace each zip file by the `*.txt` files in it, or by all if there are none; a single zip file adds no name."""
+    """Replace each zip file by its `*.txt` files, or all if it has none; a single zip file does not prefix names."""
     found = []
     for document in documents:
         files = document.unzip()
@@ -320,7 +323,7 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
 def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows: bool) -> list[Document]:
     """Return `documents` without binary files, which are listed in `notes`; a single file is never left out.
 
-    Unless each row of a table is a document (`has_rows`), another line names the columns of the first table.
+    Another line in `notes` names the columns of the first table, unless `has_rows`: each row of a table is a document.
     """
     texts, refused, tables = [], list[tuple[Document, NotText]](), list[str]()
     for document in documents:
@@ -347,7 +350,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows:
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Return the files of the text that `config` names, after any download, without those that begin like binaries."""
+    """Return the corpus that `config` names: find its files, download those at addresses, leave out binary files."""
     encoding, downloads = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config) / "downloads"
     if config.path is None:
         if config.field is not None:
@@ -378,7 +381,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def published_splits(documents: Sequence[Document]) -> list[str]:
-    """Return a line that suggests data.validation= for files named like published splits, such as `ptb.valid.txt`."""
+    """Return [a hint to set data.validation=] if files are named like published splits (`ptb.valid.txt`), else []."""
     found = {
         key: shlex.quote(f"data.{key}={document.label}")
         for key, words in {"path": "train|training", "validation": "valid|validation|val|dev", "test": "test"}.items()

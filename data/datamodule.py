@@ -20,7 +20,7 @@ RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
 
 
 class _Batches(IterableDataset):
-    """An iterable dataset over what `make` returns; it is called at the beginning of each pass."""
+    """An iterable dataset: `make` is called at the beginning of each pass and returns the iterator over the batches."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self.make = make
@@ -36,10 +36,11 @@ class _EndlessBatches(_Batches):
 
 
 class TextDataModule(L.LightningDataModule):
-    """Load training batches, (rows, context + 1) int64, and validation batches `(inputs, targets, counted)`.
+    """Load the batches of training and validation for Lightning.
 
-    A training text is copied to a CUDA GPU, which then gathers the batches, if it needs at most the fraction `RESIDENT`
-    of the GPU's free memory.
+    A training batch is (rows, context + 1) int64. A validation batch is `(inputs, targets, counted)`, each of shape
+    (rows, context), where `counted` marks the targets that count towards the loss. A training text is copied to a CUDA
+    GPU, which then gathers the batches, if it needs at most the fraction `RESIDENT` of the GPU's free memory.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
@@ -72,7 +73,10 @@ class TextDataModule(L.LightningDataModule):
         return self.config.batch * self.context
 
     def num_validated(self, last_step: int = 0) -> int:
-        """Return how many tokens all devices evaluate in the validation at this step, or in the last at `last_step`."""
+        """Return how many tokens, over all devices, the validation at the current step evaluates.
+
+        If `last_step` is given, return instead how many the validation at that step, the last of the run, evaluates.
+        """
         assert self.trainer is not None
         step = last_step or self.trainer.global_step
         last = bool(last_step) or 0 < self.trainer.max_steps <= step

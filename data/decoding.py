@@ -22,10 +22,10 @@ Tick = Callable[[int], object]  # called after each read with the number of byte
 
 
 def hashed(chunks: Iterable[str | bytes], found: list[str]) -> Iterator[str | bytes]:
-    """Yield the chunks of a text unchanged, then append the SHA-256 of its normalised content to `found`.
+    """Yield the chunks of a text unchanged; after the last one, append the hash of the whole text to the list `found`.
 
-    The normal form is NFC in UTF-8, with LF line ends and without a byte order mark. So copies of a text that differ
-    only in these have the same hash, even if UTF-8 files are read as bytes.
+    The hash is the SHA-256 of the text's normal form: NFC in UTF-8, with LF line ends and without a byte order mark. So
+    copies of a text that differ only in these have the same hash, even if UTF-8 files are read as bytes.
     """
     sha256, rest = hashlib.sha256(), ""
     utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
@@ -57,7 +57,12 @@ def decode(
 ) -> Iterator[str]:
     """Yield the text of a file in chunks, without its byte order mark and with LF line ends.
 
-    `name` is the name of the file and `option` the option that sets its encoding, both for messages.
+    Args:
+        file: the opened file.
+        name: its name, for messages.
+        encoding: a text encoding of Python, such as utf-8.
+        tick: called after each read with the number of bytes.
+        option: the option that sets the encoding, for messages.
 
     Raises:
         InputError: the file is not in this encoding; the message suggests another one or names the damaged line.
@@ -126,7 +131,7 @@ def _check_characters(text: str, at_start: bool) -> None:
 
 
 def _refuse_damaged_utf8(what: str, bad: int, letters: int, end: str) -> None:
-    """Raise an `InputError` if the rest of a file is UTF-8, so that another encoding would not help.
+    """Raise an `InputError` if a file is UTF-8 except for a few damaged bytes, so that another encoding would not help.
 
     Args:
         what: the beginning of the message.

@@ -26,7 +26,7 @@ SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last
 
 @dataclass(frozen=True)
 class Rule:
-    """How a text is divided into documents."""
+    """How a text is divided into documents, and which characters mark the end of each."""
 
     kind: str  # line, paragraph, file, row (of a table), or part (of a file, between separators)
     end: str  # end mark: the characters that follow each document, such as a newline
@@ -34,7 +34,7 @@ class Rule:
 
     @classmethod
     def of(cls, config: DataConfig) -> "Rule | None":
-        """Return the rule of a configuration; None if the text is not divided."""
+        """Return how `config` divides the text into documents; None if data.documents and data.field are not set."""
         if config.field is not None:
             return cls("row", END, config.field)
         if config.documents is None:
@@ -47,7 +47,7 @@ class Rule:
 
 @dataclass(frozen=True)
 class Documents:
-    """How many documents a text was divided into."""
+    """The result of dividing a text: how many documents each split has, and how many were copies or blank."""
 
     rule: Rule
     counts: Mapping[str, int]  # number of documents of each split
@@ -57,7 +57,7 @@ class Documents:
 
 
 class Batch(NamedTuple):
-    """Successive documents of a text, including blank ones."""
+    """Successive documents of a text, including blank ones: one string, and where each document is in it."""
 
     text: Any  # str, or bytes with the byte tokenizer
     points: np.ndarray  # the code points or bytes of `text`
@@ -69,7 +69,10 @@ Cut = Callable[[Any, bool], tuple[Batch, Any]]  # (text, whether the file ends w
 
 
 def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
-    """Yield texts, each in chunks; together they contain the characters of all documents, but no separators."""
+    """Yield texts that together contain the characters of all documents, each text as an iterable of chunks.
+
+    The vocabulary is made from these. Separators and the syntax of tables, which a model never reads, are left out.
+    """
     if rule.kind in WHITESPACE:
         yield from (corpus.read(document, tick) for document in corpus.documents)
     else:
@@ -99,7 +102,7 @@ def _has_end_mark(document: Document, line: int, way: str) -> InputError:
 
 
 def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
-    """Yield the documents of a corpus in batches, without their end marks."""
+    """Yield all documents of a corpus, without their end marks, in batches of about `BATCH` characters."""
     if rule.kind in ("file", "row"):
         read = _read_file if rule.kind == "file" else _read_rows
         held, size = [], 0
@@ -118,7 +121,10 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 
 
 def divide(text: Any, rule: Rule, label: str) -> list[Any]:
-    """Return the documents of a file that are not blank, divided as a training text is; `label` is the file's name."""
+    """Divide the whole `text` of one file into documents; return those that are not blank, as str or bytes like `text`.
+
+    `label` is the file's name. Its suffix tells a CSV file from JSON lines if each row is a document.
+    """
     if rule.kind == "row":
         values = list(fields([text], label, rule.name))
         if line := next((line for line, value in values if END in value), 0):
@@ -133,17 +139,23 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
 
 
 def is_divided(rule: Rule, label: str) -> bool:
-    """Return whether separators or the syntax of a table, which the model has not read, divide the file `label`."""
+    """Return whether the documents of the file `label` lie between separators or in the syntax of a table.
+
+    A model that was trained with `rule` has never read these characters, so such a file must go through `divide` first.
+    """
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 
 def _cut(rule: Rule) -> Cut:
-    """Return the function that cuts a text into documents by `rule`."""
+    """Return the function that divides a text into lines, paragraphs or parts, whichever `rule` says (see `Cut`)."""
     return {"line": _cut_lines, "paragraph": _cut_paragraphs, "part": _cut_parts(rule.name)}[rule.kind]
 
 
 def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
-    """Yield the documents of a file in batches; the unfinished rest of a batch begins the next one."""
+    """Divide a file, given in chunks, with the function `cut`; yield its documents in batches.
+
+    The unfinished document at the end of one batch becomes the beginning of the next.
+    """
     held, size, wanted = [], 0, BATCH
     for chunk in chunks:
         held.append(chunk)
@@ -158,7 +170,7 @@ def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
 
 
 def _cut_parts(separator: str) -> Cut:
-    """Return a function that cuts a text at a separator and strips line breaks from both ends of a part."""
+    """Return a `Cut` that divides a text at a separator and strips line breaks from both ends of each part."""
 
     def cut(text: Any, last: bool) -> tuple[Batch, Any]:
         *parts, rest = text.split(separator.encode() if isinstance(text, bytes) else separator)
@@ -171,7 +183,10 @@ def _cut_parts(separator: str) -> Cut:
 
 
 def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Cut a text at its line breaks: LF and, in bytes, also CRLF."""
+    """Divide a text into lines; return them as a batch, and the unfinished last line as the rest.
+
+    Lines end with LF or, in bytes, also with CRLF. If the file ends with this text (`last`), the rest is empty.
+    """
     newline = b"\n" if isinstance(text, bytes) else "\n"
     if last and not text.endswith(newline):
         text += newline
@@ -186,7 +201,7 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Cut a text into paragraphs, which are runs of lines that are not blank."""
+    """Divide a text into paragraphs, runs of lines that are not blank; return a batch and the unfinished rest."""
     lines, rest = _cut_lines(text, last)
     full = ~are_blank(lines)
     begins = np.flatnonzero(full & ~np.concatenate(([False], full[:-1])))
@@ -199,7 +214,7 @@ def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _joined(documents: list[Any], empty: Any) -> Batch:
-    """Return a batch of documents, which are joined without a separator; `empty` is "" or b""."""
+    """Join documents, without a separator, into one `Batch`; `empty` is "" for text, b"" for bytes."""
     text = empty.join(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
     ends = sizes.cumsum()
@@ -207,14 +222,14 @@ def _joined(documents: list[Any], empty: Any) -> Batch:
 
 
 def _points(text: Any) -> np.ndarray:
-    """Return the code points of a str, or the values of bytes: uint8, or uint32 if the str is not ASCII."""
+    """Return the code points of a str or the values of bytes: (length,) uint8, or uint32 if the str is not ASCII."""
     if isinstance(text, bytes) or text.isascii():
         return np.frombuffer(text if isinstance(text, bytes) else text.encode("ascii"), np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
 def are_blank(batch: Batch) -> np.ndarray:
-    """Return whether each document is empty or only whitespace: (documents,) bool."""
+    """Return for each document of a batch whether it is empty or only whitespace: (documents,) bool."""
     text, points, starts, ends = batch
     blank = starts == ends
     if blank.all():
@@ -227,12 +242,12 @@ def are_blank(batch: Batch) -> np.ndarray:
 
 
 def _read_file(corpus: Corpus, document: Document, _: str, tick: Tick) -> Iterator[Any]:
-    """Yield the whole content of a file, which is its only document."""
+    """Yield a single document: the whole content of a file, as str or, with the byte tokenizer, as bytes."""
     yield (b"" if corpus.encoding is None else "").join(corpus.read(document, tick))  # type: ignore[arg-type]
 
 
 def _read_rows(corpus: Corpus, document: Document, field: str, tick: Tick) -> Iterator[Any]:
-    """Yield one field of each row of a table as str, or as bytes with the byte tokenizer."""
+    """Yield a document for each row of a table: its `field`, as str or, with the byte tokenizer, as bytes."""
     chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
     for line, value in fields(chunks, document.label, field):  # type: ignore[arg-type]
         if END in value:

@@ -37,7 +37,7 @@ RTF = b"{\\rtf"  # RTF is ASCII, so `is_binary` does not recognise it
 
 
 def suffix(name: str) -> str:
-    """Return the lower-case suffix of a file without that of its compression: .txt for a.txt.gz."""
+    """Return the lower-case suffix of a file name, without that of a compression: .txt for a.txt and a.txt.gz."""
     path = PurePath(name.lower())
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
@@ -56,7 +56,7 @@ def readable(label: str) -> Iterator[None]:
 
 @contextmanager
 def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-    """Yield a file that is decompressed while it is read if its `name` ends with .gz, .bz2, .xz or .zst."""
+    """Yield `file`, which is decompressed while it is read if its `name` ends with .gz, .bz2, .xz or .zst."""
     module = COMPRESSED.get(PurePath(name.lower()).suffix)
     if module is None:
         yield file
@@ -97,7 +97,10 @@ def members(path: Path, label: str) -> list[str]:
 
 
 def office(name: str, first: bytes) -> tuple[str, str] | None:
-    """Return what kind of office document or e-book a file is and how to get text from it, or None if it is neither."""
+    """Return (what it is, how to get text from it) if a file is an office document or an e-book, else None.
+
+    `name` is the file's name or address, and `first` are its first bytes.
+    """
     kind = ".rtf" if first.startswith(RTF) else suffix(name)
     if kind not in OFFICE or not (kind == ".rtf" or is_binary(first)):
         return None
@@ -123,10 +126,15 @@ def is_binary(chunk: bytes) -> bool:
 
 
 def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
-    """Count the damage in a UTF-8 file; return None if it is not seekable, so that it can be read only once.
+    """Count the damaged bytes of a UTF-8 file, to tell a text with a few of them from one in another encoding.
+
+    Args:
+        file: the file, which is read again from its beginning.
+        wrong: position of the first byte that is not UTF-8.
 
     Returns:
         The line of byte `wrong`, the number of bytes that are not UTF-8, and the number of valid non-ASCII characters.
+            None if the file is not seekable, such as a pipe.
     """
     if not file.seekable():
         return None
@@ -144,5 +152,8 @@ def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
 
 
 def part_of(texts: int, files: int, everything: str) -> str:
-    """Return a line about a directory of which only `*.txt` is read; the glob `everything` matches all its files."""
+    """Return a log line: only `texts` of the `files` files of a directory are read, and how to read all of them.
+
+    `everything` is a glob that matches all these files.
+    """
     return f"{texts:,} of {files:,} files (*.txt); to read all: {shlex.quote(f'data.path={everything}')}"

@@ -44,11 +44,12 @@ def _powers(base: int, size: int) -> np.ndarray:
 
 
 def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
-    """Return the hash of each document `points[start:end]`: (documents,) uint64.
+    """Return the hash of each document `points[start:end]` of a batch: (documents,) uint64.
 
-    The documents must be in rising order and not empty. The polynomial hash of a document, the sum of point[i] *
-    BASE ** i modulo 2**64 with i counted from its start, is added to its length times an odd constant and then mixed.
-    Source of the mixing: Steele et al., Fast Splittable Pseudorandom Number Generators (2014).
+    `points` are the code points or bytes of the batch. The documents must be in rising order and not empty. The
+    polynomial hash of a document, the sum of point[i] * BASE ** i modulo 2**64 with i counted from its start, is added
+    to its length times an odd constant and then mixed. Source of the mixing: Steele et al., Fast Splittable
+    Pseudorandom Number Generators (2014).
     """
     hashes = (ends - starts).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     weighted = np.empty(BLOCK + 1, np.uint64)
@@ -75,7 +76,10 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
 
 
 class _Runs:
-    """Sorted runs of documents in two temporary files, which have no name and so vanish with the process."""
+    """The sorted runs of the external sort, in two temporary files: `ENTRY` records, and the documents' tokens.
+
+    The files have no name, so they vanish with the process.
+    """
 
     def __init__(self, bits: int, dtype: Any, entries: IO[bytes], tokens: IO[bytes]) -> None:
         self.files, self.dtypes = (entries, tokens), (ENTRY, np.dtype(dtype))
@@ -92,7 +96,7 @@ class _Runs:
             self.cuts[which].append(cut)
 
     def bucket(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return the entries of a bucket and their tokens, collected from all runs."""
+        """Collect bucket `number` from all runs, not yet sorted: return its documents' `ENTRY` records and tokens."""
         found = []
         for file, dtype, cuts in zip(self.files, self.dtypes, self.cuts, strict=True):
             file.flush()
@@ -109,7 +113,7 @@ class _Runs:
 
 
 def _top(hashes: np.ndarray) -> np.ndarray:
-    """Return the top 16 bits of hashes, uint16: NumPy sorts by these ten times faster than by all 64."""
+    """Return the top 16 bits of hashes, as uint16, because NumPy sorts by these ten times faster than by all 64."""
     return (hashes >> np.uint64(48)).astype(np.uint16)
 
 
@@ -122,7 +126,7 @@ def _sorted(hashes: np.ndarray) -> np.ndarray:
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the slices `tokens[start : start + size]`, at least one, joined into one array."""
+    """Join the slices `tokens[start : start + size]`, of which there is at least one, into one array."""
     ends = sizes.cumsum(dtype=np.int64)
     if ends[-1] > LONG * len(ends):
         return np.concatenate([tokens[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
@@ -137,9 +141,10 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
 
 
 def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the entries of a batch's documents, sorted by `_top`, and their tokens with end marks.
+    """Return one sorted run: an `ENTRY` for each document of a batch, sorted by `_top`, and their tokens in this order.
 
-    Equal neighbours become one entry, so that a bucket stays small even if a document is repeated millions of times.
+    The tokens of each document end with the end mark, `mark`. Equal neighbours become one entry, so that a bucket stays
+    small even if a document is repeated millions of times.
     """
     text, points, starts, ends = batch
     hashes = content_hashes(points, starts, ends)
@@ -160,12 +165,12 @@ def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarr
 
 
 def _differs(hashes: np.ndarray) -> np.ndarray:
-    """Return whether each of the sorted hashes differs from the one before it: (n,) bool, the first is True."""
+    """Return for each of the sorted hashes whether it differs from the one before it: (n,) bool, the first is True."""
     return np.concatenate(([True], hashes[1:] != hashes[:-1]))[: len(hashes)]
 
 
 class HashOrder:
-    """Splits and encodes the documents of a text, each whole in one split and followed by its end mark."""
+    """Encodes a text's documents in the order of their hashes, each whole in one split and followed by its end mark."""
 
     def __init__(self, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
         """Prepare to encode one text.
@@ -184,7 +189,11 @@ class HashOrder:
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
     def encode_own(self, corpus: Corpus) -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (split, tokens) of documents whose files belong to a split, sorted by hash within each split."""
+        """Encode a text whose files each belong to a split (data.validation); yield pairs (split, tokens).
+
+        Within a split, documents are sorted by hash. Validation and test come first, so that training can be compared
+        to them.
+        """
         for split in ORDER:
             if part := tuple(each for each in corpus.documents if each.split == split):
                 if split == "train":
@@ -193,7 +202,7 @@ class HashOrder:
                 yield from self.encode(of_split, [1.0, 0.0, 0.0], split)
 
     def encode(self, corpus: Corpus, shares: list[float], own: str = "") -> Iterator[tuple[str, np.ndarray]]:
-        """Yield (split, tokens) of all documents, sorted by hash.
+        """Encode all documents, sorted by hash; yield pairs (split, tokens), each of one or more documents.
 
         `shares` divide the tokens of all documents in this order, and a document belongs to the split that contains its
         middle. Validation, and test if its share is above 0, contain at least one document.
@@ -245,7 +254,7 @@ class HashOrder:
         self.found["repeated"] += sum(counts.values()) - distinct
 
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
-        """Write all documents that are not blank into `runs`; return the number of their tokens."""
+        """Encode all documents that are not blank and write them into `runs`; return the number of their tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)
@@ -258,7 +267,15 @@ class HashOrder:
         return total
 
     def _compare(self, hashes: np.ndarray, copies: np.ndarray, own: str) -> None:
-        """Remember the `hashes` of held-out documents, or count the held-out documents that equal one of training."""
+        """With data.validation, count the held-out documents that equal one of training, in `found["copied"]`.
+
+        The held-out splits come first: their hashes are stored. Those of training are then looked up among them.
+
+        Args:
+            hashes: sorted hashes of documents, (n,) uint64.
+            copies: how often each document occurs, (n,).
+            own: the split that they belong to; "" if the text has no files for validation, and nothing is counted.
+        """
         if own in ("validation", "test"):
             self.held_out.append(hashes.repeat(copies))
         elif own:
@@ -268,10 +285,14 @@ class HashOrder:
 
 
 def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_test: bool) -> np.ndarray:
-    """Return the split of each group of equal documents, by its middle: (groups,) uint8 indices of `ORDER`.
+    """Return the split of each group of equal documents: (groups,) uint8 indices into `ORDER`.
 
-    With `first`, these include the first group of all, which is always validation. With `lacks_test`, there is no test
-    document yet, so the first group that would be training is test.
+    Args:
+        middles: position of each group's middle among all tokens in the order of the hashes, (groups,).
+        borders: the positions at which validation ends and at which test ends.
+        first: whether the first of these groups is the first of the whole text, which is always validation.
+        lacks_test: whether a test split is wanted but is still empty. The first group that would be training is then
+            test.
     """
     places = np.searchsorted(borders, middles).astype(np.uint8)
     if first:
@@ -282,9 +303,15 @@ def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_tes
 
 
 def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
-    """Raise an `InputError` if there are too few documents for three splits, or for these shares.
+    """Raise an `InputError` if a text has too few documents for three splits, or for these shares.
 
-    If the share of validation is 0, all documents belong to the split of their files, and one document is enough.
+    Args:
+        corpus: the text, for its name.
+        rule: what a document is, for the message.
+        shares: fractions of training, validation and test. If that of validation is 0, all documents belong to the
+            split of their files, and one document is enough.
+        counts: number of documents of each split.
+        distinct: number of different documents.
     """
     needed = 3 if shares[1] else 1
     key = "data.field" if rule.kind == "row" else "data.documents"

@@ -1,4 +1,4 @@
-"""Compare validation with training: if it is another kind of text, or repeats it, its loss says little about a model.
+"""Compare the validation split with the training split, to warn if the validation loss would say little about a model.
 
 Decided here: when a run warns that validation is unlike the training text, that it repeats passages of it, or that the
 lines are sorted. The measure is the loss of counting n-grams, see `data.ngrams`.
@@ -22,13 +22,19 @@ SORTED = 0.95  # fraction of neighbouring lines that are in order in a sorted te
 
 
 def likeness(train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return a dict of `losses`, see `counting_losses`, and whether the lines of training are `sorted`."""
+    """Compare the tokens of validation, (M,), with those of training, (N,); return a dict for `describe_likeness`.
+
+    Its `losses` are those of `counting_losses`, and `sorted` is whether the lines of the training text are sorted.
+    """
     lines = are_sorted(tokenizer.decode(train[:MOST_LINES]))
     return {"losses": counting_losses(train, validation, tokenizer.size), "sorted": lines}
 
 
 def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
-    """Return a line that warns of what `likeness` found, if anything, and with `can_mix` how to shuffle the text."""
+    """Return a warning in one line, as a tuple, if the result of `likeness` gives a reason for one, else ().
+
+    With `can_mix`, the text is not divided into documents, and the line names an option that shuffles it.
+    """
     if can_mix and found["sorted"]:
         return ("the lines are sorted: data.documents=line shuffles them",)
     if not found["losses"]:
@@ -43,11 +49,16 @@ def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
 
 
 def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> list[float]:
-    """Return the counting losses of validation and of `BLOCKS` passages of training, which are left out of the counts.
+    """Return the losses of an n-gram model on validation and on `BLOCKS` passages of training, in nats per token.
 
-    Each is the loss of its best order, in nats per token; see `data.ngrams`. The passages are evenly spaced and as long
-    as validation, but at most `LONGEST`, and together at most half of the training text. The list is empty if the text
-    is too short or too long.
+    The n-grams are counted in the rest of training, without these passages, so the losses can be compared. Each is that
+    of its best order, see `data.ngrams`. The passages are evenly spaced and as long as validation, but at most
+    `LONGEST`, and together at most half of the training text. The list is empty if the text is too short or too long.
+
+    Args:
+        train: tokens of the training split, (N,).
+        validation: tokens of the validation split, (M,).
+        size: number of tokens in the vocabulary.
     """
     length = min(len(validation), len(train) // (2 * BLOCKS), LONGEST)
     if length < SHORTEST or len(train) > MAX_COUNTED:

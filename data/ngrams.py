@@ -1,4 +1,4 @@
-"""Compute the loss of an n-gram model, which only counts which characters follow each other, and of guessing.
+"""Compute the baselines of a model's loss: guessing, and n-grams, which only count which characters follow each other.
 
 A model must beat the loss of counting to have learned more than that.
 """
@@ -22,7 +22,13 @@ class Yardsticks(NamedTuple):
 
 
 def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
-    """Return the losses of guessing and counting on the same `tokens` tokens of a `Text`'s validation as a model's."""
+    """Return the baselines of a model's validation loss, measured on the same tokens as the model.
+
+    Args:
+        text: a `data.text.Text`.
+        context: window length with which the model was evaluated, in tokens.
+        tokens: number of tokens of the validation split on which the model was evaluated.
+    """
     from gpt.evaluation import evaluation_windows  # loads torch
 
     guessing = math.log(text.tokenizer.size)
@@ -39,20 +45,20 @@ def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
 def ngram_losses(
     train: np.ndarray, text: np.ndarray, size: int, scored: np.ndarray | slice = slice(None)
 ) -> list[float]:
-    """Return the loss of `text` under n-grams of `train`, in nats per token, for each order of `probabilities`.
+    """Return the loss of `text` under the n-grams counted in `train`, in nats per token, for n = 1, 2, ...
 
-    `scored` selects the tokens to average over: (M,) bool, by default all.
+    `scored` selects the tokens to average over: (M,) bool, by default all. See `probabilities` for the other arguments.
     """
     return [-float(np.log(probability[scored]).mean()) for probability in probabilities(train, text, size)]
 
 
 def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Yield the probability of each token of `text`, (M,), under n-grams of `train` of order 1, 2, ..., `MAX_ORDER`.
+    """Predict each token of `text` from the n-grams of `train`; yield the probabilities, (M,), for n = 1, 2, ...
 
-    All orders share one array, which the next order overwrites. Orders are interpolated: a context that was seen n
-    times, with k different tokens after it, weights the next shorter context by k / (n + k). Below the shortest
-    context, all tokens are equally likely. The first token has probability 1 / size, as in the loss of a model. A large
-    vocabulary has fewer orders, because an n-gram is stored in 63 bits.
+    The highest order n is `MAX_ORDER`, or less with a large vocabulary, because an n-gram is stored in 63 bits. All
+    orders share one array, which the next order overwrites. Orders are interpolated: a context that was seen n times,
+    with k different tokens after it, weights the next shorter context by k / (n + k). Below the shortest context, all
+    tokens are equally likely. The first token has probability 1 / size, as in the loss of a model.
 
     Source: Witten and Bell, IEEE Transactions on Information Theory 37 (1991), method C, interpolated.
 
@@ -87,7 +93,7 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
 
 
 def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
-    """Return the `length` tokens from each position on, packed into one number: (N,) -> (N - length + 1,) int64."""
+    """Pack the `length` tokens from each position on, of `bits` bits each: (N,) -> (N - length + 1,) int64."""
     packed = np.zeros(len(tokens) - length + 1, np.int64)
     for offset in range(length):
         packed <<= bits

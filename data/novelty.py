@@ -76,7 +76,10 @@ def _powers(base: int, length: int) -> np.ndarray:
 
 
 class _Hashes:
-    """The hashes of all windows of some tokens."""
+    """Hashes of the windows of k successive tokens in `tokens`, for any k.
+
+    `powers` and `inverses` are BASE ** i and BASE ** -i modulo 2^64, for i = 0, 1, ...
+    """
 
     def __init__(self, tokens: np.ndarray, powers: np.ndarray, inverses: np.ndarray) -> None:
         self.tokens, self.inverses = tokens, inverses
@@ -87,19 +90,19 @@ class _Hashes:
         np.cumsum(terms, out=self.sums[1:])
 
     def all(self, k: int, most: int) -> np.ndarray:
-        """Return the hashes of the first windows of k tokens, at most `most`."""
+        """Return the hashes of the windows of k tokens that begin at positions 0, 1, ..., at most `most` of them."""
         n = max(0, min(most, len(self.sums) - k))
         hashes = self.sums[k : k + n] - self.sums[:n]
         hashes *= self.inverses[:n]
         return hashes
 
     def at(self, positions: np.ndarray, k: int) -> np.ndarray:
-        """Return the hashes of the windows of k tokens that begin at `positions`."""
+        """Return the hashes of the windows of k tokens that begin at `positions`, in their order."""
         return (self.sums[positions + k] - self.sums[positions]) * self.inverses[positions]
 
 
 class _Search:
-    """The search for the longest copy of a text."""
+    """Searches the training text, chunk by chunk, for the longest copy of one text; `best` is the longest so far."""
 
     def __init__(self, hashes: _Hashes) -> None:
         self.hashes, self.best = hashes, Copy(0, 0)
@@ -107,13 +110,16 @@ class _Search:
         self.known: tuple[int, np.ndarray] = (0, np.empty(0))  # k, the sorted hashes of all windows of k tokens
 
     def windows(self, k: int) -> np.ndarray:
-        """Return the sorted hashes of all windows of k tokens."""
+        """Return the sorted hashes of all windows of k tokens of the text."""
         if self.known[0] != k:
             self.known = k, np.sort(self.hashes.all(k, len(self.letters)))
         return self.known[1]
 
     def improve(self, chunk: _Hashes, positions: np.ndarray) -> bool:
-        """Look for a longer copy that begins at one of `positions` of a chunk; return whether there is one."""
+        """Look in a chunk of the training text for a copy longer than `best`; return whether there is one.
+
+        Only copies that begin at one of `positions` in the chunk are considered.
+        """
         before = self.best
         while len(places := self._common(chunk, positions, self.best.length + 1)):
             length, most = self.best.length + 1, len(self.letters)
@@ -134,7 +140,7 @@ class _Search:
         return self.best != before
 
     def _common(self, chunk: _Hashes, positions: np.ndarray, k: int) -> np.ndarray:
-        """Return those of `positions` whose window of k tokens has the same hash as one in the text."""
+        """Return those of `positions` in a chunk whose window of k tokens has the same hash as a window of the text."""
         positions = positions[positions + k < len(chunk.sums)]
         if not len(positions) or k > len(self.letters):
             return positions[:0]
@@ -144,7 +150,10 @@ class _Search:
 
 
 class _Filter:
-    """Finds positions where a longer copy could begin, for texts whose best copies are about equally long."""
+    """Finds the positions in the training text at which a longer copy could begin, for several texts at once.
+
+    The best copies of these texts are about equally long, so windows of one length, `k` tokens, serve all of them.
+    """
 
     def __init__(self, k: int, searches: Sequence[_Search]) -> None:
         self.k, self.searches = k, searches
@@ -155,7 +164,7 @@ class _Filter:
         self.table[hashes >> self.shift] = True
 
     def search(self, chunk: _Hashes, size: int) -> bool:
-        """Search among the first `size` positions of a chunk; return whether a text has a longer copy there."""
+        """Search the first `size` positions of a chunk of the training text; return whether a longer copy was found."""
         hashes = chunk.all(self.k, size)
         hashes >>= self.shift
         positions = np.flatnonzero(self.table[hashes.view(np.int64)])
@@ -163,10 +172,11 @@ class _Filter:
 
 
 def _filters(searches: Iterable[_Search]) -> list[_Filter]:
-    """Return a filter for each window length to look for, with the texts that are not yet copied as a whole.
+    """Return the filters for the next chunk: one for each window length, with the texts that need this length.
 
-    A copy that is longer than the best begins with a window of this length. From 16 tokens on, lengths are rounded down
-    to powers of 2 and 1.5 times these, so there are few filters, and still few windows of such a length match.
+    A copy that is longer than a text's best begins with a window of its filter's length. Texts that are copied as a
+    whole need no filter. From 16 tokens on, lengths are rounded down to powers of 2 and 1.5 times these, so there are
+    few filters, and still few windows of such a length match.
     """
     groups = defaultdict(list)
     for search in searches:
@@ -178,12 +188,15 @@ def _filters(searches: Iterable[_Search]) -> list[_Filter]:
 
 
 def _as_string(tokens: np.ndarray) -> str:
-    """Return tokens as a string of one code point each, because searching in strings is fast."""
+    """Return tokens as a string with one code point for each token, because searching in strings is fast."""
     return tokens.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def skipped(trained: np.ndarray, unit: str) -> str:
-    """Return a line that says why the training text is not searched; "" if it is short enough."""
+    """Return a line that says why the training text is not searched, or "" if it is short enough to be.
+
+    `trained` are its tokens, (N,), and `unit` is what a token is: character or byte.
+    """
     if len(trained) <= MAX_SEARCHED:
         return ""
     return f"longest copy: skipped, because the training text has more than {count(MAX_SEARCHED, unit)}"

@@ -24,9 +24,10 @@ TO_GUESS = 200  # characters of a passage to guess
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """Return a prompt from the validation split, from its fraction `at` on, of whole lines if possible: (T0,) int64.
+    """Return a prompt of at most `PROMPT` tokens from the validation split: (T0,) int64.
 
-    If the text is divided into documents, the prompt is their end mark, so that the model begins a new document.
+    It is taken from the fraction `at` of the split on, and consists of whole lines if possible. If the text is divided
+    into documents, the prompt is only their end mark, so that the model begins a new document.
     """
     if text.documents:
         return torch.from_numpy(text.tokenizer.encode(text.documents.rule.end))
@@ -45,7 +46,7 @@ def _line_starts(text: Text, tokens: np.ndarray) -> list[int]:
 
 
 def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, str]:
-    """Return a prompt and its continuation, decoded for people.
+    """Decode the tokens of a prompt, `given`, and of its continuation, `written`; return both as texts for people.
 
     If the text is divided into documents, the prompt, an end mark, is left out, and so is an unfinished document.
     """
@@ -64,7 +65,10 @@ def prompts(text: Text) -> Tensor:
 
 
 def varied_line(text: Text) -> int:
-    """Return where the line starts that, near the middle of validation, begins with the most distinct tokens."""
+    """Return the position in validation of a line that is worth plotting: it begins with many distinct tokens.
+
+    It is the best in this respect of the lines near the middle of the split.
+    """
     middle = max(1, len(text.validation) // 2 - SEARCHED // 2)
     stretch = text.validation[middle : middle + SEARCHED]
     starts = _line_starts(text, stretch[:-ATTENDED]) or [0]
@@ -72,15 +76,19 @@ def varied_line(text: Text) -> int:
 
 
 def passage(text: Text, length: int) -> Tensor:
-    """Return `length` tokens from `varied_line` on, or the last ones if the text ends too soon: (T,) int64."""
+    """Return `length` tokens of validation from `varied_line` on, or its last ones if fewer follow: (T,) int64."""
     begin = max(0, min(varied_line(text), len(text.validation) - length))
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
 
 
 def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list[str]:
-    """Return passages of `TO_GUESS` characters of `text`, spread over it, each directly after a `mark`.
+    """Return up to `NUM_TO_GUESS` passages of `text` for the guessing game, each of `TO_GUESS` characters.
 
-    They contain only `characters`, and no quarter of a passage occurs in `trained`.
+    Args:
+        text: the text, over which the passages are spread.
+        trained: the training text, in which no quarter of a passage occurs.
+        characters: the only characters that a passage may contain.
+        mark: what directly precedes each passage, such as the end of a line.
     """
     found: list[str] = []
     free = 0  # earliest position of the next passage, which spreads the passages over the text
@@ -96,11 +104,17 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
 def game_passages(
     source: str, file: Path, tokenizer: Tokenizer, documents: Mapping[str, str] | None = None
 ) -> tuple[list[str], str]:
-    """Return the passages of the guessing game, and what the command's last line says about them.
+    """Return the passages of the guessing game, and a phrase about them for the line that export.py prints.
 
     A passage contains only characters of the vocabulary and does not occur in the text that the model was trained on.
-    It begins where a line begins or, if the model was trained on `documents` (see `gpt.model_file.FIELDS`), where a
-    document begins. No passage contains U+0003, which nobody can enter on a keyboard.
+    It begins where a line begins or, if the model was trained on documents, where a document begins. No passage
+    contains U+0003, which nobody can enter on a keyboard.
+
+    Args:
+        source: where the passages come from: `validation` (the split of the model's run) or a text file.
+        file: the model file.
+        tokenizer: tokenizer of the model.
+        documents: how its training text was divided, see `gpt.model_file.FIELDS`; None if it was not.
     """
     rule = Rule(**documents) if documents else None
     end = rule.end if rule else ""

@@ -68,11 +68,15 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
 def split_by_file(
     sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Return the split of each file by name, which depends only on names, sizes and which files are equal.
+    """Decide to which split each file of a text belongs, whole: return a dict from the file's name to its split.
 
     Files, in the order of a hash of their names, fill validation up to its share of the tokens, then test. The rest is
-    train. A file that is more than twice as long as what a split still lacks is left for a later one. Files with equal
-    values in `alike` count as one file.
+    train. A file that is more than twice as long as what a split still lacks is left for a later one.
+
+    Args:
+        sizes: number of tokens of each file, by name.
+        shares: fractions of training, validation and test.
+        alike: by name, the hash of a file's content. Files with equal hashes count as one file.
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()):
@@ -91,7 +95,7 @@ def split_by_file(
 
 
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
-    """Return where validation and test begin in a document of `size` tokens."""
+    """Return the positions at which validation and test begin in a file of `size` tokens; `shares` are fractions."""
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
     first = int(size * shares[0] + 1e-6)
     return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
@@ -100,9 +104,15 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
 def split_documents(
     corpus: Corpus, sizes: list[int], shares: list[float], alike: Mapping[str, str]
 ) -> list[list[Part]]:
-    """Return the parts of each file, whose numbers of tokens are `sizes`.
+    """Decide how a text is split: return the parts (split, begin, end) of each file.
 
     Equal files are divided at the same places, so a passage is in the same split in each of them.
+
+    Args:
+        corpus: the files.
+        sizes: number of tokens of each file.
+        shares: fractions of training, validation and test.
+        alike: by name, the hash of a file's content, see `split_by_file`.
     """
     if corpus.documents[0].split:
         return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
@@ -115,13 +125,16 @@ def split_documents(
 
 
 def num_copies(digests: Iterable[str]) -> int:
-    """Return how many files that are not empty equal an earlier one."""
+    """Return how many files equal an earlier one, by the hashes of their contents; empty files do not count."""
     full = [digest for digest in digests if digest != EMPTY]
     return len(full) - len(set(full))
 
 
 def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
-    """Return lines that say how several files are split, if they are not divided into documents, and count copies."""
+    """Return log lines on how a text of several files is split and how many of them are copies; () for a single file.
+
+    This is for a text that is not divided into documents. `digests` are the hashes of the files.
+    """
     number = len(digests)
     if number == 1 or corpus.python:
         return ()

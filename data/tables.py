@@ -18,7 +18,7 @@ MAX_COLUMNS = 10  # columns named in the line about a table
 
 
 def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield the line number and the field of each row of a table; the field is "" where a row lacks it.
+    """Yield (line number, text of one field) for each row of a table; the text is "" where a row lacks the field.
 
     Args:
         chunks: the content of the file.
@@ -50,7 +50,7 @@ class _BadRow(Exception):
 
 
 def _lines(chunks: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of a file, each with its newline."""
+    """Yield the lines of a file that is given in chunks, each line with its newline."""
     held: list[str] = []
     for chunk in chunks:
         *whole, rest = chunk.split("\n")
@@ -63,12 +63,12 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _delimiter(kind: str, header: str) -> str:
-    """Return the delimiter of the columns, which in CSV files of some countries is a semicolon."""
+    """Return the character between columns, judged by the first line: CSV files of some countries have semicolons."""
     return "\t" if kind == ".tsv" else max(",;\t", key=header.count)
 
 
 def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield the last line number and the field of each row of a CSV or TSV file, whose first row names the fields."""
+    """Yield (last line number, text of `field`) for each row of a CSV or TSV file, whose first row names the fields."""
     header = next(lines, "")
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
     rows = csv.reader(chain([header], lines), delimiter=_delimiter(kind, header), strict=True)
@@ -92,7 +92,7 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
 
 
 def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
-    """Yield the line number and the field of each line, which must be a JSON object."""
+    """Yield (line number, text of `field`) for each line of a file; each must be a JSON object."""
     known = False
     for number, line in enumerate(lines, 1):
         if line.isspace():
@@ -117,9 +117,9 @@ def _no_field(field: str, names: list[str]) -> str:
 
 
 def describe_table(name: str, text: str) -> str:
-    """Return a line with the columns of a table and the option that reads its rows; "" if `text` is not a table.
+    """Return a log line with the columns of the table `name`, and the option that makes each row a document.
 
-    `text` is the beginning of the file.
+    `text` is the beginning of the file. The line is "" if this is not a table.
     """
     try:
         if (kind := suffix(name)) in (".csv", ".tsv"):

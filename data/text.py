@@ -68,9 +68,9 @@ class Text:
     notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
 
     def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
-        """Return the text for a run from a model that has read `texts`.
+        """Return this text with `before` set to `texts`, those that the model of `init_from` was trained on.
 
-        The note `SEEN` is added if `texts` include text that is held out here.
+        The note `SEEN` is added if that model has read text that is held out here.
         """
         read = shares_read(each for each in texts if each["split"] != self.split_hash)
         if any(read.get(sha, 0.0) > share for sha, share in self.held_out.items()):
@@ -154,7 +154,10 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Return the text with the first `length` tokens as each split; training has `2 * context` more."""
+    """Return the text for data.overfit: its first `length` tokens are training, validation and test at the same time.
+
+    The training split continues for `2 * context` tokens more.
+    """
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.
@@ -168,7 +171,7 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
 
 
 def _load(folder: Path) -> Encoded | None:
-    """Load an encoded text, memory-mapping large splits; return None if it is missing, incomplete or damaged."""
+    """Load the encoded text in `folder`, memory-mapping large splits; return None if it is missing or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])
@@ -189,7 +192,7 @@ def _load(folder: Path) -> Encoded | None:
 
 
 def _likeness(text: Text, folder: Path) -> dict[str, Any]:
-    """Return the `likeness` of validation and training, which is computed once and stored beside the tokens."""
+    """Return what `likeness` finds for validation and training; it is computed once and stored in `folder`."""
     path = folder / "likeness.json"
     try:
         return json.loads(path.read_text(encoding="ascii"))
@@ -202,7 +205,7 @@ def _likeness(text: Text, folder: Path) -> dict[str, Any]:
 
 
 def rare_characters(folder: Path) -> tuple[str, ...]:
-    """Return a line about rare characters if they are at least ten, and over a tenth of the vocabulary."""
+    """Return (a log line,) if at least ten characters, and over a tenth of the vocabulary, are rare; else ()."""
     meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
     rare, size = meta.get("rare", 0), len(meta["vocabulary"].get("characters", ""))
     if rare < 10 or 10 * rare <= size:
@@ -231,7 +234,8 @@ def _encode(
 ) -> Encoded:
     """Encode a corpus into `folder` and load it. If several processes need it, one encodes and the others wait.
 
-    `stamps` are those from before the files were hashed, to detect later changes; for `alike` see `split_by_file`.
+    `stamps` are the corpus's stamps from when it was hashed: files that changed since raise an `InputError`. `alike`
+    maps the names of files to hashes, see `split_by_file`.
     """
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:
@@ -310,7 +314,7 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
 
 
 def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
-    """Return the tokenizer of a corpus for its characters and `more`, such as those of an end mark."""
+    """Return the tokenizer of a corpus, whose vocabulary is `characters` and `more`, such as those of an end mark."""
     if not characters:
         raise InputError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:
@@ -326,9 +330,9 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
 def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yield (split, tokens) in the order of the text, with a newline between the parts of a split.
+    """Encode a text in its order; yield pairs (split, tokens), with a newline between the parts of a split.
 
-    This is the second pass over a text. `parts_of` lists the parts of each document.
+    This is the second pass over a text. `parts_of` lists for each document its parts (split, begin, end).
     """
     begun = set()
     for document, parts in zip(corpus.documents, parts_of, strict=True):
@@ -346,7 +350,7 @@ def _encode_parts(
 
 
 def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], meta: dict[str, Any]) -> None:
-    """Write the (split, tokens) of `encoded`, and then `meta`, into `folder`, atomically.
+    """Write encoded tokens, given as pairs (split, tokens), and then `meta` as meta.json into `folder`, atomically.
 
     `meta` comes last because its values may be complete only after all tokens are encoded.
     """

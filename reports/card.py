@@ -78,7 +78,14 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) rows of the card's table: the model's text, losses, shape and training."""
+    """Yield (key, value) rows of the card's table: the model's text, losses, shape and training.
+
+    Args:
+        model: the model.
+        meta: the metadata of its model file, `gpt.model_file.FIELDS`.
+        summary: contents of the run's summary.json; {} if the model is not in a run directory.
+        split: the end of the row about the text, which says how it was split.
+    """
     tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
     unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("guessing_loss") is not None
     sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"
@@ -112,12 +119,12 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
 
 
 def fenced(text: str) -> str:
-    """Return `text` as a Markdown code block whose fence is longer than any run of backticks inside."""
+    """Return `text` as a Markdown code block; its fence of backticks is longer than any run of them inside."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     lines = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
     return f"{fence}text\n{lines}\n{fence}"
 
 
 def escape(text: str) -> str:
-    """Return `text` on one line, with the characters escaped that Markdown would read as markup."""
+    """Return `text` on one line, with a backslash before each character that Markdown would read as markup."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))

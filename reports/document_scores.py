@@ -67,10 +67,10 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
 
 
 def shown(loss: float, perplexity: float, characters: int) -> tuple[str, str, str]:
-    """Format the numbers in a row of the table; `loss` is in nats per character."""
+    """Return the numbers of a row of the table as text; `loss` is in nats per character."""
     return f"{loss:.6f}", f"{perplexity:.6f}", f"{characters:,}"
 
 
 def row(loss: str, perplexity: str, characters: str, text: str) -> str:
-    """Format a row of the table."""
+    """Return a line of the table, with aligned columns."""
     return f"{loss:>14}{perplexity:>16}{characters:>13}  {text}"

@@ -25,7 +25,7 @@ def visible(character: str) -> str:
 
 @cache
 def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
-    """Return an installed monospace font in a size in pixels, else Pillow's own, which covers little beyond ASCII."""
+    """Return an installed monospace font, `size` pixels high, else Pillow's own, which covers little beyond ASCII."""
     for name in FONTS:
         with suppress(OSError):
             return ImageFont.truetype(name, size)

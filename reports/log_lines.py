@@ -20,7 +20,15 @@ MEMORISED_NATS = 25  # per window, with a margin
 
 
 def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
-    """Return a log line with a loss, the model `which`, and how much of the validation split it was measured on."""
+    """Return a log line with a validation loss and how it was measured.
+
+    Args:
+        name: first word of the line, such as `validation`, or "".
+        score: the loss, and the number of tokens that it was measured on.
+        text: the text, whose validation split was used.
+        context: window length in tokens.
+        which: the model, such as `best checkpoint, step 300`.
+    """
     unit, split = text.tokenizer.unit, len(text.validation)
     part = f"all {split:,}" if score.tokens == split else f"{score.tokens:,} evenly spaced of {split:,}"
     found = f"{in_nats(score.loss)} per {unit}"
@@ -35,7 +43,11 @@ def in_nats(loss: float) -> str:
 
 
 def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
-    """Log the text, the model, the machine, the plan of validations and steps, and notes, before the first step."""
+    """Log what a run is about to do, before its first step: text, model, machine, validations and number of steps.
+
+    `run` is its directory, `machine` describes the device, `parameters` counts the model's weights, and `notes` are
+    further lines.
+    """
     shape = config.model
     first, *others = describe(text)
     log.info(f"text       {text.name}: {first}")
@@ -88,7 +100,7 @@ def describe(text: Text) -> list[str]:
 
 
 def describe_documents(documents: Documents) -> str:
-    """Say how many documents a text contains, in words of their kind, such as `200 lines, 3 of them repeated`."""
+    """Return a phrase on how many documents a text contains, by their kind, such as `200 lines, 3 of them repeated`."""
     said = count(sum(documents.counts.values()), documents.rule.kind)
     said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
     blank = count(documents.blank, f"blank {documents.rule.kind}") if documents.rule.kind != "row" else ""
@@ -101,7 +113,7 @@ def describe_documents(documents: Documents) -> str:
 def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
     """Log the exact validation losses of the best and the last checkpoint, each given as (step, score).
 
-    Add the commands that score what was not evaluated: the whole validation split and the test split.
+    Also log the commands that score what has not been evaluated: the whole validation split and the test split.
     """
     (best_step, best_score), (last_step, last_score) = best, last
     context, steps = config.model.context, config.trainer.max_steps
@@ -120,14 +132,24 @@ def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], 
 
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
-    """Describe `copies` of summary.json: how much of its samples a model copied from the training text."""
+    """Return a sentence on how much of its samples a model copied from the training text; `copies` is in summary.json.
+
+    `unit` is what a token is: character or byte.
+    """
     most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
     shared = "the longest passage that a sample shares with the training text"
     return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
 
 
 def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:
-    """Log samples of the best model, [temperature, prompt, text] each, and what it copied from the training text."""
+    """Log samples of the best model, and how much of them is copied from the training text.
+
+    Args:
+        text: the text that the model was trained on.
+        samples: [temperature, prompt, text] of each sample.
+        copied: a line on the longest copy in the samples.
+        copies: statistics of copies over more samples, as in summary.json; None if there are none.
+    """
     what = f"writes {text.documents.rule.kind}s" if text.documents else "continues two passages of the validation text"
     log.info(f"\nsample     the best checkpoint {what}, at temperature {samples[0][0]:g}")
     for number, (*_, sample) in enumerate(samples, 1):

@@ -26,7 +26,8 @@ ORANGES = ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"]
 def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
     """Yield (TensorBoard tag, picture): the attention of each (layer, head) in `heads`, and last the surprisal.
 
-    If `heads` is empty, `NUM_HEADS` heads are chosen evenly.
+    The model reads a passage of the validation text. `step` is shown in the titles. If `heads` is empty, `NUM_HEADS`
+    heads are chosen evenly.
     """
     begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
     passage = text.validation[begin : begin + NUM_TOKENS].astype("int64")
@@ -92,7 +93,7 @@ def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Im
 
 
 def colours(values: np.ndarray, stops: list[str]) -> np.ndarray:
-    """Interpolate between colours: values (...) in [0, 1] -> (..., 3) uint8."""
+    """Map values in [0, 1] to colours between `stops`, such as ["#ffffff", "#08306b"]: (...) -> (..., 3) uint8."""
     at = np.linspace(0, 1, len(stops))
     channels = np.array([[int(stop[i : i + 2], 16) for stop in stops] for i in (1, 3, 5)])  # (3, stops)
     return np.stack([np.interp(values, at, channel) for channel in channels], -1).round().astype(np.uint8)
@@ -107,7 +108,10 @@ def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
 
 
 def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mapping[str, float], name: str) -> None:
-    """Add a horizontal colour bar at `top` pixels; `ticks` maps labels to places from 0 to 1."""
+    """Add a horizontal colour bar to a picture, `top` pixels below its upper edge.
+
+    `stops` are its colours, `ticks` maps labels to places from 0 to 1, and `name` is written beside it.
+    """
     left, width, draw, small = 50, 504, ImageDraw.Draw(image), ImageFont.load_default(22)
     image.paste(Image.fromarray(np.tile(colours(np.linspace(0, 1, width), stops), (16, 1, 1))), (left, top))
     for tick, at in ticks.items():

@@ -70,7 +70,7 @@ def page(
 
 
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
-    """Return the tiles at the top of the page, each as [name, value, unit, *notes]."""
+    """Return the tiles with the most important numbers, at the top of the page: each as [name, value, unit, *notes]."""
     nats = summary["val_loss"]
     step = f"best checkpoint, step {summary['best_step']:,}"
     found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step]]
@@ -87,7 +87,11 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
 
 
 def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return `title` and `losses` of the bar chart: a list of [name, nats per token]."""
+    """Return the data of the bar chart that compares the model with guessing and counting.
+
+    It is a dict of `title` and `losses`, a list of [name, nats per token]. `unit` is what a token is: character or
+    byte.
+    """
     losses = [["guessing", summary["guessing_loss"]], ["this model", summary["val_loss"]]]
     if summary["counting_loss"] is not None:
         losses.insert(1, [f"counting {summary['counting_order']}-grams", summary["counting_loss"]])
@@ -95,7 +99,7 @@ def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
 
 
 def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
-    """Describe how the losses were measured; add the last checkpoint's loss if another checkpoint is the best."""
+    """Return sentences on how the losses were measured, and on the last checkpoint's loss unless it is the best one."""
     measured = summary["evaluation"]
     number, split = f"{measured['characters']:,}", measured["split_characters"]
     part = f"all {number}" if measured["characters"] == split else f"{number} evenly spaced of {split:,}"
@@ -107,7 +111,7 @@ def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
 
 
 def origin(summary: Mapping[str, Any]) -> str:
-    """Return a line with the device, precision, seed, initial model and versions of the run."""
+    """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     start = f", started from {summary['init_from']}" if summary["init_from"] else ""
     return f"{summary['device']}, {summary['precision']}, seed {summary['seed']}{start}; {versions}"

@@ -24,18 +24,21 @@ class Columns:
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 
     def add(self, characters: Surprisals) -> None:
-        """Append the next characters."""
+        """Append the surprisals and the most likely tokens of the next characters."""
         self.nats += characters.millinats.to(torch.uint16).numpy().tobytes()
         self.likely += characters.top.to(self._token).numpy().tobytes()
         self.chances += (characters.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
-    """Return the HTML page of a text, which has one code point for each character, and its surprisals by model.
+    """Return the HTML page of a text whose characters are coloured by their surprisal.
 
-    `about` contains `title`; `characters`, their number; `difference`, the row B - A of two models, or None; `trained`,
-    the fraction of the text that a model was trained on; and `models`, each with `name`, `mode`, `figures` and
-    `vocabulary`.
+    Args:
+        about: `title`; `characters`, their number; `difference`, the row B - A of two models, or None; `trained`, the
+            fraction of the text that a model was trained on; and `models`, each with `name`, `mode`, `figures` and
+            `vocabulary`.
+        text: the text, with one code point for each character.
+        columns: the surprisals, for each model.
     """
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]

@@ -36,7 +36,15 @@ def print_scores(
     options: argparse.Namespace,
     out_file: TextIO | None,
 ) -> None:
-    """Score the text, print the table, and write the page (`--html`) or the CSV (`--csv`) to `out_file`."""
+    """Score the text, print the table, and write the page (`--html`) or the CSV (`--csv`) to `out_file`.
+
+    Args:
+        checkpoints: the model file, and with `--compare` a second one.
+        loaded: the contents of these files.
+        text: the text, encoded for each model.
+        options: the command line of score.py.
+        out_file: the opened output file; None without `--html` and `--csv`.
+    """
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
     labels = ["A  ", "B  "] if options.compare else [""]
@@ -84,7 +92,11 @@ def print_scores(
 def score_in_detail(
     candidates: list[Candidate], mode: str, options: argparse.Namespace, page_file: TextIO | None
 ) -> list[Score]:
-    """Score the text; print a JSON line for each character (`--per-char`), and write the page to `page_file`."""
+    """Score the text character by character; return the score of each model.
+
+    Print a JSON line for each character (`--per-char`), and write the page (`--html`) to `page_file`. `mode` is how
+    windows cover the text: disjoint, strided or sample.
+    """
     names = [candidate.tokenizer.names for candidate in candidates]
     sums = [torch.zeros(4, dtype=torch.float64) for _ in candidates]
     columns = [Columns(candidate.model.vocabulary) for candidate in candidates]
@@ -131,7 +143,9 @@ def save_test_score(model: Path, score: Score) -> Path | None:
 def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
-    """Return the models on their device, each with its text, ready to be scored.
+    """Return a `Candidate` for each model: the model, built and on its device, with its encoding of the text.
+
+    For the arguments see `print_scores`.
 
     Raises:
         InputError: the device or the context cannot be used.
@@ -156,7 +170,10 @@ def candidates_of(
 
 
 def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
-    """Describe a mode, such as `strided windows of 256, stride 128`; for a page, add what the model reads."""
+    """Return how windows cover the text, such as `strided windows of 256, stride 128`.
+
+    `mode` is disjoint, strided or sample. For a page, add what the model reads before each character.
+    """
     context, stride = candidate.model.config.context, candidate.stride
     words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
     why = {
@@ -167,7 +184,14 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
 
 
 def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:
-    """Yield a line of JSON for each character, the first at position `first`; "other" is of the second model."""
+    """Yield the JSON lines of `--per-char`, one for each character of `text`.
+
+    Args:
+        first: position of the first character in the whole text.
+        text: the characters.
+        found: their surprisals, for one model or two; those of a second model are stored as "other".
+        names: the names of all tokens, for each model.
+    """
     values = zip(*map(json_costs, found, names), strict=True)
     for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
         line = {"position": position, "character": letter} | own
@@ -195,11 +219,11 @@ def perplexity(score: Score) -> float:
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
-    """Format the `figures` of B minus those of A, with signs."""
+    """Return the numbers of score B minus those of score A as text with signs, in the order of `figures`."""
     nats, more = (b.bpc - a.bpc) * math.log(2), perplexity(b) - perplexity(a)
     return [f"{value:+.{digits}f}" for value in (nats, more, b.bpc - a.bpc, b.bpb - a.bpb)]
 
 
 def row(name: str, cells: list[str]) -> str:
-    """Format a row of the table."""
+    """Return a line of the table, with aligned columns."""
     return f"{name:<42}" + "".join(f"{cell:>16}" for cell in cells)

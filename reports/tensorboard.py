@@ -49,7 +49,7 @@ def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
 
 
 def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
-    """Write the run's row in TensorBoard's table HPARAMS; do nothing if the run has no event files.
+    """Write a row for the run into TensorBoard's table HPARAMS; do nothing if the run has no event files.
 
     Args:
         run: its directory.

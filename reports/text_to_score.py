@@ -36,7 +36,16 @@ class EncodedText(NamedTuple):
 
 
 def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
-    """Read and encode the text of score.py; raise an `InputError` if it, or an option, does not fit the models."""
+    """Read the text that score.py scores, and encode it for each model.
+
+    Args:
+        checkpoints: the model file, and with `--compare` a second one.
+        loaded: the contents of these files.
+        options: the command line of score.py.
+
+    Raises:
+        InputError: the text or an option does not fit the models.
+    """
     for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
         if options.per_document and meta["documents"] is None:
             why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
@@ -58,7 +67,10 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
-    """Return the name of the text for messages or, without `path`, its last component for pages."""
+    """Return a name for the scored text: that of its file, or `validation split of RUN`.
+
+    With `path` (for messages) it includes the folders, without (for pages) only the last component.
+    """
     name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
     if options.split:
         return f"{options.split} split of {name}"
@@ -66,7 +78,10 @@ def display_name(options: argparse.Namespace, path: bool = True) -> str:
 
 
 def split_of_run(model: Path, split: str) -> bytes:
-    """Return the validation or test split of a model's run in UTF-8 or, for a byte model, its bytes unchanged."""
+    """Return a split of the text that a model was trained on, as UTF-8 or, for a byte model, its bytes unchanged.
+
+    `model` is the model file in the run directory, and `split` is `validation` or `test`.
+    """
     if not model.with_name("last.ckpt").is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
     try:
@@ -86,7 +101,7 @@ def run_of(model: Path) -> Path:
 
 
 def rule_of(loaded: list[Model]) -> Rule | None:
-    """Return how the models' texts were divided into documents; None if a model has no documents, or if they differ."""
+    """Return how the models' training texts were divided into documents, or None if they were not or if they differ."""
     first, *others = (model.meta["documents"] for model in loaded)
     return Rule(**first) if first is not None and all(other == first for other in others) else None
 
@@ -94,7 +109,11 @@ def rule_of(loaded: list[Model]) -> Rule | None:
 def open_source(
     checkpoints: list[Path], options: argparse.Namespace
 ) -> tuple[AbstractContextManager[IO[bytes]], int, str, str]:
-    """Return the text as an open file, its size in bytes (0 if unknown), its name and its sha256 ("" if not a file)."""
+    """Open the text that the options of score.py name: a file, standard input, or a split of a run.
+
+    Returns:
+        The open file; its size in bytes, or 0 if unknown; its name; its sha256, or "" if it is not a file.
+    """
     if options.split:
         split = split_of_run(checkpoints[0], options.split)
         return io.BytesIO(split), len(split), "", ""
@@ -113,7 +132,18 @@ def open_source(
 
 
 def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:
-    """Return the text with an end mark after each document in place of its separator, as in a split of a run."""
+    """Return a text in the form in which a model trained on documents reads it, as a file in memory.
+
+    The end mark follows each document, and separators and the syntax of tables are left out. A text of lines or
+    paragraphs has this form already.
+
+    Args:
+        file: the text.
+        rule: how the model's training text was divided.
+        tokenizer: tokenizer of the model.
+        name: name of the text, for messages.
+        options: the command line of score.py.
+    """
     if rule.kind in WHITESPACE:
         return file
     if rule.kind != "row" and isinstance(tokenizer, ByteTokenizer):
@@ -186,7 +216,7 @@ def encode_text(
 
 
 def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
-    """Return the content of a file, and show the progress of reading it."""
+    """Read a file as a whole and return its content; `progress` is told how many bytes have been read."""
     raw = bytearray()
     while chunk := file.read(CHUNK):
         progress.update(len(chunk))
@@ -195,7 +225,10 @@ def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
 
 
 def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
-    """Return `text` with the characters skipped, or replaced if `unknown` says so, that one of the tokenizers lacks."""
+    """Return `text` without the characters that one of the tokenizers lacks.
+
+    With `unknown="skip"`, they are dropped; with "replace", each becomes the nearest character if there is one.
+    """
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
             text = tokenizer.adapt(text, replace=replace)
@@ -203,13 +236,16 @@ def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
 
 
 def changed_characters(text: str, tokenizers: list[Tokenizer], unknown: str) -> Counter[tuple[str, str]]:
-    """Return how often `adapt_for_all` changes each character of `text`, by the character and what it becomes."""
+    """Count the characters of `text` that `adapt_for_all` changes, by pairs (character, what it becomes)."""
     forms = {letter: adapt_for_all(letter, tokenizers, unknown) for letter in set(text)}
     return Counter((letter, forms[letter]) for letter in text if forms[letter] != letter)
 
 
 def whole_words(text: Iterable[str]) -> Iterator[str]:
-    """Yield pieces of a text that end after a space or a line break, if any, so that a letter keeps its accents."""
+    """Join and cut a text's chunks so that each piece ends after a space or a line break, if any; yield the pieces.
+
+    So a letter and its accents, which may be separate code points, stay in one piece.
+    """
     left = ""
     for piece in text:
         piece = left + piece

@@ -1,4 +1,4 @@
-"""Say how good a run's loss is: yardsticks, and what helps if the model memorised its text or learned little."""
+"""Judge the loss of a run: compare it with yardsticks, and say what helps if the model memorised or learned little."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +13,10 @@ HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
 def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
-    """Return a line that compares the best model's loss with guessing and with counting n-grams; `unit` is a token."""
+    """Return a line that compares the best model's loss with those of guessing and of counting n-grams.
+
+    `unit` is what a token is: character or byte.
+    """
     parts = [f"guessing {summary['guessing_loss']:.2f}"]
     if summary["counting_loss"] is None:
         parts.append("counting left out because the text is too long")
@@ -45,6 +48,9 @@ def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[flo
 
 
 def has_learned_nothing(summary: Mapping[str, Any], enough: int) -> bool:
-    """Return whether the best model is no better than guessing after `enough` steps, or far worse after any number."""
+    """Return whether the best model is no better than guessing after `enough` steps, or far worse after any number.
+
+    `summary` is the content of summary.json.
+    """
     excess = summary["val_loss"] - summary["guessing_loss"]
     return excess >= 0 and summary["steps"] >= enough or excess > 1

@@ -36,7 +36,7 @@ def new_name(settings: str) -> str:
 
 
 def model_of(run: Path, name: str) -> Path:
-    """Return the path of a run's model `best` or `last`."""
+    """Return the path of a run's model file: `name` is `best` or `last`."""
     return run / "checkpoints" / f"{name}.safetensors"
 
 
@@ -81,16 +81,17 @@ def newest_first(*patterns: str) -> list[Path]:
 
 
 def lacks_checkpoints(run: Path) -> bool:
-    """Return whether a run has lost its checkpoints but not its model, which training from step 0 would overwrite.
+    """Return whether a run still has its best model but has lost all checkpoints, so that it cannot be resumed.
 
-    A run that was killed between its first model and its first checkpoint has nothing to lose.
+    Training from step 0 would overwrite that model. A run that was killed between its first model and its first
+    checkpoint does not count, because it has nothing to lose.
     """
     begun = summary_of(run).get("status") in ("running", "failed")
     return model_of(run, "best").exists() and not begun and not any((run / "checkpoints").glob("*.ckpt"))
 
 
 def is_debug(name: str) -> bool:
-    """Return whether this is the name of a debug run, which the next run of that name replaces.
+    """Return whether `name` is that of a debug run (`debug=…`), which the next debug run of this name replaces.
 
     Commands use a debug run only if it is named, never as the newest run.
     """
@@ -98,9 +99,12 @@ def is_debug(name: str) -> bool:
 
 
 def to_resume(resume: str, name: str | None) -> Path | None:
-    """Return the run directory for `resume=auto` with `name=`, or for `resume=` with a directory or a checkpoint file.
+    """Return the directory of the run that `resume=` and `name=` ask to continue, or None for a new run.
 
-    Return None if `resume=auto` starts a new run of this name.
+    With `resume=auto`, it is the run `name` if that has begun. Otherwise `resume` is a run or a checkpoint file.
+
+    Raises:
+        InputError: there is no such run, or it cannot be continued.
     """
     if resume == "auto":
         run = RUNS / str(name)
@@ -137,7 +141,9 @@ def named_path(resume: str) -> Path:
 
 
 def _named(name: str, fits: Callable[[Path], bool]) -> Path:
-    """Return the path `name` or the run `runs/<name>`: the one that exists and `fits`, and the run if neither fits.
+    """Return the path that `name` means: itself, or the run `runs/<name>`.
+
+    It is the one that exists and for which `fits` is true. If neither fits, it is the run if that exists.
 
     Raises:
         InputError: both fit.
@@ -197,9 +203,9 @@ def is_sweep(directory: Path) -> bool:
 
 
 def trials_of(argument: str) -> list[Path]:
-    """Return the trials of the sweep `argument`, a directory or a name, that have a validation loss, in order of name.
+    """Return the run directories of a sweep's trials that have a validation loss, in order of name.
 
-    Return an empty list if `argument` is not a sweep.
+    `argument` is the sweep's directory or name. If it is not a sweep, the list is empty.
     """
     sweep = next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
     trials = (file.parent for file in sweep.glob("*/summary.json")) if sweep else ()

@@ -41,7 +41,9 @@ def in_use(run: Path) -> bool:
 
 
 def _acquire(run: Path, seconds: float) -> ExitStack:
-    """Lock the file `.lock` and the directory, which stays locked if someone removes the file.
+    """Lock the directory `run` and the file `.lock` in it; closing the returned stack unlocks both.
+
+    The directory stays locked even if someone removes the file.
 
     Raises:
         Timeout: another process holds one of the locks for more than `seconds`.

@@ -14,12 +14,12 @@ STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")
 
 
 def time_is_up(number: int | None) -> bool:
-    """Return whether a signal is SLURM's warning that this job will soon reach its time limit."""
+    """Return whether signal `number` is SLURM's warning that this job will soon reach its time limit."""
     return number is not None and number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ
 
 
 def requeue() -> None:
-    """Ask SLURM to restart this job. Log this first, because SLURM then ends all processes of the job."""
+    """Ask SLURM to restart this job, which ends all its processes, so this is logged first."""
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
@@ -32,7 +32,7 @@ def requeue() -> None:
 
 
 def requeue_before_start() -> None:
-    """On SLURM's SIGUSR1, requeue the job and exit; a run that has begun replaces this handler by its own."""
+    """Make SLURM's SIGUSR1 requeue the job and end this process, until a run begins and handles the signal itself."""
 
     def leave(number: int, _: Any) -> None:
         if ranks.rank() == 0:
