@@ -30,14 +30,14 @@ CARD_BESIDE = ("onnx", "torch")  # formats whose model card is the file OUT.md
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line of export.py, by default that of this process; return the exit status."""
     options = parse(arguments)
     advice = "an export needs the model in memory more than once; use a machine with more memory"
     return main("export.py", lambda: run(options), out_of_memory=advice)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Return the options of the command line; `arguments` replaces that of this process."""
     parser = Parser(
         prog="export.py",
         usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--guess FILE|validation] [--precision fp32] "
@@ -98,7 +98,9 @@ def run(options: argparse.Namespace) -> None:
 
 
 def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
-    """Return the path of the output folder `name`, with symbolic links resolved.
+    """Return the path of the output folder `name`, with symbolic links resolved, after checking that it may be written.
+
+    `file` is the model file, which an export must not overwrite.
 
     Raises:
         InputError: `name` is not a folder, contains `file` or files that no export wrote or, without `overwrite`, is
@@ -119,7 +121,10 @@ def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
 
 @contextmanager
 def written(target: Path) -> Iterator[Path]:
-    """Like `atomic`, but may also replace a folder that is not empty."""
+    """Yield a temporary path at which to write a file or a folder; rename it to `target` when the block ends.
+
+    This is like `atomic`, but may also replace a folder that is not empty.
+    """
     old = None
     try:
         with atomic(target) as new:
@@ -135,9 +140,13 @@ def written(target: Path) -> Iterator[Path]:
 
 
 def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> str:
-    """Write the model `file` to `new` in the format `options.to` and check it; return a note for the printed line.
+    """Write the model in `file` in the format `options.to`, and check the result; return a note for the printed line.
 
-    The model card is README.md in a folder for transformers, else the file `beside`.
+    Args:
+        options: the command line.
+        file: the model file.
+        new: where to write the output, a file or a folder.
+        beside: where to write the model card, unless it is README.md in a folder for transformers.
     """
     with Progress("loading the model"):
         from gpt.model_file import read
@@ -172,7 +181,12 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
 def cost_of_bf16(model: "GPT", file: Path) -> tuple[str, str]:
     """Measure how much weights in bf16 raise the loss over fp32, on the validation split of the model's run.
 
-    Return a sentence for the page, and for the printed line the reason if it could not be measured, else "".
+    Args:
+        model: the model.
+        file: its model file.
+
+    Returns:
+        A sentence for the page; and the reason, for the printed line, if the cost could not be measured, else "".
     """
     from torch import equal
 

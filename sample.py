@@ -42,7 +42,7 @@ HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a 
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line of sample.py, by default that of this process; return the exit status."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     advice = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
@@ -50,7 +50,7 @@ def cli(arguments: list[str] | None = None) -> int:
 
 
 def make_parser() -> Parser:
-    """Return the parser of the command line."""
+    """Return the parser of the command line of sample.py."""
     about = "Write text with a trained model."
     parser = Parser(prog="sample.py", description=about, allow_abbrev=False, aliases=ALIASES)
     add = parser.add_argument
@@ -212,7 +212,7 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
 def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Continue prompts in one batch; after each token, yield the continuations of all prompts so far."""
+    """Continue `prompts`, (T,) tokens each, as one batch; after each token, yield the texts so far, one a prompt."""
     params = SamplingParams(
         options.repetition_penalty,
         options.no_repeat_ngram,
@@ -317,7 +317,7 @@ def report_new(
 
 
 def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return for each text a line about the longest passage that it shares with the training text, and the passage."""
+    """Return for each text (a line about the longest passage that it shares with the training text, that passage)."""
     from data.novelty import describe, longest_copies
 
     tokens = [tokenizer.encode(text) for text in texts]
@@ -370,7 +370,7 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
 
 
 def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
-    """Run a command of the interactive mode, such as `:set temperature 0.7`."""
+    """Run a line that begins with a colon in the interactive mode, such as `:set temperature 0.7`; change `options`."""
     names = (
         "num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "no-repeat-ngram", "stop", "seed",
         "unknown",

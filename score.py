@@ -1,4 +1,4 @@
-"""Score a text: `python score.py MODEL FILE` prints exact nats and bits per character, and bits per byte."""
+"""Measure how well a model predicts a text: `python score.py MODEL FILE` prints nats and bits per character."""
 
 import argparse
 import os
@@ -18,13 +18,13 @@ from base.progress import Progress
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line of score.py, by default that of this process; return the exit status."""
     options = parse(arguments)
     return main("score.py", lambda: run(options), out_of_memory="the text or the model is too large for this machine")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of the command line."""
+    """Return the options of the command line; `arguments` replaces that of this process."""
     parser = Parser(
         prog="score.py", description="Measure how well a trained model predicts a text.", allow_abbrev=False
     )
@@ -53,7 +53,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check the options and score the text. The output file is opened first, so that a wrong name fails early."""
+    """Check the options and score the text. The output file is opened first, so that a wrong name fails early.
+
+    `options` are those of the command line. The results go to standard output, or with `--per-char` to standard error.
+    """
     trials = run_directory.trials_of(options.checkpoint) if options.split else []
     if trials and not any((options.compare, options.per_char, options.html, options.per_document, options.csv)):
         return score_trials(trials, options)

@@ -26,14 +26,14 @@ STARTED = time.perf_counter() - time.process_time()
 
 
 def cli() -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line of train.py; return the exit status."""
     ranks.end_with_parent()
     slurm.requeue_before_start()
     return main("train.py", interruptible, unnamed="")
 
 
 def interruptible() -> int | None:
-    """Dispatch the command line and return the exit status; on Ctrl-C, say so. Finally unlock the run's directory."""
+    """Do what the command line says; return the exit status, 130 after Ctrl-C. Finally unlock the run's directory."""
     try:
         return dispatch(sys.argv[1:])
     except KeyboardInterrupt:
@@ -46,7 +46,7 @@ def interruptible() -> int | None:
 def dispatch(arguments: list[str]) -> int | None:
     """Print what an option such as `--runs` asks for, or start one run, a sweep (`-m`) or a search (`hparams_search=`).
 
-    Return the exit status, or None for 0.
+    `arguments` are those of the command line. Return the exit status, or None for 0.
     """
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))

@@ -93,7 +93,7 @@ def epochs(number: float) -> str:
 
 
 def describe(text: Text) -> list[str]:
-    """Return the number of documents, if there are any, and the sizes of the splits and of the vocabulary."""
+    """Return log lines about a text: the number of documents, if it has any, the sizes of splits and vocabulary."""
     lines = [describe_documents(text.documents)] if text.documents else []
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     return [*lines, f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"]

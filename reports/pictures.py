@@ -53,7 +53,10 @@ def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
 
 
 def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Image.Image:
-    """Plot the attention weights (T, T) of a head: one row for each query, one column for each key."""
+    """Plot the attention weights of a head, (T, T): a row for each query, a column for each key.
+
+    `characters` are the labels of rows and columns.
+    """
     left, top, side = 84, 94, 600  # pixels
     image, draw = canvas(784, title)
     # The colour scale is a square root: most weights are small and would look like 0 on a linear scale.
@@ -70,7 +73,7 @@ def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Ima
 
 
 def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Image.Image:
-    """Plot characters, each on a background coloured by its surprisal in nats."""
+    """Plot a text, given as `characters`, each on a background whose colour shows its surprisal, given in `nats`."""
     cells, line, column = [], 0, 0
     for character in characters:
         line, column = (line + 1, 0) if column == COLUMNS else (line, column)

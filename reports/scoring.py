@@ -201,14 +201,14 @@ def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list
 
 
 def json_costs(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield for each character its surprisal in nats and the probabilities of the top-k tokens by name."""
+    """Yield a dict for each character: `nats`, its surprisal, and `likely`, probabilities of the likeliest tokens."""
     for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
         yield {"nats": round(nats, 9), "likely": best}
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
-    """Format nats per character, perplexity, bits per character and bits per byte."""
+    """Return the numbers of a table's row as text: nats per character, perplexity, bits per character and per byte."""
     return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), perplexity(score), score.bpc, score.bpb)]
 
 

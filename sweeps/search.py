@@ -39,7 +39,11 @@ FILE = "study.journal"
 
 
 def distribution(override: Override) -> Any:
-    """Return the Optuna distribution of a range or choice that the user set, such as `optim.lr=interval(1e-3,1e-2)`."""
+    """Return the Optuna distribution for a key that the search varies, given as `optim.lr=interval(1e-3,1e-2)`.
+
+    Raises:
+        InputError: the value is not a range or choice that a search accepts.
+    """
     text, value = str(override.input_line), typing.cast(Any, override.value())
     key = KEYS.get(override.key_or_group)
     whole = key is not None and int in (key.kind, key.metadata.get("auto"), *typing.get_args(key.kind))
@@ -62,7 +66,7 @@ def distribution(override: Override) -> Any:
 
 
 def setting_of(key: str, value: Any) -> str:
-    """Return a setting as on the command line, such as `optim.lr=0.00312`: a float has six significant digits."""
+    """Return `key=value` as on the command line, such as `optim.lr=0.00312`: a float has six significant digits."""
     return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
 
 
@@ -101,7 +105,7 @@ class Search(Sweep):
                 self.outcomes[name] = "finished" if each.state == TrialState.COMPLETE else "failed"
 
     def add(self, proposed: Any) -> Trial:
-        """Add the trial that Optuna has proposed to the sweep, and return it."""
+        """Add to the sweep the trial that Optuna has proposed, an `optuna.Trial`; return it as a `Trial`."""
         settings = [*self.fixed, *(setting_of(key, proposed.params[key]) for key in self.space)]
         trial = make_trial(self.name, self.space, settings, name=f"trial-{proposed.number + 1:03}")
         self.trials[trial.name] = trial
@@ -135,7 +139,7 @@ class Search(Sweep):
 
 
 def begin_search(config: SearchConfig, command: Command) -> int:
-    """Check the values of a search before writing any file, run the search and return its exit status.
+    """Run a search (`hparams_search=`) and return its exit status; check all values before writing any file.
 
     A value on the command line fixes its key; a range there replaces the range in the preset.
     """

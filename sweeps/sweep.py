@@ -31,20 +31,29 @@ from training.launch import rows_per_device
 
 @dataclass(frozen=True)
 class Candidate:
-    """The settings and the configuration of one run of a sweep, before `make_trial` names it."""
+    """One combination of settings that a sweep will run, and its configuration; once it has a name, it is a `Trial`."""
 
     settings: list[Setting]
     config: Config
 
 
 def varied_keys(command: Command) -> list[str]:
-    """Return the keys with several values; if no key has several, the keys of all settings."""
+    """Return the keys that a sweep varies: those with several values on its command line.
+
+    If no key has several, return the keys of all settings.
+    """
     several = [*(each.key_or_group for each in command.overrides if each.is_sweep_override()), *command.swept]
     return several or [each.key_or_group for each in command.overrides if not is_launch(each.key_or_group)]
 
 
 def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]) -> Path:
-    """Return the directory of a sweep after checking where it was started, its varied keys and its name."""
+    """Return a sweep's directory. Refuse a start by torchrun or in several SLURM tasks, and invalid keys or names.
+
+    Args:
+        name: of the sweep.
+        varied: the keys that differ between its trials.
+        literals: values on the command line that Hydra does not parse, by key.
+    """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError(
             f"-m: torchrun starts the processes of one run; start the sweep with {command('python', 'train.py')}"
@@ -68,12 +77,19 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
 
 
 def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
-    """Return the literal settings of every trial, such as `data.path=x`, without those about starting the sweep."""
+    """Return `literals`, the values that Hydra does not parse, as `key=value` arguments for each trial of a sweep.
+
+    Keys that say how the sweep is started, such as `name`, are left out.
+    """
     return [f"{key}={spell(value)}" for key, value in literals.items() if not is_launch(key)]
 
 
 def has_finished(trial: Trial, config: Config) -> bool:
-    """Return whether an earlier command has finished a trial; raise an `InputError` if it had other settings."""
+    """Return whether an earlier command has already finished a trial, so that it need not run.
+
+    Raises:
+        InputError: the trial's directory contains a run with settings other than those of `config`.
+    """
     if not (trial.directory / "config.yaml").exists():
         return False
     old, steps = read_config(trial.directory), config.trainer.max_steps
@@ -84,7 +100,10 @@ def has_finished(trial: Trial, config: Config) -> bool:
 
 
 def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> list[str]:
-    """Check the text, batch size and model of `init_from` of each run; return the sorted hashes of the texts."""
+    """Check the text, batch size and model of `init_from` of each run; return the sorted SHA-256 hashes of the texts.
+
+    `literals` are the values on the command line that Hydra does not parse, by key.
+    """
     from data.corpus import open_corpus
     from data.text import open_text
 
@@ -112,7 +131,10 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
 
 
 def check_same_texts(directory: Path, texts: Collection[str]) -> None:
-    """Raise an `InputError` if an earlier trial used a text outside `texts` (sha256): losses could not be compared."""
+    """Raise an `InputError` if an earlier trial of the sweep used another text, because losses could not be compared.
+
+    `texts` are the hashes (sha256) of the texts of this command's trials.
+    """
     for file in sorted(directory.glob("*/summary.json")):
         old = run_directory.summary_of(file.parent)
         if old.get("text_sha256") not in (None, *texts):
@@ -122,7 +144,7 @@ def check_same_texts(directory: Path, texts: Collection[str]) -> None:
 
 @dataclass
 class Sweep:
-    """The trials of a sweep, which are known from the start; a subclass may propose them from earlier results."""
+    """The trials of a sweep. All are known from the start, but a subclass may propose them from earlier results."""
 
     name: str  # of the directory `runs/<name>/`
     count: int  # number of trials in all
@@ -135,7 +157,7 @@ class Sweep:
         yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store the outcome of a trial."""
+        """Store how a trial has ended, such as `finished`."""
         self.outcomes[trial.name] = outcome
 
     def label(self, trial: Trial) -> str:
@@ -143,7 +165,10 @@ class Sweep:
         return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log which trials have failed; return the exit status, which is 1 if any has. A stopped sweep skips this."""
+        """Log which trials have failed; return the exit status, which is 1 if any has, else 0.
+
+        This is called when all trials have ended, unless a signal stopped the sweep.
+        """
         failed = [name for name, outcome in self.outcomes.items() if outcome == "failed"]
         if failed:
             log.error(f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}")
@@ -151,7 +176,10 @@ class Sweep:
 
 
 def run_sweep(sweep: Sweep, workers: int) -> int:
-    """Run the trials of a sweep and log the results; return the exit status, 128 + N after signal N."""
+    """Run the trials of a sweep, at most `workers` at the same time, and log the results.
+
+    Return the exit status, which is 128 + N after signal N.
+    """
     directory = run_directory.RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {sweep.count} trials; output: {directory}/TRIAL/console.log")
     for name, outcome in sweep.outcomes.items():
@@ -179,10 +207,10 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
 
 
 def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tuple[Trial, int]]:
-    """Run at most `workers` trials at the same time, and yield each with its exit status when it has ended.
+    """Run at most `workers` trials at the same time; yield each with its exit status when it has ended.
 
-    A trial is requested only when a worker is free, because a search proposes it from earlier outcomes. After a signal
-    in `received`, stop the running trials and start no more.
+    A trial is requested only when a worker is free, because a search proposes it from earlier outcomes. `received` is a
+    list to which signal handlers append: after a signal, stop the running trials and start no more.
     """
     waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
     passed = 0  # number of signals that were passed on to the trials
@@ -206,7 +234,10 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 
 
 def show_results(results: list[dict[str, str]], table: Path) -> None:
-    """Log the leaderboard, the paths of `table` and of the page beside it, and commands to look at the results."""
+    """Log the leaderboard, the paths of the table `sweep.csv` and of the page beside it, and what to run next.
+
+    `results` are the rows of the table, the best first.
+    """
     if results:
         log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
@@ -218,14 +249,14 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
 
 
 def combinations(command: Command) -> str:
-    """Return one line for each run of a sweep with its settings, after Hydra has composed them all as a check."""
+    """Return the settings of a sweep's runs, one run per line, after Hydra has composed all of them as a check."""
     literals, fixed = command.literals, literal_settings(command.literals)
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
     return "\n".join(shlex.join([*(each.text for each in run.settings), *fixed]) for run in runs)
 
 
 def begin_sweep(command: Command) -> int:
-    """Check all trials of a sweep before writing any file, run them and return the exit status."""
+    """Run a sweep (`-m`) and return the exit status; check all its trials before writing any file."""
     literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
     overrides += [each.text for values in command.swept.values() for each in values]
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]

@@ -1,4 +1,4 @@
-"""The table of several runs: `sweep.csv`, the leaderboard, the means over seeds, the page that compares the runs."""
+"""Compare several runs in tables: `sweep.csv`, the leaderboard, the means over seeds, and the page report.html."""
 
 import csv
 import io
@@ -29,7 +29,10 @@ Row = dict[str, str]
 
 
 def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping[str, str] | None = None) -> list[Row]:
-    """Write `sweep.csv` with these trials and those of earlier commands; return their rows, the best trial first."""
+    """Write `sweep.csv`: a row for each of `trials` and for those of earlier commands; return the rows, the best first.
+
+    `directory` is that of the sweep. `outcomes` says how trials have ended, by their names, such as `finished`.
+    """
     varied = dict[str, Row]()
     with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["directory"]]
@@ -71,12 +74,15 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
 
 
 def spelled(config: Config) -> Row:
-    """Return all settings by key, spelled as on the command line but without passwords and control characters."""
+    """Return all settings by key, spelled as on the command line, but with passwords and control characters hidden."""
     return {key: printable(spell(value)) for key, value in leaves(to_dict(config))}
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
-    """Return the varied keys and, if `seed` varies, a row of means for each setting of the others, best first."""
+    """Average rows of runs that differ only in their seed; return the varied keys and the rows of means, best first.
+
+    `table` is what `rows_of` returns. If `seed` does not vary, there are no rows of means.
+    """
     settings = [key for key in table[0] if key not in RESULTS] if table else []
     groups = dict[tuple[str, ...], list[Row]]()
     for row in table if "seed" in settings else ():
@@ -95,9 +101,9 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
 
 
 def leaderboard(table: list[Row], *, named: bool = False) -> str:
-    """Format the best runs, with their settings and results, as aligned columns, below a table of means over seeds.
+    """Return the best runs, with their settings and results, as aligned columns, below a table of means over seeds.
 
-    If `named`, the first column is the name of the run.
+    `table` is what `rows_of` returns. If `named`, the first column is the name of the run.
     """
     *averages, runs = columns(table)
     if named:
@@ -108,7 +114,10 @@ def leaderboard(table: list[Row], *, named: bool = False) -> str:
 
 
 def columns(table: list[Row]) -> list[list[list[str]]]:
-    """Return the tables as rows of cells, each below a row of headings: the means, if `seed` varies, then the runs."""
+    """Return the tables that people see, each a list of rows of cells, of which the first row has the headings.
+
+    The last table has a row for each run in `table`. If `seed` varies, the table of means comes before it.
+    """
     settings, averages = means(table)
     tested = ["test_loss"] if any(row["test_loss"] for row in table) else []
     lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), "parameters", "time"]]
@@ -151,13 +160,13 @@ def write_page(directory: Path, table: list[Row]) -> str:
 
 
 def curve(run: Path) -> list[tuple[int, float]]:
-    """Return (step, loss in nats) for each validation of a run."""
+    """Return (step, validation loss in nats) for each validation of a run."""
     validations = run_directory.summary_of(run).get("validations") or {}
     return [(int(step), loss) for step, loss in validations.items() if math.isfinite(loss)]
 
 
 def caution(runs: Iterable[tuple[Path, Config]]) -> str:
-    """Return a warning if the runs were not evaluated on the same held-out text, else an empty string."""
+    """Return a warning if the runs, given as (directory, configuration), were evaluated on different texts, else ""."""
     texts = set()
     for directory, config in runs:
         data, sha256 = config.data, run_directory.summary_of(directory).get("text_sha256")
@@ -168,7 +177,7 @@ def caution(runs: Iterable[tuple[Path, Config]]) -> str:
 
 
 def figure(number: str) -> str:
-    """Format the number in a cell with four decimals; an empty cell stays empty."""
+    """Return the number in a cell of `sweep.csv` with four decimals; an empty cell stays empty."""
     return f"{float(number):.4f}" if number else ""
 
 

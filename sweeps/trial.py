@@ -32,30 +32,33 @@ class Trial:
 
     @property
     def directory(self) -> Path:
-        """Return the run directory."""
+        """The run directory of the trial."""
         return run_directory.RUNS / self.sweep / self.name
 
     @property
     def title(self) -> str:
-        """Return the name if it contains the varied settings, else these settings in alphabetical order."""
+        """The name of the trial in log lines: its `name` or, if that is only a number, its varied settings."""
         if not self.name.startswith("trial-"):
             return self.name
         return ",".join(f"{key}={value}" for key, value in sorted(self.varied.items()))
 
     @property
     def command(self) -> list[str]:
-        """Return the command that starts or resumes the trial."""
+        """The words of the command that starts the trial or resumes it."""
         presets = [f"--config-dir={folder}" for folder in FOLDERS]
         return [sys.executable, str(TRAIN), *presets, *self.overrides, f"name={self.sweep}/{self.name}", "resume=auto"]
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
-    """Return the default name of a sweep: `kind` and a hash of the settings, whose order does not matter."""
+    """Return the default name of a sweep: `kind` and a hash of its settings, `arguments`, in any order."""
     return f"{kind}-{_hash(sorted(each for each in arguments if not is_launch(each.partition('=')[0])))}"
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
-    """Return a name made of a trial's varied settings, with a hash if it is too long or unsafe for a file system."""
+    """Return a name made of a trial's varied settings, such as `model.dim=64,optim.lr=0.01`.
+
+    A name that would be too long or unsafe for a file system is changed and ends with a hash.
+    """
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts)
     name = ",".join(re.sub(r"[^\w.=+-]+", "-", part, flags=re.ASCII).strip("-.") for part in safe)
@@ -69,7 +72,14 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], name: str = "") -> Trial:
-    """Return a trial with these settings; its default name lists the varied settings in alphabetical order."""
+    """Return a trial of the sweep named `sweep`.
+
+    Args:
+        sweep: name of the sweep.
+        varied: the keys that differ between its trials.
+        settings: all settings of the trial, as `key=value`.
+        name: name of the trial; "" lists the varied settings in alphabetical order.
+    """
     values = dict(setting.partition("=")[::2] for setting in settings)
     differing = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if not setting.startswith("workers="))
@@ -78,7 +88,10 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
 
 
 def start(trial: Trial, workers: int) -> subprocess.Popen:
-    """Start the process of a trial with 1 / `workers` of the CPU cores; `console.log` receives its output."""
+    """Start the process of a trial, which writes its output to `console.log`, and return it.
+
+    It computes on 1 / `workers` of the CPU cores, because so many trials run at the same time.
+    """
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
     environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
     if workers > 1 and "OMP_NUM_THREADS" not in environment:
