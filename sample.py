@@ -300,7 +300,7 @@ def report_new(
     prompts: list[str], texts: Iterable[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
     options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """Print to standard error how many documents are not in the training text, unless a text may contain several.
+    """Print to standard error how many of the documents in `texts` are new, that is, not in the training text.
 
     Only complete documents count, and only those that are not blank, because training drops blank ones.
     """

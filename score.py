@@ -98,7 +98,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
-    """Score a split of each trial of a sweep, update sweep.csv and its page, and print the table."""
+    """Score a split of the text for each trial of a sweep; update sweep.csv and report.html, and print the table."""
     for trial in trials:
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
     from sweeps.table import leaderboard, write_page, write_table  # loads Hydra

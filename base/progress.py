@@ -12,14 +12,14 @@ from base import ranks
 
 
 def clock(seconds: float) -> str:
-    """Format a duration: 0:42, 12:05, 3:07:00."""
+    """Return a duration in seconds as text: 0:42, 12:05, 3:07:00."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def count(number: int, what: str) -> str:
-    """Format a number of things: 1 byte, 2,000 bytes."""
+    """Return a number of things as text: `1 byte`, `2,000 bytes` for `what="byte"`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 

@@ -21,7 +21,7 @@ __all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "Sweep", "
 
 
 def parse(arguments: list[str]) -> list[Override]:
-    """Parse overrides as Hydra does; raise `HydraException` if one does not match Hydra's grammar."""
+    """Parse `key=value` arguments as Hydra does; raise `HydraException` if one does not match Hydra's grammar."""
     return OverridesParser.create().parse_overrides(arguments)
 
 

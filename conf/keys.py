@@ -28,7 +28,7 @@ ALIASES = {
 
 @dataclass(frozen=True)
 class Key:
-    """A key of the configuration, described by the field that it sets."""
+    """What is known about a key of the configuration, from the dataclass field that it sets."""
 
     kind: Any  # the field's type annotation
     default: Any

@@ -230,7 +230,10 @@ def _about_word(word: str) -> str:
 
 
 def _check_override(override: Override, argument: str, sweep: bool, search: bool) -> None:
-    """Raise an `InputError` if a key does not exist, cannot be set like this, or has a wrong number of values."""
+    """Raise an `InputError` if a key does not exist, cannot be set like this, or has a wrong number of values.
+
+    `override` is the parsed form of `argument`. `sweep` allows several values, `search` an interval.
+    """
     key, choices = override.key_or_group, groups()
     group, _, rest = key.partition(".")
     if override.value_type == ValueType.GLOB_CHOICE_SWEEP:

@@ -14,7 +14,7 @@ PATHS = ("data.path", "data.validation", "data.test")  # free on resume, which c
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Return the settings on which the result of a run depends, by key."""
+    """Return the settings that a run's result depends on, by key; others, such as those of logging, are left out."""
     return {key: value for key, value in leaves(to_dict(config)) if KEYS[key].on_resume != "free"}
 
 

@@ -45,7 +45,7 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """Devices, precision, steps and intervals: arguments of `L.Trainer`, `timeout` and `checkpoint_minutes`."""
+    """The options `trainer.*`: devices, precision, steps and intervals, most of them arguments of `L.Trainer`."""
 
     max_steps: Any = option(
         1500, "optimizer steps; auto: 1500, fewer for a short text, or as many as fit into minutes", auto=int, least=1,
@@ -95,7 +95,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """What TensorBoard shows besides the curves; it does not change training."""
+    """The options `watch.*`: what TensorBoard shows besides the curves; they do not change training."""
 
     pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
     attention_heads: list[str] = option(
@@ -132,7 +132,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """Ranges of the arguments of `callbacks=early_stopping`; most other plug-ins check theirs when constructed."""
+    """The allowed arguments of `callbacks=early_stopping`; most other callbacks and loggers check their own."""
 
     monitor: str = option("val/loss", "logged value to minimise", choices=("val/loss", "val/bpc", "val/bpb"))
     patience: Any = option(5, "validations without improvement before training stops", auto=int, least=0)
@@ -141,7 +141,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Ema:
-    """Ranges of the arguments of `callbacks=ema`, the moving average of the weights."""
+    """The allowed arguments of `callbacks=ema`, the moving average of the weights."""
 
     decay: float = option(0.998, "decay of the moving average per step", least=0, below=1)
 
@@ -217,7 +217,7 @@ class Config:
 
 
 def to_dict(config: Config) -> dict[str, Any]:
-    """Return a configuration as nested dicts, without the classes of its plug-ins."""
+    """Return a configuration as nested dicts, without the classes (`_target_`) of callbacks and loggers."""
     values = dataclasses.asdict(config)
     for group in ("callbacks", "logger"):
         for arguments in values[group].values():

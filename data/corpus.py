@@ -41,7 +41,7 @@ STDLIB_WITHOUT = {
 
 @dataclass(frozen=True)
 class Document:
-    """A file of a corpus, which may be a member of a zip file."""
+    """One file of a text; it may be inside a zip file."""
 
     name: str  # path within the corpus
     path: Path  # path of the file

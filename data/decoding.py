@@ -123,7 +123,10 @@ def decode(
 
 
 def _check_characters(text: str, at_start: bool) -> None:
-    """Raise a `UnicodeError` for characters that show that a chunk is not text in this encoding."""
+    """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in this encoding.
+
+    `at_start` says whether it is the first chunk, of which more is expected.
+    """
     if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
         raise UnicodeError("over a quarter of its characters are NUL")
     if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture read as latin-1

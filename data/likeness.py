@@ -75,7 +75,10 @@ def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> lis
 
 
 def are_sorted(text: str) -> bool:
-    """Return whether a text of at least 100 non-blank lines is sorted, with few exceptions, with or without case."""
+    """Return whether the lines of `text` are sorted, with or without regard to case; a few may be out of order.
+
+    A text of fewer than 100 non-blank lines never counts as sorted.
+    """
     for written in (text, text.casefold()):
         lines = [line for line in written.split("\n") if line.strip()]
         ordered = sum(before <= after for before, after in pairwise(lines))

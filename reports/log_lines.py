@@ -38,7 +38,7 @@ def describe_score(name: str, score: Score, text: Text, context: int, which: str
 
 
 def in_nats(loss: float) -> str:
-    """Format a loss in nats, with bits in brackets."""
+    """Return a loss in nats as text, with bits in brackets."""
     return f"{loss:.4f} nats ({loss / math.log(2):.4f} bits)"
 
 
@@ -88,7 +88,7 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
 
 
 def epochs(number: float) -> str:
-    """Format a number of epochs: with two significant digits below 10, otherwise as a whole number."""
+    """Return a number of epochs as text: with two significant digits below 10, otherwise as a whole number."""
     return f"{number:,.0f} epochs" if number >= 10 else f"{number:.2g} epochs"
 
 

@@ -118,11 +118,12 @@ def origin(summary: Mapping[str, Any]) -> str:
 
 
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Compute the attention weights of up to `MAX_HEADS` heads, spread over the layers, for tokens (T,) int64.
+    """Return the attention weights of up to `MAX_HEADS` heads, spread over the layers, as data for the page.
 
-    T is at most the context. Return `tokens`, their names; `heads`, the names of the heads; `of`, how many heads the
-    model has; and `weights`, the lower triangle of each head, row by row, as bytes in base64. A weight w is stored as
-    the byte round(255 √w), because the square root keeps small weights distinct.
+    The model reads `tokens`, (T,) int64, where T is at most the context; `names` are those of all tokens in the
+    vocabulary. The result is a dict of `tokens`, the names of these; `heads`, the names of the heads; `of`, how many
+    heads the model has; and `weights`, the lower triangle of each head, row by row, as bytes in base64. A weight w is
+    stored as the byte round(255 √w), because the square root keeps small weights distinct.
     """
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     chosen = spread_over(model.config.layers, model.config.heads, MAX_HEADS)
@@ -137,10 +138,11 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
 
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Compute the surprisal of each character of a passage (T,) without the text before it; T is at most context + 1.
+    """Return the surprisal of each character of a passage, as data for the page.
 
-    Return `letters`, a string with one code point for each character; `nats`, their surprisals in thousandths of a nat;
-    and `likely`, for each character a list of [name, probability] of the most likely tokens.
+    The model reads only `tokens`, (T,) int64, without the text before them; T is at most context + 1. The result is a
+    dict of `letters`, a string with one code point for each character; `nats`, their surprisals in thousandths of a
+    nat; and `likely`, for each character a list of [name, probability] of the most likely tokens.
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])

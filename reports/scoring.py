@@ -213,7 +213,10 @@ def figures(score: Score, digits: int = 6) -> list[str]:
 
 
 def perplexity(score: Score) -> float:
-    """Return e to the nats per character: guessing among that many equally probable characters costs as much."""
+    """Return the perplexity per character: e to the power of the loss in nats per character.
+
+    Guessing among that many equally probable characters has the same loss.
+    """
     nats = score.bpc * math.log(2)
     return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
 

@@ -120,7 +120,7 @@ class Search(Sweep):
             yield self.add(self.study.ask(dict(self.space)))
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store the outcome of a trial in the study; an interrupted one stays RUNNING."""
+        """Store how a trial has ended, such as `finished`, in Optuna's study; an interrupted trial stays RUNNING."""
         super().tell(trial, outcome)
         number = int(trial.name.removeprefix("trial-")) - 1
         if outcome == "finished":

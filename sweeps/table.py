@@ -137,7 +137,7 @@ def columns(table: list[Row]) -> list[list[list[str]]]:
 
 
 def write_page(directory: Path, table: list[Row]) -> str:
-    """Write report.html, the page that compares the runs of `table`; return the sentence of `caution` about them."""
+    """Write report.html, which compares the runs in `table`, into `directory`; return `caution` about these runs."""
     runs = []
     for row in table:
         with suppress(InputError):  # the run has not begun, or has lost its config.yaml
