@@ -104,9 +104,9 @@ class DataConfig:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
 
     def places(self) -> dict[str, str | None]:
-        """Return the options that name a text, each a path, an address or None, by `path`, `validation` and `test`.
+        """Return the values of `path`, `validation` and `test`, which name the texts, by these keys.
 
-        An address may contain a password, so only config.yaml stores these values.
+        An address may contain a password, which only config.yaml stores.
         """
         return {"path": self.path, "validation": self.validation, "test": self.test}
 

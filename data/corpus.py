@@ -111,7 +111,10 @@ class Corpus:
         return found
 
     def digest(self, contents: Iterable[str]) -> str:
-        """Combine the documents' hashes (`contents`, from `digests`) and, of several documents, names into one hash."""
+        """Return one SHA-256 for all documents, in hexadecimal.
+
+        It is made from their hashes, `contents` (see `digests`), and, if there are several, also from their names.
+        """
         total = hashlib.sha256()
         for document, content in zip(self.documents, contents, strict=True):
             name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
@@ -306,7 +309,7 @@ def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Docum
 
 
 def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
-    """Replace each zip file by its `*.txt` files, or all if it has none; a single zip file does not prefix names."""
+    """Return `documents` with each zip file replaced by the `*.txt` files in it, or by all its files if it has none."""
     found = []
     for document in documents:
         files = document.unzip()
@@ -323,7 +326,7 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
 def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows: bool) -> list[Document]:
     """Return `documents` without binary files, which are listed in `notes`; a single file is never left out.
 
-    Another line in `notes` names the columns of the first table, unless `has_rows`: each row of a table is a document.
+    Another line in `notes` names the columns of the first table, unless each row is a document (`has_rows`).
     """
     texts, refused, tables = [], list[tuple[Document, NotText]](), list[str]()
     for document in documents:

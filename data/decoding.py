@@ -125,7 +125,7 @@ def decode(
 def _check_characters(text: str, at_start: bool) -> None:
     """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in this encoding.
 
-    `at_start` says whether it is the first chunk, of which more is expected.
+    `at_start` says whether it is the first chunk: only there do control characters count, such as those of a picture.
     """
     if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
         raise UnicodeError("over a quarter of its characters are NUL")

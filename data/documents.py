@@ -141,7 +141,7 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
 def is_divided(rule: Rule, label: str) -> bool:
     """Return whether the documents of the file `label` lie between separators or in the syntax of a table.
 
-    A model that was trained with `rule` has never read these characters, so such a file must go through `divide` first.
+    A model that was trained with `rule` has never read either, so such a file must go through `divide` first.
     """
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 

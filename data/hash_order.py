@@ -87,7 +87,7 @@ class _Runs:
         self.cuts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])  # borders of the buckets, by file and run
 
     def append(self, entries: np.ndarray, tokens: np.ndarray) -> None:
-        """Write a run: entries sorted by `_top` of their hashes, and their tokens in the same order."""
+        """Write a run: `ENTRY` records sorted by `_top` of their hashes, and the documents' tokens in that order."""
         found = np.searchsorted(_top(entries["hash"]), self.borders)
         cuts = np.concatenate(([0], found, [len(entries)])).astype(np.uint32)
         token_ends = np.concatenate(([0], entries["size"].cumsum()))
