@@ -212,7 +212,7 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
 def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Continue `prompts`, (T,) tokens each, as one batch; after each token, yield the texts so far, one a prompt."""
+    """Continue `prompts`, (T,) tokens each, as one batch; after each token, yield all continuations so far."""
     params = SamplingParams(
         options.repetition_penalty,
         options.no_repeat_ngram,
@@ -302,7 +302,7 @@ def report_new(
 ) -> None:  # fmt: skip
     """Print to standard error how many of the documents in `texts` are new, that is, not in the training text.
 
-    Only complete documents count, and only those that are not blank, because training drops blank ones.
+    Only complete documents that are not blank count. With --no-stop, or without documents, nothing is printed.
     """
     from data.novelty import repeats
 
