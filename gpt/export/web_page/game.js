@@ -29,6 +29,7 @@ function shannonBounds(needed, size) {
 /** Return the index in the passage of the character to guess. */
 const position = () => passage.length - TO_GUESS + player.length;
 const visible = (letter) => SIGNS[letter] ?? called(letter);
+const quoted = (letter) => `“${visible(letter)}”`;
 const guesses = (needed) => (needed > MAX_GUESSES ? "more than five guesses" : needed === 1 ? "1 guess" : `${needed} guesses`);
 
 /** Return how many characters of the passage the model has read; the end mark of documents comes before them. */
@@ -60,10 +61,10 @@ function guess(letter) {
   const right = passage[position()];
   if (over || !letter) return;
   if (letter === right) return settle(tried.length + 1, "Right");
-  if (!tokenizer.tokens.has(letter)) return showGame(`${visible(letter)} is not in the model’s vocabulary, so it does not count as a guess.`);
+  if (!tokenizer.tokens.has(letter)) return showGame(`${quoted(letter)} is not in the model’s vocabulary, so it does not count as a guess.`);
   if (!tried.includes(letter)) tried.push(letter);
   if (tried.length === MAX_GUESSES) return settle(MAX_GUESSES + 1, "Missed");
-  showGame(`Not ${visible(letter)}. Guess ${tried.length + 1} of ${MAX_GUESSES}.`);
+  showGame(`Not ${quoted(letter)}. Guess ${tried.length + 1} of ${MAX_GUESSES}.`);
 }
 
 /** Score and show the current character, for which the visitor needed this number of guesses; `verdict` says how it ended. */
@@ -76,14 +77,14 @@ function settle(needed, verdict) {
     row.classList.toggle("right", order[i] === token);
   });
   element("model-bars").hidden = false;
-  element("compared").textContent = `The model gave ${visible(letter)} a probability of ${percent(shares[token]).replace(" ", "\u00a0")}: its guess ${rank}. You ${verdict === "Shown" ? "had it shown" : `needed ${guesses(needed)}`}.`;
+  element("compared").textContent = `The model gave ${quoted(letter)} a probability of ${percent(shares[token]).replace(" ", "\u00a0")}: its guess ${rank}. You ${verdict === "Shown" ? "had it shown" : `needed ${guesses(needed)}`}.`;
   nats -= Math.log(shares[token]);
   player.push(needed);
   opponent.push(Math.min(rank, MAX_GUESSES + 1));
   tried = [];
   over = player.length === TO_GUESS;
-  const asked = Array.from(order.slice(0, Math.min(rank, MAX_GUESSES)), (each) => visible(tokenizer.characters[each])).join(" ");
-  showGame(`${verdict}: ${visible(letter)}. The model guessed ${asked}${rank > MAX_GUESSES ? " …" : ""}`);
+  const asked = Array.from(order.slice(0, Math.min(rank, MAX_GUESSES)), (each) => quoted(tokenizer.characters[each])).join(" ");
+  showGame(`${verdict}: ${quoted(letter)}. The model guessed ${asked}${rank > MAX_GUESSES ? " …" : ""}`);
   readAhead();
 }
 

@@ -566,6 +566,9 @@ def test_the_game_is_played_to_its_end(show: Show, touch: bool) -> None:
             bars = page.locator("#model-bars .bar")
             shown = bars.evaluate_all("all => all.map((bar) => Number(bar.style.getPropertyValue('--share')))")
             assert shown == pytest.approx(np.sort(softmax(logits[at - 1]))[::-1][:5], rel=1e-4)
+            letter = {" ": "␣", "\n": "↵"}.get(text[at], text[at])
+            assert page.text_content("#compared").startswith(f"The model gave “{letter}” a probability of ")
+            assert f": “{letter}”. The model guessed “" in page.text_content("#verdict")
             assert f"its guess {rank}." in page.text_content("#compared")
             assert page.text_content("#progress") == f"{at - 99} of 100"
             assert page.is_visible("#rough") == (at < 149) and page.is_enabled("#finish") == (139 <= at < 199)
