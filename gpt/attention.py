@@ -25,7 +25,7 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
         """Attend from each position to itself and those before it: (B, T, dim) -> (B, T, dim).
 
-        `tables` are the `position_tables` for T positions; if None, they are looked up.
+        `tables` are the `position_tables` for T positions; with None, this function calls `position_tables` itself.
         """
         (B, T, C), config = x.shape, self.config
         tables = position_tables(config, T, x.device) if tables is None else tables
@@ -34,7 +34,11 @@ class Attention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries, keys and values, normalised, rotated and offset: (B, T, C) -> 3 x (B, H, T, D)."""
+        """Return the queries, keys and values of all heads: (B, T, C) -> 3 x (B, H, T, D).
+
+        As `config` says, queries and keys are normalised (`qk_norm`) and rotated (`rotate`, with the cosines and sines
+        in `tables`), and the keys are offset (`offset_keys`).
+        """
         (B, T, C), config = x.shape, self.config
         qkv = self.qkv(x).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
@@ -60,10 +64,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def offset_keys(k: Tensor) -> Tensor:
-    """Replace the second half of each key by that of the previous position, zeros at the first: (B, H, T, D).
+    """Return the keys with the second half of each taken from the previous position: (B, H, T, D) -> (B, H, T, D).
 
-    A single layer can then look up what came after an earlier occurrence of a character. Without the offset, this needs
-    two layers that work together (an induction head).
+    At the first position, the second half is zeros. With the offset, a single layer can look up what came after an
+    earlier occurrence of a character. Without it, this needs two layers that work together (an induction head).
     Source: the partial key offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
     """
     half = k.shape[-1] // 2

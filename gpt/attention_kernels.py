@@ -1,4 +1,9 @@
-"""Compute attention: two kernels, three patterns that apply a kernel with biases, and the rule that chooses both."""
+"""Several ways to compute the same attention, and the rule that chooses the fastest one.
+
+A *kernel* computes softmax(q k^T / sqrt(D) + bias) v: `explicit_attention` or `fused_attention`. If the model has a
+window or ALiBi, a *pattern* creates the biases and calls the kernel with them: `biased_attention`,
+`attention_in_parts` or `windowed_attention`.
+"""
 
 import math
 from collections.abc import Callable
@@ -17,9 +22,10 @@ MIN_BLOCK = 16  # minimum queries per block of windowed attention: matmuls of sm
 
 
 def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, training: bool) -> Tensor:
-    """Compute causal attention with the kernel and the pattern that `choose_kernel` returns.
+    """Return the output of causal attention, computed with the kernel and the pattern that `choose_kernel` returns.
 
-    `q`, `k`, `v` and the result are (B, H, T, D). `slopes` are ALiBi's, (H,), or None without ALiBi.
+    `q`, `k`, `v` and the result are (B, H, T, D). `slopes` are ALiBi's slopes, (H,), or None without ALiBi. Dropout is
+    applied only in `training`.
     """
     kernel, pattern = choose_kernel(config, q.shape[2], q.device.type, training)
     dropout = config.dropout if training else 0.0
@@ -31,9 +37,11 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor 
 def choose_kernel(
     config: ModelConfig, length: int | torch.SymInt, device: str, training: bool
 ) -> tuple[Kernel, Callable[..., Tensor] | None]:
-    """Return the kernel, and the pattern that applies it with the biases of a window or ALiBi; None: no biases.
+    """Return the kernel and the pattern that compute attention fastest.
 
-    While a graph is exported for all lengths, `length` (T) is symbolic, so no condition may depend on its value.
+    The pattern is None if neither a window nor ALiBi requires biases. `length` is T, the number of tokens. While a
+    graph is exported for all lengths, it is symbolic, so no condition may depend on its value. `device` is a device
+    type, such as cpu.
     """
     pattern: Callable[..., Tensor] | None = None
     explicit, symbolic = device == "cpu", isinstance(length, torch.SymInt)
@@ -106,7 +114,10 @@ def make_bias(queries: Tensor, attended: Tensor, window: int | None = None, slop
 def biased_attention(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Attend with one bias tensor for the whole text, from a window, ALiBi or both: (B, H, T, D)."""
+    """Call the kernel once, with one bias tensor for all T queries and T keys; return its result, (B, H, T, D).
+
+    The biases mask the keys outside the window (None: no window) and contain ALiBi's biases if `slopes` is not None.
+    """
     positions = torch.arange(q.shape[2], device=q.device)  # (T,)
     return kernel(q, k, v, make_bias(positions, positions, window, slopes), dropout)  # (B, H, T, D)
 
@@ -114,7 +125,10 @@ def biased_attention(
 def attention_in_parts(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Like `biased_attention`, but for a few queries at a time, to limit memory. It has no dropout, for inference."""
+    """Like `biased_attention`, but for a few queries at a time, so that fewer scores are in memory at once.
+
+    `dropout` is ignored, because this function is only used outside training.
+    """
     H, T = q.shape[1:3]
     positions, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
     for start in range(0, T, count):

@@ -20,12 +20,18 @@ PREFIX = "net."  # the model is the attribute `net` of the LightningModule
 
 
 def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Return the weights in a LightningModule's state dict as fp32 arrays, under their names in `GPT`."""
+    """Return the model's weights from the state dict of a `LitGPT`: name -> fp32 array.
+
+    The names are those in `GPT`, without the prefix `net.`.
+    """
     return {name.removeprefix(PREFIX): value.detach().float().cpu().numpy() for name, value in state_dict.items()}
 
 
 def without_folders(name: str) -> str:
-    """Return a text's name without its folder or URL query; "[a/b,c/d]" stands for several texts and becomes "b, d"."""
+    """Return the name of a text without its folder or URL query, for files that may be sent to others.
+
+    A name in brackets stands for several texts: "[a/b,c/d]" becomes "b, d".
+    """
     if name.startswith("[") and name.endswith("]"):
         return ", ".join(map(without_folders, name[1:-1].split(",")))
     name = redacted(name)
@@ -34,22 +40,25 @@ def without_folders(name: str) -> str:
 
 
 def load(path: str | Path) -> tuple[GPT, Tokenizer]:
-    """Load a model and its tokenizer from a run's name, a run directory or a model file; see `load_checkpoint`."""
+    """Return a model and its tokenizer; `path` is a run's name, a run directory or a model file."""
     model, meta = load_checkpoint(path)
     return model, tokenizer_from(meta["vocabulary"])
 
 
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
-    """Load a model and its `gpt.model_file.FIELDS`, from a model file or a run.
+    """Return a model and its description, a dict with the keys of `gpt.model_file.FIELDS`.
 
-    The model is on the CPU, in evaluation mode. An `InputError` says which file or run is missing or unusable.
+    `path` is a model file, a run directory or a run's name. The model is on the CPU, in evaluation mode.
+
+    Raises:
+        InputError: the file or run is missing or unusable; the message names it.
     """
     config, state, meta = model_file.read(run_directory.find_model(str(path)))
     return build(config, state), meta
 
 
 def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
-    """Return a model in evaluation mode with the weights `state` of a model file."""
+    """Return a model in evaluation mode; `state` contains its weights by name, as in a model file."""
     with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
         model = GPT(config, len(state["embedding.weight"]))
     for name, array in state.items():  # load_state_dict needs seconds: its time is quadratic in the blocks
@@ -61,7 +70,9 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
 
 
 def with_context(model: GPT, context: int) -> GPT:
-    """Return a copy of the model with another context; logits at positions inside both contexts are the same.
+    """Return a copy of the model with another context length, in tokens.
+
+    At positions inside both contexts, the copy computes the same logits.
 
     Raises:
         ValueError: the positions are learned and the new context is longer.
@@ -75,7 +86,7 @@ def with_context(model: GPT, context: int) -> GPT:
 
 @torch.no_grad()
 def copy_weights(model: GPT, trained: GPT, token_map: torch.Tensor) -> None:
-    """Copy the weights of a trained model whose vocabulary is a subset of this model's.
+    """Copy the weights of the model `trained` into `model`, whose vocabulary contains that of `trained`.
 
     In a text without new tokens, the logits of the trained tokens stay the same. A new token's rows in embedding and
     head are the means of the trained rows, so the new token's logit is the mean of the trained logits. Therefore n new

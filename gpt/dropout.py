@@ -6,7 +6,9 @@ from torch import Tensor, nn
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Set each value to zero with probability p and divide the others by 1 - p, using torch's global generator.
+    """Return x with each value set to zero with probability p, and the others divided by 1 - p.
+
+    The random numbers come from torch's global generator.
 
     torch's own dropout generates a float for each value, which costs a CPU more than the matmuls around it. Therefore,
     on a CPU four values share a random 64-bit number, with 16 bits each, which rounds p to a multiple of 2^-16.
@@ -23,7 +25,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 # calls with the same x and p into one, so a model must not apply dropout to one tensor twice.
 @torch.library.custom_op("chargpt::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _kept(x: Tensor, p: float) -> Tensor:
-    """Return 1 where dropout keeps a value of `x`, else 0: uint8, of the shape of `x`."""
+    """Return a random dropout mask, uint8, in the shape of `x`: 0 with probability p (drop the value), else 1."""
     count = x.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[:count].view(x.shape)  # the shape of x; uniform in [-2^15, 2^15)
@@ -39,5 +41,5 @@ class Dropout(nn.Dropout):
     """`dropout` as a layer: active in training only."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply dropout to x, of any shape."""
+        """Return `dropout(x, p)` in training, and x itself in evaluation; x may have any shape."""
         return dropout(x, self.p) if self.training else x

@@ -1,7 +1,7 @@
 """Exact losses: every token of a text is predicted once, and the losses are summed in float64.
 
 `evaluation_windows` cuts a text into batches of windows `(inputs, targets, counted)`, three (B, T) tensors. `counted`
-is False for padding and for tokens that another window counts. Losses are summed into (4,) float64 tensors
+is False for padding and for tokens that another window counts. Losses are summed into *totals*, (4,) float64 tensors
 `[nats, tokens, characters, bytes]`, which add up over batches and devices in any order. `sizes` is a tokenizer's
 `token_sizes`: (V, 2) int64, the number of characters and UTF-8 bytes of each token.
 """
@@ -35,7 +35,10 @@ class Score:
 
 
 def measured(score: Score, context: int) -> dict[str, Any]:
-    """Return how a score over disjoint windows of `context` tokens was measured, for model files and summary.json."""
+    """Return a dict that says how a score was measured, for model files and summary.json.
+
+    The score must come from disjoint windows of `context` tokens, as in validation.
+    """
     return {"mode": "disjoint", "context": context, "stride": context, "characters": score.characters}
 
 
@@ -46,12 +49,12 @@ def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the totals (4,), float64 on the CPU, of N tokens and their surprisals: both (N,)."""
+    """Return the totals (4,), float64 on the CPU, of N tokens (N,) with the surprisals `nats`, (N,)."""
     return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
 
 
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the totals (4,), float64 on the CPU, of a batch of windows with logits (B, T, V)."""
+    """Return the totals (4,), float64 on the CPU, of the counted targets in a batch; `logits` are (B, T, V)."""
     return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
 
@@ -82,7 +85,10 @@ def exact(model: GPT) -> Iterator[None]:
 
 @torch.no_grad()
 def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the `exact` logits (N, V) and targets (N,) of each batch's N counted tokens, on the model's device."""
+    """For each batch of windows, yield the logits (N, V) and the targets (N,) of its N counted tokens.
+
+    The model runs in fp32 and without dropout. Both tensors are on its device.
+    """
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
         with exact(model):
@@ -92,7 +98,14 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
 
 
 def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, sizes: np.ndarray) -> Score:
-    """Return the score of a text whose first token is `first`, from the `predictions` of all others."""
+    """Return the score of a text of which a model has predicted every token but the first.
+
+    Args:
+        predicted: the `predictions` of all tokens but the first.
+        first: the first token of the text, whose loss is ln V.
+        vocabulary: the number of tokens in the vocabulary, V.
+        sizes: the tokenizer's `token_sizes`.
+    """
     total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
         total += totals(surprisals(logits, targets), targets, sizes)
@@ -100,7 +113,11 @@ def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: i
 
 
 def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:
-    """Return a model's score on a text, whose `windows` count every token except the `first` exactly once."""
+    """Return a model's score on a text.
+
+    `windows` come from `evaluation_windows`, so they count every token except the first exactly once. `first` is the
+    first token, and `sizes` is the tokenizer's `token_sizes`.
+    """
     return reduce(predictions(model, windows), first, model.vocabulary, sizes)
 
 
@@ -114,7 +131,7 @@ def evaluation_windows(
     ranks: int = 1,
     most: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Cover a text with windows so that every token except the first is counted exactly once.
+    """Yield batches of windows that cover a text, so that every token except the first is counted exactly once.
 
     Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap. Then every
     window after the first counts only its last `stride` targets, each of which sees at least context - stride earlier

@@ -35,7 +35,10 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": r
 
 
 class MLP(nn.Module):
-    """Two linear layers with a non-linearity between them, then `convolve`: (B, T, C) -> (B, T, 4C) -> (B, T, C)."""
+    """The feed-forward branch of a block: two linear layers with a non-linearity between them, then `convolve`.
+
+    Shapes: (B, T, C) -> (B, T, 4C) -> (B, T, C).
+    """
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -46,14 +49,19 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Transform each position on its own, then add the scaled results of the previous `conv_taps - 1` ones."""
+        """Return the output of the branch: (B, T, C) -> (B, T, C).
+
+        The linear layers transform each position on its own. The convolution then adds to each position the results of
+        the `conv_taps - 1` positions before it, multiplied by one learned factor per channel.
+        """
         return convolve(self.down(self.activation(self.up(x))), self.taps)
 
 
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
-    """Apply a causal depthwise convolution, whose tap for the current position is 1: (B, T, C) -> (B, T, C).
+    """Add to each position the positions before it, scaled per channel: (B, T, C) -> (B, T, C).
 
-    `taps` are the factors for the positions before it, each (C,), the nearest position first.
+    This is a causal depthwise convolution along T in which the factor of the position itself is 1. `taps` contains the
+    other factors: a tensor (C,) for the previous position, then one for the position before that, and so on.
     Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
     """
     mixed = x
@@ -63,7 +71,7 @@ def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
 
 
 class Block(nn.Module):
-    """Attention, then an MLP, both added as x + branch(norm(x)): (B, T, C) -> (B, T, C)."""
+    """A transformer block: attention, then an MLP, each added to its input as x + branch(norm(x))."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -74,7 +82,7 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Add both branches to the residual stream x; for `tables` see `Attention.forward`."""
+        """Return the residual stream with both branches added: (B, T, C) -> (B, T, C); for `tables` see `Attention`."""
         x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -125,7 +133,10 @@ class GPT(nn.Module):
         return position_tables(self.config, length, self.embedding.weight.device)[0] / self.config.dim**0.5
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first block: (B, T) int64 -> (B, T, C)."""
+        """Return the input of the first block: (B, T) int64 -> (B, T, C).
+
+        It is the token embeddings plus, if `config` has them, the token shift and learned or sinusoidal positions.
+        """
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
             x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
@@ -136,7 +147,7 @@ class GPT(nn.Module):
         return self.dropout(x)
 
     def num_parameters(self) -> int:
-        """Return the number of weights; tied weights count once."""
+        """Return the number of weights in the model; weights that are tied count once."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:

@@ -14,7 +14,10 @@ from gpt.model import GPT
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Split the parameters into those with weight decay (matrices, embeddings) and those without (scales, biases)."""
+    """Return two parameter groups for an optimizer: one with weight decay, one without.
+
+    Matrices and embeddings are in the first group, vectors such as scales and biases in the second.
+    """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -59,7 +62,9 @@ def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Bring the singular values of each matrix near 1 by a quintic Newton-Schulz iteration: (N, R, C), with R <= C.
+    """Return N matrices with their singular values moved near 1: (N, R, C) -> (N, R, C), with R <= C.
+
+    This orthogonalises them approximately, by `steps` quintic Newton-Schulz iterations.
 
     Source: Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), with its coefficients.
     """
@@ -72,7 +77,7 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
-    """Divide each row of an update by its running root mean square, then restore the update's norm. In place.
+    """Divide each row of an update by its running root mean square, then restore the update's norm, all in place.
 
     `update` is (R, C). `moment`, (R, 1), is the running mean of the rows' sums of squares, with the decay `beta2`.
     Source: NorMuon, arXiv:2510.05491, algorithm 1, which sets the norm to a constant instead.
@@ -91,8 +96,8 @@ class Muon(torch.optim.Optimizer):
     one batch; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows` follows. In a group with
     a learning rate of 0, only the momentum is updated.
 
-    The precision of bf16 suffices for the iteration. On a CPU it runs in fp32 unless `bf16_on_cpu` is set, because it
-    is 60 times slower on a CPU that has to emulate bf16.
+    For `orthogonalise`, the precision of bf16 suffices. On a CPU it runs in fp32 unless `bf16_on_cpu` is set, because a
+    CPU that has to emulate bf16 is 60 times slower with it.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, bf16_on_cpu: bool = False) -> None:

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 def rotary_tables(positions: np.ndarray, channels: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the cosines and sines of the angles t * 10000^(-2i/R) for position t and pair i of R channels.
+    """Return the cosines and sines of the angles by which rotary positions rotate pairs of channels.
+
+    The angle of pair i at position t is t * 10000^(-2i/R), where R is `channels`, the number of rotated channels.
 
     Source: RoFormer, arXiv:2104.09864, section 3.2.2.
 
@@ -35,7 +37,9 @@ def _frequencies(channels: int) -> np.ndarray:
 
 
 def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
-    """Encode positions as (..., C) float64: channel 2i is sin(t * 10000^(-2i/C)), channel 2i + 1 the cosine.
+    """Return the sinusoidal encodings of positions (...), with C = `dim` channels: (..., C) float64.
+
+    For position t, channel 2i is sin(t * 10000^(-2i/C)), and channel 2i + 1 is the cosine of the same angle.
 
     Source: Attention Is All You Need, arXiv:1706.03762, section 3.5.
     """
@@ -80,7 +84,7 @@ def position_tables(config: ModelConfig, length: int, device: "torch.device") ->
 
 
 def slopes_in(tables: "tuple[torch.Tensor, ...]", config: ModelConfig) -> "torch.Tensor | None":
-    """Return ALiBi's slopes, (H,), from the `position_tables` of a model; None for other positions."""
+    """Return ALiBi's slopes, (H,), if `tables` are the `position_tables` of a model with ALiBi, else None."""
     return tables[0] if config.positions == "alibi" else None
 
 

@@ -65,9 +65,10 @@ class CharTokenizer:
         self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
-        """Return the nearest character or characters in the vocabulary, "" if there are none.
+        """Return the closest replacement for a character that the vocabulary allows; "" if there is none.
 
-        The order is: the character itself, its normal forms, without accents, then the same in the other case.
+        The candidates are, in this order, the character itself, its Unicode normal forms, the character without
+        accents, and all of these in the other case. A normal form may consist of several characters.
         """
         plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
         forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
@@ -75,7 +76,7 @@ class CharTokenizer:
         return next((form for form in forms if form and set(form) <= set(self.characters)), "")
 
     def canonical(self, text: str) -> str:
-        """Return the text with unknown characters in canonically equivalent forms that the vocabulary contains.
+        """Return the text with unknown characters replaced by canonically equivalent ones that the vocabulary contains.
 
         For example, é becomes e and a combining accent. A word whose characters are all known is not changed. Any other
         word is converted to NFC, and the characters that are still unknown to NFD.
@@ -100,7 +101,7 @@ class CharTokenizer:
         return "".join(forms[c] for c in text)
 
     def pack(self, text: str) -> np.ndarray:
-        """Encode a text as (characters,) of `dtype`; raise `UnknownCharacter` if one is not in the vocabulary."""
+        """Return the tokens of a text, (characters,) of `dtype`; raise `UnknownCharacter` if one has no token."""
         if text.isascii():
             raw = text.encode("ascii")
             if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
@@ -113,7 +114,7 @@ class CharTokenizer:
         return tokens.astype(self.dtype)
 
     def encode(self, text: str) -> np.ndarray:
-        """Encode the `canonical` form of a text as (characters,) int64; see `pack`."""
+        """Return the tokens of a text's `canonical` form, (characters,) int64; raise `UnknownCharacter` like `pack`."""
         return self.pack(self.canonical(text)).astype(np.int64)
 
     def decode(self, tokens: ArrayLike) -> str:
@@ -137,14 +138,14 @@ class ByteTokenizer:
     token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)  # (256, 2)
 
     def pack(self, text: str) -> np.ndarray:
-        """Encode a text as (bytes,) uint8; raise `UnknownCharacter` for a lone surrogate, which has no UTF-8."""
+        """Return a text's UTF-8 bytes, (bytes,) uint8. Raise `UnknownCharacter` for a lone surrogate."""
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8)
         except UnicodeEncodeError as error:
             raise UnknownCharacter(text[error.start], error.start) from None
 
     def encode(self, text: str) -> np.ndarray:
-        """Encode a text as (bytes,) int64; see `pack`."""
+        """Return the tokens of a text, (bytes,) int64; raise `UnknownCharacter` like `pack`."""
         return self.pack(text).astype(np.int64)
 
     def canonical(self, text: str) -> str:
@@ -152,7 +153,7 @@ class ByteTokenizer:
         return text
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Return the text without lone surrogates, which have no UTF-8, or with U+FFFD for them if `replace`."""
+        """Return the text without lone surrogates, which have no UTF-8; with `replace`, U+FFFD takes their place."""
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
 
     def decode(self, tokens: ArrayLike) -> str:
