@@ -58,9 +58,17 @@ class Surprisals(NamedTuple):
 def token_surprisals(
     predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield a text's tokens, their surprisals, and the k most likely tokens with their probabilities (all V if k > V).
+    """Yield the surprisals of a text's tokens, and the k most likely tokens at each position (all V if k > V).
 
-    `predicted` are the text's `gpt.evaluation.predictions`. Its first token, `first`, has the surprisal ln V.
+    Args:
+        predicted: the logits and targets of all tokens but the first, from `gpt.evaluation.predictions`.
+        first: the first token of the text, whose surprisal is ln V.
+        vocabulary: the number of tokens in the vocabulary, V.
+        k: how many of the most likely tokens to yield.
+
+    Yields:
+        For each batch of N tokens: the tokens (N,), their surprisals in nats (N,), the most likely tokens (N, k), the
+        best first, and the probabilities of these (N, k).
     """
     none = torch.zeros(1, min(k, vocabulary))
     yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
@@ -70,10 +78,14 @@ def token_surprisals(
 
 
 def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Surprisals]:
-    """Merge the `token_surprisals` of each character: add them up, and keep the top tokens of its first token.
+    """Yield the surprisals of `size` characters at a time, the last time perhaps fewer.
 
-    `starts`, (V,), is nonzero for tokens that begin a character; other tokens continue the character before them. Each
-    yielded piece has `size` characters, the last one perhaps fewer.
+    The surprisal of a character is the sum over its tokens. Its most likely tokens are those for its first token.
+
+    Args:
+        pieces: what `token_surprisals` yields.
+        starts: (V,), nonzero for tokens that begin a character; other tokens continue the character before them.
+        size: the number of characters to yield at a time.
     """
     held: list[Tensor] = []
     for piece in pieces:
@@ -86,7 +98,7 @@ def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int
 
 
 def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
-    """Decode N characters into N code points; bytes that are not UTF-8 become U+FFFD."""
+    """Return N characters as a string of exactly N code points; a character that is not valid UTF-8 becomes U+FFFD."""
     text = decode(characters.tokens.numpy())
     if len(text) == len(characters.begins):
         return text
@@ -95,7 +107,7 @@ def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
 
 
 def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
-    """Return the indices at which characters begin; index 0 always counts as a beginning."""
+    """Return the indices in `tokens`, (M,), at which a character begins: (N,) int64. Index 0 is always among them."""
     begin = starts[tokens].bool()
     begin[0] = True
     return begin.nonzero()[:, 0]

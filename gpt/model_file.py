@@ -140,13 +140,20 @@ def read(path: str | Path) -> Model:
 
 
 def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return `TRAINED_ON` of the last `MAX_TEXTS` texts that a model was trained on, its own first."""
+    """Return the texts that a model was trained on, each a dict with the keys of `TRAINED_ON`.
+
+    The first is the text of the model's own run. Those of the models from which training started follow. At most
+    `MAX_TEXTS` are returned.
+    """
     own = {key: meta["trained_on"][key] for key in TRAINED_ON}
     return [own, *(each for each in meta["trained_on"]["before"] if each != own)][:MAX_TEXTS]
 
 
 def shares_read(texts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return by hash how much of each file is in `texts`, each a `TRAINED_ON`: a share from its beginning."""
+    """Return how much of each file was trained on: hash of the file -> fraction, counted from the file's beginning.
+
+    `texts` are dicts with the keys of `TRAINED_ON`. For a file in several of them, the largest fraction counts.
+    """
     ordered = sorted(texts, key=lambda text: text["share"])
     return {str(sha256)[:HASH]: text["share"] for text in ordered for sha256 in text["sha256"]}
 
@@ -160,14 +167,14 @@ def to_device(thing: Any, name: str) -> Any:
 
 
 def other_format(path: str | Path, found: Any, read: int = FORMAT) -> CheckpointError:
-    """Return the error for a file in a format that this version does not read."""
+    """Return the error for a file that has the format `found`, whereas this version reads the format `read`."""
     kind = str(found)[:20] if isinstance(found, int | str) else "unknown"
     what = f"has format {kind}, but this version reads format {read}"
     return CheckpointError(f"{path}: {what}; use the version that wrote it")
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Parse the JSON that describes a model; raise `ValueError` if it is too long or not a strict JSON object."""
+    """Return the description of a model from its JSON; raise `ValueError` if it is too long or not a JSON object."""
     if len(text) > MAX_METADATA:
         raise ValueError(f"metadata of {len(text)} characters")
     described = json.loads(text)
@@ -178,7 +185,10 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def check_fields(described: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a field of `types` is missing, has another type or is a number out of range."""
+    """Raise `ValueError` if a field in `described` is missing, has the wrong type or is an integer out of range.
+
+    `types` maps the name of each required field to its type.
+    """
     for field, kind in types.items():
         value = described.get(field, ...)
         if not isinstance(value, kind) or isinstance(value, bool):
@@ -188,8 +198,9 @@ def check_fields(described: Mapping[str, Any], types: Mapping[str, Any]) -> None
 
 
 def model_config(described: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model; raise `ValueError` or `TypeError` if a key is missing or unknown.
+    """Return the configuration of a model from the field `model_config` of its file.
 
+    A missing or unknown key raises `ValueError` or `TypeError`.
     A missing key does not get this version's default, because the default may describe another model.
     """
     if missing := [field.name for field in fields(ModelConfig) if field.name not in described]:
@@ -201,7 +212,7 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
 
 
 def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `ValueError` unless the header lists exactly the weights in `shapes`, all of them fp32."""
+    """Raise `ValueError` unless a safetensors header lists exactly the weights in `shapes`, all of them fp32."""
     if more := header.keys() - shapes.keys():
         raise ValueError(f"{min(more)} is not a weight of such a model")
     for name, shape in shapes.items():

@@ -1,4 +1,8 @@
-"""Score a text, in total or per character: in windows, as validation does, or with the decoder, as sampling does."""
+"""Score a text for score.py: the loss of the whole text, of each document or of each character.
+
+A `mode` is a value of `--window`. With disjoint or strided, the model reads windows of the text, as in validation. With
+sample, the decoder reads it, as in sampling.
+"""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -38,20 +42,30 @@ class Candidate(NamedTuple):
     documents: dict[str, str] | None = None  # `data.documents.Rule` of the training text; None: not divided
 
     def per_file(self, score: Score) -> Score:
-        """Return the score per character of the text and byte of the file: each model divides by the same numbers."""
+        """Return the score with bits per character of the text and per byte of its file.
+
+        All candidates then divide by the same numbers, even if their tokens leave out characters of the text.
+        """
         characters, size = self.characters or score.characters, self.bytes or score.bytes
         bpc, bpb = score.bpc * score.characters / max(1, characters), score.bpb * score.bytes / size
         return replace(score, bpc=bpc, bpb=bpb, characters=characters, bytes=size)
 
     @property
     def page_name(self) -> str:
-        """Return run, file and step as text, without the folders above the run, because pages are sent to others."""
+        """The model's name on a page: its run, file and step.
+
+        The folders above the run are left out, because pages are sent to others.
+        """
         run = f"{self.file.parent.parent.name}/" if self.file.parent.name == "checkpoints" else ""
         return f"{printable(run + self.file.name)}, step {self.step}"
 
 
 def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits (N, V) and targets (N,) of every token but the first, in order, with a progress display."""
+    """Predict every token of the candidate's text but the first, in order, and show the progress.
+
+    Yields:
+        The logits (N, V) and the targets (N,) of the next N tokens.
+    """
     context, tokens = candidate.model.config.context, candidate.tokens
     total = len(tokens) - 1
     batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
@@ -69,7 +83,7 @@ def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]
 
 
 def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield logits (N, V) and targets (N,) for `--window sample`, computed by the decoder of sample.py."""
+    """Like `predicted` with the mode sample, without the progress; `batch` is the number of tokens read at once, N."""
     decoder = Decoder(weights_of(candidate.model))
     for start in range(0, len(candidate.tokens) - 1, batch):
         tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
@@ -77,15 +91,16 @@ def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Ten
 
 
 def measure(candidate: Candidate, mode: str) -> Score:
-    """Return the score of the whole text."""
+    """Return the score of the candidate's model on its whole text."""
     first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
     return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:
-    """Return the loss of each document in nats, each read from its own start: (documents,) float64.
+    """Return the loss of each document in nats, summed over its tokens: (documents,) float64.
 
-    Each array has at least two tokens. The first `context` tokens, at least one, are given: their losses do not count.
+    The model reads each document on its own. A document has at least two tokens. The losses of its first `context`
+    tokens do not count, because they are given; `context` is at least 1.
     """
     order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
     sums, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
@@ -103,9 +118,10 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], context
 
 
 def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield batches of strided windows of documents, sorted by length so that there is little padding.
+    """Yield batches of strided windows that cover `documents`, each batch as in `gpt.evaluation`.
 
-    The padding is on the right, where a causal model does not see it.
+    The documents must be sorted by length, the shortest first, so that a batch needs little padding. The padding is on
+    the right, where a causal model does not see it.
     """
     batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
     held: list[tuple[Tensor, ...]] = []
@@ -121,7 +137,10 @@ def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Itera
 
 
 def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Pad windows, each three (1, T) tensors, to the length of the last one, and return them as (B, T) tensors."""
+    """Return one batch, three (B, T) tensors, of B windows, each three tensors (1, length).
+
+    Shorter windows are padded on the right to T, the length of the last window, which must be the longest.
+    """
     width = windows[-1][0].shape[1]
     inputs, targets, counted = (
         torch.cat([F.pad(each, (0, width - each.shape[1])) for each in part]) for part in zip(*windows, strict=True)
@@ -130,7 +149,11 @@ def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
-    """Yield the text in pieces of `PIECE` characters, with their `Surprisals` for each model."""
+    """Score each character of a text with several models.
+
+    Yields:
+        The next `PIECE` characters of the text (the last time perhaps fewer), and their `Surprisals` for each model.
+    """
     streams = []
     for candidate in candidates:
         by_token = token_surprisals(

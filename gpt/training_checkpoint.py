@@ -28,11 +28,18 @@ CHECKPOINT_FORMAT = 1  # increase it if an old checkpoint would continue as anot
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What the callbacks recorded during training: `losses` and `validations` as [step, nats, ...].
+    """What the callbacks recorded during training.
 
-    `samples` are [step, [[temperature, prompt, text], ...]]; `seconds` is the time of the training,
-    with validations and checkpoints; `stepping` is the time of the `stepped` steps that were measured. `peak` is the
-    device's peak FLOP/s, None if unknown.
+    Attributes:
+        losses: the training losses, each [step, nats per token].
+        validations: each [step, nats per token, bits per character].
+        samples: the texts that were generated at each validation: [step, [[temperature, prompt, text], ...]].
+        seconds: duration of the training, including validations and checkpoints.
+        stepping: seconds that `stepped` of the steps took, without validations and checkpoints.
+        stepped: number of steps that were measured.
+        peak: peak FLOP/s of all devices together; None if unknown.
+        best_step: step of the lowest validation loss.
+        over: whether training ended before max_steps, such as by early stopping.
     """
 
     losses: list[Any]
@@ -43,11 +50,11 @@ class TrainingRecord:
     stepped: int
     peak: float | None
     best_step: int
-    over: bool  # whether training ended before max_steps, such as by early stopping
+    over: bool
 
     @classmethod
     def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
-        """Return the record in the callbacks' states, which a checkpoint stores under the names of their classes."""
+        """Return the record from the states of the callbacks: name of the class -> state, as in a checkpoint."""
         metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
         return cls(
             losses=metrics["history"]["losses"]["entries"],
@@ -60,7 +67,7 @@ class TrainingRecord:
 
 
 def save(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:
-    """Write a checkpoint atomically; rename an old file of that name to `previous`.
+    """Write a checkpoint with these `contents` atomically. An old file at `path` is renamed to `previous`, if given.
 
     If writing raises `OSError`, the old file is untouched. If there was an old file, at least one of `path` and
     `previous` is complete even if the process is killed.
@@ -79,8 +86,9 @@ def save(path: str | Path, contents: dict[str, Any], previous: Path | None = Non
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Read a training checkpoint; raise `CheckpointError` if it is missing, damaged or not a chargpt checkpoint.
+    """Return the contents of a training checkpoint.
 
+    Raise `CheckpointError` if it is missing, damaged or not a chargpt checkpoint.
     Out-of-memory and disk errors are raised unchanged, because the file may be intact.
     """
     if not Path(path).is_file():
@@ -115,7 +123,10 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def check_parts(contents: Mapping[str, Any]) -> None:
-    """Raise `LookupError`, `TypeError` or `ValueError` if a part that a resumed run needs is missing or misfits."""
+    """Check that a checkpoint contains what a resumed run needs, and that its parts belong to the same model.
+
+    Otherwise raise `LookupError`, `TypeError` or `ValueError`.
+    """
     TrainingRecord.of(contents["callbacks"])
     contents["data"]["extra_chars"], contents["loops"]["fit_loop"], contents["lr_schedulers"]  # noqa: B018
     config, (optimizer,) = model_config(contents["model_config"]), contents["optimizer_states"]
@@ -134,7 +145,10 @@ def check_parts(contents: Mapping[str, Any]) -> None:
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write the model of a training checkpoint as a model file; with EMA, the checkpoint has the averaged weights."""
+    """Write the model of a training checkpoint with these `contents` as a model file.
+
+    With `callbacks=ema`, the checkpoint contains the averaged weights.
+    """
     state = model_state(contents["state_dict"])
     if contents["model_config"]["tied"]:
         del state["head.weight"]
@@ -149,7 +163,7 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
 
 
 def is_finite(contents: Any) -> bool:
-    """Return True if all tensors in nested dicts and lists are finite."""
+    """Return whether all values of all tensors in `contents`, nested dicts and lists, are finite."""
     if isinstance(contents, dict):
         contents = list(contents.values())
     if isinstance(contents, list | tuple):
