@@ -6,12 +6,16 @@ from gpt.tokenizer import Tokenizer
 
 
 def beginning(tokenizer: Tokenizer, end: str) -> str:
-    """Return the prompt for a text without one: the end mark of documents, a line break, or else the first token."""
+    """Return the prompt to use if the user gives none, as text.
+
+    It is the end mark of documents, `end`, unless that is empty. Otherwise it is a line break if the vocabulary
+    contains one, else the first token of the vocabulary.
+    """
     return end or ("\n" if "\n" in tokenizer.names else tokenizer.names[0])
 
 
 def complete_documents(text: str, end: str) -> str:
-    """Return a text up to the end of its last complete document, or all of it if none is complete.
+    """Return a text without the unfinished document at its end, or all of it if no document is complete.
 
     `end` is the end mark of documents; "" if the text is not divided into documents.
     """
@@ -19,12 +23,19 @@ def complete_documents(text: str, end: str) -> str:
 
 
 def readable(text: str, end: str) -> str:
-    """Return a text with a blank line for each end mark if the mark is U+0003, which few programs display."""
+    """Return a text for people to read; `end` is the end mark of its documents.
+
+    If the mark is U+0003, which few programs display, each one is replaced by a blank line.
+    """
     return text.replace(end, "\n\n") if end == "\x03" else text
 
 
 class Continuation:
-    """The growing text after a prompt, which must end with a whole character."""
+    """The text that is generated after a prompt, token by token, up to a stop string.
+
+    The prompt must end with a whole character, because a byte token that completes its last character could not be
+    decoded on its own.
+    """
 
     def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
         self.tokenizer, self.stops = tokenizer, stops
@@ -38,11 +49,11 @@ class Continuation:
 
     @property
     def text(self) -> str:
-        """All text so far."""
+        """The text generated so far."""
         return "".join(self.pieces) + self.held
 
     def add(self, token: int, logprob: float | None = None) -> None:
-        """Append a token and its log-probability; end the text before a stop string."""
+        """Append a token and, if it is wanted, its log-probability. A complete stop string ends the text before it."""
         new = self.utf8.decode(self.tokenizer.utf8([token]))
         if logprob is not None:
             self.pending += logprob
@@ -58,7 +69,7 @@ class Continuation:
         self.held = self.held[sure:]
 
     def close(self) -> None:
-        """End the text: bytes of an unfinished character become U+FFFD."""
+        """End the text after the last token; bytes of an unfinished character become U+FFFD."""
         if not self.ended:
             rest = self.utf8.decode(b"", final=True)
             self._count(rest)

@@ -31,7 +31,9 @@ MAX_SCORES = 2**24  # attention scores in memory at once while a long text is re
 
 
 class Chunk(NamedTuple):
-    """The next n tokens of B texts: where they are, which slots keep them, and what they attend to.
+    """Where the next n tokens of B texts are, where the cache stores them, and what they attend to.
+
+    For each text, the cache is a ring buffer whose slots each store the key and the value of one position.
 
     Attributes:
         texts: indices of the texts, (B,), or a slice of all, to index NumPy arrays.
@@ -51,7 +53,7 @@ class Chunk(NamedTuple):
 
 
 class Decoder:
-    """Reads B texts in one batch and returns the logits after each token."""
+    """Reads B = `rows` texts in one batch, a few tokens at a time, and returns the logits after each token."""
 
     def __init__(self, weights: Weights, rows: int = 1) -> None:
         config = weights.config
@@ -72,7 +74,10 @@ class Decoder:
         self._grow(CHUNK)
 
     def _grow(self, length: int) -> None:
-        """Lengthen the cache to at least min(`length`, S) slots."""
+        """Lengthen the cache to at least `length` slots, or to S slots if `length` is more than S.
+
+        S slots, one for each position in the attention window, suffice for a text of any length.
+        """
         w, S = self.weights, self.weights.config.attention_window
         if min(length, S) <= self.slots:
             return
@@ -106,7 +111,10 @@ class Decoder:
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
     def _chunk(self, texts: Any, longest: int, n: int) -> Chunk:
-        """Return the `Chunk` of the next n tokens of the texts, the longest of which has `longest` tokens so far."""
+        """Return the `Chunk` of the next n tokens of `texts`, indices or a slice.
+
+        `longest` is the number of tokens already read of the longest of these texts.
+        """
         w, S = self.weights, self.weights.config.attention_window
         rows = texts if isinstance(texts, slice) else w.to_array(texts)
         starts = self.position[texts]  # (B,)
@@ -128,13 +136,17 @@ class Decoder:
         return Chunk(texts, rows, positions, (each, w.to_array(positions[:, -S:] % S)), filled, bias)
 
     def _bias(self, distance: np.ndarray, visible: np.ndarray) -> Array:
-        """Return the biases of scores at these distances, -inf if not `visible`: (B, n, m) -> (B, 1 or H, n, m)."""
+        """Return the biases to add to attention scores: (B, n, m) -> (B, 1 or H, n, m).
+
+        They are -inf for keys that are not `visible`. For the others they are ALiBi's at this `distance`, in
+        positions, from query to key, or 0 without ALiBi.
+        """
         w = self.weights
         bias = w.numbers(np.where(visible, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
         return bias if w.slopes is None else bias - w.slopes * w.numbers(np.where(visible, distance, 0.0))[:, None]
 
     def _forward(self, tokens: np.ndarray, chunk: Chunk) -> np.ndarray:
-        """Return the logits of the next n tokens of each text and update its cache: (B, n) -> (B, n, V) float64."""
+        """Return the logits after each of the next n tokens, and update the cache: (B, n) -> (B, n, V) float64."""
         w, n = self.weights, tokens.shape[1]
         encoding = self._encoding(chunk.positions) if w.config.positions in ("rotary", "sinusoidal") else None
         x = w.embedding[w.to_array(tokens)]  # (B, n, C)
@@ -166,14 +178,21 @@ class Decoder:
         return logits.astype(np.float64) if w.numpy else logits.cpu().double().numpy()
 
     def _offset(self, i: int, k: Array, rows: Any) -> None:
-        """Replace the second half of block i's keys (B, n, H, D) by that of the previous position, in place."""
+        """Offset the keys of n new tokens in block i, in place, as `gpt.attention.offset_keys` does.
+
+        The second half of each key in `k`, (B, n, H, D), is replaced by that of the previous position. `rows` are the
+        indices of the B texts.
+        """
         moved = k[..., self.own :]  # (B, n, H, D / 2)
         shifted = self.weights.xp.concatenate((self.moved[i][rows][:, None], moved), axis=1)  # (B, n + 1, H, D / 2)
         moved[:] = shifted[:, :-1]
         self.moved[i][rows] = shifted[:, -1]
 
     def _store(self, cache: Array, new: Array, chunk: Chunk) -> Array:
-        """Store n keys or values (B, n, H, D) in the cache, and return all to attend to: (B, H, m, D)."""
+        """Store the keys or values of n new tokens, (B, n, H, D), in the cache of a block.
+
+        Return the keys or values of all positions that the new tokens may attend to: (B, H, m, D).
+        """
         by_slot = cache.swapaxes(1, 2)  # (rows, slots, H, D)
         if new.shape[1] == 1:  # overwrites the position that has just left the window
             by_slot[chunk.slots] = new
@@ -184,7 +203,10 @@ class Decoder:
         return everything
 
     def _restart_full(self, texts: Any) -> None:
-        """Apply the window rule of absolute positions: restart texts that fill the context with their last half."""
+        """With absolute positions, restart those of `texts` that fill the context, as the window rule says.
+
+        Such a text is forgotten, then its last `context // 2` tokens are read from position 0 on.
+        """
         T = self.weights.config.context
         if not self.weights.config.absolute or self.position[texts].max() < T:
             return
@@ -197,7 +219,10 @@ class Decoder:
             self.read(self.tokens[full, T - T // 2 :], full)
 
     def _encoding(self, positions: Any) -> Array:
-        """Return `Weights.encoding` of the positions; a single position is looked up in a table of CHUNK positions."""
+        """Return `Weights.encoding` of the positions.
+
+        For a single position, an int, use a table that is computed once for each block of CHUNK positions.
+        """
         if not isinstance(positions, int):
             return self.weights.encoding(positions)
         if positions // CHUNK != self.block:
@@ -210,7 +235,10 @@ class Decoder:
         return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + self.weights.norm_eps)[..., None]
 
     def _convolve(self, i: int, taps: Array, y: Array, chunk: Chunk) -> Array:
-        """Convolve the output y of block i's MLP, and keep what the next positions need from it: (B, n, C)."""
+        """Return the convolution of y, the output of the MLP in block i at n new tokens: (B, n, C) -> (B, n, C).
+
+        `self.pending` stores what the new tokens add to the next K - 1 positions, for the next call.
+        """
         w, n, reach = self.weights, y.shape[1], len(taps) - 1
         y = y.swapaxes(0, 1)  # (n, B, C)
         if n == 1:
@@ -224,7 +252,11 @@ class Decoder:
         return w.centred(mixed[:n].swapaxes(0, 1))  # (B, n, C)
 
     def _project(self, layer: Layer, h: Array, rotation: Array) -> tuple[Array, Array, Array]:
-        """Return queries, keys and values; q . k includes attention's 1 / sqrt(D): (..., C) -> 3 x (..., H, D)."""
+        """Return the queries, keys and values of a block: (..., C) -> 3 x (..., H, D).
+
+        `h` is the normalised input. `rotation`, if not None, is the `_encoding` that rotates queries and keys. They are
+        scaled so that q . k includes attention's factor 1 / sqrt(D).
+        """
         w = self.weights
         qkv = layer.qkv(h).reshape(*h.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
         qk = qkv[..., :2, :, :]
@@ -261,7 +293,10 @@ ACTIVATIONS = {"gelu": lambda w, h: w.gelu(h), "relu2": _relu2}
 
 
 def first_needed(weights: Weights, length: int) -> int:
-    """Return the index of the first token in a prompt of `length` tokens that can influence what follows it."""
+    """Return the index of the first token of a prompt that can influence what is generated after the prompt.
+
+    The tokens before it need not be read. `length` is the number of tokens in the prompt.
+    """
     config = weights.config
     T = config.context
     if config.absolute:  # the window rule restarts a long prompt several times

@@ -35,7 +35,7 @@ def stream(
     A prompt is (n,) int64 with n >= 1; prompts may differ in length.
 
     Yields:
-        tokens (B,) int64 and the logits (B, V) float64 that they were sampled from.
+        `count` times: the next token of each text, (B,) int64, and the logits it was sampled from, (B, V) float64.
     """
     generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
     B, V = len(prompts), len(weights.embedding)
@@ -70,10 +70,12 @@ def generate_many(
     weights: Weights,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> Iterator[Result]:
-    """Generate many texts in parts that fit into memory: in parallel threads on a CPU, one after the other on CUDA.
+    """Divide many texts into parts that fit into memory, and generate each part with `work`.
+
+    On a CPU the parts run in parallel threads, on CUDA one after the other.
 
     Args:
-        work: generates the texts of a slice of the rows; yields its result so far after each token.
+        work: generates one part. It is called with the slice of texts and yields its result so far after each token.
         rows: number of texts.
         weights: the model's weights, for the size of the KV cache and the device.
         progress: called with the number of tokens just added, in any thread.
@@ -115,7 +117,7 @@ def generate_many(
 def generate(
     model: "GPT", tokens: "ArrayLike | torch.Tensor", count: int, *, seed: int | None = None, **params: Any
 ) -> "torch.Tensor":
-    """Return a prompt, or several of the same length, with `count` sampled tokens added.
+    """Return a prompt, or several of the same length, followed by `count` sampled tokens.
 
     Args:
         model: the model; it runs without dropout, and its training mode does not change.

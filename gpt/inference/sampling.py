@@ -43,7 +43,7 @@ class SamplingParams:
 
 
 class NGrams:
-    """The n-grams of a growing text, for `no_repeat_ngram_size`."""
+    """The n-grams that a growing text contains, for `no_repeat_ngram_size`; `size` is n."""
 
     def __init__(self, size: int, prompt: Sequence[int]) -> None:
         self.size = size
@@ -99,7 +99,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
 
 
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Sample a token from each row of probabilities (B, V) with random numbers (B,) in [0, 1): (B,) int64."""
+    """Return a token sampled from each row of probabilities, (B,) int64: (B, V), with random numbers (B,) in [0, 1)."""
     total = probs.cumsum(-1)
     return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
 
@@ -111,5 +111,5 @@ def log_probabilities(logits: np.ndarray) -> np.ndarray:
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
-    """Return the random generator for a text, seeded with `seed` and with the tokens of the prompt."""
+    """Return the random generator from which one text is sampled, seeded with `seed` and the tokens of its prompt."""
     return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])

@@ -31,7 +31,11 @@ class Linear(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The weights of a block. `taps` are those of the convolution after the MLP, (K, 1, C), or None; row 0 is 1."""
+    """The weights of a block, rearranged as in `Weights`.
+
+    `taps` are the factors of the convolution after the MLP, (K, 1, C), or None without a convolution. Row 0, all ones,
+    is for the current position, row 1 for the previous one.
+    """
 
     qkv: Linear
     proj: Linear
@@ -110,7 +114,10 @@ class Weights:
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
     ) -> Linear:
-        """Fold a norm into the linear layer that follows it, then reorder and scale the layer's outputs."""
+        """Return the linear layer `name` with the gain and bias of the norm before it folded into its weights.
+
+        The outputs of the layer are put into the order of the indices in `order`, then multiplied by `scale`.
+        """
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
         if f"{norm}.bias" in state:
             shift = weight @ state[f"{norm}.bias"]
@@ -119,7 +126,10 @@ class Weights:
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
 
     def _linear(self, state: Mapping[str, Array], name: str, centred: bool) -> Linear:
-        """Return a linear layer, `centred` if its output reaches the residual stream without a convolution."""
+        """Return the linear layer `name`; if `centred`, its weights are such that each output has the mean 0.
+
+        It must be `centred` if its output is added to the residual stream without a convolution in between.
+        """
         weight, bias = state[f"{name}.weight"].T, state.get(f"{name}.bias")
         if centred:
             weight, bias = self.centred(weight), None if bias is None else self.centred(bias)
@@ -181,16 +191,22 @@ class Weights:
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """Apply torch's GELU, as NumPy has no error function; only models with `model.activation=gelu` import torch."""
+    """Return torch's GELU of each value, because NumPy has no error function.
+
+    So only models with `model.activation=gelu` import torch to decode on a CPU.
+    """
     import torch
 
     return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
-    """Return the weights of a model file for decoding, on a CPU without torch, and its `gpt.model_file.FIELDS`.
+    """Return the weights of a model file for the decoder, and the model's description (`gpt.model_file.FIELDS`).
 
-    It raises the errors of `gpt.model_file.read` and `gpt.model_file.to_device`.
+    On a CPU the weights are NumPy arrays, and torch is not imported. On other devices they are torch tensors.
+
+    Raises:
+        InputError: as `gpt.model_file.read` and `gpt.model_file.to_device` raise it.
     """
     config, state, meta = model_file.read(path)
     if device != "cpu":
@@ -201,7 +217,11 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
 
 
 def weights_of(model: "GPT") -> Weights:
-    """Return the weights of a model for decoding, on a CPU in NumPy; float64 stays, other dtypes become float32."""
+    """Return the weights of a model for the decoder.
+
+    On a CPU they are NumPy arrays, on other devices torch tensors. float64 weights stay float64; other dtypes become
+    float32.
+    """
     import torch
 
     state = {key: value if value.dtype == torch.float64 else value.float() for key, value in model.state_dict().items()}
