@@ -25,7 +25,11 @@ MAX_WEIGHTS = 2**31 - 2**24  # bytes: the 2 GiB limit of a protobuf message, min
 
 
 def trace(model: GPT) -> ExportedProgram:
-    """Return the model's graph, for any batch size and for lengths from 1 to the context."""
+    """Return the model as a `torch.export` program, for any batch size and for lengths from 1 to the context.
+
+    Raises:
+        InputError: the context is so long that the table of positions would be far larger than the weights.
+    """
     config, context = model.config, model.config.context
     length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
@@ -50,9 +54,9 @@ def trace(model: GPT) -> ExportedProgram:
 
 @torch.no_grad()
 def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> float:
-    """Return the largest difference between the logits of two models, divided by the largest logit.
+    """Return the largest difference between the logits of a model and its export, divided by the largest logit.
 
-    Both models read the same random tokens, in several batch sizes and lengths. The longest text has the length of the
+    Both read the same random tokens, in several batch sizes and lengths. The longest text has the length of the
     context, or less if its attention would have more than `MAX_COMPARED` scores. If the difference is NaN or above
     `TOLERANCE`, raise `InputError`.
     """
@@ -71,12 +75,18 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
 
 
 def graph_metadata(meta: dict[str, Any]) -> dict[str, str]:
-    """Return the metadata of an exported file: `model_config`, `vocabulary` and `step`, each as JSON."""
+    """Return the metadata to store in an exported file: `model_config`, `vocabulary` and `step`, each as JSON.
+
+    `meta` is the description of the model that `load_checkpoint` returns.
+    """
     return {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
 
 
 def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a .pt2 file with the metadata as extra files; return its `largest_difference` from the model."""
+    """Write a .pt2 file, a `torch.export` program, and return its `largest_difference` from the model.
+
+    Its extra files contain `graph_metadata`.
+    """
     program = io.BytesIO()  # torch aborts the process if it cannot write a file to its end
     torch.export.save(trace(model), program, extra_files=graph_metadata(meta))
     path.write_bytes(program.getbuffer())
@@ -87,7 +97,7 @@ def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
 def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
     """Write one .onnx file that maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
 
-    Its `metadata_props` contain the metadata. Return its `largest_difference` from the model.
+    Its `metadata_props` contain `graph_metadata`. Return the `largest_difference` between the file and the model.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
     import onnx

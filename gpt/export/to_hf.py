@@ -30,7 +30,10 @@ DATA = (
 
 
 def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
-    """Fill the empty folder `path` with the files of `DATA`, except README.md, and with the code."""
+    """Write the export to the empty folder `path`: the files in `DATA`, except README.md, and the Python files.
+
+    `meta` is the description of the model that `load_checkpoint` returns.
+    """
     from safetensors.numpy import save
 
     from gpt.checkpoint import model_state
@@ -69,7 +72,10 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return the names in a folder that `write_hf` did not write: all names if the folder is not such an export."""
+    """Return the names of the files in a folder that no export wrote, so that `--overwrite` must not delete them.
+
+    If the folder is not an export to transformers, these are all its files.
+    """
     names = sorted(path.name for path in folder.iterdir())
     try:
         ours = json.loads((folder / "config.json").read_text("utf-8"))["model_type"] == "chargpt"
@@ -79,7 +85,10 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the contents of tokenizer.json: one token per character or byte, unknown characters are dropped."""
+    """Return the contents of tokenizer.json for a tokenizer.
+
+    Text is split into characters or bytes, one token each. Characters outside the vocabulary are left out.
+    """
     split: dict[str, Any] = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
     before, names = split, tokenizer.names
     others = "".join(f"\\x{{{ord(name):x}}}" for name in names if len(name) == 1)
@@ -97,7 +106,9 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def byte_names() -> list[str]:
-    """Return the character that stands for each byte in `ByteLevel`: its Latin-1 one if visible, else from U+0100 on.
+    """Return the 256 characters that represent the bytes 0 to 255 in the `ByteLevel` step of tokenizers.
+
+    A byte is represented by its Latin-1 character if that is visible, otherwise by one from U+0100 on.
 
     Source: GPT-2 (https://github.com/openai/gpt-2), `bytes_to_unicode`.
     """
@@ -107,7 +118,11 @@ def byte_names() -> list[str]:
 
 
 def code() -> dict[str, str]:
-    """Return the source of each Python file by its name: the wrapper and, recursively, our files that it imports."""
+    """Return the Python files of an export: file name -> source.
+
+    They are `modeling_chargpt.py` and, recursively, our files that it imports. The imports are rewritten, because all
+    files lie in one folder.
+    """
     found: dict[str, str] = {}
     waiting = [WRAPPER]
     while waiting:

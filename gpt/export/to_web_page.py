@@ -37,8 +37,9 @@ def write_web(
         model: the model; it is not changed.
         meta: its description, which `load_checkpoint` returns.
         path: file to write.
-        passages: texts to guess, which add the game.
-        bf16: what it costs to store the weights in bf16 instead of fp32, in words that the page shows; None is fp32.
+        passages: texts for the game, in which the visitor guesses characters; without any, the page has no game.
+        bf16: None stores the weights in fp32. A text stores them in bf16, and the page shows the text: it says how much
+            the rounding changes the loss.
         title: heading of the page instead of one that names the text and the size.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
@@ -76,7 +77,7 @@ def encoded(tensor: Tensor, bf16: bool) -> bytes:
 
 @torch.no_grad()
 def rounded(model: GPT) -> GPT:
-    """Copy a model and round its weights to bf16; they are stored as fp32."""
+    """Return a copy of the model with its weights rounded to bf16 precision; their dtype stays fp32."""
     copy = deepcopy(model)
     for weight in copy.parameters():
         weight.copy_(weight.bfloat16())
@@ -84,7 +85,10 @@ def rounded(model: GPT) -> GPT:
 
 
 def about(model: GPT, meta: dict[str, Any]) -> str:
-    """Describe the model to a visitor in one sentence: its size, its training and how well it predicts new text."""
+    """Return a sentence that describes the model to a visitor of the page.
+
+    It contains the model's size, its training, and its loss on held-out text if that is known.
+    """
     weights, loss = model.num_parameters(), meta["val_loss"]
     size = f"{weights / 1e6:.2g} million weights" if weights >= 1e5 else count(weights, "weight")
     trained = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
@@ -105,7 +109,10 @@ def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
 
 
 def scores_in_bf16(model: GPT, tokens: np.ndarray, sizes: np.ndarray, most: int) -> list[Score]:
-    """Score `most` tokens of a text with the weights in fp32 and rounded to bf16; for `sizes` see `gpt.evaluation`."""
+    """Return two scores of a model: with its weights in fp32, and with its weights rounded to bf16.
+
+    Both are measured on the same `most` tokens of the text `tokens`. `sizes` is the tokenizer's `token_sizes`.
+    """
     batch = max(1, EVALUATION_BATCH // model.config.context)
     scores = []
     for each in (model, rounded(model)):

@@ -18,14 +18,22 @@ from gpt.model import GPT
 
 
 class CharGPTConfig(PretrainedConfig):
-    """Contains `ModelConfig` as `model_config`, `vocab_size`, and `end_mark`, the tokens that end a document."""
+    """The contents of config.json.
+
+    `model_config` is a dict with the fields of `ModelConfig`, `vocab_size` the number of tokens, and `end_mark` the
+    tokens that end a document, none if the training text was not divided into documents.
+    """
 
     model_type = "chargpt"
     end_mark: tuple[int, ...] = ()
 
 
 class Ended(StoppingCriteria):
-    """Stops each text that ends with certain tokens: with an end mark or a stop string of several tokens."""
+    """Stops the generation of each text as soon as it ends with the tokens `end`.
+
+    They are a stop string or, if it consists of several tokens, the end mark of documents; transformers itself stops
+    only at a single token. With `pads`, texts that have ended are padded until the others end, too.
+    """
 
     def __init__(self, end: list[int], pads: bool = False) -> None:
         self.end = end
@@ -33,7 +41,7 @@ class Ended(StoppingCriteria):
             self.eos_token_id = end  # an attribute of this name makes `generate` pad the texts that have ended
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
-        """Return (B,) bool: True for each text of (B, T) whose last tokens are these."""
+        """Return (B,) bool for the texts `input_ids`, (B, T): True for each text that ends with `self.end`."""
         last = input_ids[:, -len(self.end) :].tolist()
         return torch.tensor([tokens == self.end for tokens in last], device=input_ids.device)
 
@@ -59,7 +67,10 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_: Any
     ) -> CausalLMOutput:
-        """Return the logits (B, T, V) of tokens (B, T); with `labels` (B, T), -100 where ignored, also the loss."""
+        """Return the logits (B, T, V) of tokens (B, T) and, with `labels`, the mean loss in nats per token.
+
+        `labels`, (B, T), are usually `input_ids` themselves: they are shifted here. A label of -100 is ignored.
+        """
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask: has zeros, but padding is not supported; pass texts of the same length")
         logits = self.net(input_ids)  # (B, T, V)
@@ -85,7 +96,10 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         return super().generate(inputs, *others, stopping_criteria=criteria, **options)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:
-        """Crop texts (B, T) to what the next token depends on, by the window rules of `inference/decoder.py`."""
+        """Return the arguments of `forward` for the next token: the texts, (B, T), cropped to their last tokens.
+
+        As many tokens remain as the next one depends on, by the window rule of `inference/decoder.py`.
+        """
         length, context, shape = input_ids.shape[1], self.shape.context, self.shape
         keep = shape.layers * (shape.attention_window + shape.conv_taps - 1) + 2
         if shape.absolute:  # a text that fills the context continues from its last half
