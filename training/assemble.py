@@ -54,8 +54,9 @@ def build_module(plan: RunPlan) -> LitGPT:
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     """Return the callbacks of a run in the order in which Lightning must call them.
 
-    `Metrics` comes first, because it shows what the others do after a validation. `Checkpoints` follows all whose state
-    it saves. `stops`, whose signal handlers are already installed, comes last, because it ends the run.
+    `Metrics` comes first, because after a validation it shows that the other callbacks are at work. `Checkpoints` comes
+    after all callbacks whose state it saves. `stops`, whose signal handlers are already installed, comes last, because
+    it ends the run.
     """
     config, text = plan.config, plan.text
     interval = config.trainer.val_check_interval
@@ -77,7 +78,8 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
 def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
     """Return the callback that chooses the number of steps of a run with `minutes`; None if the number is fixed.
 
-    When it is chosen, `checkpoints` saves at once, so that a resumed run repeats no earlier step with that number.
+    Once the callback has chosen the number, config.yaml contains it, and `checkpoints` saves at once, so that a resumed
+    run continues from a step at which the number was already fixed.
     """
     config, minutes, point = plan.config, plan.config.minutes, plan.resume_point
     if config.trainer.max_steps != "auto" or minutes is None:
@@ -127,9 +129,10 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
 
 
 def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan:
-    """Compile the model's training step, without changing a weight, before the first step; return the plan.
+    """Compile the training step of `module` if the plan says so, and return the plan.
 
-    If compiling fails, the returned plan has `compile=false`, and the module trains without it.
+    This happens before the first step and changes no weight. If `auto` chose to compile and it fails, the returned plan
+    has `compile=false`, and the module trains uncompiled.
 
     Raises:
         InputError: compiling fails although `compile=true` was set.

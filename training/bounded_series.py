@@ -6,10 +6,11 @@ from typing import Any
 
 @dataclass
 class BoundedSeries:
-    """A series of at most `size` entries, an even number; they are equally spaced among all that were added.
+    """Stores at most `size` (an even number) of the entries that are added to it, equally spaced.
 
-    Whenever it is full, it drops every second entry, and from then on stores half as many of the new ones. Which ones
-    remain depends only on how many were added, so a resumed run stores the same. A checkpoint contains `vars(series)`.
+    Whenever the series is full, it drops every second stored entry, and from then on stores only half as many of the
+    new ones. Which entries remain depends only on how many were added, so a resumed run stores the same ones. A
+    checkpoint contains `vars(series)`.
     """
 
     size: int

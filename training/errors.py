@@ -20,7 +20,10 @@ class Diverged(RunFailed):
 
 
 def diverged(seen: str, optim: OptimConfig) -> Diverged:
-    """Return the error for diverged training; its message says what was `seen` and which settings to lower."""
+    """Return the error to raise when training has diverged.
+
+    Its message begins with `seen`, such as "step 3: the loss is nan", and ends with the settings to lower.
+    """
     lower = " or ".join(f"{key}={rate:g}" for key, (rate, _) in _rates(optim).items())
     return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or f'lower {lower}'}")
 
@@ -42,7 +45,10 @@ def is_lost_process(error: BaseException) -> bool:
 
 
 def way_on(run: Path, *changes: str) -> str:
-    """Return a line with a run's newest checkpoint and the command that continues from it, with `changes` added."""
+    """Return a line for a message: the newest checkpoint of a run, and the command that continues from it.
+
+    `changes` are overrides that the command gets in addition, such as "optim.lr=0.003".
+    """
     if not (run / "config.yaml").exists():
         return "there is no run yet"
     command = processes.command("python", "train.py", f"resume={run}", *changes)
@@ -54,7 +60,10 @@ def way_on(run: Path, *changes: str) -> str:
 
 @contextmanager
 def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
-    """Add to each error that ends the run early what to do next; for a `Stopped`, log the command that continues it.
+    """In this context, add what to do next to each error that ends the run early.
+
+    If a signal has stopped the run (`Stopped`), log the command that continues it, and requeue a SLURM job whose time
+    is up. `devices` is the number of devices of the run.
 
     Raises:
         InputError: memory has run out; the message names the keys to lower.

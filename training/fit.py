@@ -51,7 +51,13 @@ def fit(plan: RunPlan) -> None:
 
 
 def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
-    """Create and lock the run directory, write config.yaml and summary.json, log hyperparameters, introduce the run."""
+    """Create and lock the run directory, write config.yaml and summary.json, and introduce the run in the log.
+
+    The loggers receive the configuration as hyperparameters. `parameters` is the number of weights of the model.
+
+    Raises:
+        InputError: the name of a new run is taken, or a logger cannot start.
+    """
     run = plan.directory
     run.mkdir(parents=True, exist_ok=True)
     run_lock.lock(run)  # if two processes start runs of the same name, only one gets the directory

@@ -27,18 +27,27 @@ class InitModel:
 
     @property
     def texts_read(self) -> list[dict[str, Any]]:
-        """What this model and those it started from were trained on, with the keys `gpt.model_file.TRAINED_ON`."""
+        """The texts that this model was trained on, and before it the models from which its training started.
+
+        Each is a dict with the keys of `gpt.model_file.TRAINED_ON`.
+        """
         from gpt.model_file import texts_read  # loads NumPy
 
         return texts_read(self.meta)
 
     @property
     def groups(self) -> dict[str, dict[str, Any]]:
-        """The settings that the model fixes, by group of the configuration: all of `model`, and `data.tokenizer`."""
+        """The settings of the run that this model determines: group of the configuration -> key -> value.
+
+        They are all keys of `model`, and `data.tokenizer`.
+        """
         return {"model": vars(self.model.config), "data": {"tokenizer": self.meta["vocabulary"]["kind"]}}
 
     def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
-        """Copy the weights into a run's model, whose vocabulary contains this model's."""
+        """Copy the weights of this model into `model`, that of the run.
+
+        `tokenizer` is the tokenizer of the run, whose vocabulary contains the vocabulary of this model.
+        """
         import torch
 
         from gpt.checkpoint import copy_weights
@@ -47,7 +56,10 @@ class InitModel:
         copy_weights(model, self.model, torch.as_tensor(ids))
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
-        """Return a line that names the model and the characters that the run's `vocabulary` adds."""
+        """Return a line for the log: the file of this model, and the characters that it does not know.
+
+        These are the characters in `vocabulary`, that of the run, which this model's vocabulary lacks.
+        """
         new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
         added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
         return f"from       {printable(self.path)}, step {self.meta['step']}{added}"

@@ -22,7 +22,10 @@ SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, befo
 
 
 def share_out(config: Config) -> Config:
-    """Return the configuration with the numbers of ranks and machines that torchrun or srun has started.
+    """Check the configured numbers of devices and machines, and return the configuration.
+
+    If torchrun or srun has started this process, `trainer.devices` and `trainer.num_nodes` are set to the numbers of
+    ranks per machine and of machines that it started.
 
     Raises:
         InputError: the machine lacks the device, the configuration sets other numbers, the other machines were not
@@ -49,7 +52,11 @@ def share_out(config: Config) -> Config:
 
 
 def rows_per_device(data: DataConfig, devices: int) -> int:
-    """Return the windows per forward pass on one device; raise an `InputError` if the batch does not divide evenly."""
+    """Return the number of windows in a forward pass on one device: a micro-batch, or the device's part of the batch.
+
+    Raises:
+        InputError: the batch cannot be divided evenly into such parts.
+    """
     batch = DataConfig.batch if data.batch == "auto" else data.batch
     if batch % devices or batch // devices % (data.micro_batch or 1):
         parts = f"{devices} devices" + (f" x data.micro_batch={data.micro_batch}" if data.micro_batch else "")
@@ -79,7 +86,11 @@ def count_devices(config: Config) -> int:
 
 
 def check_same_start(start: dict[str, Any]) -> None:
-    """Raise an `InputError` on every rank if their `start` (settings, text and step, as plain data) differs."""
+    """Compare the `start` of all ranks, and raise an `InputError` on every rank if two differ.
+
+    `start` maps the names of settings, and what else must be the same at the start, such as the text and the step, to
+    plain data. The keys in `PER_MACHINE` may differ.
+    """
     from torch import distributed
 
     everyone: list[Any] = [None] * distributed.get_world_size()  # (machine, start) by rank
@@ -95,10 +106,15 @@ def check_same_start(start: dict[str, Any]) -> None:
 
 
 def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
-    """Run this command in a process for each device, with the overrides `settled` added; return the exit status.
+    """Run this command in one process per device, and return the exit status.
 
-    torch's launcher starts the processes, ends all of them when one fails, and passes signals on to all. If rank 0 is
-    killed, it cannot say how to continue, so the error message ends with `way_on()`.
+    torch's launcher starts the processes, ends all of them when one fails, and passes signals on to all.
+
+    Args:
+        devices: the number of processes.
+        settled: overrides to add to the command line, so that all processes work on the same run.
+        way_on: returns the advice how to continue. It ends the error message if rank 0, which usually gives this
+            advice, was killed.
     """
     from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes

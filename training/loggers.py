@@ -15,7 +15,11 @@ EVENTS = "events.out.tfevents."  # prefix of an event file's name; its creation 
 
 
 class Curves(TensorBoardLogger):
-    """Log `val/` metrics to the run's subdirectory `validation`: TensorBoard has one colour per directory."""
+    """A TensorBoard logger that writes `val/` metrics to the run's subdirectory `validation`.
+
+    TensorBoard draws the curves of each directory in its own colour. `purge_step`, which a resumed run sets, is the
+    step from which on TensorBoard ignores what was logged earlier.
+    """
 
     def __init__(self, save_dir: str, purge_step: int | None = None) -> None:
         options: dict[str, Any] = {"name": "", "version": "", "default_hp_metric": False, "purge_step": purge_step}
@@ -48,10 +52,10 @@ class Curves(TensorBoardLogger):
 
 
 def date_back(folder: Path) -> None:
-    """Rename the event files of `folder` to earlier dates if the newest is dated now or in the future.
+    """Date back the event files of `folder`, by renaming them, if the newest is dated now or in the future.
 
-    That happens when the clock is set back. TensorBoard reads the files of a folder in the order of their names, so
-    those of the resumed run must come last.
+    Such a date means that the clock was set back. TensorBoard reads the files of a folder in the order of their names,
+    which contain their dates, and the file of the resumed run must come last.
     """
     files, second = sorted(folder.glob(f"{EVENTS}*")), int(time.time())
     if files and files[-1].name >= f"{EVENTS}{second:010d}":

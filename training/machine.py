@@ -49,7 +49,7 @@ def find_machine(config: Config) -> Machine:
     """Return the machine of a run.
 
     Raises:
-        InputError: it lacks a configured device, or `minutes` is set for more than one.
+        InputError: the machine lacks the configured device, or `minutes` is set for a run on several devices.
     """
     trainer, device = config.trainer, device_kind(config.trainer.accelerator)
     if device == "cpu" and isinstance(trainer.devices, list):
@@ -61,7 +61,10 @@ def find_machine(config: Config) -> Machine:
 
 
 def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
-    """Return, by name and as plain data, everything that a run's results depend on bit for bit."""
+    """Return everything that the results of a run depend on, bit for bit: name -> plain data.
+
+    Checkpoints contain it, and a run resumes only if it is the same, unless `allow=` names what may differ.
+    """
     vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
     device = machine.device
     if device == "cpu":
@@ -80,13 +83,13 @@ def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
 
 
 def untrained(config: ModelConfig, vocabulary: int) -> GPT:
-    """Return a model on the meta device, to count its weights and operations."""
+    """Return a model on the meta device, without values: enough to count its weights and operations."""
     with torch.device("meta"):
         return GPT(config, vocabulary)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the peak FLOP/s of matrix products on a device, from its data sheet; None if unknown."""
+    """Return the peak FLOP/s of a device for matrix products in this precision, from `TFLOPS`; None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     for pattern, (bf16, fp32) in TFLOPS.items():
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower

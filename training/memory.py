@@ -10,7 +10,10 @@ LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or mod
 
 
 def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
-    """Raise an `InputError` if the weights and their optimizer exceed memory: Linux might kill other programs first."""
+    """Raise an `InputError` if weights, gradients and optimizer state need more memory than there is.
+
+    Without this check, Linux might kill other programs before the run itself fails.
+    """
     there = available(device)
     weights = sum(math.prod(shape) for _, shape in model.shapes(vocabulary))
     needed = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32
@@ -20,7 +23,7 @@ def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
 
 
 def available(device: str) -> float:
-    """Return how many bytes of memory this process can use on a kind of device; infinity if unknown."""
+    """Return how many bytes of memory this process can use on a device: cuda, mps or cpu; infinity if unknown."""
     if device == "cuda":
         import torch
 
