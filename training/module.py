@@ -25,7 +25,11 @@ from training.launch import check_same_start
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
-    """Return the seed of the dropout masks of one forward pass, so that a resumed run draws the same masks."""
+    """Return the seed of the dropout masks of one forward pass.
+
+    It depends only on the arguments, the seed of the run and three numbers from 0: the optimizer step, the micro-batch
+    in this step, and the rank. So a resumed run draws the same masks.
+    """
     digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -34,9 +38,15 @@ class LitGPT(L.LightningModule):
     """A `GPT` with its loss, optimizer and validation.
 
     One Lightning batch is one optimizer step. This class, not Lightning, splits it into micro-batches, so that a run
-    stops only between two optimizer steps. Checkpoints contain `data`, a description of the text, and `conditions`,
-    what the results depend on (`training.machine.conditions`); both are plain data. `start` is the run's name and step.
-    `conditions` and `start` must be the same on all ranks.
+    stops only between two optimizer steps.
+
+    Args:
+        config: the configuration of the run.
+        tokenizer: the tokenizer of the run's text.
+        data: a description of the text, plain data, for checkpoints.
+        conditions: what the results depend on (`training.machine.conditions`), plain data, for checkpoints.
+        start: the run's name and the step at which training starts. It must be the same on all ranks, and so must
+            `conditions`.
     """
 
     @classmethod
@@ -82,7 +92,10 @@ class LitGPT(L.LightningModule):
                 state["step"] = state["step"].to(self.device)
 
     def _compile_blocks(self) -> None:
-        """Compile each block separately: equal blocks share the code, and the names in checkpoints do not change."""
+        """Mark each block to be compiled at its next forward pass in training.
+
+        Each block is compiled on its own, so that equal blocks share the code, and names in checkpoints do not change.
+        """
         # With this option, Inductor selects kernels by a fixed rule rather than by timing them.
         deterministic = torch.are_deterministic_algorithms_enabled()
         for block in self.net.blocks:
@@ -91,7 +104,7 @@ class LitGPT(L.LightningModule):
         torch.compiler.set_stance("force_eager")
 
     def compile_training_step(self, rows: int) -> None:
-        """Compile the forward and backward pass for micro-batches of `rows` windows, on the model's device."""
+        """Compile the forward and backward pass for micro-batches of `rows` windows, by running both once on zeros."""
         self._compile_blocks()
         windows = torch.zeros(rows, self.model_config.context + 1, dtype=torch.int64, device=self.device)
         self._loss(windows).backward()
@@ -130,7 +143,10 @@ class LitGPT(L.LightningModule):
         return {"loss": loss}
 
     def gradients(self, batch: Tensor) -> Tensor:
-        """Accumulate the gradients of a batch, (rows, context + 1), by micro-batches; return its mean loss, ()."""
+        """Compute the gradients of a batch, (rows, context + 1), one micro-batch after the other.
+
+        Return the mean loss of the batch in nats per token, ().
+        """
         micro_batches, model = batch.split(self.micro_batch or len(batch)), self.trainer.model
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
@@ -144,13 +160,16 @@ class LitGPT(L.LightningModule):
         return loss
 
     def _loss(self, rows: Tensor) -> Tensor:
-        """Return the mean loss of windows with their last targets: (rows, context + 1) int64 -> ()."""
+        """Return the mean loss in nats per token: (rows, context + 1) int64 -> ().
+
+        The first `context` tokens of each row are the inputs, the last `context` tokens the targets.
+        """
         with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
             logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
         return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
     def read(self) -> list[tuple[int, float, float]]:
-        """Return (step from 0, loss, gradient norm before clipping) of each step since the last call.
+        """Return a tuple for each step since the last call: step from 0, loss, gradient norm before clipping.
 
         This waits for a GPU, once for all steps. If a value is NaN or infinite, raise `Diverged`; later steps may have
         changed the weights by then.
@@ -171,14 +190,17 @@ class LitGPT(L.LightningModule):
                 raise diverged(seen, self.optim_config)
 
     def on_validation_epoch_start(self) -> None:
-        """Prepare to validate in fp32, as score.py does; if the weights are not fp32, on an fp32 copy of the model."""
+        """Prepare to validate in fp32, as score.py does.
+
+        If the weights are not stored in fp32, `validation_step` uses a copy of the model whose weights are.
+        """
         self.totals, net = torch.zeros(4, dtype=torch.float64), self.net
         if net.head.weight.dtype != torch.float32:
             net = build(self.model_config, model_state(net.state_dict())).to(self.device)
         self.exact_logits = net.__call__  # a method, because Lightning would save the weights of a module
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
-        """Add up the loss of one batch of windows, in fp32."""
+        """Add the loss of one batch of windows to the totals, computed in fp32; for a batch see `gpt.evaluation`."""
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
             self.totals += window_totals(self.exact_logits(inputs), targets, counted, self.token_sizes)

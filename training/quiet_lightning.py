@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """Hide Lightning's tips, and those warnings and errors of threads that do not apply to our runs."""
+    """In this context, hide Lightning's tips, and the warnings and errors in threads that do not apply to our runs."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
@@ -36,7 +36,10 @@ def _ignore_warnings() -> None:
 
 
 def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
-    """Print the error of a thread, except TensorBoard's failed write: its next call raises that in the main thread."""
+    """Print the error that has ended a thread, as `threading.excepthook` does, but not a failed write of TensorBoard.
+
+    The next call of TensorBoard raises the error of a failed write in the main thread.
+    """
     writer = type(of.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
     if not (writer and issubclass(of.exc_type, OSError)):
         threading.__excepthook__(of)

@@ -50,7 +50,10 @@ class EvaluatedModel(NamedTuple):
 
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
-    """Return a model's score on `count` tokens of the validation split; progress names the `which` checkpoint."""
+    """Return a model's score on `count` tokens of the validation split, evenly spread over the split.
+
+    `which` is "best" or "last", the name of the model's checkpoint in the progress display.
+    """
     tokens, tokenizer, context = plan.text.validation, plan.text.tokenizer, plan.config.model.context
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
@@ -67,8 +70,9 @@ def evaluate_models(
 ) -> tuple[EvaluatedModel, EvaluatedModel]:
     """Evaluate the best and the last model on the validation split, write both model files, and return both models.
 
-    Training chose the best model by a part of the split. If the last one is better on the whole split, it is returned
-    and written as the best, too. A run that was trained on fewer tokens than the split contains evaluates only a part.
+    Validations during training, on a part of the split, have chosen the best model. If the last model is better here,
+    it is returned and written as the best, too. The whole split is evaluated, unless the run was trained on fewer
+    tokens than the split contains.
 
     Args:
         plan: the plan of the run.
@@ -103,7 +107,11 @@ def evaluate_models(
 
 
 def write_missing(plan: RunPlan) -> None:
-    """Write the missing results of a resumed run that has no steps left, and log the command that continues it."""
+    """Write the results of a resumed run that has no steps left, if they are missing, and log how to train it further.
+
+    Raises:
+        InputError: `trainer.max_steps` is lower than the number of steps that the run has taken.
+    """
     run, point = plan.directory, plan.resume_point
     assert point
     if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
@@ -163,8 +171,12 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None, str]:
     """Generate samples of a model, and find the longest passages that they copy from the training text.
 
-    The samples continue two prompts from the validation text, or are whole documents. Return [temperature, prompt,
-    text] of each, the value of `Summary.copies`, and a line about the longest copy in these samples.
+    The samples continue two prompts from the validation text. If the text is divided into documents, they are whole
+    documents instead.
+
+    Returns:
+        The samples, each [temperature, prompt, text]; the value of `Summary.copies`, None if nothing was compared; and
+        a line about the longest passage that these samples copy, or why nothing was compared.
     """
     tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH
@@ -189,7 +201,8 @@ def write_report(
 ) -> Path | None:
     """Write report.html and return its path.
 
-    An error is only logged, and None returned, because the run itself has succeeded.
+    If this fails, the error is only logged and None is returned, because the run itself has succeeded. `samples` are
+    those of `write_samples`.
     """
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
     try:

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 
 def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
-    """Find and lock the run to resume; return its configuration and its directory.
+    """Find and lock the run to resume; return its configuration, changed by the command line, and its directory.
 
-    For a fresh run, return `config`, which Hydra composed for `command`, and None.
+    If there is nothing to resume, return `config`, which Hydra composed for `command`, and None.
     """
     literals = dict(command.literals)
     if config.resume is None and ranks.restarted():  # a restart repeats the command line of the first start
@@ -54,7 +54,11 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
 
 
 def newest_unfinished(command: Command) -> Path:
-    """Return the newest unfinished run that can be resumed, and log why newer ones cannot."""
+    """Return the directory of the newest unfinished run that can be resumed, and log why newer ones cannot.
+
+    Raises:
+        InputError: no unfinished run can be resumed; the message says why each of them cannot.
+    """
     skipped: list[str] = []
     for run in run_directory.unfinished():
         reason = ""
@@ -114,7 +118,10 @@ class ResumePoint:
 
 
 def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
-    """Return the newest valid checkpoint (None if there is none), and one line for each newer, damaged one."""
+    """Return the newest valid checkpoint in `directory`, None if there is none.
+
+    Also return a list with one line for each damaged checkpoint that is newer.
+    """
     from gpt.model_file import CheckpointError
     from gpt.training_checkpoint import TrainingRecord, read  # loading torch takes a second
 
@@ -155,9 +162,13 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 
 
 def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
-    """Refuse to resume if the conditions `now` differ from the checkpoint's, except for the keys in `allow`.
+    """Check that a resumed run can continue under the conditions `now`, then remove the leftovers of killed processes.
 
-    Without a checkpoint, they are compared with config.yaml. Then remove the leftovers of killed processes.
+    The conditions are those of `training.machine.conditions`. They must be the same as in the checkpoint or, without a
+    checkpoint, as in config.yaml.
+
+    Raises:
+        InputError: a condition that is not in `allow` differs.
     """
     before = point.conditions if point else {**now, **settings(read_config(run))}
     if differing := check_unchanged(before, now, allow, run):

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 def main(command: Command, config: Config, started: float) -> int:
     """Train and evaluate a run and write its report; return the exit status.
 
-    One device is used in this process, several in a process each. `config` is what Hydra composed for `command`, and
+    With one device, the run trains in this process. With several devices, this process starts another one for each
+    device and waits for them. `config` is what Hydra composed for `command`, and
     `started` is `time.perf_counter()` when the process began.
     """
     config, run = find_run(command, config)
@@ -97,9 +98,14 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
 
 
 def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path | None) -> "Text":
-    """Return the text of a run; `given` says whether the command line sets a key of `data`.
+    """Open the text of a run, and return it.
 
-    If it sets none, the path of a resumed run's text comes from its config.yaml, so an error also names that file.
+    Args:
+        config: the configuration of the run.
+        given: whether the command line sets a key of `data`. If not, the path of a resumed run's text comes from its
+            config.yaml, so an error also names this file.
+        extra_chars: characters that the vocabulary must contain besides those of the text.
+        resumed: the directory of the run to resume; None for a fresh run.
     """
     from data.corpus import of_run
     from data.text import open_text

@@ -15,7 +15,7 @@ from training.resume import ResumePoint
 
 
 class Beginning(Enum):
-    """How a run begins, and what that means for its directory or configuration."""
+    """Whether a run is new or resumed, which decides whether its directory may exist and what its configuration is."""
 
     NEW = "the directory must not exist yet"
     FIRST = "resume=auto found nothing to continue; the directory may exist"
@@ -42,7 +42,10 @@ class RunPlan:
 
     @property
     def notes(self) -> list[str]:
-        """Lines to log at the start: the model that the run starts from, and what a fresh run chose."""
+        """Lines to log at the start of the run.
+
+        They name the model that the run starts from, if any, and what was chosen for `auto`, unless the run is resumed.
+        """
         start = [self.init_model.describe(self.text.tokenizer.vocabulary)] if self.init_model else []
         return [*start, *([] if self.beginning is Beginning.RESUMED else self.choice.notes)]
 
@@ -60,7 +63,11 @@ class RunPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether a resumed run has no steps left: it reached max_steps, or the same callbacks stopped it early."""
+        """Whether the run is resumed but has no steps left.
+
+        That is so if it has reached max_steps, or if a callback, such as early stopping, has ended it and the
+        configuration still has the same callbacks.
+        """
         if not (point := self.resume_point):
             return False
         same = point.conditions["callbacks"] == self.conditions["callbacks"]
