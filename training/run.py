@@ -31,8 +31,8 @@ def main(command: Command, config: Config, started: float) -> int:
     """Train and evaluate a run and write its report; return the exit status.
 
     With one device, the run trains in this process. With several devices, this process starts another one for each
-    device and waits for them. `config` is what Hydra composed for `command`, and
-    `started` is `time.perf_counter()` when the process began.
+    device and waits for them. `config` is what Hydra composed for `command`, and `started` is `time.perf_counter()`
+    when the process began.
     """
     config, run = find_run(command, config)
     config = share_out(config)

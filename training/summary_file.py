@@ -1,4 +1,4 @@
-"""Write summary.json, also when training ends early; choose the hyperparameters that TensorBoard compares."""
+"""Write summary.json, also when training ends early, and select the settings that TensorBoard compares."""
 
 import json
 import os
@@ -35,12 +35,12 @@ class Summary:
     """The fields of summary.json; unknown ones are null.
 
     `text_sha256` is the hash of the text's file or, for several, of their names and hashes. `notes` describe the text.
-    Losses are in nats per token, bpc and bpb in bits per character and per byte. `guessing_loss` and `counting_loss`
-    are yardsticks, see `data.ngrams`. `copies` describes the longest passages that samples of the best model share
-    with the training text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`.
-    `validations` maps the step of each validation to its loss, for the page of a sweep.
-    `commit` is the git commit of the code, with `-dirty` if its files differ from it.
-    `score.py --split test` adds `test_loss` and `test_bpc`.
+    Losses are in nats per token, bpc and bpb in bits per character and per byte. For comparison, `guessing_loss` is the
+    loss if all tokens are equally likely, and `counting_loss` that of n-grams of length `counting_order`
+    (`data.ngrams`). `copies` describes the longest passages that samples of the best model share with the training
+    text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`. `validations` maps
+    the step of each validation to its loss, for the page of a sweep. `commit` is the git commit of the code, with
+    `-dirty` if its files differ from it. `score.py --split test` adds `test_loss` and `test_bpc`.
     """
 
     status: str
@@ -76,7 +76,7 @@ class Summary:
     validations: dict[int, float] | None = None
 
     def set_training(self, plan: RunPlan, step: int, record: TrainingRecord) -> None:
-        """Set the fields about training, after `step` steps."""
+        """Set the fields about the training, which has taken `step` steps and recorded `record`."""
         config = plan.config
         per_step = config.data.batch * config.model.context
         model = untrained(config.model, plan.text.tokenizer.size)
@@ -94,7 +94,10 @@ class Summary:
         self.validations = {step: loss for step, loss, _ in record.validations}
 
     def set_scores(self, best: Score, last: Score, best_step: int, plan: RunPlan) -> None:
-        """Set the fields about the scores of the best and the last model on the validation split."""
+        """Set the fields about the scores of the best and the last model on the validation split.
+
+        `best_step` is the step of the best model.
+        """
         self.val_loss, self.val_bpc, self.val_bpb = best.loss, best.bpc, best.bpb
         self.best_step, self.last_val_loss = best_step, last.loss
         split = {"split_characters": plan.text.characters["validation"]}
@@ -115,9 +118,9 @@ def commit() -> str | None:
 
 @contextmanager
 def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Summary]:
-    """Record in summary.json how training ended, also if an error ended it; `metrics` is the callback `Metrics`.
+    """In this context the run trains; when it ends, by an error or not, write summary.json with the status of the run.
 
-    Yield the summary, whose fields about training are set when the context ends.
+    Yield the summary. Its fields about the training are set when the context ends. `metrics` is the callback `Metrics`.
     """
     summary = Summary("failed")
     last = plan.directory / "checkpoints/last.ckpt"
@@ -143,7 +146,7 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
 
 
 def write_summary(run: Path, summary: Summary) -> None:
-    """Write summary.json; in a resumed run, `begun` stays the time of the first start."""
+    """Write summary.json into the directory `run`; if the run is resumed, `begun` stays the time of its first start."""
     summary.begun = run_directory.summary_of(run).get("begun") or datetime.now(UTC).isoformat()
     write_text(run / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
 

@@ -18,11 +18,17 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
 
 class Checkpoints(L.Callback):
-    """Save `last.ckpt` after every validation; the one before it becomes `previous.ckpt`.
+    """Saves `last.ckpt` after every validation, and renames the checkpoint that it replaces to `previous.ckpt`.
 
-    Also save after a step if the last checkpoint is `seconds` old or a rank has received a signal. Several GPUs agree
-    on this only after steps whose losses `Metrics` has read, which happens at least every `MAX_UNREAD` steps. At the
-    lowest validation loss so far, `AtomicCheckpointIO` also writes the model to `best.safetensors`.
+    It also saves after a step if the last checkpoint is `seconds` old, or if a rank has received a signal. Several GPUs
+    decide on this together, but only after steps whose losses `Metrics` has read, at least every `MAX_UNREAD` steps. At
+    the lowest validation loss so far, `AtomicCheckpointIO` also writes the model to `best.safetensors`.
+
+    Args:
+        directory: the folder `checkpoints` of the run.
+        interval: steps between validations; 0 if validations are spaced by time.
+        seconds: maximum age of the last checkpoint.
+        stops: the callback that receives signals.
     """
 
     def __init__(self, directory: Path, interval: int, seconds: float, stops: StopSignals) -> None:
@@ -69,9 +75,10 @@ class Checkpoints(L.Callback):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Read and write checkpoints with `gpt.training_checkpoint`: atomically, and without executing code from the file.
+    """Reads and writes Lightning's checkpoints with `gpt.training_checkpoint`.
 
-    Lightning writes a temporary file, too, but renames it without flushing it to the disk.
+    It writes atomically, and executes no code from a file that it reads. Lightning writes a temporary file, too, but
+    renames it without flushing it to the disk.
     """
 
     def __init__(self, resumed: ResumePoint | None = None, *, last_is_damaged: bool = False) -> None:

@@ -18,12 +18,13 @@ LATE = 0.05  # fraction of the run's time: if it would end later by more, steps 
 
 
 class Deadline(L.Callback):
-    """Choose `max_steps` once, when the cooldown is due by the clock.
+    """Chooses `max_steps` while the run trains: at the step at which its learning rate must begin to fall (cooldown).
 
-    Until its cooldown, a trapezoid schedule does not depend on the number of steps. If r more steps fit into the time
-    that is left after k, then k + r fit in all, so the cooldown is due when k >= (1 - cooldown) (k + r). The run then
-    gets k / (1 - cooldown) steps, so that its weights are those of a run with this `max_steps`, even if the machine has
-    just paused. If the machine becomes slower later, the run gives up steps, and its learning rate falls faster.
+    The choice can wait until then, because a trapezoid schedule does not depend on the number of steps before its
+    cooldown. If the run has taken k steps, and r more fit into the time that is left, then k + r fit in all, so the
+    cooldown is due when k >= (1 - cooldown) (k + r). The run then gets k / (1 - cooldown) steps, so that its weights
+    are those of a run with this `max_steps`, even if the machine has just paused. If the machine becomes slower later,
+    the run gives up steps, and its learning rate falls faster.
     """
 
     def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:
@@ -51,7 +52,7 @@ class Deadline(L.Callback):
         self.stepping = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        """Choose the number of steps if that is due."""
+        """Choose the number of steps of the run if that is due, or lower it if the machine has become slower."""
         step, now = trainer.global_step, time.perf_counter()
         if self.began is None:
             self.began = step, now
@@ -84,7 +85,7 @@ class Deadline(L.Callback):
         return timed and step < trainer.max_steps and end > self.ends_at + LATE * (self.ends_at - self.started)
 
     def fitting(self, trainer: Any) -> int:
-        """Estimate how many steps fit into the whole time of the run; at least those already taken."""
+        """Return an estimate of the steps that fit into the whole time of the run; at least the steps already taken."""
         step, now, data = trainer.global_step, time.perf_counter(), trainer.datamodule
         if self.began is None or not self.recent:
             return step

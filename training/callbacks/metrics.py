@@ -28,10 +28,10 @@ SUMS = ("loss_sum", "loss_count", "clipped", "stepping", "stepped")  # attribute
 
 
 class Metrics(L.Callback):
-    """Log metrics every `log_every_n_steps`, and show progress: a bar in a terminal, lines elsewhere.
+    """Logs metrics every `log_every_n_steps` steps, and shows progress: a bar in a terminal, lines elsewhere.
 
     This must be the first callback, so that its state in a checkpoint includes the last step, and so that after a
-    validation it can show that the others are at work.
+    validation it can show that the other callbacks are at work.
     """
 
     def __init__(
@@ -53,7 +53,10 @@ class Metrics(L.Callback):
         self.waiting: Progress | None = None
 
     def show(self, what: str, total: int = 0) -> None:
-        """Show what the run waits for, with a bar if `total` units of work are known; replaces what is shown."""
+        """Show what the run waits for, such as "validating", in place of what is shown so far.
+
+        `total` is the amount of work, in any unit, for a bar; 0 shows no bar.
+        """
         self.hide()
         self.waiting = Progress(what, total).__enter__()
 
@@ -155,7 +158,10 @@ class Metrics(L.Callback):
     on_exception = _stop
 
     def _end_step_time(self, counts: bool = True) -> None:
-        """Add the seconds since the last step or pause to `stepping`, unless `counts` is false."""
+        """Call this when a step ends: it adds the duration of the step, in seconds, to `stepping` if the step `counts`.
+
+        The step began when the last step or the last save ended.
+        """
         now = time.perf_counter()
         if counts:
             self.stepping += now - max(self.ended, self.checkpoints.saved_at)
@@ -169,7 +175,7 @@ class Metrics(L.Callback):
             self.grad_norm = grad_norm
 
     def _expected(self, trainer: L.Trainer) -> int:
-        """Return the number of steps of the run; with `minutes`, an estimate until it is chosen."""
+        """Return the number of steps of the run; if `Deadline` has not chosen it yet, return an estimate."""
         if trainer.max_steps > 0 or self.deadline is None:
             return trainer.max_steps
         return self.deadline.fitting(trainer)
@@ -217,14 +223,17 @@ class Metrics(L.Callback):
 
 
 def group_of(name: str) -> str:
-    """Return the group of a weight: embedding, attention, mlp, norm or head."""
+    """Return the group to which the weight `name` belongs: embedding, attention, mlp, norm or head."""
     layers = name.split(".")
     layer = layers[2] if layers[0] == "blocks" else layers[0]
     return {"shift": "embedding", "position_embedding": "embedding", "norm1": "norm", "norm2": "norm"}.get(layer, layer)
 
 
 def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
-    """Return how far a step moved each group of weights: ||after - before|| / ||before|| by group."""
+    """Return how far a step has moved each group of weights: group -> ||after - before|| / ||before||.
+
+    `before` contains the weights before the step by name; `model` has those after it.
+    """
     weights: dict[str, list[Tensor]] = {}
     moves: dict[str, list[Tensor]] = {}
     for name, parameter in model.named_parameters():

@@ -9,7 +9,7 @@ from training.callbacks.checkpoints import Checkpoints
 
 
 class Snapshots(L.Callback):
-    """Write the weights that each validation evaluates to `checkpoints/step-N.safetensors`.
+    """Writes the weights that each validation evaluates to `checkpoints/step-N.safetensors`, N being the step.
 
     If a callback averages the weights, the average is in the module only during validation. So this callback copies the
     weights before the first batch and writes them once the loss is known. `Checkpoints` saves later, so if a run is

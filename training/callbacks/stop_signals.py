@@ -16,10 +16,11 @@ def any_rank(trainer: L.Trainer, decision: bool) -> bool:
 
 
 class StopSignals(L.Callback):
-    """On Ctrl-C, SIGTERM or SLURM's SIGUSR1, finish the step, save and raise `Stopped`. A second Ctrl-C exits at once.
+    """Ends the run after Ctrl-C, SIGTERM or SLURM's SIGUSR1: the step is finished and saved, then `Stopped` is raised.
 
-    After a step, `Checkpoints` saves and then raises it; after a validation, `on_validation_end` does. Before and after
-    training there is nothing to save, so the signal handler itself raises it.
+    After a step, `Checkpoints` saves and calls `stop_if_asked`, which raises `Stopped`; after a validation,
+    `on_validation_end` calls it. Before and after training there is nothing to save, so the signal handler itself
+    raises `Stopped`. A second Ctrl-C exits at once.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class StopSignals(L.Callback):
             signal.signal(number, handler)
 
     def on_train_start(self, *_: Any, **__: Any) -> None:
-        """Install our handlers again, because Lightning has replaced them since `__enter__`; it removes its own."""
+        """Install our signal handlers again, because Lightning has replaced those that `__enter__` installed."""
         for number in STOPS:
             signal.signal(number, self._receive)
         self.training = True

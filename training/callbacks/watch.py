@@ -22,13 +22,27 @@ MAX_SAVED = 20  # max validations whose texts a checkpoint contains
 
 
 def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> tuple[np.ndarray, list[list[Any]]]:
-    """Continue `prompts`, (B, T0); return the new tokens, (B, length), and [temperature, prompt, text] of each."""
+    """Generate a continuation of each prompt.
+
+    Args:
+        model: the model that generates.
+        text: the text of the run, whose tokenizer decodes the tokens.
+        prompts: tokens, (B, T0).
+        length: number of tokens to add to each prompt.
+        seed: seed of the random numbers.
+
+    Returns:
+        The new tokens, (B, length), and a list with [temperature, prompt, continuation] for each prompt, as text.
+    """
     given, rows = prompts.shape[1], generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()
     return rows[:, given:], [[TEMPERATURE, *as_shown(text, row[:given], row[given:])] for row in rows]
 
 
 class Watch(L.Callback):
-    """At each validation, continue the same prompts with the same seed and plot the same passage, for comparison."""
+    """At each validation, generates sample texts and plots a passage.
+
+    The prompts, the seed and the passage are the same each time, so that the validations can be compared.
+    """
 
     def __init__(self, config: WatchConfig, text: Text) -> None:
         self.config, self.text, self.prompts = config, text, prompts(text)  # prompts (B, T0)
@@ -52,5 +66,5 @@ class Watch(L.Callback):
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def _write(self, model: GPT) -> list[list[Any]]:
-        """Continue each prompt; return [temperature, prompt, text] for each."""
+        """Generate a continuation of each prompt; return [temperature, prompt, continuation] for each, as text."""
         return written(model, self.text, self.prompts, self.config.sample_length or SAMPLE_LENGTH, seed=0)[1]
