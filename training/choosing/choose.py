@@ -31,7 +31,7 @@ class Choice:
     notes: tuple[str, ...] = ()  # lines to log
 
     def describe(self, machine: Machine) -> str:
-        """Return a line with device, precision, compilation and, if other programs are busy, threads."""
+        """Return a line for the log: device, precision, compilation and, if other programs use some cores, threads."""
         config, configured = self.config, "as configured"
         compiled = "not compiled" if config.compile == "false" else "compiled"
         parts = [
@@ -101,7 +101,10 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
 
 
 def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
-    """Yield a line about each setting that is useless in this run; `steps` is None if `Deadline` will choose it."""
+    """Yield a line for each setting that has no effect, or an unwanted one, in this run.
+
+    `steps` is the number of steps of the run; None if `Deadline` will choose it.
+    """
     asked = config.trainer
     if steps is not None and asked.max_steps != "auto" and steps < MIN_STEPS and config.init_from is None:
         enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
@@ -131,7 +134,18 @@ def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
 def _fit_into_minutes(
     asked: Config, default: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]
 ) -> tuple[ModelConfig, DataConfig, float, list[str]]:
-    """Time a step of the default model, and choose model and batch by it; return both, the steps that fit, notes."""
+    """Time a step of the default model, and choose model and batch by this time.
+
+    Args:
+        asked: the configuration of the run; its model and batch are chosen only if they are `auto`.
+        default: the configuration with the default model and batch, which is timed.
+        text: the text of the run.
+        machine: the devices of the run.
+        seconds_left: returns the seconds left of `minutes`.
+
+    Returns:
+        The model, the data configuration with the batch, the number of steps that fit, and lines to log.
+    """
     assert asked.minutes is not None
     before, minutes, model, data = seconds_left(), asked.minutes, default.model, default.data
     step = time_step(default, text, before)
@@ -160,7 +174,10 @@ def _choose_compile(
 
 
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
-    """Return `callbacks` with `patience` in place of `auto`; if `patience` is None, remove early stopping."""
+    """Return the configured callbacks with each `patience: auto` replaced by `patience`.
+
+    If `patience` is None, the callback with `patience: auto`, which is early stopping, is left out instead.
+    """
     chosen = {}
     for name, arguments in callbacks.items():
         if arguments.get("patience") != "auto":
@@ -171,7 +188,7 @@ def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str,
 
 
 def too_few(steps: int) -> str:
-    """Return the part of a message that says that a run has too few steps."""
+    """Return the part of a message that says that this number of steps is too small for a run."""
     return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"
 
 

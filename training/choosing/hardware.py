@@ -18,7 +18,10 @@ COMPILE_FROM = 90.0  # min seconds of a run on a CPU in which compiling saves ti
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Return the precision, chosen by the features of the hardware if it is `auto`, and the reason for it."""
+    """Return the precision of the run and the reason for it.
+
+    `auto` is replaced by what is fastest on this machine. `device` is cuda, mps or cpu.
+    """
     if precision != "auto":
         return precision, "as configured"
     if device == "cuda":
@@ -41,8 +44,8 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
 def choose_compile(asked: str, device: str, seconds: float, compiled_before: bool = False) -> tuple[str, str]:
     """Return `true` or `false` for `compile=asked`, and the reason.
 
-    `auto` becomes `true` on a CUDA GPU. On a CPU it becomes `true` if the run is expected to last at least
-    `COMPILE_FROM` seconds, or if the compiled code is already in the cache.
+    `auto` becomes `true` on a CUDA GPU. On a CPU it becomes `true` if the run is expected to last `seconds` of at least
+    `COMPILE_FROM`, or if the code is already in the cache (`compiled_before`).
 
     Raises:
         InputError: `true` is set, but there is no compiler or no Python.h.
@@ -66,7 +69,7 @@ def choose_compile(asked: str, device: str, seconds: float, compiled_before: boo
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
-    """Set torch's number of threads; return it, and a reason if other programs reduce it.
+    """Set torch's number of threads; return this number, and a reason if other programs reduce it, else "".
 
     A thread without a core of its own slows down all others, because they wait for it at the end of each operation.
     Ranks that a launcher has started keep its number of threads, so their `auto` is returned unchanged.
@@ -94,7 +97,10 @@ def missing_to_compile() -> str:
 
 
 def compiled_marker(model: ModelConfig, trainer: TrainerConfig, rows: int) -> Path:
-    """Return the path of a marker in torch's cache, which exists if a step on `rows` windows was compiled here."""
+    """Return the path of a marker file in torch's cache.
+
+    The file exists if a training step on `rows` windows, with this model, trainer and machine, was compiled before.
+    """
     shape = (vars(model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
     name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]

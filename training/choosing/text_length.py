@@ -1,4 +1,7 @@
-"""Choose steps, dropout, the validation interval and early stopping by the length of the training text."""
+"""Choose steps, dropout, the validation interval and early stopping by the length of the training text.
+
+A text is *short* if its training split has fewer than `WHOLE` tokens. For a longer text, the defaults stay.
+"""
 
 from conf.schema import TrainerConfig
 from gpt.config import ModelConfig
@@ -20,13 +23,23 @@ PATIENCE = VALIDATIONS // 3
 
 
 def steps_for(tokens: int, started: bool) -> int:
-    """Return the number of steps for a training text of `tokens`; `started` means from a trained model."""
+    """Return the number of steps for a training text of this many tokens.
+
+    `started` says whether the run starts from a trained model, which needs fewer steps.
+    """
     share = min(1.0, tokens / WHOLE) ** 0.5 * (START_SHARE if started else 1)
     return max(1, round(TrainerConfig.max_steps * share / 10)) * 10
 
 
 def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -> float:
-    """Return the dropout for a training text of `tokens`, of which the model reads `read` in all, with repetitions."""
+    """Return the dropout with which a model reads its training text without memorising it.
+
+    Args:
+        model: the architecture, whose number of weights matters.
+        vocabulary: the number of tokens in the vocabulary.
+        tokens: the length of the training text in tokens.
+        read: the number of tokens that the model reads in the whole training, with repetitions.
+    """
     weights = untrained(model, vocabulary).num_parameters() / tokens
     if read <= EPOCHS * tokens or weights < FEW_WEIGHTS:
         return 0.0
@@ -34,6 +47,9 @@ def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -
 
 
 def interval_for(tokens: int, started: bool, steps: int) -> int:
-    """Return the number of steps between validations of a run with `steps` on a short text."""
+    """Return the number of steps between two validations of a run on a short text.
+
+    The training text has `tokens` tokens, and the run has `steps` steps. `started` is as in `steps_for`.
+    """
     rising = min(steps, steps_for(tokens, started))  # the loss may rise from about here on
     return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))

@@ -1,4 +1,4 @@
-"""`minutes=N`: time a few steps of the default model, and choose model and batch by how many steps fit."""
+"""For `minutes=N`: time a few steps of the default model, and choose model size and batch by how many steps fit."""
 
 import time
 from dataclasses import dataclass, replace
@@ -32,7 +32,11 @@ TIMING = 0.03  # max fraction of the seconds left that timing may use
 
 
 class _Clock(L.Callback):
-    """Time `TIMED_SECONDS` of steps; stop at once if they take over `limit` seconds."""
+    """Stores the seconds of each training step in `steps`, and ends the training after about `TIMED_SECONDS`.
+
+    The first `UNTIMED_STEPS` steps, which are slower, do not count, but all steps together take at most about `limit`
+    seconds.
+    """
 
     def __init__(self, limit: float) -> None:
         self.limit, self.steps = limit, list[float]()
@@ -47,7 +51,11 @@ class _Clock(L.Callback):
 
 
 def time_step(config: Config, text: Text, seconds_left: float) -> float:
-    """Return the seconds of a training step without compilation; if there is little time, of the slower first one."""
+    """Train the configured model for a moment, and return the seconds of its fastest step, without compilation.
+
+    The time for this is limited to the fraction `TIMING` of `seconds_left`. So if there is little time, it may be the
+    time of the first step, which is slower than others.
+    """
     clock = _Clock(TIMING * seconds_left)
     module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, {})
     where: dict[str, Any] = {
@@ -64,7 +72,7 @@ def time_step(config: Config, text: Text, seconds_left: float) -> float:
 
 @dataclass(frozen=True)
 class Budget:
-    """An estimate of how many steps of a model fit into the time of a run, which decides its size and batch."""
+    """Estimates how many steps of a model fit into the time of a run, and chooses model size and batch accordingly."""
 
     seconds: float  # seconds left
     step: float  # seconds per step of the model `timed`
@@ -73,23 +81,24 @@ class Budget:
     text: Text
 
     def step_of(self, model: ModelConfig) -> float:
-        """Return the seconds of a step of a model, assumed proportional to its operations."""
+        """Return the estimated seconds of a training step of `model`, in proportion to its number of operations."""
         ours, timed = (untrained(each, self.text.tokenizer.size).flops_per_token() for each in (model, self.timed))
         return self.step * ours / timed
 
     def steps(self, model: ModelConfig) -> float:
-        """Return the number of steps of a model that fit, at least 1."""
+        """Return the estimated number of training steps of `model` that fit into the seconds left, at least 1."""
         return max(1.0, TRAINING * self.seconds / self.step_of(model))
 
     def read(self, model: ModelConfig) -> float:
-        """Return the number of tokens that a model reads in training, with repetitions."""
+        """Return the number of tokens that `model` reads in these steps, with repetitions."""
         return self.steps(model) * self.batch * model.context
 
     def choose_size(self) -> ModelConfig:
-        """Return the largest suitable model.
+        """Return the largest model, of the presets and `SMALLER`, that the time and the text allow.
 
-        One that is larger than the default needs enough characters, in the run and in the text. A smaller one is
-        suitable only if there is not enough time for `MIN_STEPS` of the default.
+        A model needs time for at least `MIN_STEPS` steps. A model larger than the default also needs a run that reads
+        at least `CHARACTERS_PER_WEIGHT` characters per weight, and a text with at least `TEXT_PER_WEIGHT` characters
+        per weight. If no model has enough time, the smallest one is returned.
         """
         chosen, default = None, self.timed.layers * self.timed.dim**2
         for size in (*SMALLER, *presets()):
@@ -103,6 +112,10 @@ class Budget:
         return chosen
 
     def choose_batch(self, model: ModelConfig) -> int:
-        """Return the batch size for a model: doubled if many steps fit and the text is long enough."""
+        """Return the batch for `model`, in windows.
+
+        It is twice the default if at least `DOUBLED_FROM` steps fit, unless training would read the text more than
+        `EPOCHS` times.
+        """
         doubled = self.steps(model) >= DOUBLED_FROM and self.read(model) <= EPOCHS * len(self.text.train)
         return 2 * self.batch if doubled else self.batch
