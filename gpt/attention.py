@@ -52,7 +52,9 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate each channel pair (i, i + R/2) by the angle of its position, so that q . k depends only on distance.
+    """Return x with each channel pair (i, i + R/2) rotated by the angle of its position: (B, H, T, D).
+
+    If queries and keys are rotated, q . k depends on their distance and not on their positions.
 
     `x` contains queries or keys, (B, H, T, D); `cos` and `sin` are (T, R/2). Channels from R on are not changed.
     Source: RoFormer, arXiv:2104.09864, equation 34, with the two members of a pair R/2 apart (GPT-NeoX's layout).

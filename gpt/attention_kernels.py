@@ -22,7 +22,7 @@ MIN_BLOCK = 16  # minimum queries per block of windowed attention: matmuls of sm
 
 
 def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, training: bool) -> Tensor:
-    """Return the output of causal attention, computed with the kernel and the pattern that `choose_kernel` returns.
+    """Return the output of causal attention, computed in the fastest way (`choose_kernel`).
 
     `q`, `k`, `v` and the result are (B, H, T, D). `slopes` are ALiBi's slopes, (H,), or None without ALiBi. Dropout is
     applied only in `training`.
@@ -37,11 +37,17 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor 
 def choose_kernel(
     config: ModelConfig, length: int | torch.SymInt, device: str, training: bool
 ) -> tuple[Kernel, Callable[..., Tensor] | None]:
-    """Return the kernel and the pattern that compute attention fastest.
+    """Return the two functions that compute attention fastest: a kernel and a pattern.
 
-    The pattern is None if neither a window nor ALiBi requires biases. `length` is T, the number of tokens. While a
-    graph is exported for all lengths, it is symbolic, so no condition may depend on its value. `device` is a device
-    type, such as cpu.
+    The kernel computes softmax(q k^T / sqrt(D) + bias) v. The pattern creates the biases of a window or of ALiBi and
+    calls the kernel with them; it is None if there are neither.
+
+    Args:
+        config: the architecture of the model.
+        length: the number of tokens, T. While a graph is exported for all lengths, it is symbolic, so no condition may
+            depend on its value.
+        device: the device type, such as cpu.
+        training: whether the model is trained, so that a backward pass follows.
     """
     pattern: Callable[..., Tensor] | None = None
     explicit, symbolic = device == "cpu", isinstance(length, torch.SymInt)

@@ -49,22 +49,34 @@ def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the totals (4,), float64 on the CPU, of N tokens (N,) with the surprisals `nats`, (N,)."""
+    """Return the sums `[nats, tokens, characters, bytes]` of N tokens (N,) with the surprisals `nats`, (N,).
+
+    The result is (4,) float64 on the CPU. `sizes` is the tokenizer's `token_sizes`.
+    """
     return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
 
 
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the totals (4,), float64 on the CPU, of the counted targets in a batch; `logits` are (B, T, V)."""
+    """Return the sums `[nats, tokens, characters, bytes]` of the counted targets in a batch of windows.
+
+    The result is (4,) float64 on the CPU. `logits` are (B, T, V), `targets` and `counted` (B, T).
+    """
     return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
 
 def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
-    """Return the totals (4,) of a text's first token: its loss is ln V, because nothing comes before it."""
+    """Return `[nats, tokens, characters, bytes]` of the first token of a text, (4,) float64.
+
+    Its loss is ln V, because nothing comes before it.
+    """
     return torch.tensor([math.log(vocabulary), 1, *sizes[token]], dtype=torch.float64)
 
 
 def make_score(totals: Tensor) -> Score:
-    """Turn (4,) totals into a `Score`; `bpc` is NaN if the text has no character, only continuation bytes."""
+    """Return the `Score` of a text from its sums `[nats, tokens, characters, bytes]`, (4,).
+
+    `bpc` is NaN if the text contains no character, only bytes that continue one.
+    """
     nats, tokens, characters, octets = totals.tolist()
     bits = nats / math.log(2)
     bpc = bits / characters if characters else math.nan

@@ -58,7 +58,7 @@ class MLP(nn.Module):
 
 
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
-    """Add to each position the positions before it, scaled per channel: (B, T, C) -> (B, T, C).
+    """Return x plus, at each position, the positions before it scaled per channel: (B, T, C) -> (B, T, C).
 
     This is a causal depthwise convolution along T in which the factor of the position itself is 1. `taps` contains the
     other factors: a tensor (C,) for the previous position, then one for the position before that, and so on.
@@ -82,7 +82,7 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Return the residual stream with both branches added: (B, T, C) -> (B, T, C); for `tables` see `Attention`."""
+        """Return the residual stream with both branches added: (B, T, C); for `tables` see `Attention.forward`."""
         x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -180,7 +180,9 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: GPT) -> None:
-    """Initialise as GPT-2 does: matrices and embeddings normal with std 0.02, norms 1, all other vectors 0.
+    """Initialise the weights of a model in place, as GPT-2 does.
+
+    Matrices and embeddings are normal with std 0.02, the gains of norms are 1, and all other vectors are 0.
 
     The two projections onto the residual stream are divided by sqrt(2 * layers), so that the variance of the stream
     does not grow with depth.

@@ -83,7 +83,7 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
 
 
 def read(path: str | Path) -> Model:
-    """Read a model file without trusting it.
+    """Return the contents of a model file, which may come from a stranger.
 
     Raise `CheckpointError` if it is missing, damaged or of another format, or if its parts do not fit together.
     """
@@ -142,8 +142,8 @@ def read(path: str | Path) -> Model:
 def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Return the texts that a model was trained on, each a dict with the keys of `TRAINED_ON`.
 
-    The first is the text of the model's own run. Those of the models from which training started follow. At most
-    `MAX_TEXTS` are returned.
+    `meta` is the description in the model file. The first text is that of the model's own run. Those of the models from
+    which training started follow. At most `MAX_TEXTS` are returned.
     """
     own = {key: meta["trained_on"][key] for key in TRAINED_ON}
     return [own, *(each for each in meta["trained_on"]["before"] if each != own)][:MAX_TEXTS]

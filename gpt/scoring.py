@@ -63,6 +63,8 @@ class Candidate(NamedTuple):
 def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Predict every token of the candidate's text but the first, in order, and show the progress.
 
+    `mode` is a value of score.py's `--window`: disjoint, strided or sample.
+
     Yields:
         The logits (N, V) and the targets (N,) of the next N tokens.
     """
@@ -83,7 +85,10 @@ def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]
 
 
 def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Like `predicted` with the mode sample, without the progress; `batch` is the number of tokens read at once, N."""
+    """Like `predicted` with the mode sample, but without showing the progress.
+
+    `batch` is the number of tokens that the decoder of sample.py reads at once, N.
+    """
     decoder = Decoder(weights_of(candidate.model))
     for start in range(0, len(candidate.tokens) - 1, batch):
         tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
@@ -91,7 +96,7 @@ def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Ten
 
 
 def measure(candidate: Candidate, mode: str) -> Score:
-    """Return the score of the candidate's model on its whole text."""
+    """Return the score of a model on the whole text; `mode` is a value of score.py's `--window`."""
     first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
     return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
 
@@ -118,7 +123,7 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], context
 
 
 def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield batches of strided windows that cover `documents`, each batch as in `gpt.evaluation`.
+    """Yield batches of windows that cover `documents`: inputs, targets and counted, as `evaluation_windows` does.
 
     The documents must be sorted by length, the shortest first, so that a batch needs little padding. The padding is on
     the right, where a causal model does not see it.
@@ -149,7 +154,7 @@ def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
-    """Score each character of a text with several models.
+    """Score each character of a text with several models; `mode` is a value of score.py's `--window`.
 
     Yields:
         The next `PIECE` characters of the text (the last time perhaps fewer), and their `Surprisals` for each model.

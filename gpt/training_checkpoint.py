@@ -54,7 +54,7 @@ class TrainingRecord:
 
     @classmethod
     def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
-        """Return the record from the states of the callbacks: name of the class -> state, as in a checkpoint."""
+        """Return the record that is contained in `callbacks`: name of each callback's class -> its state."""
         metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
         return cls(
             losses=metrics["history"]["losses"]["entries"],

@@ -16,7 +16,7 @@ FAR_ABOVE = 5  # times the default learning rate
 
 
 class Diverged(RunFailed):
-    """The loss, a gradient or a weight is NaN or infinite."""
+    """Raised when training has diverged: the loss, a gradient or a weight is NaN or infinite."""
 
 
 def diverged(seen: str, optim: OptimConfig) -> Diverged:
@@ -29,7 +29,10 @@ def diverged(seen: str, optim: OptimConfig) -> Diverged:
 
 
 class Stopped(SystemExit):
-    """A signal has stopped the run; a `SystemExit`, so that no `except Exception` catches it."""
+    """Raised when a signal stops the run; a `SystemExit`, so that no `except Exception` catches it.
+
+    `number` is the signal, and `step` the last completed step; None before and after training.
+    """
 
     def __init__(self, number: int, step: int | None = None) -> None:
         super().__init__(128 + number)
@@ -97,7 +100,7 @@ def rates_far_above(optim: OptimConfig) -> str:
 
 
 def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
-    """Return the peak learning rates that the optimizer uses, each with its default."""
+    """Return the peak learning rates that the optimizer uses: key of the configuration -> (rate, its default)."""
     keys = ("lr", "muon_lr") if optim.name == "muon" else ("lr",)
     return {f"optim.{key}": (getattr(optim, key), getattr(OptimConfig, key)) for key in keys}
 

@@ -65,7 +65,11 @@ def rows_per_device(data: DataConfig, devices: int) -> int:
 
 
 def device_kind(accelerator: str) -> str:
-    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`; raise `InputError` if missing."""
+    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`.
+
+    Raises:
+        InputError: this machine has no such device.
+    """
     import torch  # loading it takes a second
 
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]

@@ -17,8 +17,8 @@ EVENTS = "events.out.tfevents."  # prefix of an event file's name; its creation 
 class Curves(TensorBoardLogger):
     """A TensorBoard logger that writes `val/` metrics to the run's subdirectory `validation`.
 
-    TensorBoard draws the curves of each directory in its own colour. `purge_step`, which a resumed run sets, is the
-    step from which on TensorBoard ignores what was logged earlier.
+    TensorBoard draws the curves of each directory in their own colour. A resumed run sets `purge_step`, its first step:
+    TensorBoard then hides what earlier processes logged from this step on.
     """
 
     def __init__(self, save_dir: str, purge_step: int | None = None) -> None:

@@ -16,10 +16,10 @@ NUM_ROWS = 20  # operators in the table
 
 
 class StepProfiler(L.Callback):
-    """Record `NUM_STEPS` steps; log a table of operators and write a trace for Perfetto.
+    """Records `NUM_STEPS` training steps, logs a table of their operators and writes a trace for Perfetto to `path`.
 
-    A validation or the end of the run ends the recording early. This callback must come before those that save, so that
-    it does not record them.
+    A validation or the end of the run ends the recording early. This callback must come before callbacks that save
+    checkpoints, so that it does not record the saving.
     """
 
     def __init__(self, path: Path) -> None:

@@ -76,7 +76,7 @@ def evaluate_models(
 
     Args:
         plan: the plan of the run.
-        contents: the last checkpoint.
+        contents: the contents of the last checkpoint.
         scored: the score of the last model, if the last validation evaluated the whole split.
     """
     context, data, step = plan.config.model.context, plan.config.data, contents["global_step"]

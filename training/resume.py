@@ -102,7 +102,7 @@ def why_not(run: Path, command: Command) -> str:
 
 
 class ResumePoint:
-    """A verified checkpoint to resume from, after `step` optimizer steps."""
+    """A valid checkpoint from which a run resumes; it was saved after `step` optimizer steps."""
 
     def __init__(self, path: Path, contents: dict[str, Any], record: "TrainingRecord") -> None:
         self.path, self.step, self.record = path, contents["global_step"], record
@@ -138,6 +138,8 @@ def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
 
 def find_point(run: Path, resume: str) -> ResumePoint | None:
     """Return the newest valid checkpoint of a run, None if the run has none yet; log each newer, damaged one.
+
+    `resume` is the value of the key `resume`, which may name a checkpoint.
 
     Raises:
         CheckpointError: none is valid, or `resume` names a checkpoint that is not the newest valid one.

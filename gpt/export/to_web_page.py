@@ -68,7 +68,7 @@ def write_web(
 
 
 def encoded(tensor: Tensor, bf16: bool) -> bytes:
-    """Return the values of a tensor as little-endian fp32, or as bf16 (rounded to nearest even)."""
+    """Return the values of a tensor as little-endian bytes: as fp32 or, with `bf16`, rounded to the nearest bf16."""
     values = tensor.detach().cpu().float()
     if bf16:
         return values.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()  # NumPy has no bf16

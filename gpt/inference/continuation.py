@@ -53,7 +53,10 @@ class Continuation:
         return "".join(self.pieces) + self.held
 
     def add(self, token: int, logprob: float | None = None) -> None:
-        """Append a token and, if it is wanted, its log-probability. A complete stop string ends the text before it."""
+        """Append a token and, if given, its log-probability.
+
+        If this completes a stop string, the text ends before the stop string.
+        """
         new = self.utf8.decode(self.tokenizer.utf8([token]))
         if logprob is not None:
             self.pending += logprob

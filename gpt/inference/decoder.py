@@ -37,8 +37,8 @@ class Chunk(NamedTuple):
 
     Attributes:
         texts: indices of the texts, (B,), or a slice of all, to index NumPy arrays.
-        rows: the same, to index arrays of the weights' library.
-        positions: of the tokens, (B, n), or one int if n is 1 and all texts are at the same position.
+        rows: the same, to index arrays of the weights' library, NumPy or torch.
+        positions: the positions of the tokens, (B, n), or one int if n is 1 and all texts are at the same position.
         slots: index at which a cache (rows, slots, H, D) stores the last S of the tokens.
         filled: number of slots to attend to; with n > 1, the keys of the n tokens come after them.
         bias: added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.

@@ -99,7 +99,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
 
 
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return a token sampled from each row of probabilities, (B,) int64: (B, V), with random numbers (B,) in [0, 1)."""
+    """Return one sampled token for each row of probabilities: (B, V), random numbers (B,) in [0, 1) -> (B,) int64."""
     total = probs.cumsum(-1)
     return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
 

@@ -140,7 +140,7 @@ class Weights:
         return self.xp.stack([others[0] * 0 + 1, *others])[:, None] if others else None  # (K, 1, C)
 
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
-        """Return the order of the outputs of q|k|v, (3C,), and their scale, (3C,) or 1.
+        """Return how to rearrange the outputs of the layer q|k|v: their new order, (3C,), and factors, (3C,) or 1.
 
         The R rotary channels of queries and keys are in the order 0, R/2, 1, R/2 + 1, ... Queries and keys are both
         scaled by D^(-1/4), so that q . k has attention's factor 1 / sqrt(D). With QK-norm the scale here is 1,
@@ -154,10 +154,10 @@ class Weights:
         return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def ring(self, slots: int) -> Array:
-        """Return ALiBi's biases at distances 0, N - 1, ..., 1, 0, N - 1, ..., 1: (H, 1, 2N); None without ALiBi.
+        """Return ALiBi's biases for the keys in a cache of N = `slots` slots, (H, 1, 2N); None without ALiBi.
 
-        The cache is a ring buffer of N slots. Whichever slot contains the newest key, the biases of all slots are
-        a slice of this array.
+        They are those at the distances 0, N - 1, ..., 1, 0, N - 1, ..., 1. The cache is a ring buffer, so whichever
+        slot contains the newest key, the biases of all slots are a slice of this array.
         """
         return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
 
@@ -169,7 +169,7 @@ class Weights:
         return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
     def centred(self, x: Array) -> Array:
-        """Subtract from each vector its mean, as a layer norm does; return x for an RMS norm: (..., C) -> (..., C)."""
+        """Return x, (..., C), with the mean of each vector subtracted; x itself if the model has RMS norms."""
         return x - (x @ self.average)[..., None] if self.centring else x
 
     def _contiguous(self, x: Array) -> Array:

@@ -193,6 +193,6 @@ def too_few(steps: int) -> str:
 
 
 def _with_defaults(config: Any) -> Any:
-    """Return a group of the configuration with each `auto` replaced by the default of its class."""
+    """Return `config`, such as a `ModelConfig`, with each `auto` replaced by the default of its class."""
     chosen = (each for each in fields(config) if each.metadata["auto"] and getattr(config, each.name) == "auto")
     return replace(config, **{each.name: each.default for each in chosen})

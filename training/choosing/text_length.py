@@ -32,7 +32,7 @@ def steps_for(tokens: int, started: bool) -> int:
 
 
 def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -> float:
-    """Return the dropout with which a model reads its training text without memorising it.
+    """Return the dropout that keeps a model from memorising its training text; 0 if that needs no dropout.
 
     Args:
         model: the architecture, whose number of weights matters.

@@ -80,7 +80,11 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def generate(
         self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), stop_strings: Any = (), **options: Any
     ) -> Any:
-        """Continue texts up to a stop string or the end of the document; without `inputs`, begin a new document."""
+        """Return texts (B, T) with generated tokens added, like `generate` of transformers, whose options it accepts.
+
+        Each text ends at a stop string or at the end of its document. Without `inputs`, a new document begins, if the
+        model was trained on documents. `stop_strings` need the option `tokenizer`.
+        """
         inputs = options.pop("input_ids", None) if inputs is None else inputs
         if end := list(self.config.end_mark):
             inputs = torch.tensor([end], device=self.device) if inputs is None else inputs
