@@ -18,22 +18,14 @@ from gpt.model import GPT
 
 
 class CharGPTConfig(PretrainedConfig):
-    """The contents of config.json.
-
-    `model_config` is a dict with the fields of `ModelConfig`, `vocab_size` the number of tokens, and `end_mark` the
-    tokens that end a document, none if the training text was not divided into documents.
-    """
+    """The contents of config.json: `ModelConfig` as `model_config`, and `end_mark`, the tokens that end a document."""
 
     model_type = "chargpt"
     end_mark: tuple[int, ...] = ()
 
 
 class Ended(StoppingCriteria):
-    """Stops the generation of each text as soon as it ends with the tokens `end`.
-
-    They are a stop string or, if it consists of several tokens, the end mark of documents; transformers itself stops
-    only at a single token. With `pads`, texts that have ended are padded until the others end, too.
-    """
+    """Stops each text once it ends with the tokens `end`: a stop string, or an end mark of several tokens."""
 
     def __init__(self, end: list[int], pads: bool = False) -> None:
         self.end = end
@@ -67,10 +59,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_: Any
     ) -> CausalLMOutput:
-        """Return the logits (B, T, V) of tokens (B, T) and, with `labels`, the mean loss in nats per token.
-
-        `labels`, (B, T), are usually `input_ids` themselves: they are shifted here. A label of -100 is ignored.
-        """
+        """Return the logits (B, T, V) of tokens (B, T), and the mean loss if `labels` are given, -100 where ignored."""
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask: has zeros, but padding is not supported; pass texts of the same length")
         logits = self.net(input_ids)  # (B, T, V)
@@ -80,11 +69,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def generate(
         self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), stop_strings: Any = (), **options: Any
     ) -> Any:
-        """Return texts (B, T) with generated tokens added, like `generate` of transformers, whose options it accepts.
-
-        Each text ends at a stop string or at the end of its document. Without `inputs`, a new document begins, if the
-        model was trained on documents. `stop_strings` need the option `tokenizer`.
-        """
+        """Return the texts `inputs`, (B, T), continued to a stop string or their end; without any, a new document."""
         inputs = options.pop("input_ids", None) if inputs is None else inputs
         if end := list(self.config.end_mark):
             inputs = torch.tensor([end], device=self.device) if inputs is None else inputs
@@ -100,10 +85,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         return super().generate(inputs, *others, stopping_criteria=criteria, **options)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:
-        """Return the arguments of `forward` for the next token: the texts, (B, T), cropped to their last tokens.
-
-        As many tokens remain as the next one depends on, by the window rule of `inference/decoder.py`.
-        """
+        """Return the arguments of `forward`: texts (B, T), cropped to those tokens that can influence the next one."""
         length, context, shape = input_ids.shape[1], self.shape.context, self.shape
         keep = shape.layers * (shape.attention_window + shape.conv_taps - 1) + 2
         if shape.absolute:  # a text that fills the context continues from its last half
