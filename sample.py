@@ -32,7 +32,7 @@ from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
 ALIASES = {
     "": "--prompt TEXT", "--start": "--prompt", "--temp": "--temperature", "--length": "--num-chars",
-    "--max-new-tokens": "--num-chars", "--num-tokens": "--num-chars",
+    "--max-new-tokens": "--num-chars", "--num-tokens": "--num-chars", "-n": "--num-chars",
 }  # fmt: skip
 PIPE_SECONDS = 0.5  # seconds to wait for text in a pipe, see `is_piped`
 HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a text.

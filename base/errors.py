@@ -59,11 +59,18 @@ def describe_os_error(error: OSError, path: object = None) -> str:
     return one_line(f"{f'{name}:' if name else 'a file'} could not be written: {error.strerror}; {helps[error.errno]}")
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
-    """Return `; nearest: NAME` with the most similar of `names` in any case, or an empty string if none is similar."""
+def most_similar(word: str, names: Iterable[str]) -> str | None:
+    """Return the most similar of `names` in any case, or None if none is similar."""
     folded = {name.casefold(): name for name in names}
-    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=0.5)
-    return f"; nearest: {folded[close[0]]}" if close else ""
+    cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
+    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=cutoff)
+    return folded[close[0]] if close else None
+
+
+def nearest(word: str, names: Iterable[str]) -> str:
+    """Return `; nearest: NAME` with the `most_similar` name, or an empty string if none is similar."""
+    name = most_similar(word, names)
+    return f"; nearest: {name}" if name else ""
 
 
 def redacted(text: str) -> str:

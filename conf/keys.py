@@ -1,13 +1,12 @@
 """List the keys of the configuration with their types, defaults and resume rules; suggest one for a misspelled key."""
 
 import dataclasses
-import difflib
 import typing
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from base.errors import nearest
+from base.errors import most_similar
 from base.options import allowed
 from conf.groups import choice_values, groups
 from conf.schema import Config, SearchConfig
@@ -15,14 +14,19 @@ from gpt.config import ModelConfig
 
 # Names from nanoGPT, Lightning and Hugging Face, and likely guesses, with the key that has this meaning here.
 ALIASES = {
-    "ckpt_path": "resume", "learning_rate": "optim.lr", "batch_size": "data.batch",
-    "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps", "max_iters": "trainer.max_steps",
-    "out_dir": "name", "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads",
-    "n_embd": "model.dim", "dataset": "data.path", "val": "data.validation", "valid": "data.validation",
-    "text": "data.path", "data.text": "data.path", "file": "data.path", "dev": "data.validation",
-    "data.dev": "data.validation", "data.eval": "data.validation", "val_path": "data.validation",
-    "valid_path": "data.validation", "test_path": "data.test",
-    "corpus": "data", "eval_interval": "trainer.val_check_interval",
+    "learning_rate": "optim.lr", "batch_size": "data.batch", "steps": "trainer.max_steps",
+    "max_iters": "trainer.max_steps", "n": "name", "out_dir": "name", "block_size": "model.context",
+    "n_layer": "model.layers", "n_head": "model.heads", "n_embd": "model.dim", "embed": "model.dim",
+    "d_model": "model.dim", "warmup_steps": "optim.warmup", "dataset": "data.path", "val": "data.validation",
+    "valid": "data.validation", "text": "data.path", "data.text": "data.path", "file": "data.path",
+    "dev": "data.validation", "data.dev": "data.validation", "data.eval": "data.validation",
+    "val_path": "data.validation", "valid_path": "data.validation", "test_path": "data.test", "corpus": "data",
+    "eval_interval": "trainer.val_check_interval",
+}  # fmt: skip
+_IN_STEPS = "the length of training is set in steps: trainer.max_steps=1000"
+HINTS = {  # about names whose meaning no single key has
+    "ckpt_path": "resume=RUN continues a run, init_from=RUN starts from its model",
+    "epochs": _IN_STEPS, "max_epochs": _IN_STEPS, "num_epochs": _IN_STEPS,
 }  # fmt: skip
 
 
@@ -95,14 +99,14 @@ def nearest_key(key: str, names: list[str]) -> str:
 
     A name whose last component is similar is preferred.
     """
-    key = key.lower()
-    if key == "ckpt_path":
-        return "; resume=RUN continues a run, init_from=RUN starts from its model"
-    if key.rpartition(".")[2] in ALIASES:
-        return f"; it is {ALIASES[key.rpartition('.')[2]]} here"
-    by_last = {name.rpartition(".")[2]: name for name in reversed(names)}
-    close = difflib.get_close_matches(key.rpartition(".")[2], by_last, 1, 0.6)
-    return f"; nearest: {by_last[close[0]]}" if close else nearest(key, names)
+    last = key.lower().rpartition(".")[2]
+    if last in HINTS:
+        return f"; {HINTS[last]}"
+    if last in ALIASES:
+        return f"; it is {ALIASES[last]} here"
+    full = {name: name for name in names} | {name.rpartition(".")[2]: name for name in reversed(names)}
+    close = most_similar(last, full)
+    return f"; nearest: {full[close]}" if close else ""
 
 
 def presets() -> list[ModelConfig]:

@@ -17,7 +17,7 @@ from base.jobs.run_directory import RUNS
 from base.options import spell
 from conf.groups import add_folder, choice_values, groups
 from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
-from conf.keys import ALIASES, KEYS, SEARCH_KEYS, is_launch, is_plugins, nearest_key
+from conf.keys import ALIASES, HINTS, KEYS, SEARCH_KEYS, is_launch, is_plugins, nearest_key
 from conf.schema import REFUSED, SearchConfig
 from data.config import TYPOGRAPHIC_QUOTES
 
@@ -145,6 +145,8 @@ def _as_setting(flag: str, arguments: list[str]) -> str:
     keys += [here for other, here in ALIASES.items() if name == other]
     if keys:
         return f"; settings have no dashes: {keys[0]}={value}"
+    if name in HINTS:
+        return f"; {HINTS[name]}"
     return f", must be one of {', '.join(FLAGS)}{nearest(flag, FLAGS)}"
 
 

@@ -17,7 +17,7 @@ REFUSED = {
     "accumulate_grad_batches": "use data.micro_batch",
     "gradient_clip_val": "use optim.clip",
     "gradient_clip_algorithm": "use optim.clip, which clips by norm",
-    "max_epochs": "use trainer.max_steps",
+    "max_epochs": "use trainer.max_steps, which counts steps",
     "max_time": "use minutes=N",
     "fast_dev_run": "use debug=fast",
     "limit_train_batches": "use trainer.max_steps",

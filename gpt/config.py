@@ -30,9 +30,14 @@ class ModelConfig:
         on_resume="allow",
     )
     bias: bool = option(False, "biases in linear layers and layer norms")
-    norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
+    norm: str = option(
+        "layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"), aliases={"rms": "rmsnorm"}
+    )
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
-    positions: str = option("rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "alibi", "none"))
+    positions: str = option(
+        "rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "alibi", "none"),
+        aliases={"rope": "rotary", "sin": "sinusoidal", "sine": "sinusoidal", "absolute": "learned"},
+    )  # fmt: skip
     window: int | None = option(
         None, "attention window in tokens, including the current one; null: the whole context", least=1, most=2**20
     )
@@ -48,6 +53,7 @@ class ModelConfig:
         "attention kernel; auto: explicit (matmuls) to train on a CPU with fewer than 1024 tokens, else PyTorch's sdpa",
         choices=("auto", "explicit", "sdpa"),
         on_resume="allow",
+        aliases={"flash": "sdpa", "eager": "explicit"},
     )
 
     def __post_init__(self) -> None:
@@ -140,7 +146,10 @@ class OptimConfig:
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
     warmup: int = option(50, "linear warm-up steps", least=0)
-    schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))
+    schedule: str = option(
+        "trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"),
+        aliases=dict.fromkeys(("wsd", "linear", "constant"), "trapezoid"),
+    )  # fmt: skip
     cooldown: float = option(
         0.5, "trapezoid: final fraction of all steps, in which the learning rate falls", least=0, most=1
     )

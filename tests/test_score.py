@@ -592,7 +592,7 @@ def test_splits_that_cannot_be_scored(trained: Path, score: Call, sample: Call, 
     }.items():  # fmt: skip
         one_line(score(*arguments.split()), 2, said, program="score.py")
     Path("book.txt").rename("moved.txt")
-    said = "data.path=book.txt: no such file or directory; nearest: moved.txt; "
+    said = "data.path=book.txt: no such file or directory; "
     said += "if the text has moved, put it or a link to it there"
     more = f"{said}; python score.py first FILE scores a whole file"
     one_line(score("first", "--split", "test"), 2, more, program="score.py")

@@ -23,7 +23,7 @@ def refused(*typed: str) -> str:
 
 WRONG = {  # what is named, and the rest of what is said; tests/faults/test_input.py has the values out of range
     "++model.head=8": "model.head: .*nearest: model.heads", "+model.heads=8": "model.heads.*without \\+",
-    "~model.heads": "(?=.*model.heads).*cannot be removed", "model.steps=3": "nearest: trainer.max_steps",
+    "~model.heads": "(?=.*model.heads).*cannot be removed", "model.steps=3": "it is trainer.max_steps here",
     "data=shakespear": "data=shakespear.*enwik8, shakespeare, stdlib, text8.*nearest: shakespeare",
     "lr=0.1": "lr.*nearest: optim.lr", "heads": "key=value.*: model.heads",
     "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=maybe": "maybe.*true or false",
@@ -182,3 +182,28 @@ def test_what_is_nearest_does_not_depend_on_the_case() -> None:
         "trainer.profiler=PyTorch": "pytorch", "callbacks=[EMA]": "ema",
     }.items():  # fmt: skip
         assert refused(typed).endswith(f"; nearest: {meant}"), refused(typed)
+
+
+def test_the_field_s_words_for_our_choices_and_nothing_for_what_is_unlike() -> None:
+    for typed, meant in {
+        "model.positions=rope": "rotary", "model.positions=RoPE": "rotary", "model.positions=sin": "sinusoidal",
+        "model.positions=absolute": "learned", "optim.schedule=linear": "trapezoid", "model.norm=rms": "rmsnorm",
+        "optim.schedule=constant": "trapezoid", "optim.schedule=wsd": "trapezoid", "model.attention=flash": "sdpa",
+        "data.tokenizer=characters": "char", "optim.name=adam": "adamw", "modelheads=2": "model.heads",
+        "data_path=a": "data.path", "trainer.accelerator=cdua": "cuda",
+    }.items():  # fmt: skip
+        assert refused(typed).endswith(f"; nearest: {meant}"), refused(typed)
+    for typed in (
+        "data.tokenizer=bpe", "optim.name=lion", "trainer.accelerator=tpu", "model.activation=tanh", "model.foo=1",
+        "optim.momentum=1", "data=gutenberg",
+    ):  # fmt: skip
+        assert "nearest" not in refused(typed), refused(typed)
+    for typed in ("model.embed=3", "d_model=3"):
+        assert refused(typed).endswith("; it is model.dim here"), refused(typed)
+    for typed in ("epochs=3", "trainer.num_epochs=3", "--epochs=3"):
+        said = refusal(InputError, read_command, [typed])
+        assert said.endswith("; the length of training is set in steps: trainer.max_steps=1000"), said
+    for typed, meant in (("--steps=3", "trainer.max_steps=3"), ("-n foo", "name=foo")):
+        said = refusal(InputError, read_command, typed.split())
+        assert said.endswith(f"; settings have no dashes: {meant}"), said
+    assert "nearest" not in refusal(InputError, read_command, ["-x"])

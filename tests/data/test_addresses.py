@@ -158,7 +158,7 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
     for path, reason in {
         "s3://no-such-bucket/a.txt": "no such file, directory or bucket|bucket does not exist",
         "BUCKET/no/*.txt": "no file matches", "[BUCKET/a.txt,BUCKET/b.txt]": r"data\.path=BUCKET/b\.txt: no such file",
-        "s4://books/a.txt": "unknown kind of address; nearest: s3",
+        "s33://books/a.txt": "unknown kind of address; nearest: s3",
         "file:///no/such/dir": "no such file, directory or bucket",
         "BUCKET/latin": r"BUCKET/latin/1\.txt, line 1: byte 400 is not utf-8 .*data\.encoding=",
     }.items():  # fmt: skip

@@ -88,7 +88,8 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "learning_rate=1": "it is optim.lr here",
     ("--lr", "3e-4"): "dashes: optim.lr=3e-4", "--learning-rate=1e-3": "dashes: optim.lr=1e-3",
     "--batch_size=8": "dashes: data.batch=8",
-    "epochs=3": "it is trainer.max_steps here", "max_iters=5": "it is trainer.max_steps here", "--out_dir=a": "name=a",
+    "epochs=3": "set in steps: trainer.max_steps=1000",
+    "max_iters=5": "it is trainer.max_steps here", "--out_dir=a": "name=a",
     "model.n_head=2": "it is model.heads here",
     ("--config-name", "x"): "train.py has no --config-name; --cfg job", "-p": "train.py has no -p", "--info": "has no",
     "--config-dir=": "needs a folder of presets", "bok.txt": "there is no file bok.txt here; data.path=FILE trains",
@@ -145,7 +146,7 @@ def test_other_wrong_words(train: Call, workplace: Path) -> None:
 SAMPLE = {
     "book.txt": "is damaged or not a model file", "x" * 5000: f"{'x' * 80}…: ", "runs/\nx": "no such",
     "--start=x": "it is --prompt here", "--temp=1": "it is --temperature here", "--length=3": "it is --num-chars here",
-    "--max_new_tokens=3": "it is --num-chars here", "--promt=x": "nearest: --prompt",
+    "--max_new_tokens=3": "it is --num-chars here", "--promt=x": "nearest: --prompt", "-n=3": "it is --num-chars here",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",
