@@ -39,7 +39,8 @@ from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharac
 MAPPED_FROM = 2**24  # bytes
 RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
-SEEN = "the model that this run starts from was trained on text held out here: the loss says nothing about new text"
+SEEN = "the starting model was trained on this run's held-out text, so the loss does not show how well it predicts "
+SEEN += "new text"
 MAX_HASHES = 1000  # of training files, the lowest ones: each uses 20 of a model file's `MAX_METADATA` characters
 # Tokens of each split; the tokenizer; number of characters of each split; the fields of `Documents` but `rule`, or {};
 # (hash of the content, see `hashed`, and split, or "" if the file is divided) of each file that is not empty.
@@ -263,12 +264,14 @@ def _encode(
                 parts_of = split_documents(corpus, sizes, shares, alike)
                 split_of = [parts[0][0] if len(parts) == 1 else "" for parts in parts_of]
                 parts = _encode_parts(corpus, parts_of, tokenizer, tick)
-            files = [(sha, split) for sha, split in zip(hashes, split_of, strict=True) if sha != EMPTY]
+            files = list[tuple[str, str]]()
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
                 if corpus.stamps() != stamps:
                     raise changed
+                known = order.splits_of_files() if rule and rule.kind == "file" and not split_of[0] else split_of
+                files.extend((sha, split) for sha, split in zip(hashes, known, strict=True) if sha != EMPTY)
 
             _save(folder, tokenizer, encoded(), {"rare": rare, "files": files, "documents": found})
     except UnknownCharacter:  # the file has a character that it did not have in the first pass

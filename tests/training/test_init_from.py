@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import yaml
@@ -162,6 +163,28 @@ def test_one_file_that_two_large_sets_share_is_found(workplace: Path, prose: str
     write_model_file("long.safetensors", filled(), trained_on=meta["trained_on"] | {"before": texts[:32]})
     assert model_file.read("long.safetensors").meta["trained_on"]["sha256"] == huge.hashes
     assert model_file.texts_read(meta)[1:] == texts[:31]
+
+
+def test_a_file_that_is_one_document_is_held_out_only_in_its_split(workplace: Path, prose: str) -> None:
+    for folder in ("first", "second"):
+        Path(folder).mkdir()
+        for number in range(45):
+            Path(f"{folder}/{number:02}.txt").write_text(f"{folder} {number} {prose[number : number + 200]}\n" * 2)
+    texts = {kind: open_text(DataConfig(path="first", documents=kind), 16) for kind in ("file", "line")}
+    paths = {content_of(path): path for path in Path("first").iterdir()}
+    whole = texts["file"].tokenizer.decode(np.concatenate((texts["file"].validation, texts["file"].test)))
+    inside = {sha for sha, path in paths.items() if path.read_text() in whole}
+    assert texts["file"].held_out.keys() == inside and 2 <= len(inside) < 10
+    assert set(texts["file"].hashes) == paths.keys() - inside
+    assert texts["line"].held_out.keys() == paths.keys(), "a part of each file may be held out"
+    for kind, text in texts.items():
+        for sha, path in paths.items():
+            Path("second/00.txt").write_bytes(path.read_bytes())
+            read = model_file.texts_read(trained_on(open_text(DataConfig(path="second/00.txt"), 16)))
+            assert (SEEN in text.read_before(read).notes) is (kind == "line" or sha in inside), (kind, path)
+    for number in range(10):
+        Path(f"first/blank{number}.txt").write_text(number * " " + "\n")
+    assert open_text(DataConfig(path="first", documents="file"), 16).held_out.keys() == inside
 
 
 def content_of(path: Path) -> str:
