@@ -66,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
     text = Path(options.file or "")
     if options.file not in (None, "-") and not text.exists():
         others = os.listdir(text.parent) if text.parent.is_dir() else []
-        raise InputError(f"{options.file}: no such file{nearest(text.name, others)}")
+        raise InputError(f"{options.file}: no such file{nearest(text.name, others, text.suffix)}")
     if options.split and options.encoding != "utf-8":
         raise InputError(f"--encoding {options.encoding}: only works with a text file; --split uses the run's encoding")
     if options.stride and options.window not in (None, "strided"):

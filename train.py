@@ -66,9 +66,10 @@ def dispatch(arguments: list[str]) -> int | None:
     if command.sweep:
         return print(combinations(command)) if command.part else begin_sweep(command)
     (settings,) = command.runs()
+    config = compose(settings, command.literals)
     if command.part:
         return print(show(settings, command.literals, command.part, command.resolve), end="")
-    return run.main(command, compose(settings, command.literals), STARTED)
+    return run.main(command, config, STARTED)
 
 
 if __name__ == "__main__":

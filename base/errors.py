@@ -59,17 +59,18 @@ def describe_os_error(error: OSError, path: object = None) -> str:
     return one_line(f"{f'{name}:' if name else 'a file'} could not be written: {error.strerror}; {helps[error.errno]}")
 
 
-def most_similar(word: str, names: Iterable[str]) -> str | None:
-    """Return the most similar of `names` in any case, or None if none is similar."""
-    folded = {name.casefold(): name for name in names}
+def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:
+    """Return the most similar of `names` in any case, or None if none is similar; a shared `ending` does not count."""
+    word, ending = word.casefold(), ending.casefold()
+    folded = {name.casefold().removesuffix(ending): name for name in names}
     cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
-    close = difflib.get_close_matches(word.casefold(), folded, n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(word.removesuffix(ending), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None
 
 
-def nearest(word: str, names: Iterable[str]) -> str:
+def nearest(word: str, names: Iterable[str], ending: str = "") -> str:
     """Return `; nearest: NAME` with the `most_similar` name, or an empty string if none is similar."""
-    name = most_similar(word, names)
+    name = most_similar(word, names, ending)
     return f"; nearest: {name}" if name else ""
 
 

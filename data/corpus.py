@@ -268,7 +268,7 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
     if not glob.has_magic(path):
         folder = Path(expanded).parent
         others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
-        near = printable(nearest(Path(expanded).name, others))
+        near = printable(nearest(Path(expanded).name, others, Path(expanded).suffix))
         bare = path[1:-1]
         quotes = ("'", '"', *TYPOGRAPHIC_QUOTES)
         if path.startswith(quotes) and path.endswith(quotes) and bare and os.path.exists(os.path.expanduser(bare)):

@@ -115,6 +115,10 @@ def test_what_cfg_shows(train: Call) -> None:
     for part, shown in (("hydra", ["hydra"]), ("all", [*keys, "hydra"])):
         values = yaml.safe_load(train("seed=3", f"--cfg={part}", defaults=False).out)
         assert list(values) == shown and values["hydra"]["overrides"]["task"] == ["seed=3"]
+    for typed in ("optim.name=AdamW", "trainer.precision=BF16", "seed=-1", "trainer.max_steps=3.5", "model.heads=3"):
+        ended = train(typed, "--cfg", "job")
+        one_line(ended, 2, f"{typed}: must ")
+        assert not ended.out
     for typed, said in (("-c jobs", "-c jobs: must be.* nearest: job"), ("--resolve", "--resolve: needs --cfg")):
         assert re.match(said, refused(*typed.split()))
 

@@ -103,7 +103,7 @@ def test_directories_and_globs(tmp_path, monkeypatch):
 
 
 def test_what_is_not_there(tmp_path):
-    make_named(tmp_path, "books/shakespeare.txt", "other", "env.sh")
+    make_named(tmp_path, "books/shakespeare.txt", "books/book.txt", "other", "env.sh")
     (tmp_path / "empty" / "sub").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe")
     near = tmp_path / "books" / "shakespear.txt"
@@ -117,7 +117,7 @@ def test_what_is_not_there(tmp_path):
     for name, reason in {
         "book": "; nearest: books", "empty": "the directory holds no files", "pipe": "neither a file nor a directory",
         "*.pdf": "no file matches", "*books": "no file matches",  # a directory is no file
-        **dict.fromkeys(["zzzzzzzz", "nosuch", "zzzz/a.txt", "a\0b", "two\nlines"], "no such file or directory"),
+        **dict.fromkeys(["zzzzzzzz", "nosuch", "books/gone.txt", "zzzz/a.txt", "a\0b", "two\nlines"], "no such file or directory"),
     }.items():  # fmt: skip
         assert refusal(InputError, read, tmp_path / name).endswith(reason)
 
