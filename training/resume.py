@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import ranks
+from base import processes, ranks
 from base.errors import InputError, printable
 from base.files import remove_unfinished
 from base.jobs import run_directory, run_lock
@@ -65,7 +65,7 @@ def newest_unfinished(command: Command) -> Path:
         if ranks.rank() == 0 and run_lock.in_use(run):
             reason = "another process is training there"
         elif not (run / "config.yaml").is_file():
-            reason = "has no config.yaml"
+            reason = "has checkpoints but no config.yaml"
         elif run_directory.lacks_checkpoints(run):
             reason = "has a model but no checkpoint"
         else:
@@ -75,7 +75,9 @@ def newest_unfinished(command: Command) -> Path:
                 log.info(f"resume: skips {line}")
             return run
         skipped.append(f"{run}: {reason}")
-    raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/{'; '.join(['', *skipped])}")
+    if skipped:
+        raise InputError(f"resume=auto: no run can be continued; {'; '.join(skipped)}")
+    raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/")
 
 
 def why_not(run: Path, command: Command) -> str:
@@ -87,13 +89,17 @@ def why_not(run: Path, command: Command) -> str:
 
     try:
         config = read_config(run)
-        if not command.sets("data") and "://" not in "".join(filter(None, config.data.places().values())):
-            open_corpus(of_run(config.data))
     except InputError as error:
         return str(error)
+    if not command.sets("data") and "://" not in "".join(filter(None, config.data.places().values())):
+        try:
+            open_corpus(of_run(config.data))
+        except InputError as error:
+            again = processes.command("python", "train.py", f"resume={run}")
+            return f"{error}; if the text has moved, {again} data.path=FILE continues it"
     point, damaged = find_newest(run / "checkpoints")
     if point is None:
-        return f"no checkpoint can be resumed: {'; '.join(damaged)}" if damaged else ""
+        return f"has no usable checkpoint ({'; '.join(damaged)})" if damaged else ""
     ours = {key: value for key, value in settings(config).items() if is_fixed(key)}
     theirs = {key: point.conditions.get(key, value) for key, value in ours.items()}
     differing = [key for key in ours if ours[key] != theirs[key]]
@@ -148,7 +154,7 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 
     point, skipped = find_newest(run / "checkpoints")
     if point is None and skipped:
-        raise CheckpointError(f"{run}: no checkpoint can be resumed: {'; '.join(skipped)}")
+        raise CheckpointError(f"{run}: has no usable checkpoint ({'; '.join(skipped)})")
     if point is None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None

@@ -87,7 +87,7 @@ def test_nothing_is_touched_where_no_checkpoint_is_whole(killed: Path) -> None:
     before = contents_of(killed)
     for arguments in (["name=cut", "resume=auto"], ["resume=auto"], ["resume=runs/cut"]):
         ended = run(*arguments, defaults=False)
-        one_line(ended, 2, "no checkpoint can be resumed", str(LAST), str(PREVIOUS))
+        one_line(ended, 2, "has no usable checkpoint (", str(LAST), str(PREVIOUS))
     assert contents_of(killed) == before
 
 
@@ -142,7 +142,7 @@ def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
     with at_work("name=busy", *RESUMED[1:], step=22) as busy:
         ended = run("resume=auto", defaults=False)
     assert ended.status == 0, ended
-    assert "skips runs/bare: has no config.yaml" in ended.out and "skips runs/broken: no checkpoint" in ended.out
+    assert "skips runs/bare: has checkpoints but no config.yaml" in ended.out and "skips runs/broken: has no usable checkpoint" in ended.out
     assert "skips runs/busy: another process" in ended.out and "continuing runs/cut" in ended.out
     assert busy.wait().status == 0
 
@@ -194,9 +194,13 @@ def test_a_run_without_its_text_or_with_another_model_s_settings_is_passed_over(
 
     copied("wide", 2, "  dim: 32", "  dim: 64")
     copied("gone", 1, "path: book.txt", "path: gone.txt")
-    said = ("runs/gone: data.path=gone.txt: ", "runs/wide: runs/wide/config.yaml: model.dim=64 (its checkpoint has 32)")
+    copied("bare", 3, "seed", "seed")
+    Path("runs/bare/config.yaml").unlink()
+    moved = "no such file or directory; if the text has moved, python train.py resume=runs/gone data.path=FILE continues it"
+    said = ("runs/bare: has checkpoints but no config.yaml", f"runs/gone: data.path=gone.txt: {moved}")
+    said += ("runs/wide: runs/wide/config.yaml: model.dim=64 (its checkpoint has 32)",)
     shutil.move(killed, "elsewhere")
-    one_line(run("resume=auto", defaults=False), 2, "resume=auto: no unfinished run in runs/; ", *said)
+    one_line(run("resume=auto", defaults=False), 2, "resume=auto: no run can be continued; ", *said)
     shutil.move("elsewhere", killed)
     ended = run("resume=auto", "data.path=book.txt", "trainer.max_steps=31", defaults=False)
     assert ended.status == 0 and "continuing runs/gone" in ended.out, "its text is named"
