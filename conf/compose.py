@@ -240,7 +240,7 @@ def _one_line() -> Iterator[None]:
         elif isinstance(cause, ValidationError) and key in KEYS:
             message = f"{key}={spell(cause.value)}: must be {KEYS[key].allowed}"
             if KEYS[key].kind == list[str]:
-                message += f"; write {shlex.quote(f'{key}=[{cause.value}]')}"
+                message = f"{key}={spell(cause.value)}: must be a list: {shlex.quote(f'{key}=[{cause.value}]')}"
         elif isinstance(cause, ConfigAttributeError | ConfigKeyError):
             message = f"{key}: no such key{nearest_key(key, list(KEYS))}"
         elif key:

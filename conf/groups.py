@@ -18,6 +18,8 @@ def add_folder(name: str) -> None:
     if not name:
         raise InputError("--config-dir: needs a folder of presets, such as --config-dir presets")
     folder = Path(name).absolute()
+    if not folder.is_dir():
+        raise InputError(f"--config-dir {name}: no such folder")
     if not any(file for group in groups() for file in folder.glob(f"{group}/*.yaml")):
         raise InputError(f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}")
     if folder not in FOLDERS:

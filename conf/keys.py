@@ -18,16 +18,13 @@ ALIASES = {
     "max_iters": "trainer.max_steps", "n": "name", "out_dir": "name", "block_size": "model.context",
     "n_layer": "model.layers", "n_head": "model.heads", "n_embd": "model.dim", "embed": "model.dim",
     "d_model": "model.dim", "warmup_steps": "optim.warmup", "dataset": "data.path", "val": "data.validation",
-    "valid": "data.validation", "text": "data.path", "data.text": "data.path", "file": "data.path",
-    "dev": "data.validation", "data.dev": "data.validation", "data.eval": "data.validation",
+    "valid": "data.validation", "text": "data.path", "file": "data.path", "dev": "data.validation",
     "val_path": "data.validation", "valid_path": "data.validation", "test_path": "data.test", "corpus": "data",
-    "eval_interval": "trainer.val_check_interval",
+    "eval_interval": "trainer.val_check_interval", "eval": "data.validation",
 }  # fmt: skip
-_IN_STEPS = "the length of training is set in steps: trainer.max_steps=1000"
-HINTS = {  # about names whose meaning no single key has
-    "ckpt_path": "resume=RUN continues a run, init_from=RUN starts from its model",
-    "epochs": _IN_STEPS, "max_epochs": _IN_STEPS, "num_epochs": _IN_STEPS,
-}  # fmt: skip
+_STEPS = "the length of training is set in steps: trainer.max_steps=1000"
+HINTS = dict.fromkeys(("epochs", "max_epochs", "num_epochs"), _STEPS)  # names that no single key stands for
+HINTS["ckpt_path"] = "resume=RUN continues a run, init_from=RUN starts from its model"
 
 
 @dataclass(frozen=True)

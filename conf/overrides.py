@@ -142,7 +142,7 @@ def _as_setting(flag: str, arguments: list[str]) -> str:
     if not equals:
         value = after[0] if after and "=" not in after[0] and not after[0].startswith("-") else "…"
     keys = [key for key in KEYS | SEARCH_KEYS if name in (key, key.rpartition(".")[2])]
-    keys += [here for other, here in ALIASES.items() if name == other]
+    keys += [here for other, here in ALIASES.items() if name.rpartition(".")[2] == other]
     if keys:
         return f"; settings have no dashes: {keys[0]}={value}"
     if name in HINTS:

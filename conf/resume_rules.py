@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from base import processes
 from base.errors import InputError, nearest
 from base.options import spell
 from conf.keys import KEYS, has_auto, leaves
@@ -29,7 +30,7 @@ def changed(stored: Config, config: Config) -> list[str]:
     steps = config.trainer.max_steps
     longer = steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
     return [
-        f"{key}={spell(ours[key])} (the run has {spell(theirs[key])})"
+        _difference(key, ours[key], theirs[key])
         for key in ours
         if (KEYS[key].on_resume != "free" or key in (*PATHS, "trainer.max_steps"))
         and ours[key] != theirs[key]
@@ -38,6 +39,10 @@ def changed(stored: Config, config: Config) -> list[str]:
         and not key.startswith(trained)
         and key not in config.allow
     ]
+
+
+def _difference(key: str, ours: Any, theirs: Any) -> str:
+    return f"{key}={spell(ours)} (the run has {'none' if theirs is None else spell(theirs)})"
 
 
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
@@ -82,11 +87,13 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
     differing = [name for name in now if before.get(name) != now[name]]
     fixed = [name for name in differing if is_fixed(name)]
-    listed = ", ".join(f"{name}={spell(now[name])} (the run has {spell(before.get(name))})" for name in differing)
+    listed = ", ".join(_difference(name, now[name], before.get(name)) for name in differing)
     if fixed:
-        start = shlex.quote(f"init_from={run}")
-        advice = f"; {start}, with data.path=, starts a new run from its model" if fixed == ["vocabulary"] else ""
-        raise InputError(f"resume: cannot change {listed}; allow= cannot permit {', '.join(fixed)}{advice}")
+        advice = f"allow= cannot permit {', '.join(fixed)}"
+        if fixed == ["vocabulary"]:
+            start = processes.command("python", "train.py", f"init_from={run}", "data.path=FILE")
+            advice = f"the vocabulary of a run cannot change; to start a new run from this model: {start}"
+        raise InputError(f"resume: cannot change {listed}; {advice}")
     for name in filter(is_fixed, allow):
         harm = "with another value the weights would not fit or would mean something else"
         raise InputError(f"allow=[{name}]: cannot be allowed; {harm}")

@@ -47,10 +47,7 @@ class DataConfig:
         None, "the field of *.csv, *.tsv or *.jsonl files to read; each row is then a document", literal=True
     )
     encoding: str = option("utf-8", "encoding of the text files")
-    tokenizer: str = option(
-        "char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed",
-        aliases={"character": "char", "characters": "char"},
-    )  # fmt: skip
+    tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
     split: list[float] = option([*SPLIT], "fractions for training, validation and test", least=0, most=1)
     overfit: int | None = option(
         None, "train, validate and test on the first N tokens, to check that the model can memorise", least=2

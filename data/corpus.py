@@ -269,10 +269,11 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         folder = Path(expanded).parent
         others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
         near = printable(nearest(Path(expanded).name, others, Path(expanded).suffix))
-        bare = path[1:-1]
-        quotes = ("'", '"', *TYPOGRAPHIC_QUOTES)
-        if path.startswith(quotes) and path.endswith(quotes) and bare and os.path.exists(os.path.expanduser(bare)):
-            near = f"; the quotes are part of this name, without them: {shlex.quote(f'data.path={printable(bare)}')}"
+        bare = path.strip("".join((" \t,`'\"", *TYPOGRAPHIC_QUOTES)))
+        if bare not in ("", path) and os.path.exists(os.path.expanduser(bare)):
+            around = path.replace(bare, "", 1).strip()[:1]
+            what = {"": "spaces", ",": "commas", "`": "backticks"}.get(around, "quotes")
+            near = f"; the {what} became part of the name; write {shlex.quote(f'data.path={printable(bare)}')}"
         if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
             near = f"; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}; for a run on each: add -m"
         raise InputError(f"no such file or directory{near}", key)

@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import IO
 
 from base.errors import InputError, printable
-from base.progress import count
 from data.formats import damage, is_binary, office, utf16_order
 
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
@@ -99,7 +98,8 @@ def decode(
     codec, fix, end = codecs.lookup(encoding).name, "", ""
     if cut:
         fix = "get the whole file if it was cut, or "
-        end = f"the file ends in the middle of a character; get the whole file, or remove its last {count(cut, 'byte')}"
+        last = "byte" if cut == 1 else f"{cut} bytes"
+        end = f"the file ends in the middle of a character; get the whole file, or remove its last {last}"
     if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
         likely = "utf-16, which it looks like"
     elif order := utf16_order(first):

@@ -242,9 +242,8 @@ class HashOrder:
                 distinct += len(places)
                 splits = np.searchsorted(places, range(4))  # the first group of each split, and the number of groups
                 firsts = np.append(np.flatnonzero(differs), len(ends))[splits]
-                for place in (0, 1):
-                    if firsts[place] < firsts[place + 1]:
-                        self.last[place] = entries["hash"][firsts[place + 1] - 1]
+                filled = firsts[:2] < firsts[1:3]  # whether validation and test have documents in this bucket
+                self.last[filled] = entries["hash"][firsts[1:3][filled] - 1]
                 del group_ends, middles, differs, places, order
                 cuts = np.concatenate((firsts, np.searchsorted(ends, range(0, ends[-1], PIECE))))
                 for begin, end in pairwise(np.unique(cuts)):
@@ -260,8 +259,7 @@ class HashOrder:
 
     def splits_of_files(self) -> list[str]:
         """Return the split of each file once all are encoded, if each is a document; a blank one counts as training."""
-        places = np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))
-        return [ORDER[place] for place in places]
+        return np.array(ORDER)[np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))].tolist()
 
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
         """Encode all documents that are not blank and write them into `runs`; return the number of their tokens."""

@@ -30,9 +30,7 @@ class ModelConfig:
         on_resume="allow",
     )
     bias: bool = option(False, "biases in linear layers and layer norms")
-    norm: str = option(
-        "layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"), aliases={"rms": "rmsnorm"}
-    )
+    norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
     positions: str = option(
         "rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "alibi", "none"),

@@ -119,7 +119,8 @@ def write_missing(plan: RunPlan) -> None:
     steps = plan.config.trainer.max_steps
     if point.step > steps:
         raise InputError(
-            f"trainer.max_steps={steps}: {run} has taken {point.step} steps; set {point.step} to finish it there"
+            f"trainer.max_steps={steps}: {run} has already trained for {point.step} steps; "
+            f"trainer.max_steps={point.step} finishes it at this step"
         )
     more = [f"trainer.max_steps={2 * point.step}"] if point.step >= steps else ["callbacks=[]", "allow=[callbacks]"]
     command = processes.command("python", "train.py", f"resume={run}", *more)

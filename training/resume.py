@@ -75,9 +75,9 @@ def newest_unfinished(command: Command) -> Path:
                 log.info(f"resume: skips {line}")
             return run
         skipped.append(f"{run}: {reason}")
-    if skipped:
-        raise InputError(f"resume=auto: no run can be continued; {'; '.join(skipped)}")
-    raise InputError(f"resume=auto: no unfinished run in {run_directory.RUNS}/")
+    named = "; ".join(skipped)
+    why = f"no run can be continued; {named}" if named else f"no unfinished run in {run_directory.RUNS}/"
+    raise InputError(f"resume=auto: {why}")
 
 
 def why_not(run: Path, command: Command) -> str:

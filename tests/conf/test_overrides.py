@@ -191,9 +191,9 @@ def test_what_is_nearest_does_not_depend_on_the_case() -> None:
 def test_the_field_s_words_for_our_choices_and_nothing_for_what_is_unlike() -> None:
     for typed, meant in {
         "model.positions=rope": "rotary", "model.positions=RoPE": "rotary", "model.positions=sin": "sinusoidal",
-        "model.positions=absolute": "learned", "optim.schedule=linear": "trapezoid", "model.norm=rms": "rmsnorm",
+        "model.positions=absolute": "learned", "optim.schedule=linear": "trapezoid",
         "optim.schedule=constant": "trapezoid", "optim.schedule=wsd": "trapezoid", "model.attention=flash": "sdpa",
-        "data.tokenizer=characters": "char", "optim.name=adam": "adamw", "modelheads=2": "model.heads",
+        "data.tokenizer=chars": "char", "optim.name=adam": "adamw", "modelheads=2": "model.heads",
         "data_path=a": "data.path", "trainer.accelerator=cdua": "cuda",
     }.items():  # fmt: skip
         assert refused(typed).endswith(f"; nearest: {meant}"), refused(typed)

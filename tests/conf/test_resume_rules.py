@@ -105,7 +105,7 @@ def test_what_is_typed_otherwise_than_the_run_has_it() -> None:
         (plain, "seed=5 allow=[seed]", []),
         (plain, "trainer.max_steps=2000", []),
         (plain, "trainer.max_steps=1000", ["trainer.max_steps=1000 (the run has 1500)"]),
-        (plain, "data.path=other.txt", ["data.path=other.txt (the run has null)"]),
+        (plain, "data.path=other.txt", ["data.path=other.txt (the run has none)"]),
         (plain, "trainer.devices=2 logger=none trainer.log_every_n_steps=1", []),
         (timed, "minutes=5", []),
         (timed, "minutes=6", ["minutes=6.0 (the run has 5.0)"]),

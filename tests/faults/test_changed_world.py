@@ -66,7 +66,8 @@ def test_another_text_or_vocabulary(stopped: Call, prose: str) -> None:
     Path("book.txt").write_text(prose + "ß", encoding="utf-8")
     for ended in (stopped(), stopped("allow=[text,vocabulary]")):
         said = r"vocabulary=58 tokens \w{12} \(the run has 57 tokens \w{12}\)"
-        refused(ended, said, "allow= cannot permit vocabulary")
+        start = r"python train.py init_from=runs/\S+ data.path=FILE$"
+        refused(ended, said, f"the vocabulary of a run cannot change; to start a new run from this model: {start}")
     Path("book.txt").write_text(prose[::-1], encoding="utf-8")
     refused(stopped(), r"text=30576 characters \w{12} \(the run has 30576 characters \w{12}\)", r"allow=\[text\]")
     assert contents_of(Path("runs")) == before

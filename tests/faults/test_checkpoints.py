@@ -142,7 +142,8 @@ def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
     with at_work("name=busy", *RESUMED[1:], step=22) as busy:
         ended = run("resume=auto", defaults=False)
     assert ended.status == 0, ended
-    assert "skips runs/bare: has checkpoints but no config.yaml" in ended.out and "skips runs/broken: has no usable checkpoint" in ended.out
+    assert "skips runs/bare: has checkpoints but no config.yaml\n" in ended.out
+    assert "skips runs/broken: has no usable checkpoint (" in ended.out
     assert "skips runs/busy: another process" in ended.out and "continuing runs/cut" in ended.out
     assert busy.wait().status == 0
 
@@ -196,7 +197,8 @@ def test_a_run_without_its_text_or_with_another_model_s_settings_is_passed_over(
     copied("gone", 1, "path: book.txt", "path: gone.txt")
     copied("bare", 3, "seed", "seed")
     Path("runs/bare/config.yaml").unlink()
-    moved = "no such file or directory; if the text has moved, python train.py resume=runs/gone data.path=FILE continues it"
+    moved = "no such file or directory; if the text has moved, "
+    moved += "python train.py resume=runs/gone data.path=FILE continues it"
     said = ("runs/bare: has checkpoints but no config.yaml", f"runs/gone: data.path=gone.txt: {moved}")
     said += ("runs/wide: runs/wide/config.yaml: model.dim=64 (its checkpoint has 32)",)
     shutil.move(killed, "elsewhere")

@@ -95,7 +95,8 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "--config-dir=": "needs a folder of presets", "bok.txt": "there is no file bok.txt here; data.path=FILE trains",
     f"data.path={'x' * 300}": f"data.path={'x' * 80}…: ", "y" * 300: f"{'y' * 80}…: must be key=value",
     f"data.encoding={'x' * 300}": f"data.encoding={'x' * 80}…",
-    ("--config-dir", "nowhere"): "--config-dir nowhere: contains no preset, such as nowhere/model/mine.yaml",
+    ("--config-dir", "nowhere"): "--config-dir nowhere: no such folder",
+    ("--config-dir", "many"): "--config-dir many: contains no preset, such as many/model/mine.yaml",
     "model={layers:3}": "model=", "model.heads={": "cannot read the value", "model.layers=${nope}": "nope",
     "hydra.run.dir=x": "hydra.run.dir: is not accepted", "seed=range(0,5)": "-m",
     "logger.tensorboard.name=../../x": "logger=tensorboard accepts none",
@@ -109,7 +110,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",
     "trainer.accelerator=gpu": "this machine has only", "workers=2": "workers: only works with -m",
-    "allow=seed": "must be a list of texts; write 'allow=[seed]'", "allow=[seed]": "only works with resume=",
+    "allow=seed": "allow=seed: must be a list: 'allow=[seed]'", "allow=[seed]": "only works with resume=",
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072 or model.layers=2",
     # text
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=*.nothing": "no file matches",

@@ -222,7 +222,7 @@ def test_what_a_run_started_from_is_said(base: Call) -> None:
     assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
     meta, old = load_checkpoint("runs/fine")[1], load_checkpoint(BASE)[1]["vocabulary"]["characters"]
     assert meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"})) and meta["step"] > 0
-    for resume, init_from, had in (("fine", "other", "runs/first"), ("first", "runs/fine", "null")):
+    for resume, init_from, had in (("fine", "other", "runs/first"), ("first", "runs/fine", "none")):
         ended = base(f"resume=runs/{resume}", f"init_from={init_from}", "trainer.max_steps=90", defaults=False)
         one_line(ended, 2, f"cannot change init_from={init_from} (the run has {had}); allow= cannot permit")
     name = 'it\'s [my] "модель", 2=3.safetensors'
