@@ -53,7 +53,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("out", metavar="OUT", help="file or folder to write: see below")
     precision = "with --to web: bf16 (default) stores a weight in two bytes and measures what that costs, fp32 in four"
     add("--precision", choices=("bf16", "fp32"), help=precision)
-    add("--title", help="with --to web: heading of the page")
+    add("--title", help="with --to web: heading and title of the page")
     guess = "with --to web: add a guessing game with passages of FILE or of the run's validation split, which become "
     guess += "readable in the page"
     add("--guess", metavar="FILE|validation", help=guess)
@@ -62,7 +62,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check the options, export the model and print one line with the file, its size and how to load it."""
+    """Check the options, export the model and print the file, how to load it, and a line for each fact."""
     out = Path(options.out)
     suffix, _, usage = FORMATS[options.to]
     if out.suffix != suffix and suffix:
@@ -70,6 +70,8 @@ def run(options: argparse.Namespace) -> None:
     for option in ("title", "precision", "guess"):
         if (value := getattr(options, option)) is not None and options.to != "web":
             raise InputError(f"--{option} {value}: only works with --to web, not {options.to}")
+    if options.title is not None and not options.title.strip():
+        raise InputError(f"--title {options.title!r}: must contain text; leave it out for the usual heading")
     file = run_directory.find_model(options.source)
     if suffix:
         target = output_path(options.out, "OUT", [file], overwrite=options.overwrite)
@@ -88,13 +90,14 @@ def run(options: argparse.Namespace) -> None:
             except OSError as error:
                 error.filename = options.out
                 raise InputError(f"OUT {describe_os_error(error)}") from None
-            note = export(options, file, new, beside)
+            step, *facts = export(options, file, new, beside)
             size = sum(path.stat().st_size for path in (new.iterdir() if new.is_dir() else [new]))
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
-    note += f", its card is {out}.md" if card else ""
+    facts += [f"its card is {out}.md"] if card else []
     amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
-    print(printable(f"{out}: {amount}, {note}; use it: {usage.format(str(out))}"))
+    for line in (f"{out}: {amount}, {step}; use it: {usage.format(str(out))}", *facts):
+        print(printable(line))
 
 
 def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
@@ -139,14 +142,17 @@ def written(target: Path) -> Iterator[Path]:
         shutil.rmtree(old, ignore_errors=True)
 
 
-def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> str:
-    """Write the model in `file` in the format `options.to`, and check the result; return a note for the printed line.
+def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> list[str]:
+    """Write the model in `file` in the format `options.to`, and check the result.
 
     Args:
         options: the command line.
         file: the model file.
         new: where to write the output, a file or a folder.
         beside: where to write the model card, unless it is README.md in a folder for transformers.
+
+    Returns:
+        Facts to print, one per line; the first is about the file.
     """
     with Progress("loading the model"):
         from gpt.model_file import read
@@ -156,16 +162,16 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
 
         model = build(config, weights)
     game: dict[str, Any] = {"title": options.title} if options.to == "web" else {}
-    note, difference = f"step {meta['step']} of {file}", None
+    told, difference = [f"step {meta['step']} of {file}"], None
     if options.to == "web" and options.precision != "fp32":
         game["bf16"], reason = cost_of_bf16(model, file)
-        note += f", {game['bf16']}{reason}"
+        told.append(f"{game['bf16']}{reason}")
     if options.guess is not None:
         from data.passages import game_passages  # loads torch
 
         tokenizer = tokenizer_from(meta["vocabulary"])
         game["passages"], said = game_passages(options.guess, file, tokenizer, meta["documents"])
-        note += f", {said}"
+        told.append(said)
     with Progress(f"writing {printable(options.out)} and checking it"):
         if options.to != "card":
             write = getattr(import_module(f"gpt.export.{FORMATS[options.to][1]}"), f"write_{options.to}")
@@ -175,7 +181,7 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
             from reports.card import card as describe
 
             card.write_text(describe(model, meta, file, hf=options.to == "hf"), encoding="utf-8", newline="\n")
-    return note if difference is None else f"{note}, logits differ by at most {difference:.1g} of the largest"
+    return told + ([] if difference is None else [f"logits differ by at most {difference:.1g} of the largest"])
 
 
 def cost_of_bf16(model: "GPT", file: Path) -> tuple[str, str]:

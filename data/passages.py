@@ -104,7 +104,7 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
 def game_passages(
     source: str, file: Path, tokenizer: Tokenizer, documents: Mapping[str, str] | None = None
 ) -> tuple[list[str], str]:
-    """Return the passages of the guessing game, and a phrase about them for the line that export.py prints.
+    """Return the passages of the guessing game, and the line that export.py prints about them.
 
     A passage contains only characters of the vocabulary and does not occur in the text that the model was trained on.
     It begins where a line begins or, if the model was trained on documents, where a document begins. No passage
@@ -120,7 +120,7 @@ def game_passages(
     end = rule.end if rule else ""
     mark = end or "\n"
     if tokenizer.unit == "byte":
-        return [], "no game, because the model reads bytes"
+        return [], "no game: the model reads bytes"
     unchecked = ""
     try:
         text = text_of_run(file)
@@ -144,5 +144,5 @@ def game_passages(
         return found, f"{number}, which anyone with the page can read{unchecked}"
     advice = "name a text file instead" if source == "validation" else "name another text"
     unit = "document" if end else "line"
-    wanted = f"{TO_GUESS} characters from the beginning of a {unit}, all in the vocabulary and not in the training text"
-    return [], f"no game, because {source} has no {wanted}; {advice} after --guess"
+    lacks = f"{source} has no passage of {TO_GUESS} characters that starts a {unit}, uses only known characters"
+    return [], f"no game: {lacks} and is absent from the training text; {advice} after --guess"

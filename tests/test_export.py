@@ -59,7 +59,8 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
 
     ended = export("first", "--to", "web", "page.html", "--guess", "validation")
     shown = passages("page.html")
-    assert f"{len(shown)} passages of validation to guess, which anyone with the page can read; " in ended.out
+    assert f"{len(shown)} passages of validation to guess, which anyone with the page can read\n" in ended.out
+    assert ended.out.startswith("page.html: ") and len(ended.out.splitlines()) == 3, "the file, bf16, the game"
     assert ended.status == 0 and len(shown) > 1
     assert all(len(passage) == 200 and "\n" + passage in validation for passage in shown)
     # Of a file: what occurs in the training text, even in part, and what has other characters is left out.
@@ -89,9 +90,14 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     # A text without a passage costs the game, not the page.
     ended = export("first", "--to", "web", "none.html", "--guess", "runs/first/config.yaml")
     assert ended.status == 0 and passages("none.html") == []
-    assert "no game, because runs/first/config.yaml has no 200 characters from the beginning of a line" in ended.out
+    assert "\nno game: runs/first/config.yaml has no passage of 200 characters that starts a line, uses" in ended.out
     assert export("first", "--to", "web", "named.html", "--title", "My <words>").status == 0
-    assert '"title": "My \\u003cwords' in Path("named.html").read_text("utf-8")
+    named = Path("named.html").read_text("utf-8")
+    assert '"title": "My \\u003cwords' in named and "<title>My &lt;words&gt; · chargpt</title>" in named
+    assert "<title>book.txt · chargpt</title>" in Path("none.html").read_text("utf-8")
+    for title in ("", " "):
+        ended = export("first", "--to", "web", "untitled.html", "--title", title)
+        one_line(ended, 2, f"--title '{title}': must contain text", program="export.py")
 
 
 def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
@@ -118,7 +124,7 @@ def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
         assert "passages of texts to guess" in said
     Path("short.txt").write_text(lines[0])
     found, said = game_passages("short.txt", Path("none/best.safetensors"), tokenizer, rule)
-    assert found == [] and "200 characters from the beginning of a document, all" in said
+    assert found == [] and "200 characters that starts a document, uses" in said
 
 
 def test_a_page_in_two_bytes_a_weight_says_what_that_costs(trained: Path, export: Call) -> None:
@@ -285,7 +291,7 @@ def test_a_card_keeps_paths_and_markup_to_itself(workplace: Path, train: Call, e
 @pytest.mark.slow
 def test_a_graph_has_its_card_beside_it(checkpoint: Path, export: Call) -> None:
     ended = export("first", "--to", "torch", "model.pt2")
-    assert ended.status == 0 and ", its card is model.pt2.md; use it: " in ended.out
+    assert ended.status == 0 and ended.out.splitlines()[-1] == "its card is model.pt2.md"
     assert Path("model.pt2.md").read_text("utf-8").startswith("# best\n")
     assert sorted(os.listdir()) == ["book.txt", "model.pt2", "model.pt2.md", "runs"]
 

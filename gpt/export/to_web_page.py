@@ -7,6 +7,7 @@ import base64
 import math
 from collections.abc import Sequence
 from copy import deepcopy
+from html import escape
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +41,7 @@ def write_web(
         passages: texts for the game, in which the visitor guesses characters; without any, the page has no game.
         bf16: None stores the weights in fp32. A text stores them in bf16, and the page shows the text: it says how much
             the rounding changes the loss.
-        title: heading of the page instead of one that names the text and the size.
+        title: heading and title of the page instead of one that names the text and the size.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
     described = {
@@ -59,6 +60,7 @@ def write_web(
     }
     page = fill(
         TEMPLATE,
+        title=escape(f"{title or meta['text']} · chargpt"),
         unit=unit,
         Units=f"{unit}s".title(),
         model=embedded(described),

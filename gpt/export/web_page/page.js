@@ -339,7 +339,6 @@ function listen() {
 }
 
 async function start() {
-  document.title = `${title ?? name} · chargpt`;
   element("name").textContent = name;
   element("about").textContent = about;
   if (title) document.querySelector("h1").textContent = title;
