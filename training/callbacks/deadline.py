@@ -10,6 +10,7 @@ import lightning as L
 import torch
 
 from base.log import log
+from base.progress import count
 
 TIMED_STEPS = 20  # recent steps whose mean is the time of a step
 END_SECONDS = 2.0  # min seconds reserved to count n-grams, write samples and the report, and exit
@@ -73,7 +74,7 @@ class Deadline(L.Callback):
         trainer.should_stop = steps == step
         self.save(steps)
         why = "the machine has become slower" if chosen else f"the learning rate falls from step {step:,} on"
-        log.info(f"minutes    {steps:,} steps in all: {why}")
+        log.info(f"minutes    {count(steps, 'step')} in all: {why}")
 
     def _is_due(self, trainer: L.Trainer) -> bool:
         """Return whether the number of steps must be chosen at this step or, once it is chosen, lowered."""

@@ -1,5 +1,6 @@
 """Replace every `auto` of a configuration, once, before the first step; config.yaml stores what it became."""
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
@@ -147,8 +148,8 @@ def _fit_into_minutes(
         The model, the data configuration with the batch, the number of steps that fit, and lines to log.
     """
     assert asked.minutes is not None
-    before, minutes, model, data = seconds_left(), asked.minutes, default.model, default.data
-    step = time_step(default, text, before)
+    minutes, model, data = asked.minutes, default.model, default.data
+    step = time_step(default, text, seconds_left())
     if _choose_compile(asked, model, data, default.trainer, machine, 60 * minutes)[0] == "true":
         step *= COMPILED
     budget = Budget(seconds_left(), step, model, data.batch, text)
@@ -160,8 +161,10 @@ def _fit_into_minutes(
     step, fitting = times * budget.step_of(model), budget.steps(model) / times
     notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
-        enough = (60 * minutes - before + MIN_STEPS * step / TRAINING) / 60
-        notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:.2g} would be enough here")
+        enough = (60 * minutes - budget.seconds + MIN_STEPS * step / TRAINING) / 60
+        unit = 10.0 ** (math.floor(math.log10(enough)) - 1)  # of the second digit: rounded up, it is over `minutes`
+        enough = math.ceil(enough / unit) * unit
+        notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:g} would be enough here")
     return model, data, fitting, notes
 
 

@@ -1,3 +1,4 @@
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -68,8 +69,15 @@ def test_the_word_where_the_time_is_too_short(monkeypatch: pytest.MonkeyPatch) -
     assert found.config.model.dim == 32 and len(found.notes) == 2
     flops = [GPT(model, 96).flops_per_token() for model in (found.config.model, ModelConfig())]
     enough = (3.6 + MIN_STEPS * flops[0] / flops[1] / TRAINING) / 60
-    said = f"minutes=0.01: 1 step is too few to learn much; minutes={enough:.2g} would be enough here"
-    assert found.notes[1] == said
+    assert 0.1 < enough < 1
+    said = f"minutes=0.01: 1 step is too few to learn much; minutes={math.ceil(100 * enough) / 100:g} would be enough"
+    assert found.notes[1] == f"{said} here"
+    monkeypatch.setattr(choosing, "time_step", lambda *_: 0.1)
+    for minutes, enough in ((0.2, 0.21), (0.09, 0.092), (240, 250)):  # a little more is needed than there is
+        found = chosen(LONG, f"minutes={minutes}", "model.dim=128", "compile=false", seconds=11.7)
+        assert found.notes[1] == (
+            f"minutes={minutes}: 99 steps are too few to learn much; minutes={enough} would be enough here"
+        )
 
 
 @pytest.mark.parametrize("left", [1000.0, 0.0])
@@ -98,7 +106,8 @@ def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call, monkeypat
     monkeypatch.setattr(choosing, "time_step", lambda *_: 1.0)
     ended = train("name=short", "minutes=0.01", *SLOW, defaults=False)
     assert ended.status == 0, ended
-    assert summary("short")["steps"] >= 1 and "too few to learn much; minutes=" in ended.out
+    assert summary("short")["steps"] == 1 and "too few to learn much; minutes=" in ended.out
+    assert "\nminutes    1 step in all: the learning rate falls from step 1 on\n" in ended.out
     ended = train("name=steps", "trainer.max_steps=3")
     assert ended.out.count("trainer.max_steps=3: 3 steps are too few to learn much; 100 would be") == 1
     assert ended.out.count("more steps (") == ended.out.count("resume=runs/steps trainer.max_steps=100)") == 1
