@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -31,7 +32,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add = parser.add_argument
     add("checkpoint", help="model file, run directory or name of a run")
     add("file", nargs="?", help="text file; - is standard input")
-    split = "score a split of the run's text instead of a file; for a sweep, score all its trials"
+    split = "score a split of the run's text instead of a file; for a sweep or a pattern, score all its runs"
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
     window = "context of each character: disjoint windows, overlapping ones (strided), or as sample.py reads (sample)"
@@ -49,7 +50,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--encoding", default="utf-8", metavar="E", help="encoding of the text file (default utf-8)")
     add_unknown(add, "characters")
     add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
-    return parser.parse_args(arguments)
+    return parser.parse_intermixed_args(arguments)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -58,11 +59,19 @@ def run(options: argparse.Namespace) -> None:
     `options` are those of the command line. The results go to standard output, or with `--per-char` to standard error.
     """
     trials = run_directory.trials_of(options.checkpoint) if options.split else []
-    if trials and not any((options.compare, options.per_char, options.html, options.per_document, options.csv)):
+    single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
+    if trials and options.file is None and not single:
         return score_trials(trials, options)
+    if trials and not run_directory.sweep_of(options.checkpoint):
+        one = shlex.quote(run_directory.name_of(trials[0]))
+        raise InputError(f"{options.checkpoint}: several runs only work with --split alone; name one, such as {one}")
     checkpoints = [run_directory.find_model(name) for name in (options.checkpoint, options.compare) if name is not None]
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
+    for key, model in zip(("checkpoint", "compare"), checkpoints, strict=False):
+        if run_directory.sweep_of(name := getattr(options, key)):
+            setattr(options, key, run_directory.name_of(model.parent.parent))
+            print(f"{printable(name)}: its best trial is {printable(getattr(options, key))}", file=sys.stderr)
     text = Path(options.file or "")
     if options.file not in (None, "-") and not text.exists():
         others = os.listdir(text.parent) if text.parent.is_dir() else []
@@ -98,14 +107,16 @@ def run(options: argparse.Namespace) -> None:
 
 
 def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
-    """Score a split of the text for each trial of a sweep; update sweep.csv and report.html, and print the table."""
+    """Score a split of each of several runs, update the tables and pages of their sweeps, and print the table."""
     for trial in trials:
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
-    from sweeps.table import leaderboard, write_page, write_table  # loads Hydra
+    from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
 
-    table = write_table(trials[0].parent)
-    write_page(trials[0].parent, table)
-    print(f"\n{leaderboard(table)}")
+    sweeps = {trial.parent for trial in trials if run_directory.is_sweep(trial.parent)}
+    tables = {sweep: write_table(sweep) for sweep in sweeps}
+    for sweep, table in tables.items():
+        write_page(sweep, table)
+    print(f"\n{leaderboard(table) if run_directory.sweep_of(options.checkpoint) else table_of_runs(trials)}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
 from base import ranks
 from base.command_line import main, versions
 from base.errors import InputError
-from base.jobs import run_lock, slurm
+from base.jobs import run_directory, run_lock, slurm
 from base.log import log
 from conf.compose import compose, show
 from conf.help import usage
@@ -56,7 +56,11 @@ def dispatch(arguments: list[str]) -> int | None:
         others = [each for each in arguments if each != "--runs"]
         if len(others) > 1 or any("=" in each or each.startswith("-") for each in others):
             raise InputError(f"--runs: cannot be combined with {' '.join(others)}; it accepts a name such as 'abl-*'")
-        return print(table_of_runs(others[0]) if others else run_list())
+        if not others:
+            return print(run_list())
+        if not (runs := run_directory.matching(others[0])):
+            raise InputError(f"--runs {others[0]}: no run in {run_directory.RUNS}/ matches this name")
+        return print(table_of_runs(runs))
     ranks.adopt_srun()
     command = read_command(arguments)
     if command.search:

@@ -2,11 +2,11 @@
 
 import csv
 import io
+import itertools
 import math
 import statistics
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from fnmatch import fnmatchcase
 from pathlib import Path
 
 from base.errors import InputError, printable
@@ -14,8 +14,9 @@ from base.files import write_text
 from base.jobs import run_directory
 from base.options import spell
 from base.progress import clock
-from conf.compose import read_config
-from conf.keys import is_launch, leaves
+from conf import resume_rules
+from conf.compose import PLUGINS, read_config
+from conf.keys import leaves
 from conf.schema import Config, to_dict
 from reports.run_list import aligned
 from reports.sweep_page import page
@@ -31,13 +32,21 @@ Row = dict[str, str]
 def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping[str, str] | None = None) -> list[Row]:
     """Write `sweep.csv`: a row for each of `trials` and for those of earlier commands; return the rows, the best first.
 
-    `directory` is that of the sweep. `outcomes` says how trials have ended, by their names, such as `finished`.
+    `directory` is that of the sweep. `outcomes` says how trials have ended, by their names, such as `finished`. If
+    earlier commands varied different keys, missing values are read from each run's config.yaml.
     """
     varied = dict[str, Row]()
     with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["directory"]]
         varied = {row["directory"]: row for row in rows if Path(row["directory"]).is_dir()}
-    table = rows_of(varied | {str(trial.directory): dict(trial.varied) for trial in trials}, outcomes or {})
+    varied |= {str(trial.directory): dict(trial.varied) for trial in trials}
+    keys = dict.fromkeys(key for row in varied.values() for key in row if key not in (*RESULTS, *SEEDS))
+    varied = {run: {key: row.get(key, "") for key in keys} for run, row in varied.items()}
+    if not all(all(row.values()) for row in varied.values()):
+        for run, row in varied.items():
+            with suppress(InputError):  # the run has not begun
+                row |= {key: value for key, value in spelled(read_config(Path(run))).items() if key in keys}
+    table = rows_of(varied, outcomes or {})
     settings, averages = means(table)
     text = io.StringIO()
     columns = [*settings, *(SEEDS if averages else ()), *RESULTS]
@@ -52,19 +61,12 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
     """Return a row for each run directory with its varied settings and its results, the best run first.
 
     Args:
-        varied: by run directory, the varied settings.
+        varied: by run directory, the varied settings; the keys are the same for all runs.
         outcomes: by name of a trial, how it has ended; otherwise the status is that of summary.json.
-
-    If earlier commands varied different keys, missing values are read from each run's config.yaml.
     """
-    keys, table = dict.fromkeys(key for row in varied.values() for key in row if key not in (*RESULTS, *SEEDS)), []
-    rows = {directory: {key: row.get(key, "") for key in keys} for directory, row in varied.items()}
-    if not all(all(row.values()) for row in rows.values()):
-        for directory, row in rows.items():
-            with suppress(InputError):  # the run has not begun
-                row |= {key: value for key, value in spelled(read_config(Path(directory))).items() if key in keys}
-    differing = [key for key in keys if len({row[key] for row in rows.values()}) > 1]
-    for directory, whole in rows.items():
+    table, keys = [], list(next(iter(varied.values()), ()))
+    differing = [key for key in keys if len({row[key] for row in varied.values()}) > 1]
+    for directory, whole in varied.items():
         own = {key: whole[key] for key in differing or keys}
         summary = run_directory.summary_of(Path(directory))
         status = outcomes.get(Path(directory).name) or summary.get("status", "waiting")
@@ -75,7 +77,12 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
 
 def spelled(config: Config) -> Row:
     """Return all settings by key, spelled as on the command line, but with passwords and control characters hidden."""
-    return {key: printable(spell(value)) for key, value in leaves(to_dict(config))}
+    found = dict(leaves(to_dict(config)))
+    for group in PLUGINS:
+        names = list(plugins := found[group])
+        found |= {f"{group}.{name}.{key}": value for name in names for key, value in plugins[name].items()}
+        found[group] = names[0] if len(names) == 1 else names
+    return {key: printable(spell(value)) for key, value in found.items()}
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
@@ -181,16 +188,17 @@ def figure(number: str) -> str:
     return f"{float(number):.4f}" if number else ""
 
 
-def table_of_runs(pattern: str) -> str:
-    """Return the leaderboard of the runs whose names match `pattern`, such as `abl-*`."""
-    runs = [
-        run for run in run_directory.newest_first("config.yaml") if fnmatchcase(run_directory.name_of(run), pattern)
-    ]
-    if not runs:
-        raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ matches this name")
+def table_of_runs(runs: list[Path]) -> str:
+    """Return the leaderboard of any runs, with the settings that differ and on which a result depends.
+
+    Steps that `minutes` has chosen, and what was chosen for the machine, do not make two runs differ.
+    """
     configs = [read_config(run) for run in runs]
-    values = [spelled(config) for config in configs]
-    varied = [key for key in values[0] if not is_launch(key) and len({each.get(key) for each in values}) > 1]
-    rows = {str(run): {key: own.get(key, "") for key in varied} for run, own in zip(runs, values, strict=True)}
+    values = [spelled(config) | ({"trainer.max_steps": ""} if config.minutes else {}) for config in configs]
+    depends = {*resume_rules.settings(configs[0]), *resume_rules.PATHS, "trainer.max_steps"} - {"threads", "compile"}
+    keys = [key for key in dict.fromkeys(itertools.chain(*values)) if {key, key.partition(".")[0]} & depends]
+    varied = [key for key in keys if len({own[key] for own in values if key in own}) > 1]
+    rows = [{key: "" if own.get(key) in (None, "null") else own[key] for key in varied} for own in values]
     different = caution(zip(runs, configs, strict=True))
-    return leaderboard(rows_of(rows, {}), named=True) + (f"\n\n{different}" if different else "")
+    table = rows_of(dict(zip(map(str, runs), rows, strict=True)), {})
+    return leaderboard(table, named=True) + (f"\n\n{different}" if different else "")

@@ -571,6 +571,15 @@ def test_splits_of_a_run(trained: Path, score: Call) -> None:
     assert before | {"test_loss": after["test_loss"], "test_bpc": after["test_bpc"]} == after
 
 
+def test_options_may_stand_before_the_text(trained: Path, score: Call) -> None:
+    after = score("first", "book.txt", "--window", "disjoint", "--context", "16")
+    assert after.status == 0, after
+    for given in ("first --window disjoint --context 16 book.txt", "--context 16 first --window disjoint -- book.txt"):
+        assert score(*given.split()).out == after.out, given
+    ended = score("first", "--html", "page.html", "book.txt", "more.txt")
+    assert ended.status == 2 and ended.err == "score.py: unrecognized arguments: more.txt\n", ended
+
+
 def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None:
     ended = score("first", "book.txt", "--window", "disjoint", "--html", "seen.html")
     score_split = "python score.py runs/first --split validation"

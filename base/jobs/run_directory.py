@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -202,13 +203,26 @@ def is_sweep(directory: Path) -> bool:
     return (directory / "sweep.csv").exists()
 
 
-def trials_of(argument: str) -> list[Path]:
-    """Return the run directories of a sweep's trials that have a validation loss, in order of name.
+def matching(pattern: str) -> list[Path]:
+    """List the runs whose name, or whose sweep's name, matches a pattern such as `abl-*`, the newest first."""
+    runs = newest_first("config.yaml")
+    return [run for run in runs if any(fnmatchcase(name_of(run), each) for each in (pattern, f"{pattern}/*"))]
 
-    `argument` is the sweep's directory or name. If it is not a sweep, the list is empty.
+
+def sweep_of(argument: str) -> Path | None:
+    """Return the directory of the sweep `argument`, a directory or a name; None if it is not a sweep."""
+    return next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
+
+
+def trials_of(argument: str) -> list[Path]:
+    """Return the run directories that have a validation loss, of a sweep or of a pattern, in order of name.
+
+    `argument` is a sweep's directory or name, or a pattern such as `abl-*`. If it is neither, the list is empty.
     """
-    sweep = next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
-    trials = (file.parent for file in sweep.glob("*/summary.json")) if sweep else ()
+    if sweep := sweep_of(argument):
+        trials = [file.parent for file in sweep.glob("*/summary.json")]
+    else:
+        trials = [] if Path(argument).exists() or (RUNS / argument).exists() else matching(argument)
     return sorted(trial for trial in trials if val_bpc_of(trial) < math.inf)
 
 

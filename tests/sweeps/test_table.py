@@ -1,0 +1,91 @@
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from conf.schema import to_yaml
+from tests.conf.test_defaults import compose
+from tests.conftest import Call, one_line, summary
+
+
+def store(name: str, *settings: str, steps: int | None = None) -> None:
+    """A finished run with these settings, in which `steps` is what `minutes` has chosen."""
+    config = compose(["trainer.precision=32-true", *settings])
+    if steps:
+        config = replace(config, trainer=replace(config.trainer, max_steps=steps, val_check_interval=steps))
+    run = Path("runs", name)
+    run.mkdir(parents=True)
+    run.joinpath("config.yaml").write_text(to_yaml(config))
+    loss = 1 + config.seed / 10
+    run.joinpath("summary.json").write_text(
+        json.dumps({"status": "finished", "val_loss": loss, "val_bpc": loss, "seconds": 9})
+    )
+
+
+def tables(train: Call, pattern: str) -> list[list[list[str]]]:
+    """The words of each line of each table that `--runs PATTERN` prints."""
+    ended = train("--runs", pattern, defaults=False)
+    assert ended.status == 0 and ended.err == "", ended
+    return [[line.split() for line in each.splitlines()] for each in ended.out.split("\n\n")]
+
+
+def test_what_was_chosen_for_the_machine_does_not_separate_settings(train: Call) -> None:
+    for seed in (0, 1):
+        machine = [f"threads={seed + 1}", f"compile={('false', 'true')[seed]}", f"trainer.num_nodes={seed + 1}"]
+        store(f"arr-{seed}", f"seed={seed}", *machine, f"logger={('none', 'csv')[seed]}", "trainer.max_steps=9")
+        store(f"timed-{seed}", f"seed={seed}", *machine, "minutes=2", steps=900 + seed)
+    for pattern in ("arr-*", "timed-*"):
+        averages, runs = tables(train, pattern)
+        assert averages[0] == ["runs", "mean", "loss", "spread"] and averages[1:] == [["2", "1.0500", "0.0707"]]
+        assert runs[0] == ["run", "seed", "loss", "bpc", "parameters", "time"] and len(runs) == 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "column", "cells"),
+    [
+        ("trainer.max_steps=9", "trainer.max_steps=10", "trainer.max_steps", ["10", "9"]),
+        ("model.dim=32", "model.dim=64", "model.dim", ["32", "64"]),
+        ("trainer.precision=32-true", "trainer.precision=bf16-mixed", "trainer.precision", ["32-true", "bf16-mixed"]),
+        ("data.micro_batch=null", "data.micro_batch=4", "data.micro_batch", ["", "4"]),
+        ("callbacks=[]", "callbacks=ema", "callbacks", ["[]", "ema"]),
+        ("callbacks=ema", "callbacks=[ema,snapshots]", "callbacks", ["[ema,snapshots]", "ema"]),
+        ("callbacks=ema", "callbacks=ema callbacks.ema.decay=0.5", "callbacks.ema.decay", ["0.5", "0.998"]),
+    ],
+)
+def test_what_a_result_depends_on_separates_settings(
+    train: Call, one: str, other: str, column: str, cells: list[str]
+) -> None:
+    for seed in (0, 1):
+        store(f"one-{seed}", f"seed={seed}", *one.split())
+        store(f"other-{seed}", f"seed={seed}", *other.split())
+    (head, *averages), _ = tables(train, "o*")
+    assert head == [column, "runs", "mean", "loss", "spread"]
+    assert sorted(row[0] if len(row) == 4 else "" for row in averages) == cells
+
+
+def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
+    for seed in (0, 1):
+        store(f"abl/seed={seed}", f"seed={seed}")
+    assert tables(train, "abl") == tables(train, "abl/*") and len(tables(train, "abl")[1]) == 3
+    one_line(train("--runs", "ab", defaults=False), 2, "--runs ab: no run in runs/ matches this name")
+
+
+def test_a_split_of_the_runs_of_a_pattern(train: Call, score: Call) -> None:
+    short = ["trainer.max_steps=2", "logger=none", "callbacks=[]"]
+    for seed in (0, 1):
+        assert train(f"seed={seed}", f"name=arr-{seed}", *short).status == 0
+    assert train("-m", "optim.lr=1e-3,1e-4", "name=abl", *short).status == 0
+    ended = score("arr-*", "--split", "test")
+    losses = [summary(f"arr-{seed}")["test_loss"] for seed in (0, 1)]
+    averages, runs = ended.out.split("\n\n")[-2:]
+    assert averages.splitlines()[1].split()[3] == f"{sum(losses) / 2:.4f}", ended
+    assert all(f"{loss:.4f}" in runs for loss in losses)
+    one_line(score("arr-*", "--split", "test", "--per-char"), 2, "name one, such as arr-0", program="score.py")
+    one_line(score("brr-*", "--split", "test"), 2, "brr-*: no such model", program="score.py")
+    one_line(score("abl", "book.txt", "--split", "test"), 2, "either a text file or --split", program="score.py")
+    # One model of a sweep is its best trial, and is named.
+    ended = score("abl", "--split", "test", "--html", "page.html", "--compare", "abl")
+    assert ended.err.count("abl: its best trial is abl/optim.lr=0.001\n") == 2, ended
+    assert "test split of abl/optim.lr=0.001: " in ended.out and summary("abl/optim.lr=0.001")["test_loss"]
+    assert summary("abl/optim.lr=0.0001")["test_loss"] is None
