@@ -2,7 +2,6 @@
 
 import argparse
 import os
-import shlex
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -62,9 +61,6 @@ def run(options: argparse.Namespace) -> None:
     single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
     if trials and options.file is None and not single:
         return score_trials(trials, options)
-    if trials and not run_directory.sweep_of(options.checkpoint):
-        one = shlex.quote(run_directory.name_of(trials[0]))
-        raise InputError(f"{options.checkpoint}: several runs only work with --split alone; name one, such as {one}")
     checkpoints = [run_directory.find_model(name) for name in (options.checkpoint, options.compare) if name is not None]
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")

@@ -5,6 +5,7 @@ import math
 import os
 import re
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,6 +110,7 @@ def read_command(arguments: list[str]) -> Command:
     sweep = bool({"-m", "--multirun"} & flags)
     rest, literals, swept = split_literals(assignments, sweep or search is not None)
     overrides = parse_overrides(rest, sweep, search is not None)
+    _check_once(overrides, swept, [each.partition("=")[0].lstrip("+") for each in assignments])
     if part and (search or (sweep and part != "job")):
         raise InputError(f"--cfg={part}: shows the settings of one run; -m --cfg=job lists the runs of a sweep")
     if "--resolve" in flags and not part:
@@ -117,6 +119,19 @@ def read_command(arguments: list[str]) -> Command:
         given = printable(",".join(each.text.removeprefix(f"{key}=") for each in values))
         raise InputError(f"{key}={given}: must be one value in a search; quote a name with a comma: '{key}=\"…\"'")
     return Command(overrides, literals, swept, sweep, search, part, "--resolve" in flags)
+
+
+def _check_once(overrides: list[Override], swept: dict[str, list[Setting]], keys: list[str]) -> None:
+    """Raise an `InputError` if a key with several values is among `keys` twice, or has one of its values twice."""
+    several = {key: [each.text.removeprefix(f"{key}=") for each in values] for key, values in swept.items()}
+    for each in filter(Override.is_sweep_override, overrides):
+        several[each.key_or_group] = list(each.sweep_string_iterator()) if each.is_discrete_sweep() else []
+    for key, texts in several.items():
+        if keys.count(key) > 1:
+            raise InputError(f"{key}: is set {keys.count(key)} times; a key with several values must be set once")
+        if len(texts) > len(set(texts)):
+            text, times = Counter(texts).most_common(1)[0]
+            raise InputError(f"{key}={printable(text)}: is one of the values {times} times; list it once")
 
 
 def take_config_dir(arguments: list[str]) -> list[str]:
@@ -167,7 +182,6 @@ def split_literals(
         if not equals or key not in KEYS or not KEYS[key].metadata.get("literal"):
             rest.append(argument)
             continue
-        literals.pop(key, None), swept.pop(key, None)  # the last one counts
         whole = not sweep or is_launch(key) or os.path.exists(os.path.expanduser(value)) or os.path.exists(RUNS / value)
         values = [value] if whole else [text[1:-1] if quote else text for text, quote in VALUE.findall(f"{value},")]
         if "" in values[1:] or values[0] == "" != value:
@@ -255,8 +269,17 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         raise InputError(f"{argument}: {key} exists; write {key}=… without +")
     if override.value_type == ValueType.INTERVAL_SWEEP and not search:
         raise InputError(f"{argument}: an interval is for a search; write {key}=a,b,c or {key}=range(a,b)")
+    text, allowed = argument.partition("=")[2], KEYS[key].allowed if key in KEYS else ""
     if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
-        raise InputError(f"{argument}: several values for {key}; add -m to the command to try each")
+        way = "add -m to the command to try each"
+        if "list" in allowed or re.fullmatch(r"\d{1,3}(,\d{3})+", text):
+            one = f"[{text}]" if "list" in allowed else text.replace(",", "")
+            way = f"for one run: {shlex.quote(f'{key}={one}')}; for a run with each: add -m"
+        raise InputError(f"{argument}: several values for {key}; {way}")
+    if "a whole number" in allowed and (ends := re.fullmatch(r"(\d+)(?:-|\.\.)(\d+)", text)):
+        low, high = sorted(map(int, ends.groups()))
+        each = shlex.quote(f"{key}=range({low},{high + 1})")
+        raise InputError(f"{argument}: must be {allowed}; for a run with each: {'' if sweep else '-m '}{each}")
     values = _values(override)
     if any(map(_has_mapping, values)):
         raise InputError(f"{argument}: must be a value or a list; set each key by itself")

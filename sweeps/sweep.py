@@ -17,7 +17,7 @@ from base.jobs import run_directory, run_lock, slurm
 from base.log import log
 from base.options import spell
 from base.processes import command
-from base.progress import Progress
+from base.progress import Progress, count
 from conf.compose import compose, read_config
 from conf.keys import is_launch
 from conf.overrides import Command, Setting
@@ -181,7 +181,7 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
     Return the exit status, which is 128 + N after signal N.
     """
     directory = run_directory.RUNS / sweep.name
-    log.info(f"{sweep.kind:10} {directory}: {sweep.count} trials; output: {directory}/TRIAL/console.log")
+    log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")
     for name, outcome in sweep.outcomes.items():
         log.info(f"{sweep.label(sweep.trials[name])}  {sweep.trials[name].title}: {outcome} before")
     results = write_table(directory, sweep.trials.values(), sweep.outcomes)
@@ -272,4 +272,6 @@ def begin_sweep(command: Command) -> int:
     check_same_texts(directory, check_inputs(runs, literals))
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
+    if len(runs) == 1:
+        log.info("-m         no key has several values, such as seed=1,2, so this sweep is one run")
     return run_sweep(sweep, runs[0].config.workers)

@@ -67,8 +67,40 @@ def test_a_sweep_is_every_combination() -> None:
     configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "name=a,b")
     assert [(each.model.heads, each.seed) for each in configs] == [(2, 5), (2, 1), (2, 2), (4, 5), (4, 1), (4, 2)]
     assert {each.optim.warmup for each in configs} == {7} and {each.name for each in configs} == {"a,b"}
-    (last,) = read_command(["-m", "optim.lr=1,2e-3", "optim.lr=3e-3"]).runs()
+    (last,) = read_command(["-m", "optim.lr=2e-3", "optim.lr=3e-3"]).runs()
     assert [each.text for each in last] == ["optim.lr=0.003"], "the last counts, as in Hydra"
+
+
+def test_a_sweep_does_not_shrink_silently() -> None:
+    for typed in (
+        "model.heads=2,3 seed=1,2 model.heads=2", "model.heads=2 model.heads=2,3", "model=tiny,small model=base",
+        "data.path=x,y data.path=z", "data.path=x data.path=y,z", "data.path=x,y data.path=z,w",
+    ):  # fmt: skip
+        key = typed.partition("=")[0]
+        assert refused("-m", *typed.split()) == f"{key}: is set 2 times; a key with several values must be set once"
+    twice = ("hparams_search=default", "optim.lr=interval(1e-3,1e-2)", "optim.lr=1e-3")
+    assert refused(*twice).startswith("optim.lr: is set 2 times")
+    for typed, value in (
+        ("seed=0,1,1", "seed=1"), ("optim.lr=choice(1e-3,0.001)", "optim.lr=0.001"), ("model=tiny,tiny", "model=tiny"),
+        ("data.path=x,y,x", "data.path=x"),
+    ):  # fmt: skip
+        assert refused("-m", typed) == f"{value}: is one of the values 2 times; list it once"
+
+
+def test_several_values_without_m_name_what_was_meant() -> None:
+    for typed, one in (
+        ("data.split=0.8,0.1,0.1", "'data.split=[0.8,0.1,0.1]'"), ("trainer.devices=0,1", "'trainer.devices=[0,1]'"),
+        ("logger=csv,tensorboard", "'logger=[csv,tensorboard]'"), ("callbacks=ema,auto", "'callbacks=[ema,auto]'"),
+        ("trainer.max_steps=1,000", "trainer.max_steps=1000"), ("seed=1,000,000", "seed=1000000"),
+    ):  # fmt: skip
+        assert refused(typed).endswith(f"; for one run: {one}; for a run with each: add -m")
+        assert composed(one.strip("'"))
+    assert refused("model.heads=2,4").endswith("several values for model.heads; add -m to the command to try each")
+    for typed in ("seed=0-2", "seed=0..2", "seed=2-0"):
+        assert refused(typed).endswith("; for a run with each: -m 'seed=range(0,3)'")
+        assert refused("-m", typed, "model.heads=2,4").endswith("; for a run with each: 'seed=range(0,3)'")
+    assert [each.seed for each in composed("-m", "seed=range(0,3)")] == [0, 1, 2]
+    assert refused("trainer.val_check_interval=1-2").endswith("-m 'trainer.val_check_interval=range(1,3)'")
 
 
 def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
@@ -87,7 +119,7 @@ def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
         given = [f"{key}={typed}", *(["data.path=x"] if key == "data.validation" else [])]
         assert [dict(leaves(to_dict(each)))[key] for each in composed("-m", *given, "seed=1")] == values
         assert [dict(leaves(to_dict(each)))[key] for each in composed(*given, "seed=1")] == [typed]
-    both = composed("-m", "data.path=x,y", "data.path=z,w", "seed=1,2")
+    both = composed("-m", "data.path=z,w", "seed=1,2")
     assert [(each.seed, each.data.path) for each in both] == [(1, "z"), (1, "w"), (2, "z"), (2, "w")]
     for typed in ("x,,y", "x,"):
         assert refused("-m", f"data.path={typed}").endswith(f"part of the name: 'data.path=\"{typed}\"'")

@@ -81,7 +81,7 @@ def test_a_split_of_the_runs_of_a_pattern(train: Call, score: Call) -> None:
     averages, runs = ended.out.split("\n\n")[-2:]
     assert averages.splitlines()[1].split()[3] == f"{sum(losses) / 2:.4f}", ended
     assert all(f"{loss:.4f}" in runs for loss in losses)
-    one_line(score("arr-*", "--split", "test", "--per-char"), 2, "name one, such as arr-0", program="score.py")
+    one_line(score("arr-*", "--split", "test", "--per-char"), 2, "arr-*: no such model", program="score.py")
     one_line(score("brr-*", "--split", "test"), 2, "brr-*: no such model", program="score.py")
     one_line(score("abl", "book.txt", "--split", "test"), 2, "either a text file or --split", program="score.py")
     # One model of a sweep is its best trial, and is named.
