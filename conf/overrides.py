@@ -121,14 +121,14 @@ def read_command(arguments: list[str]) -> Command:
     return Command(overrides, literals, swept, sweep, search, part, "--resolve" in flags)
 
 
-def _check_once(overrides: list[Override], swept: dict[str, list[Setting]], keys: list[str]) -> None:
-    """Raise an `InputError` if a key with several values is among `keys` twice, or has one of its values twice."""
+def _check_once(overrides: list[Override], swept: dict[str, list[Setting]], given: list[str]) -> None:
+    """Raise an `InputError` if a key with several values is among those `given` twice, or has one of its values twice."""
     several = {key: [each.text.removeprefix(f"{key}=") for each in values] for key, values in swept.items()}
     for each in filter(Override.is_sweep_override, overrides):
         several[each.key_or_group] = list(each.sweep_string_iterator()) if each.is_discrete_sweep() else []
     for key, texts in several.items():
-        if keys.count(key) > 1:
-            raise InputError(f"{key}: is set {keys.count(key)} times; a key with several values must be set once")
+        if given.count(key) > 1:
+            raise InputError(f"{key}: is set {given.count(key)} times; a key with several values must be set once")
         if len(texts) > len(set(texts)):
             text, times = Counter(texts).most_common(1)[0]
             raise InputError(f"{key}={printable(text)}: is one of the values {times} times; list it once")

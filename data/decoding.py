@@ -10,7 +10,7 @@ import hashlib
 import io
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator
-from typing import IO
+from typing import IO, NamedTuple, NoReturn
 
 from base.errors import InputError, printable
 from data.formats import damage, is_binary, office, utf16_order
@@ -72,7 +72,7 @@ def decode(
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
         raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
-    offset, wrong, cut, chunk, first, at_start = 0, 0, 0, b"", b"", True
+    offset, chunk, first, at_start = 0, b"", b"", True
     try:
         while chunk := file.read(CHUNK):
             if not first:
@@ -87,14 +87,27 @@ def decode(
                 yield text.removeprefix("\ufeff") if at_start else text
                 at_start = False
         yield decoder.decode(b"", final=True)
-        return
     except UnicodeDecodeError as error:
         # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
         wrong = offset - len(error.object) + error.start
         what = f"byte {wrong:,} is not {encoding} ({error.reason})"
         cut = 0 if chunk else offset - wrong  # bytes of the character that the end of the file cuts off
+        _refuse(file, name, encoding, option, _Failure(what, wrong, cut, first, chunk))
     except UnicodeError as error:
-        what = f"is not {encoding} ({error})"
+        _refuse(file, name, encoding, option, _Failure(f"is not {encoding} ({error})", 0, 0, first, chunk))
+
+
+class _Failure(NamedTuple):
+    what: str  # that the file is not in its encoding
+    wrong: int  # position of the first wrong byte
+    cut: int  # bytes of the character that the end of the file cuts off
+    first: bytes  # the first chunk
+    last: bytes  # the chunk that could not be decoded; empty at the end of the file
+
+
+def _refuse(file: IO[bytes], name: str, encoding: str, option: str, failure: _Failure) -> NoReturn:
+    """Raise the errors of `decode` for a file that is not in its encoding; the arguments are those of `decode`."""
+    what, wrong, cut, first, chunk = failure
     codec, fix, end = codecs.lookup(encoding).name, "", ""
     if cut:
         fix = "get the whole file if it was cut, or "

@@ -15,7 +15,7 @@ TEMPLATE = Path(__file__).with_name("assets") / "score_page.html"
 
 
 class Columns:
-    """The surprisals of a text's characters under one model, and the likeliest tokens at each, as bytes for a page."""
+    """The surprisals of a text's characters under one model, and the top tokens at each, as bytes for a page."""
 
     def __init__(self, vocabulary: int) -> None:
         self.nats = bytearray()  # surprisal in thousandths of a nat, uint16

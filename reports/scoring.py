@@ -192,7 +192,7 @@ def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list
         found: their surprisals, for one model or two; those of a second model are stored as "other".
         names: the names of all tokens, for each model.
     """
-    values = zip(*map(json_costs, found, names), strict=True)
+    values = zip(*map(json_surprisals, found, names), strict=True)
     for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
         line = {"position": position, "character": letter} | own
         if other:
@@ -200,8 +200,8 @@ def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list
         yield json.dumps(line) + "\n"
 
 
-def json_costs(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each character: `nats`, its surprisal, and `likely`, probabilities of the likeliest tokens."""
+def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield a dict for each character: `nats`, its surprisal, and `likely`, the probabilities of the top tokens."""
     for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
         yield {"nats": round(nats, 9), "likely": best}

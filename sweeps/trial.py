@@ -90,7 +90,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
 def start(trial: Trial, workers: int) -> subprocess.Popen:
     """Start the process of a trial, which writes its output to `console.log`, and return it.
 
-    It computes on 1 / `workers` of the CPU cores, because so many trials run at the same time.
+    It gets an equal share of the CPU cores, because `workers` trials run at the same time.
     """
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
     environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
