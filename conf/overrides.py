@@ -122,7 +122,7 @@ def read_command(arguments: list[str]) -> Command:
 
 
 def _check_once(overrides: list[Override], swept: dict[str, list[Setting]], given: list[str]) -> None:
-    """Raise an `InputError` if a key with several values is among those `given` twice, or has one of its values twice."""
+    """Raise an `InputError` if a key with several values is `given` twice, or has one of its values twice."""
     several = {key: [each.text.removeprefix(f"{key}=") for each in values] for key, values in swept.items()}
     for each in filter(Override.is_sweep_override, overrides):
         several[each.key_or_group] = list(each.sweep_string_iterator()) if each.is_discrete_sweep() else []
