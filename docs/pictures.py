@@ -28,7 +28,7 @@ IMAGES, DEMO = ROOT / "docs/images", ROOT / "docs/demo/shakespeare.html"
 RUN, SWEEP = Path("runs/first"), Path("runs/sweep")  # from ROOT, because TensorBoard shows them
 SETTINGS = {
     RUN: "trainer.val_check_interval=60 watch.attention_heads=[L0H0,L0H1,L1H0,L1H1]",
-    SWEEP: "-m data=shakespeare trainer.max_steps=200 optim.lr=2e-3,6e-3 model.heads=2,4",
+    SWEEP: "-m data=shakespeare trainer.max_steps=200 trainer.val_check_interval=20 optim.lr=2e-3,6e-3 model.heads=2,4",
 }
 COLUMNS = {"model.heads", "optim.lr", "val_best/loss", "val_best/bpc"}
 # What a page must show before it is shot, as a selector that looks into TensorBoard's components.
@@ -233,10 +233,12 @@ def main() -> None:
             return
         animate("learning", validations(browser.new_page(viewport={"width": 1000, "height": 470})))
         page = browser.new_page(viewport={"width": 1280, "height": 860})
+        page.set_viewport_size({"width": 1280, "height": 1090})
         for run, name in ((RUN, "report"), (SWEEP, "sweep")):
             page.goto((ROOT / run / "report.html").as_uri())
             page.wait_for_timeout(1000)
             save(page, name)
+        page.set_viewport_size({"width": 1280, "height": 860})
         address = tensorboard(RUN.parent)
         shoot(page, address, "custom_scalars")
         page.set_viewport_size({"width": 1280, "height": 600})
