@@ -37,7 +37,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on its first use, so that `import gpt` alone does not load torch."""
+    """Return the public object `name` of this package, such as `GPT`; its module is imported when it is first used.
+
+    Therefore `import gpt` alone does not load torch. For an unknown name, raise `AttributeError`.
+    """
     if name == "LitGPT":
         raise ImportError("the Lightning module is training.module.LitGPT; gpt.load(path) loads a trained model")
     if name not in _MODULES:

@@ -1,4 +1,7 @@
-"""Arrays to plot: attention maps, and the surprisal and the most likely tokens of each character."""
+"""Arrays to plot: attention maps, and the surprisal and the most likely tokens of each character.
+
+The surprisal of a token is -ln of the probability that the model assigns to the token, in nats.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -16,7 +19,10 @@ NUM_TOP = 5  # number of most likely tokens to keep for each character
 
 @torch.no_grad()
 def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
-    """Return every head's attention weights for T tokens, T <= context: (T,) -> (layers, H, T, T) fp32 on the CPU."""
+    """Return the attention weights of every head for one text: (T,) int64 -> (layers, H, T, T) fp32 on the CPU.
+
+    Entry [l, h, i, j] is the weight with which position i attends to position j. T must be at most the context.
+    """
     config = model.config
     with exact(model):
         x = model.embed(tokens[None])  # (1, T, C)
@@ -33,14 +39,16 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
 
 
 class Surprisals(NamedTuple):
-    """The surprisals of N consecutive characters of a text, and what the model expected instead.
+    """The surprisals of N consecutive characters of a text, and the tokens that the model considered most likely.
 
     Attributes:
-        tokens: (M,) int64; M > N where a character has several tokens.
-        begins: (N,) int64, the index in `tokens` of the first token of each character.
-        nats: (N,) float64, surprisals.
-        top: (N, K) int64, the K most likely tokens, the best first.
-        probabilities: (N, K) float32 of the tokens in `top`; all 0 for the first token of a text.
+        tokens: the tokens of the characters, (M,) int64; M > N if a character consists of several tokens.
+        begins: index in `tokens` of the first token of each character, (N,) int64.
+        nats: surprisal of each character in nats, summed over its tokens, (N,) float64.
+        top: the K tokens that were most likely at the first token of each character, the most likely first, (N, K)
+            int64.
+        probabilities: the probabilities of the tokens in `top`, (N, K) float32; all 0 for the first token of a text,
+            because it is not predicted.
     """
 
     tokens: Tensor
@@ -51,24 +59,26 @@ class Surprisals(NamedTuple):
 
     @property
     def millinats(self) -> Tensor:
-        """The surprisals in thousandths of a nat, as pages store them: whole numbers that fit into uint16."""
+        """The surprisals in thousandths of a nat, (N,): rounded, and clipped to 65,535 so that they fit into uint16."""
         return (self.nats * 1000).round().clamp(max=2**16 - 1)
 
 
 def token_surprisals(
     predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the surprisals of a text's tokens, and the k most likely tokens at each position (all V if k > V).
+    """Yield the surprisals of a text's tokens and the K most likely tokens at each position, one batch at a time.
 
     Args:
-        predicted: the logits and targets of all tokens but the first, from `gpt.evaluation.predictions`.
-        first: the first token of the text, whose surprisal is ln V.
+        predicted: batches of logits (N, V) and targets (N,), which together cover all tokens but the first, as
+            `gpt.evaluation.predictions` yields them.
+        first: the first token of the text. Its surprisal is ln V, because no text precedes it.
         vocabulary: the number of tokens in the vocabulary, V.
-        k: how many of the most likely tokens to yield.
+        k: how many of the most likely tokens to yield; K is the smaller of k and V.
 
     Yields:
-        For each batch of N tokens: the tokens (N,), their surprisals in nats (N,), the most likely tokens (N, k), the
-        best first, and the probabilities of these (N, k).
+        For each batch a tuple of four tensors: the tokens (N,), their surprisals in nats (N,), the K most likely tokens
+        at each position (N, K), the most likely first, and the probabilities of these K tokens (N, K). The first batch
+        is the first token alone, with zeros as its most likely tokens and their probabilities.
     """
     none = torch.zeros(1, min(k, vocabulary))
     yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
@@ -78,13 +88,14 @@ def token_surprisals(
 
 
 def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Surprisals]:
-    """Yield the surprisals of `size` characters at a time, the last time perhaps fewer.
+    """Merge the surprisals of tokens into surprisals of characters, and yield them for `size` characters at a time.
 
-    The surprisal of a character is the sum over its tokens. Its most likely tokens are those for its first token.
+    The surprisal of a character is the sum over its tokens. Its most likely tokens are the ones predicted at its first
+    token. The last `Surprisals` may have fewer characters.
 
     Args:
-        pieces: what `token_surprisals` yields.
-        starts: (V,), nonzero for tokens that begin a character; other tokens continue the character before them.
+        pieces: batches of tokens with their surprisals, as `token_surprisals` yields them.
+        starts: (V,), nonzero for each token that begins a character; any other token continues the preceding character.
         size: the number of characters to yield at a time.
     """
     held: list[Tensor] = []
@@ -98,7 +109,11 @@ def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int
 
 
 def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
-    """Return N characters as a string of exactly N code points; a character that is not valid UTF-8 becomes U+FFFD."""
+    """Return N characters as a string of exactly N code points.
+
+    `decode` converts tokens to text, like the method `decode` of a tokenizer. If the bytes of a character are not valid
+    UTF-8, U+FFFD represents the character.
+    """
     text = decode(characters.tokens.numpy())
     if len(text) == len(characters.begins):
         return text
@@ -107,7 +122,10 @@ def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
 
 
 def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
-    """Return the indices in `tokens`, (M,), at which a character begins: (N,) int64. Index 0 is always among them."""
+    """Return the indices in `tokens`, (M,), at which a character begins: (N,) int64. Index 0 is always included.
+
+    `starts`, (V,), is nonzero for each token of the vocabulary that begins a character.
+    """
     begin = starts[tokens].bool()
     begin[0] = True
     return begin.nonzero()[:, 0]

@@ -1,4 +1,7 @@
-"""Causal multi-head self-attention, with QK-norm, rotary positions and offset keys."""
+"""Causal multi-head self-attention with optional QK-norm, rotary positions and key offset (`offset_keys`).
+
+Shapes: B windows, T tokens in a window, C = dim, H heads of size D = C / H, R rotated channels per head.
+"""
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +15,8 @@ from gpt.positions import position_tables, slopes_in
 class Attention(nn.Module):
     """Causal multi-head self-attention: (B, T, dim) -> (B, T, dim).
 
-    `qkv.weight` stacks the query, key and value projections, each with its heads in order: the layout of
-    `nn.MultiheadAttention.in_proj_weight`, so weights can be copied from there.
+    `qkv.weight`, (3 * dim, dim), stacks the projections to queries, keys and values. Its layout is that of
+    `nn.MultiheadAttention.in_proj_weight`, so weights can be copied between the two.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -23,9 +26,10 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Attend from each position to itself and those before it: (B, T, dim) -> (B, T, dim).
+        """Return the attention output, each position attending to itself and earlier ones: (B, T, dim) -> (B, T, dim).
 
-        `tables` are the `position_tables` for T positions; with None, this function calls `position_tables` itself.
+        `tables` is the result of `position_tables` for T positions. If it is None, `forward` calls `position_tables`
+        itself.
         """
         (B, T, C), config = x.shape, self.config
         tables = position_tables(config, T, x.device) if tables is None else tables
@@ -36,8 +40,9 @@ class Attention(nn.Module):
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of all heads: (B, T, C) -> 3 x (B, H, T, D).
 
-        As `config` says, queries and keys are normalised (`qk_norm`) and rotated (`rotate`, with the cosines and sines
-        in `tables`), and the keys are offset (`offset_keys`).
+        Queries and keys are normalised if `config.qk_norm` is true, and rotated (`rotate`) if the model has rotary
+        positions. Keys are then offset (`offset_keys`) if `config.key_offset` is true. `tables` is the result of
+        `position_tables`, which for rotary positions is (cosines, sines).
         """
         (B, T, C), config = x.shape, self.config
         qkv = self.qkv(x).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
@@ -52,12 +57,12 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return x with each channel pair (i, i + R/2) rotated by the angle of its position: (B, H, T, D).
+    """Return queries or keys x with pairs of channels rotated by angles that depend on the position: (B, H, T, D).
 
-    If queries and keys are rotated, q . k depends on their distance and not on their positions.
-
-    `x` contains queries or keys, (B, H, T, D); `cos` and `sin` are (T, R/2). Channels from R on are not changed.
-    Source: RoFormer, arXiv:2104.09864, equation 34, with the two members of a pair R/2 apart (GPT-NeoX's layout).
+    Channels i and i + R/2 form a pair for i < R/2 (GPT-NeoX's layout). `cos` and `sin`, (T, R/2), are the cosines and
+    sines of the angles. Channels from R on are not changed. If both queries and keys are rotated, q . k depends on the
+    distance between their positions, not on the positions themselves.
+    Source: RoFormer, arXiv:2104.09864, equation 34.
     """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
     half = cos.shape[-1]
@@ -66,10 +71,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def offset_keys(k: Tensor) -> Tensor:
-    """Return the keys with the second half of each taken from the previous position: (B, H, T, D) -> (B, H, T, D).
+    """Return the keys with half of the channels of each taken from the previous position: (B, H, T, D) -> (B, H, T, D).
 
-    At the first position, the second half is zeros. With the offset, a single layer can look up what came after an
-    earlier occurrence of a character. Without it, this needs two layers that work together (an induction head).
+    These are the last D // 2 channels of each head; at the first position they are zeros. With the offset, a single
+    layer can look up what came after an earlier occurrence of a character. Without the offset, two layers must work
+    together to do so (an induction head).
     Source: the partial key offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
     """
     half = k.shape[-1] // 2

@@ -1,8 +1,9 @@
-"""Several ways to compute the same attention, and the rule that chooses the fastest one.
+"""Several ways to compute the same attention, and `choose_kernel`, which chooses the fastest one.
 
 A *kernel* computes softmax(q k^T / sqrt(D) + bias) v: `explicit_attention` or `fused_attention`. If the model has a
-window or ALiBi, a *pattern* creates the biases and calls the kernel with them: `biased_attention`,
-`attention_in_parts` or `windowed_attention`.
+window or ALiBi, a *pattern* creates the biases and calls the kernel with them: `biased_attention`, `attention_in_parts`
+or `windowed_attention`.
+Shapes: B windows, T queries, M keys, H heads of size D.
 """
 
 import math
@@ -22,10 +23,10 @@ MIN_BLOCK = 16  # minimum queries per block of windowed attention: matmuls of sm
 
 
 def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, training: bool) -> Tensor:
-    """Return the output of causal attention, computed in the fastest way (`choose_kernel`).
+    """Return the output of causal attention, (B, H, T, D), computed by the functions that `choose_kernel` returns.
 
-    `q`, `k`, `v` and the result are (B, H, T, D). `slopes` are ALiBi's slopes, (H,), or None without ALiBi. Dropout is
-    applied only in `training`.
+    `q`, `k` and `v` are (B, H, T, D). `slopes` are ALiBi's slopes, (H,), or None if the model does not use ALiBi.
+    Dropout is applied only if `training` is true.
     """
     kernel, pattern = choose_kernel(config, q.shape[2], q.device.type, training)
     dropout = config.dropout if training else 0.0
@@ -37,15 +38,16 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, slopes: Tensor 
 def choose_kernel(
     config: ModelConfig, length: int | torch.SymInt, device: str, training: bool
 ) -> tuple[Kernel, Callable[..., Tensor] | None]:
-    """Return the two functions that compute attention fastest: a kernel and a pattern.
+    """Return the two functions that together compute attention fastest, as (kernel, pattern).
 
-    The kernel computes softmax(q k^T / sqrt(D) + bias) v. The pattern creates the biases of a window or of ALiBi and
-    calls the kernel with them; it is None if there are neither.
+    The kernel is `explicit_attention` or `fused_attention`. The pattern is the function that creates the biases of a
+    window or of ALiBi and calls the kernel with them, such as `biased_attention`. It is None if there is neither a
+    window shorter than the text nor ALiBi.
 
     Args:
-        config: the architecture of the model.
-        length: the number of tokens, T. While a graph is exported for all lengths, it is symbolic, so no condition may
-            depend on its value.
+        config: the architecture of the model. `config.attention` sets the kernel unless it is `auto`.
+        length: the number of tokens, T. While a graph is exported for all lengths, `length` is symbolic, so no
+            condition may depend on its value.
         device: the device type, such as cpu.
         training: whether the model is trained, so that a backward pass follows.
     """
@@ -69,11 +71,16 @@ def choose_kernel(
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
     """Return softmax(q k^T / sqrt(D) + bias) v, (B, H, T, D), computed with two batched matmuls.
 
+    On a CPU this is up to three times faster than torch's fused kernel, whose backward pass is slow there.
     Source: Attention Is All You Need, arXiv:1706.03762, equation 1, with the causal mask of section 3.2.3.
-    On a CPU this is up to three times faster than torch's fused kernel, whose backward is slow there.
 
-    q is (B, H, T, D), k and v are (B, H, M, D). The bias is (1 or H, T, M), -inf where masked; None applies the causal
-    mask.
+    Args:
+        q: the queries, (B, H, T, D).
+        k: the keys, (B, H, M, D).
+        v: the values, (B, H, M, D).
+        bias: added to the scores, (1 or H, T, M), -inf for masked keys; None applies the causal mask and requires M =
+            T.
+        dropout: probability with which an attention weight is set to 0.
     """
     (B, H, T, D), M = q.shape, k.shape[2]
     if bias is None:
@@ -88,25 +95,26 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = No
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Compute the same as `explicit_attention` with torch's fused kernel."""
+    """Return the result of `explicit_attention` for the same arguments, computed with torch's fused kernel."""
     bias = None if bias is None else bias.to(q.dtype)[None]  # (1, 1 or H, T, M)
     return F.scaled_dot_product_attention(q, k, v, bias, dropout, is_causal=bias is None)
 
 
 def make_bias(queries: Tensor, attended: Tensor, window: int | None = None, slopes: Tensor | None = None) -> Tensor:
-    """Return the bias to add to the scores: -inf for masked keys, ALiBi's bias or 0 for the others.
+    """Return the bias to add to attention scores: -inf for masked keys, ALiBi's bias or 0 for the others.
 
+    A key is masked if it comes after the query, lies outside the window or is padding.
     Source: Train Short, Test Long, arXiv:2108.12409, section 3, for the bias; Mistral 7B, arXiv:2310.06825, section 2,
     for the window.
 
     Args:
         queries: positions of the queries, (..., T).
-        attended: positions of the keys, (..., M); negative ones are padding, which is masked.
-        window: number of positions that a query attends to, including its own; None: all.
-        slopes: ALiBi's, (H,); None without ALiBi.
+        attended: positions of the keys, (..., M); a negative position marks padding.
+        window: number of positions that a query attends to, including its own; None: no limit.
+        slopes: ALiBi's slopes, (H,); None without ALiBi.
 
     Returns:
-        (1 or H, ..., T, M) float32.
+        The bias, (H, ..., T, M) float32 with ALiBi, (1, ..., T, M) without.
     """
     distance = queries[..., :, None] - attended[..., None, :]  # (..., T, M)
     hidden = (distance < 0) | (attended < 0)[..., None, :]  # (..., T, M)
@@ -120,9 +128,16 @@ def make_bias(queries: Tensor, attended: Tensor, window: int | None = None, slop
 def biased_attention(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Call the kernel once, with one bias tensor for all T queries and T keys; return its result, (B, H, T, D).
+    """Call the kernel once, with one bias tensor for all T queries and T keys, and return its result, (B, H, T, D).
 
-    The biases mask the keys outside the window (None: no window) and contain ALiBi's biases if `slopes` is not None.
+    Args:
+        kernel: `explicit_attention` or `fused_attention`.
+        q: the queries, (B, H, T, D).
+        k: the keys, (B, H, T, D).
+        v: the values, (B, H, T, D).
+        window: number of positions that a query attends to, including its own; None: no limit.
+        slopes: ALiBi's slopes, (H,); None without ALiBi.
+        dropout: probability with which an attention weight is set to 0.
     """
     positions = torch.arange(q.shape[2], device=q.device)  # (T,)
     return kernel(q, k, v, make_bias(positions, positions, window, slopes), dropout)  # (B, H, T, D)
@@ -131,9 +146,10 @@ def biased_attention(
 def attention_in_parts(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Like `biased_attention`, but for a few queries at a time, so that fewer scores are in memory at once.
+    """Return the result of `biased_attention`, computed for a few queries at a time so that less memory is needed.
 
-    `dropout` is ignored, because this function is only used outside training.
+    The arguments are those of `biased_attention`. `dropout` is ignored, because this function is only used outside
+    training.
     """
     H, T = q.shape[1:3]
     positions, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
@@ -148,10 +164,11 @@ def attention_in_parts(
 def windowed_attention(
     kernel: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, slopes: Tensor | None, dropout: float
 ) -> Tensor:
-    """Like `biased_attention` with a window, but at a cost linear in T.
+    """Return the result of `biased_attention` with a window, at a cost that is linear in T.
 
-    The text is cut into blocks of b >= `window` positions. The queries of a block therefore need only the keys of their
-    own block and of the one before it, so each block is a small attention of b queries to 2b keys.
+    The arguments are those of `biased_attention`. The text is cut into blocks of b >= `window` positions. The queries
+    of a block need only the keys of the same block and of the block before it, so each block is a small attention of b
+    queries to 2b keys.
     Source: Longformer, arXiv:2004.05150, section 3.1 and appendix A ("sliding chunks").
     """
     (B, H, T, D), b = q.shape, max(window, MIN_BLOCK)

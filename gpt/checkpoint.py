@@ -20,17 +20,17 @@ PREFIX = "net."  # the model is the attribute `net` of the LightningModule
 
 
 def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Return the model's weights from the state dict of a `LitGPT`: name -> fp32 array.
+    """Return the weights of the `GPT` inside a `LitGPT` from the state dict of the `LitGPT`: name -> fp32 array.
 
-    The names are those in `GPT`, without the prefix `net.`.
+    The names are those of the `GPT`'s own state dict, without the prefix `net.`.
     """
     return {name.removeprefix(PREFIX): value.detach().float().cpu().numpy() for name, value in state_dict.items()}
 
 
 def without_folders(name: str) -> str:
-    """Return the name of a text without its folder or URL query, for files that may be sent to others.
+    """Return the file name in a text's path or URL, without folders and URL query, for files that may be shared.
 
-    A name in brackets stands for several texts: "[a/b,c/d]" becomes "b, d".
+    If `name` is a list in brackets, the names of all its texts are returned: "[a/b,c/d]" becomes "b, d".
     """
     if name.startswith("[") and name.endswith("]"):
         return ", ".join(map(without_folders, name[1:-1].split(",")))
@@ -40,15 +40,19 @@ def without_folders(name: str) -> str:
 
 
 def load(path: str | Path) -> tuple[GPT, Tokenizer]:
-    """Return a model and its tokenizer; `path` is a run's name, a run directory or a model file."""
+    """Return a trained model and its tokenizer; the model is on the CPU, in evaluation mode.
+
+    `path` is a model file, a run directory or a run's name. If it cannot be loaded, raise `InputError`.
+    """
     model, meta = load_checkpoint(path)
     return model, tokenizer_from(meta["vocabulary"])
 
 
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
-    """Return a model and its description, a dict with the keys of `gpt.model_file.FIELDS`.
+    """Return a trained model and its description; the model is on the CPU, in evaluation mode.
 
-    `path` is a model file, a run directory or a run's name. The model is on the CPU, in evaluation mode.
+    `path` is a model file, a run directory or a run's name. The description is a dict with the keys of
+    `gpt.model_file.FIELDS`, such as `vocabulary` and `step`.
 
     Raises:
         InputError: the file or run is missing or unusable; the message names it.
@@ -58,7 +62,10 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
 
 
 def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
-    """Return a model in evaluation mode; `state` contains its weights by name, as in a model file."""
+    """Return a `GPT` in evaluation mode with the weights in `state`: name -> fp32 array, as in a model file.
+
+    If the head is tied to the embedding, `state` has no `head.weight`.
+    """
     with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
         model = GPT(config, len(state["embedding.weight"]))
     for name, array in state.items():  # load_state_dict needs seconds: its time is quadratic in the blocks
@@ -70,12 +77,12 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
 
 
 def with_context(model: GPT, context: int) -> GPT:
-    """Return a copy of the model with another context length, in tokens.
+    """Return a copy of the model whose context length is `context` tokens.
 
-    At positions inside both contexts, the copy computes the same logits.
+    At each position that lies within both context lengths, the copy computes the same logits as the model.
 
     Raises:
-        ValueError: the positions are learned and the new context is longer.
+        ValueError: the model has learned positions and `context` is greater than their number.
     """
     if model.config.positions == "learned" and context > model.config.context:
         raise ValueError(f"must be at most {model.config.context}, the number of learned positions")
@@ -86,15 +93,16 @@ def with_context(model: GPT, context: int) -> GPT:
 
 @torch.no_grad()
 def copy_weights(model: GPT, trained: GPT, token_map: torch.Tensor) -> None:
-    """Copy the weights of the model `trained` into `model`, whose vocabulary contains that of `trained`.
+    """Copy the weights of `trained` into `model`, whose vocabulary has the V tokens of `trained` and possibly new ones.
 
-    In a text without new tokens, the logits of the trained tokens stay the same. A new token's rows in embedding and
-    head are the means of the trained rows, so the new token's logit is the mean of the trained logits. Therefore n new
-    tokens beside V trained ones add at most ln(1 + n / V) nats per token to the loss of such a text.
+    In a text without new tokens, the logits of the V tokens stay the same. In the embedding and the head, the row of a
+    new token is the mean of the V copied rows, so the new token's logit is the mean of the V logits. Therefore n new
+    tokens increase the loss on a text without new tokens by at most ln(1 + n / V) nats per token.
     Source: Hewitt, Initializing New Word Embeddings for Pretrained Language Models (2021).
 
     Args:
-        model: the model to change. It may have another vocabulary, dropout and context, but not more learned positions.
+        model: the model to change. Its vocabulary, dropout and context may differ from those of `trained`, but it must
+            not have more learned positions.
         trained: the model to copy from.
         token_map: (V,) int64, the token of `model` for each of the V tokens of `trained`.
     """

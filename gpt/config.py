@@ -14,7 +14,26 @@ NORM_EPS = 1e-5  # of layer norm and RMS norm
 class ModelConfig:
     """The architecture of a `GPT`. The defaults are those of the preset `model=tiny`.
 
-    `layers`, `heads`, `dim` and `dropout` are `auto` in a configuration until the run has chosen them.
+    In a configuration, `layers`, `heads`, `dim` and `dropout` are `auto` until the run chooses a number for each of
+    them.
+
+    Attributes:
+        layers: number of transformer blocks.
+        heads: attention heads per block; must divide `dim`.
+        dim: model width, the number of channels.
+        context: context length in tokens.
+        dropout: dropout probability on embeddings, attention and residual branches.
+        bias: whether linear layers and layer norms have biases.
+        norm: normalisation before each branch, layernorm or rmsnorm.
+        activation: non-linearity of the MLP, gelu or relu2.
+        positions: position encoding: learned, sinusoidal, rotary, alibi or none.
+        window: attention window in tokens, including the current one; None: the whole context.
+        qk_norm: whether RMS norm is applied to the queries and keys of each head.
+        key_offset: whether half of each key's channels come from the previous position.
+        token_shift: whether each token's embedding includes the previous one, scaled by a learned factor per channel.
+        conv_taps: kernel size of the causal depthwise convolution after the MLP; 1: no convolution.
+        tied: whether the output head shares its weights with the token embedding.
+        attention: attention kernel: explicit, sdpa, or auto for the faster one.
     """
 
     layers: Any = option(4, "number of transformer blocks", auto=int, least=1, most=4096)
@@ -80,30 +99,34 @@ class ModelConfig:
 
     @property
     def head_dim(self) -> int:
-        """Width of one head, `dim / heads`."""
+        """Width of one attention head in channels, `dim / heads`."""
         return self.dim // self.heads
 
     @property
     def rotary_dims(self) -> int:
-        """Number of channels of a head that rotary positions rotate; 0 for other positions.
+        """Number of channels per head that rotary positions rotate; 0 for other position encodings.
 
-        With key_offset, the half of each key that comes from the previous position is not rotated, so that a query can
-        match it at any distance.
+        If `key_offset` is true, only half of the channels are rotated. The other half, which in each key comes from the
+        previous position, is not rotated, so that a query can match it at any distance.
         """
         return (self.head_dim // 2 if self.key_offset else self.head_dim) if self.positions == "rotary" else 0
 
     @property
     def attention_window(self) -> int:
-        """Maximum number of positions that a position attends to, including itself: the length of a full KV cache."""
+        """Maximum number of positions that a position attends to, including itself. A full KV cache has this length."""
         return min(self.window or self.context, self.context)
 
     @property
     def absolute(self) -> bool:
-        """True for learned and sinusoidal positions, which exist only for the first `context` tokens."""
+        """True if positions are learned or sinusoidal, so that only the first `context` tokens of a text have an encoding."""
         return self.positions in ("learned", "sinusoidal")
 
     def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield the name and shape of each weight in the model file, for a vocabulary of `vocabulary` tokens."""
+        """Yield (name, shape) for each weight in the file of a model with this architecture.
+
+        `vocabulary` is the number of tokens in the vocabulary. If the head is tied to the embedding, `head.weight` is
+        left out.
+        """
         dim = self.dim
         block: dict[str, tuple[int, ...]] = {
             "norm1.weight": (dim,), "attention.qkv.weight": (3 * dim, dim), "attention.proj.weight": (dim, dim),
@@ -126,7 +149,22 @@ class ModelConfig:
 
 @dataclass(frozen=True)
 class OptimConfig:
-    """The optimizer and its learning-rate schedule."""
+    """The optimizer and its learning-rate schedule.
+
+    Attributes:
+        name: muon (Muon for the matrices of the blocks, AdamW for all other weights) or adamw.
+        lr: peak learning rate of AdamW.
+        muon_lr: peak learning rate of Muon, on the same schedule.
+        muon_beta2: decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon.
+        muon_every: Muon updates each block every `muon_every` steps, in turn, at `muon_every` times its learning rate.
+        min_lr: final learning rate of AdamW.
+        warmup: number of linear warm-up steps.
+        schedule: learning-rate schedule after the warm-up, cosine or trapezoid.
+        cooldown: fraction of all steps, at the end, in which a trapezoid's learning rate falls.
+        weight_decay: decoupled weight decay of matrices and embeddings.
+        betas: decay rates of AdamW's two moments.
+        clip: maximum gradient norm; 0: no clipping.
+    """
 
     name: str = option(
         "muon",

@@ -24,7 +24,16 @@ EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two co
 
 @dataclass(frozen=True)
 class Score:
-    """How well a model predicts a text: `loss` in nats per token, `bpc` in bits per character, `bpb` per byte."""
+    """How well a model predicts a text, and the length of the text.
+
+    Attributes:
+        loss: mean loss in nats per token.
+        bpc: bits per character; NaN if `characters` is 0.
+        bpb: bits per byte.
+        tokens: number of tokens in the text.
+        characters: number of characters in the text.
+        bytes: number of UTF-8 bytes in the text.
+    """
 
     loss: float
     bpc: float
@@ -35,39 +44,43 @@ class Score:
 
 
 def measured(score: Score, context: int) -> dict[str, Any]:
-    """Return a dict that says how a score was measured, for model files and summary.json.
+    """Return a dict that describes how a score was measured; model files and summary.json store it as `evaluation`.
 
-    The score must come from disjoint windows of `context` tokens, as in validation.
+    The score must come from disjoint windows of `context` tokens, as in validation. The keys of the dict are `mode`,
+    `context`, `stride` and `characters`.
     """
     return {"mode": "disjoint", "context": context, "stride": context, "characters": score.characters}
 
 
 def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
-    """Return -ln of the probability of each target: (N, V), (N,) int64 -> (N,) float64 on the CPU, in nats."""
+    """Return -ln of the probability of each target, in nats: (N, V), (N,) int64 -> (N,) float64 on the CPU."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
     return F.cross_entropy(logits, targets, reduction="none").cpu().double()  # (N,)
 
 
 def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the sums `[nats, tokens, characters, bytes]` of N tokens (N,) with the surprisals `nats`, (N,).
+    """Return the sums `[nats, tokens, characters, bytes]` over N tokens: (4,) float64 on the CPU.
 
-    The result is (4,) float64 on the CPU. `sizes` is the tokenizer's `token_sizes`.
+    `nats`, (N,), are the surprisals of the tokens, and `tokens`, (N,), the tokens themselves. `sizes`, (V, 2), is the
+    tokenizer's `token_sizes`, the number of characters and bytes of each token.
     """
     return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
 
 
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the sums `[nats, tokens, characters, bytes]` of the counted targets in a batch of windows.
+    """Return the sums `[nats, tokens, characters, bytes]` over the counted targets of a batch: (4,) float64 on the CPU.
 
-    The result is (4,) float64 on the CPU. `logits` are (B, T, V), `targets` and `counted` (B, T).
+    `logits` are (B, T, V) and `targets` (B, T). `counted`, (B, T) bool, says which targets to include. `sizes`, (V, 2),
+    is the tokenizer's `token_sizes`.
     """
     return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
 
 def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
-    """Return `[nats, tokens, characters, bytes]` of the first token of a text, (4,) float64.
+    """Return the sums `[nats, tokens, characters, bytes]` for the first token of a text alone: (4,) float64.
 
-    Its loss is ln V, because nothing comes before it.
+    Its loss is ln V, with V = `vocabulary`, because no text precedes it. `sizes`, (V, 2), is the tokenizer's
+    `token_sizes`.
     """
     return torch.tensor([math.log(vocabulary), 1, *sizes[token]], dtype=torch.float64)
 
@@ -75,7 +88,7 @@ def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
 def make_score(totals: Tensor) -> Score:
     """Return the `Score` of a text from its sums `[nats, tokens, characters, bytes]`, (4,).
 
-    `bpc` is NaN if the text contains no character, only bytes that continue one.
+    `bpc` is NaN if the number of characters is 0, as for bytes that only continue a character.
     """
     nats, tokens, characters, octets = totals.tolist()
     bits = nats / math.log(2)
@@ -85,7 +98,7 @@ def make_score(totals: Tensor) -> Score:
 
 @contextmanager
 def exact(model: GPT) -> Iterator[None]:
-    """Run the model in fp32 and without dropout inside this context, then restore its training mode."""
+    """Run the model in fp32 and without dropout inside this context; afterwards, restore its training mode."""
     training = model.training
     model.eval()
     try:
@@ -97,9 +110,10 @@ def exact(model: GPT) -> Iterator[None]:
 
 @torch.no_grad()
 def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """For each batch of windows, yield the logits (N, V) and the targets (N,) of its N counted tokens.
+    """Yield the logits (N, V) and the targets (N,) of the N counted tokens in each batch of windows.
 
-    The model runs in fp32 and without dropout. Both tensors are on its device.
+    `windows` are the tuples (inputs, targets, counted) that `evaluation_windows` yields. The model runs in fp32 and
+    without dropout, and the yielded tensors are on its device.
     """
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
@@ -113,10 +127,11 @@ def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: i
     """Return the score of a text of which a model has predicted every token but the first.
 
     Args:
-        predicted: the `predictions` of all tokens but the first.
+        predicted: batches of logits (N, V) and targets (N,), which together cover all tokens but the first, as
+            `predictions` yields them.
         first: the first token of the text, whose loss is ln V.
         vocabulary: the number of tokens in the vocabulary, V.
-        sizes: the tokenizer's `token_sizes`.
+        sizes: the tokenizer's `token_sizes`, (V, 2).
     """
     total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
@@ -127,8 +142,11 @@ def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: i
 def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:
     """Return a model's score on a text.
 
-    `windows` come from `evaluation_windows`, so they count every token except the first exactly once. `first` is the
-    first token, and `sizes` is the tokenizer's `token_sizes`.
+    Args:
+        model: the model; it runs in fp32 and without dropout.
+        windows: the windows of the text, from `evaluation_windows`.
+        first: the first token of the text, whose loss is ln V, because no window contains it as a target.
+        sizes: the tokenizer's `token_sizes`, (V, 2).
     """
     return reduce(predictions(model, windows), first, model.vocabulary, sizes)
 
@@ -145,23 +163,25 @@ def evaluation_windows(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield batches of windows that cover a text, so that every token except the first is counted exactly once.
 
-    Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap. Then every
-    window after the first counts only its last `stride` targets, each of which sees at least context - stride earlier
+    Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap, and every window after
+    the first counts only its last `stride` targets. Each of these targets is predicted from more than context - stride
     tokens.
 
     Args:
         tokens: the text, one-dimensional, of any integer type.
         context: window length in tokens, T.
         batch: windows per batch on this rank, B.
-        stride: tokens from one window to the next, at least 1; the maximum and the default are `context`.
+        stride: tokens from the start of one window to the start of the next, at least 1; the maximum and the default
+            are `context`.
         rank: rank of this process; together the ranks count every target once.
         ranks: number of processes that share the work.
-        most: maximum number of counted targets; the windows are then evenly spaced. The first one is always included,
-            with all its targets.
+        most: maximum number of counted targets; None: all. If `most` is less than the number of all targets, the
+            windows are evenly spaced in the text. The first window is always included, with all its targets.
 
     Yields:
-        inputs (B, T) int64, targets (B, T) int64, counted (B, T) bool. Every batch has B rows and every rank yields the
-        same number of batches. Padding repeats tokens of the text and is not counted.
+        A tuple (inputs, targets, counted) of tensors (B, T): int64, int64 and bool. `counted` is True for targets whose
+        loss counts. Every batch has B rows and every rank yields the same number of batches. Padding repeats tokens of
+        the text and is not counted.
     """
     stride = context if stride is None else stride
     if not 1 <= stride <= context:
