@@ -118,7 +118,7 @@ class ModelConfig:
 
     @property
     def absolute(self) -> bool:
-        """True if positions are learned or sinusoidal, so that only the first `context` tokens of a text have an encoding."""
+        """True for learned and sinusoidal positions, which exist only for the first `context` tokens of a text."""
         return self.positions in ("learned", "sinusoidal")
 
     def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -23,7 +23,7 @@ def make_norm(config: ModelConfig) -> nn.Module:
 
 
 def relu2(x: Tensor) -> Tensor:
-    """Return max(x, 0)^2 for each value (Primer, arXiv:2109.08668, section 3)."""
+    """Return the square of max(x, 0) for each value of x (Primer, arXiv:2109.08668, section 3)."""
     return F.relu(x).square()
 
 
@@ -37,7 +37,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"gelu": F.gelu, "relu2": r
 class MLP(nn.Module):
     """The feed-forward branch of a block: two linear layers with a non-linearity between them, then `convolve`.
 
-    Shapes: (B, T, C) -> (B, T, 4C) -> (B, T, C).
+    `convolve` is a causal depthwise convolution. Shapes: (B, T, C) -> (B, T, 4C) -> (B, T, C).
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -49,19 +49,20 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the output of the branch: (B, T, C) -> (B, T, C).
+        """Return the output of the branch, before it is added to the residual stream: (B, T, C) -> (B, T, C).
 
         The linear layers transform each position on its own. The convolution then adds to each position the results of
-        the `conv_taps - 1` positions before it, multiplied by one learned factor per channel.
+        the `conv_taps - 1` positions before it, each multiplied by one learned factor per channel.
         """
         return convolve(self.down(self.activation(self.up(x))), self.taps)
 
 
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
-    """Return x plus, at each position, the positions before it scaled per channel: (B, T, C) -> (B, T, C).
+    """Return x plus, at each position, the preceding positions scaled per channel: (B, T, C) -> (B, T, C).
 
-    This is a causal depthwise convolution along T in which the factor of the position itself is 1. `taps` contains the
-    other factors: a tensor (C,) for the previous position, then one for the position before that, and so on.
+    This is a causal depthwise convolution along T in which the factor of the current position is 1. `taps` contains the
+    factors of the preceding positions: a tensor (C,) for the previous position, then one for the position before that,
+    and so on.
     Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
     """
     mixed = x
@@ -82,13 +83,16 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Return the residual stream with both branches added: (B, T, C); for `tables` see `Attention.forward`."""
+        """Return x with the output of both branches added: (B, T, C) -> (B, T, C).
+
+        `tables` is the result of `position_tables` for T positions, or None to compute it here.
+        """
         x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
 class GPT(nn.Module):
-    """A causal language model over a vocabulary of V characters: tokens (B, T) int64 -> logits (B, T, V)."""
+    """A causal language model over a vocabulary of V tokens: tokens (B, T) int64 -> logits (B, T, V)."""
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
@@ -109,12 +113,13 @@ class GPT(nn.Module):
             init_weights(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the logits of the next character at each position: (B, T) -> (B, T, V), with 1 <= T <= context.
+        """Return the logits of the next token at each position: (B, T) int64 -> (B, T, V), with 1 <= T <= context.
 
         `logits[:, t]` depends only on `tokens[:, : t + 1]`.
 
         Raises:
-            ValueError: tokens of another shape, dtype or length; on a CPU, also tokens outside the vocabulary.
+            ValueError: `tokens` has the wrong number of dimensions, dtype or length or, on a CPU, contains a token
+                outside the vocabulary.
         """
         self._check(tokens)
         x = self.embed(tokens)  # (B, T, C)
@@ -125,17 +130,18 @@ class GPT(nn.Module):
         return self.head(self.norm(x))  # (B, T, V)
 
     def sinusoids(self, length: int) -> Tensor:
-        """Return the sinusoidal encodings of the first T positions, divided by sqrt(C): (T, C).
+        """Return the sinusoidal encodings of the first T = `length` positions, divided by sqrt(C): (T, C).
 
-        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. docs/experiments.md explains
-        why the ratio matters.
+        Section 3.4 of arXiv:1706.03762 multiplies the embeddings by sqrt(C) instead. docs/experiments.md explains why
+        the ratio of embeddings to encodings matters.
         """
         return position_tables(self.config, length, self.embedding.weight.device)[0] / self.config.dim**0.5
 
     def embed(self, tokens: Tensor) -> Tensor:
         """Return the input of the first block: (B, T) int64 -> (B, T, C).
 
-        It is the token embeddings plus, if `config` has them, the token shift and learned or sinusoidal positions.
+        This is the token embedding of each position plus, if `config.token_shift` is true, the scaled embedding of the
+        previous token and, for learned or sinusoidal positions, the position encoding. Dropout follows.
         """
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
@@ -147,14 +153,15 @@ class GPT(nn.Module):
         return self.dropout(x)
 
     def num_parameters(self) -> int:
-        """Return the number of weights in the model; weights that are tied count once."""
+        """Return the number of weights in the model; if the head is tied to the embedding, both count as one."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:
-        """Return the floating-point operations per token of a full window, forward and backward.
+        """Return the floating-point operations per token, forward and backward, for windows of `context` tokens.
 
-        Each weight of a matrix costs 6; embeddings cost nothing, because they are only looked up. The attention of each
-        block adds 12 * S * C, with S = `attention_window`, because the masked half of the scores is computed, too.
+        Each weight of a matrix costs 6 operations; embeddings cost nothing, because they are only looked up. The
+        attention of each block adds 12 * S * C, with S = `attention_window`, because the masked half of the scores is
+        also computed.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
@@ -171,7 +178,7 @@ class GPT(nn.Module):
             self.check_values(tokens)
 
     def check_values(self, tokens: Tensor) -> None:
-        """Raise `ValueError` if a token is outside the vocabulary."""
+        """Raise `ValueError` if `tokens`, an int64 tensor of any shape, contains a token outside the vocabulary."""
         low, high = map(int, tokens.aminmax())
         if low < 0 or high >= self.vocabulary:
             wrong = low if low < 0 else high
@@ -182,10 +189,9 @@ class GPT(nn.Module):
 def init_weights(model: GPT) -> None:
     """Initialise the weights of a model in place, as GPT-2 does.
 
-    Matrices and embeddings are normal with std 0.02, the gains of norms are 1, and all other vectors are 0.
-
-    The two projections onto the residual stream are divided by sqrt(2 * layers), so that the variance of the stream
-    does not grow with depth.
+    Matrices and embeddings are normal with std 0.02, the gains of norms are 1, and all other vectors are 0. In each
+    block, the two matrices whose output is added to the residual stream have std 0.02 / sqrt(2 * layers) instead, so
+    that the variance of the stream does not grow with depth.
     """
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:

@@ -1,10 +1,10 @@
-"""Model files: trained weights as safetensors, and their description as JSON in the metadata.
+"""Model files: trained weights as safetensors, and a description of the model as JSON in the metadata.
 
 A model file from anyone is safe to open, because `read` compares the header with the described model before it
 allocates memory, and executes nothing in the file. This module does not import torch, so that sampling starts fast.
 
-The metadata has one key, `chargpt`, whose JSON contains `FIELDS` and the `sha256` of the weights. If the head is
-tied to the embedding, the file has `embedding.weight` and no `head.weight`.
+The metadata has one key, `chargpt`, whose JSON contains `FIELDS` and the `sha256` of the weights. If the head is tied
+to the embedding, the file has `embedding.weight` and no `head.weight`.
 Source of the format: safetensors (https://github.com/huggingface/safetensors), README, "Format".
 """
 
@@ -53,7 +53,7 @@ class CheckpointError(InputError):
 
 
 class Model(NamedTuple):
-    """The contents of a model file."""
+    """The contents of a model file: its architecture, its weights by name, and its description (see `FIELDS`)."""
 
     config: ModelConfig
     state: dict[str, np.ndarray]  # name -> float32 array of each weight, without `head.weight` if it is tied
@@ -61,9 +61,14 @@ class Model(NamedTuple):
 
 
 def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Write a model file with the weights that `ModelConfig.shapes` lists and the `FIELDS` in `meta`.
+    """Write a model file from the weights `state` and the description `meta`.
 
-    The write is atomic: if it raises `OSError`, an old file of that name is untouched.
+    The write is atomic: if it raises `OSError`, an existing file at `path` is unchanged.
+
+    Args:
+        path: file to write.
+        state: name -> array of each weight that `ModelConfig.shapes` lists.
+        meta: the description of the model; it must have the keys of `FIELDS`.
     """
     from safetensors.numpy import save
 
@@ -75,7 +80,10 @@ def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) 
 
 
 def digest(state: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of the little-endian fp32 bytes of all weights, in the order of their names."""
+    """Return the SHA-256 of all weights in `state` as a hexadecimal string.
+
+    The hash covers the little-endian fp32 bytes of the weights, in the order of their names.
+    """
     sha = hashlib.sha256()
     for name in sorted(state):
         sha.update(state[name].astype("<f4", copy=False).data)
@@ -83,9 +91,12 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
 
 
 def read(path: str | Path) -> Model:
-    """Return the contents of a model file, which may come from a stranger.
+    """Return the contents of a model file, which need not be trusted.
 
-    Raise `CheckpointError` if it is missing, damaged or of another format, or if its parts do not fit together.
+    Raises:
+        CheckpointError: the file is missing, unreadable, damaged or in another format, or its weights do not match its
+            description.
+        OSError: the disk failed, so the file may be intact.
     """
     from safetensors import SafetensorError
     from safetensors.numpy import load
@@ -140,26 +151,30 @@ def read(path: str | Path) -> Model:
 
 
 def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the texts that a model was trained on, each a dict with the keys of `TRAINED_ON`.
+    """Return the texts that a model was trained on, at most `MAX_TEXTS`, each a dict with the keys of `TRAINED_ON`.
 
-    `meta` is the description in the model file. The first text is that of the model's own run. Those of the models from
-    which training started follow. At most `MAX_TEXTS` are returned.
+    `meta` is the description in the model file. The first dict describes the text of the run that wrote the file. If
+    that run started from a trained model, the texts of the trained model follow.
     """
     own = {key: meta["trained_on"][key] for key in TRAINED_ON}
     return [own, *(each for each in meta["trained_on"]["before"] if each != own)][:MAX_TEXTS]
 
 
 def shares_read(texts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return how much of each file was trained on: hash of the file -> fraction, counted from the file's beginning.
+    """Return which fraction of each file, from its beginning, a model was trained on: hash of the file -> fraction.
 
-    `texts` are dicts with the keys of `TRAINED_ON`. For a file in several of them, the largest fraction counts.
+    `texts` are dicts with the keys of `TRAINED_ON`, as `texts_read` returns them. If several texts include the same
+    file, the largest fraction is returned.
     """
     ordered = sorted(texts, key=lambda text: text["share"])
     return {str(sha256)[:HASH]: text["share"] for text in ordered for sha256 in text["sha256"]}
 
 
 def to_device(thing: Any, name: str) -> Any:
-    """Return a model or a tensor on the device `name`; raise `InputError` if this machine does not have the device."""
+    """Return a model or tensor moved to the device `name`, such as cuda.
+
+    If this machine does not have the device, raise `InputError`.
+    """
     try:
         return thing.to(name)
     except (RuntimeError, AssertionError) as error:
@@ -167,14 +182,20 @@ def to_device(thing: Any, name: str) -> Any:
 
 
 def other_format(path: str | Path, found: Any, read: int = FORMAT) -> CheckpointError:
-    """Return the error for a file that has the format `found`, whereas this version reads the format `read`."""
+    """Return the error to raise if a file has format number `found` but this version reads only format number `read`.
+
+    `found` is read from the file, so it may be of any type.
+    """
     kind = str(found)[:20] if isinstance(found, int | str) else "unknown"
     what = f"has format {kind}, but this version reads format {read}"
     return CheckpointError(f"{path}: {what}; use the version that wrote it")
 
 
 def parse(text: str) -> dict[str, Any]:
-    """Return the description of a model from its JSON; raise `ValueError` if it is too long or not a JSON object."""
+    """Return the description of a model from its JSON, the value of `chargpt` in the metadata of a model file.
+
+    If the JSON is longer than `MAX_METADATA` characters or is not a valid JSON object, raise `ValueError`.
+    """
     if len(text) > MAX_METADATA:
         raise ValueError(f"metadata of {len(text)} characters")
     described = json.loads(text)
@@ -185,9 +206,10 @@ def parse(text: str) -> dict[str, Any]:
 
 
 def check_fields(described: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a field in `described` is missing, has the wrong type or is an integer out of range.
+    """Raise `ValueError` if a required field of `described` is missing, has the wrong type or is out of range.
 
-    `types` maps the name of each required field to its type.
+    `types` maps the name of each required field to its type. An integer is in range if it is at least 0 and less than
+    2^63.
     """
     for field, kind in types.items():
         value = described.get(field, ...)
@@ -198,10 +220,13 @@ def check_fields(described: Mapping[str, Any], types: Mapping[str, Any]) -> None
 
 
 def model_config(described: Mapping[str, Any]) -> ModelConfig:
-    """Return the configuration of a model from the field `model_config` of its file.
+    """Return the architecture of a model from `described`, the field `model_config` of its file.
 
-    A missing or unknown key raises `ValueError` or `TypeError`.
     A missing key does not get this version's default, because the default may describe another model.
+
+    Raises:
+        ValueError: a key is missing, or a value is invalid or `auto`.
+        TypeError: a key is unknown.
     """
     if missing := [field.name for field in fields(ModelConfig) if field.name not in described]:
         raise ValueError(f"model_config has no {', '.join(missing)}")
@@ -212,7 +237,11 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
 
 
 def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `ValueError` unless a safetensors header lists exactly the weights in `shapes`, all of them fp32."""
+    """Raise `ValueError` unless a safetensors header lists exactly the weights in `shapes`, all of them fp32.
+
+    `header` maps the name of each weight to a dict with the keys `dtype` and `shape`; `shapes` maps the name to the
+    shape.
+    """
     if more := header.keys() - shapes.keys():
         raise ValueError(f"{min(more)} is not a weight of such a model")
     for name, shape in shapes.items():

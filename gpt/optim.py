@@ -16,7 +16,8 @@ from gpt.model import GPT
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return two parameter groups for an optimizer: one with weight decay, one without.
 
-    Matrices and embeddings are in the first group, vectors such as scales and biases in the second.
+    Matrices and embeddings are in the first group, with the given `weight_decay`. Vectors, such as gains and biases,
+    are in the second.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
@@ -26,7 +27,11 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -> torch.optim.Optimizer:
-    """Return the optimizer that `config` names, for all weights of the model; for `bf16_on_cpu` see `Muon`."""
+    """Return the optimizer that `config.name` names, AdamW or `Muon`, for all weights of the model.
+
+    `bf16_on_cpu` is passed to `Muon`, which then orthogonalises in bf16 on a CPU, too. The learning rates in the groups
+    of the optimizer are peak values; `set_rates` sets the rates of a step.
+    """
     first, second = config.betas
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
@@ -49,10 +54,17 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
 
 
 def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None) -> None:
-    """Set the learning rate of each parameter group for optimizer step `step` (from 0); see `lr_at`.
+    """Set the learning rate of each parameter group in place for optimizer step `step`, which is counted from 0.
 
-    With `muon_every=n`, Muon updates every n-th block in each step, at n times its rate. The rate of the other blocks
-    is then 0, and the next steps update them in turn.
+    AdamW's rate comes from `lr_at`, and Muon's is proportional to it. If `config.muon_every` is n, Muon updates every
+    n-th block in each step, at n times its rate. For all other blocks the rate is 0 in this step, and the next n - 1
+    steps update them in turn.
+
+    Args:
+        groups: the `param_groups` of the optimizer.
+        step: the optimizer step.
+        config: the optimizer's configuration.
+        max_steps: length of the training in steps; None means that the decay of the learning rate has not begun yet.
     """
     for group in groups:
         group["lr"] = lr_at(step, config, max_steps)
@@ -62,10 +74,10 @@ def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Return N matrices with their singular values moved near 1: (N, R, C) -> (N, R, C), with R <= C.
+    """Return N approximately orthogonal matrices, computed from `matrices`: (N, R, C) -> (N, R, C), with R <= C.
 
-    This orthogonalises them approximately, by `steps` quintic Newton-Schulz iterations.
-
+    `steps` quintic Newton-Schulz iterations move the singular values of each matrix near 1 and keep its singular
+    vectors.
     Source: Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), with its coefficients.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
@@ -77,9 +89,10 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
-    """Divide each row of an update by its running root mean square, then restore the update's norm, all in place.
+    """Divide each row of `update` by its running root mean square, then restore the norm of `update`, all in place.
 
-    `update` is (R, C). `moment`, (R, 1), is the running mean of the rows' sums of squares, with the decay `beta2`.
+    `update` is (R, C). `moment`, (R, 1), is the running mean of the sum of squares of each row, with decay `beta2`; it
+    is updated first.
     Source: NorMuon, arXiv:2510.05491, algorithm 1, which sets the norm to a constant instead.
     """
     squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
@@ -90,14 +103,18 @@ def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon for parameter groups with `muon=True`, which must contain only matrices, and AdamW for the others.
+    """An optimizer that updates parameter groups with `muon=True` by Muon and all other groups by AdamW.
 
-    Muon orthogonalises the momentum of each matrix before applying it. Matrices of the same shape are orthogonalised in
-    one batch; a packed q|k|v counts as three matrices. If `beta2` is above 0, `normalise_rows` follows. In a group with
-    a learning rate of 0, only the momentum is updated.
+    Groups with `muon=True` must contain only matrices. Muon orthogonalises the momentum of each matrix before applying
+    it. Matrices of the same shape are orthogonalised in one batch; a weight that stacks the projections to queries,
+    keys and values counts as three matrices. If a group's `beta2` is above 0, `normalise_rows` is applied after
+    orthogonalisation. If its learning rate is 0, only the momentum is updated.
 
-    For `orthogonalise`, the precision of bf16 suffices. On a CPU it runs in fp32 unless `bf16_on_cpu` is set, because a
-    CPU that has to emulate bf16 is 60 times slower with it.
+    Args:
+        groups: the parameter groups, as for any PyTorch optimizer.
+        lr: learning rate of groups that do not set `lr`.
+        bf16_on_cpu: orthogonalise in bf16 on a CPU, too, because bf16 is precise enough. The default is fp32, because a
+            CPU that has to emulate bf16 is 60 times slower with it. On other devices, bf16 is always used.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, bf16_on_cpu: bool = False) -> None:
@@ -107,7 +124,11 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient; Muon overwrites the gradients of its matrices."""
+        """Update all parameters that have a gradient, and return the loss if `closure` is given.
+
+        `closure` computes the gradients and returns the loss. The gradients of the matrices that Muon updates are
+        overwritten.
+        """
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -165,14 +186,14 @@ class Muon(torch.optim.Optimizer):
 
 
 def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:
-    """Return AdamW's learning rate for optimizer step `step` (from 0) of `max_steps`.
+    """Return AdamW's learning rate for optimizer step `step`, counted from 0, of `max_steps`.
 
     It depends only on the arguments, so that a resumed run continues exactly.
 
     Warm-up: linear, (step + 1) / (warmup + 1) of lr.
     Cosine: half a cosine from lr at the end of the warm-up to min_lr at max_steps (SGDR, arXiv:1608.03983).
     Trapezoid: constant at lr, then linear to min_lr over the last fraction `cooldown` of all steps.
-    Where warm-up and decay overlap in a short run, the smaller of the two applies. `max_steps=None`, which only a
+    If warm-up and decay overlap in a short run, the smaller of the two rates applies. `max_steps=None`, which only a
     trapezoid allows, means that the decay has not begun yet.
     """
     rising = config.lr * min(1.0, (step + 1) / (config.warmup + 1))
