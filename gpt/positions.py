@@ -1,8 +1,9 @@
-"""Position encodings: the formulas in NumPy, for the model and the decoder, and the model's tables as tensors.
+"""Position encodings: their formulas in NumPy, and the tables that the model needs as tensors.
 
-Learned and sinusoidal encodings are added to the embeddings; rotary ones rotate queries and keys; ALiBi lowers
+Learned and sinusoidal encodings are added to the embeddings; rotary encodings rotate queries and keys; ALiBi lowers
 attention scores in proportion to the distance. With positions=none, a causal model can still infer the order of
-characters, but sees no distances. Only `position_tables` imports torch, so that sampling starts fast without it.
+characters, but does not receive their distances. Only `position_tables` imports torch, so that sampling starts fast
+without it.
 """
 
 from collections.abc import Callable
@@ -20,12 +21,15 @@ if TYPE_CHECKING:
 def rotary_tables(positions: np.ndarray, channels: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the cosines and sines of the angles by which rotary positions rotate pairs of channels.
 
-    The angle of pair i at position t is t * 10000^(-2i/R), where R is `channels`, the number of rotated channels.
-
+    The angle of pair i at position t is t * 10000^(-2i/R).
     Source: RoFormer, arXiv:2104.09864, section 3.2.2.
 
+    Args:
+        positions: the positions, of any shape (...).
+        channels: the number of rotated channels, R.
+
     Returns:
-        Two arrays (..., ceil(R / 2)), float64 so that angles are the same on every machine.
+        A tuple (cosines, sines) of arrays (..., ceil(R / 2)), float64 so that angles are the same on every machine.
     """
     angle = positions[..., None] * _frequencies(channels)  # (..., R/2)
     return np.cos(angle), np.sin(angle)
@@ -37,10 +41,9 @@ def _frequencies(channels: int) -> np.ndarray:
 
 
 def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
-    """Return the sinusoidal encodings of positions (...), with C = `dim` channels: (..., C) float64.
+    """Return the sinusoidal encodings of `positions`, with C = `dim` channels: (...) -> (..., C) float64.
 
     For position t, channel 2i is sin(t * 10000^(-2i/C)), and channel 2i + 1 is the cosine of the same angle.
-
     Source: Attention Is All You Need, arXiv:1706.03762, section 3.5.
     """
     cos, sin = rotary_tables(positions, dim)
@@ -48,10 +51,11 @@ def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
 
 
 def alibi_slopes(heads: int) -> np.ndarray:
-    """Return ALiBi's slopes, (H,) float64: the scores of head h fall by slope h per position of distance.
+    """Return ALiBi's slopes for H = `heads` attention heads: (H,) float64.
 
-    If H is a power of two, they are 2^(-8/H), 2^(-16/H), ..., 2^-8. Otherwise they are the slopes for the next smaller
-    power of two, followed by every other slope for the next larger one.
+    The attention scores of head h fall by slope h for each position of distance from query to key. If H is a power of
+    two, the slopes are 2^(-8/H), 2^(-16/H), ..., 2^-8. Otherwise they are the slopes for the next smaller power of two,
+    followed by every other slope for the next larger power of two.
     Source: Train Short, Test Long, arXiv:2108.12409, section 3, and the authors' code for other numbers of heads.
     """
     below = 1 << (heads.bit_length() - 1)  # the largest power of two that is at most H
@@ -67,9 +71,10 @@ TABLES: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, ...]]] = {
 
 
 def position_tables(config: ModelConfig, length: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
-    """Return the float32 tables of the model's position encoding for the first T = `length` positions.
+    """Return the tables of the model's position encoding for the first T = `length` positions, as fp32 tensors.
 
-    Rotary: cosines (T, R/2) and sines (T, R/2); sinusoidal: (T, C); ALiBi: slopes (H,); learned and none: no table.
+    Rotary: cosines (T, R/2) and sines (T, R/2), with R rotated channels per head. Sinusoidal: encodings (T, C). ALiBi:
+    slopes (H,). Learned and none: an empty tuple.
     """
     if config.positions in ("learned", "none"):
         return ()
@@ -84,7 +89,10 @@ def position_tables(config: ModelConfig, length: int, device: "torch.device") ->
 
 
 def slopes_in(tables: "tuple[torch.Tensor, ...]", config: ModelConfig) -> "torch.Tensor | None":
-    """Return ALiBi's slopes, (H,), if `tables` are the `position_tables` of a model with ALiBi, else None."""
+    """Return ALiBi's slopes, (H,), or None if `config.positions` is not alibi.
+
+    `tables` is the result of `position_tables` for the same `config`.
+    """
     return tables[0] if config.positions == "alibi" else None
 
 

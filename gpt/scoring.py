@@ -1,7 +1,7 @@
 """Score a text for score.py: the loss of the whole text, of each document or of each character.
 
-A `mode` is a value of `--window`. With disjoint or strided, the model reads windows of the text, as in validation. With
-sample, the decoder reads it, as in sampling.
+A `mode` is a value of score.py's option `--window`. If it is disjoint or strided, the model reads windows of the text,
+as in validation. If it is sample, the decoder reads the text, as in sampling.
 """
 
 from collections.abc import Iterator
@@ -28,7 +28,20 @@ MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
 
 
 class Candidate(NamedTuple):
-    """A model to score, and the text encoded for this model."""
+    """A model to score, and the text encoded for this model.
+
+    Attributes:
+        file: the model file.
+        step: the optimizer step at which the model was saved.
+        model: the model, on the chosen device.
+        tokenizer: the tokenizer of the model.
+        tokens: the whole text, (N,) uint8 or uint16.
+        stride: tokens from the start of one window to the start of the next if windows are strided.
+        trained: fraction of the text, from its beginning, that the model was trained on.
+        characters: characters of the text, the divisor in bits per character; 0: use the number in `tokens`.
+        bytes: size of the text's file, the divisor in bits per byte; 0: use the size of `tokens` as UTF-8.
+        documents: how the training text is divided into documents (`data.documents.Rule`); None: it is not divided.
+    """
 
     file: Path
     step: int
@@ -42,9 +55,10 @@ class Candidate(NamedTuple):
     documents: dict[str, str] | None = None  # `data.documents.Rule` of the training text; None: not divided
 
     def per_file(self, score: Score) -> Score:
-        """Return the score with bits per character of the text and per byte of its file.
+        """Return `score` with bits per character of the whole text and bits per byte of its file.
 
-        All candidates then divide by the same numbers, even if their tokens leave out characters of the text.
+        The divisors are `self.characters` and `self.bytes`, or the numbers in `score` if they are 0. With the same
+        divisors, candidates can be compared even if the tokens of some leave out characters of the text.
         """
         characters, size = self.characters or score.characters, self.bytes or score.bytes
         bpc, bpb = score.bpc * score.characters / max(1, characters), score.bpb * score.bytes / size
@@ -52,21 +66,21 @@ class Candidate(NamedTuple):
 
     @property
     def page_name(self) -> str:
-        """The model's name on a page: its run, file and step.
+        """The model's name on an HTML page: its run, file and step.
 
-        The folders above the run are left out, because pages are sent to others.
+        The folders above the run are left out, because pages may be sent to others.
         """
         run = f"{self.file.parent.parent.name}/" if self.file.parent.name == "checkpoints" else ""
         return f"{printable(run + self.file.name)}, step {self.step}"
 
 
 def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Predict every token of the candidate's text but the first, in order, and show the progress.
+    """Yield the model's predictions for every token of the candidate's text but the first, in order.
 
-    `mode` is a value of score.py's `--window`: disjoint, strided or sample.
+    `mode` is a value of score.py's option `--window`: disjoint, strided or sample. A progress bar is shown meanwhile.
 
     Yields:
-        The logits (N, V) and the targets (N,) of the next N tokens.
+        For each batch of N tokens, the logits (N, V) and the targets (N,).
     """
     context, tokens = candidate.model.config.context, candidate.tokens
     total = len(tokens) - 1
@@ -85,9 +99,9 @@ def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]
 
 
 def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Like `predicted` with the mode sample, but without showing the progress.
+    """Yield what `predicted` yields with the mode sample, but without a progress bar.
 
-    `batch` is the number of tokens that the decoder of sample.py reads at once, N.
+    `batch` is the number of tokens that the decoder reads at once, N.
     """
     decoder = Decoder(weights_of(candidate.model))
     for start in range(0, len(candidate.tokens) - 1, batch):
@@ -96,16 +110,24 @@ def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Ten
 
 
 def measure(candidate: Candidate, mode: str) -> Score:
-    """Return the score of a model on the whole text; `mode` is a value of score.py's `--window`."""
+    """Return the score of the candidate's model on the whole text.
+
+    `mode` is a value of score.py's option `--window`: disjoint, strided or sample.
+    """
     first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
     return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:
-    """Return the loss of each document in nats, summed over its tokens: (documents,) float64.
+    """Return the loss of each document in nats, summed over all its tokens but the first `context`: (documents,) float64.
 
-    The model reads each document on its own. A document has at least two tokens. The losses of its first `context`
-    tokens do not count, because they are given; `context` is at least 1.
+    The model reads each document separately.
+
+    Args:
+        candidate: the model to score; its `tokens` are not used.
+        documents: the tokens of each document, at least two per document.
+        context: number of tokens at the beginning of each document that are given, so their losses do not count; at
+            least 1.
     """
     order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
     sums, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
@@ -123,10 +145,11 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], context
 
 
 def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield batches of windows that cover `documents`: inputs, targets and counted, as `evaluation_windows` does.
+    """Yield batches of windows that cover `documents`, as tuples (inputs, targets, counted) like `evaluation_windows`.
 
-    The documents must be sorted by length, the shortest first, so that a batch needs little padding. The padding is on
-    the right, where a causal model does not see it.
+    `documents` are the tokens of each document, sorted by length, the shortest first, so that a batch needs little
+    padding. The padding is on the right, where a causal model does not see it. The context length and the stride are
+    those of `candidate`.
     """
     batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
     held: list[tuple[Tensor, ...]] = []
@@ -142,9 +165,10 @@ def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Itera
 
 
 def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return one batch, three (B, T) tensors, of B windows, each three tensors (1, length).
+    """Return one batch (inputs, targets, counted), three (B, T) tensors, that contains B windows.
 
-    Shorter windows are padded on the right to T, the length of the last window, which must be the longest.
+    Each window is a tuple of three tensors (1, length). Shorter windows are padded on the right to T, the length of the
+    last window, which must be the longest.
     """
     width = windows[-1][0].shape[1]
     inputs, targets, counted = (
@@ -154,10 +178,14 @@ def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
-    """Score each character of a text with several models; `mode` is a value of score.py's `--window`.
+    """Yield a text and the surprisal of each of its characters under several models, `PIECE` characters at a time.
+
+    All candidates must contain the same text. `mode` is a value of score.py's option `--window`: disjoint, strided or
+    sample.
 
     Yields:
-        The next `PIECE` characters of the text (the last time perhaps fewer), and their `Surprisals` for each model.
+        A tuple (characters, surprisals): the next `PIECE` characters of the text as a string, or fewer at its end, and
+        a tuple with the `Surprisals` of these characters under each model.
     """
     streams = []
     for candidate in candidates:

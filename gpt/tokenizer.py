@@ -2,7 +2,8 @@
 
 A tokenizer's `vocabulary` describes it completely, as plain data. Model files and checkpoints store the vocabulary, and
 `tokenizer_from` checks it, because the file may come from a stranger.
-Row i of `token_sizes` is the number of characters and of UTF-8 bytes that token i stands for: (V, 2) int64.
+Row i of a tokenizer's `token_sizes`, (V, 2) int64, is the number of characters and of UTF-8 bytes that token i
+represents.
 """
 
 import re
@@ -19,7 +20,13 @@ MAX_CHARACTERS = 65_536  # tokens are uint16
 
 
 class UnknownCharacter(InputError):
-    """Raised for a character that is not in the vocabulary; the message is one line."""
+    """Raised for a character that is not in the vocabulary; the message is one line.
+
+    Args:
+        character: the character.
+        position: its index in the text.
+        nearest: a replacement from the vocabulary that the message suggests; "" if there is none.
+    """
 
     def __init__(self, character: str, position: int, nearest: str = "") -> None:
         self.character, self.position, self.nearest = character, position, nearest
@@ -34,7 +41,7 @@ class UnknownCharacter(InputError):
 
 
 class CharTokenizer:
-    """One token per character; token i is the i-th smallest code point of the vocabulary."""
+    """A tokenizer with one token per character; token i is the i-th smallest of `characters` by code point."""
 
     kind = "char"  # the value of data.tokenizer
     unit = "character"  # what a token is, for messages
@@ -65,10 +72,11 @@ class CharTokenizer:
         self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
-        """Return the closest replacement for a character that the vocabulary allows; "" if there is none.
+        """Return the closest replacement for `character` that the vocabulary can spell; "" if there is none.
 
-        The candidates are, in this order, the character itself, its Unicode normal forms, the character without
-        accents, and all of these in the other case. A normal form may consist of several characters.
+        The candidates are, in this order: the character itself, its Unicode normal forms NFC and NFKC, the character
+        without accents, and each of these four with upper and lower case swapped. A replacement may consist of several
+        characters.
         """
         plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
         forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
@@ -78,8 +86,9 @@ class CharTokenizer:
     def canonical(self, text: str) -> str:
         """Return the text with unknown characters replaced by canonically equivalent ones that the vocabulary contains.
 
-        For example, é becomes e and a combining accent. A word whose characters are all known is not changed. Any other
-        word is converted to NFC, and the characters that are still unknown to NFD.
+        For example, é becomes e and a combining accent. A word whose characters are all in the vocabulary is not
+        changed. Any other word is converted to NFC, and each of its characters that is then not in the vocabulary to
+        NFD, provided that the vocabulary contains the result. All other unknown characters stay in the text.
         """
         known = set(self.characters)
 
@@ -92,16 +101,20 @@ class CharTokenizer:
         return text if known.issuperset(text) else re.sub(r"\S+", known_form, text)
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Return the `canonical` text without the characters that are still unknown.
+        """Return the text in a form that `pack` accepts, with only characters from the vocabulary.
 
-        With `replace`, an unknown character that has a `nearest` form is replaced by that form instead.
+        The text is made `canonical` first. If `replace` is true, a character that is still unknown is then replaced by
+        its `nearest` form. An unknown character is left out if `replace` is false or it has no such form.
         """
         known, text = set(self.characters), self.canonical(text)
         forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
         return "".join(forms[c] for c in text)
 
     def pack(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, (characters,) of `dtype`; raise `UnknownCharacter` if one has no token."""
+        """Return one token per character of the text: (characters,) of the tokenizer's `dtype`, uint8 or uint16.
+
+        If a character is not in the vocabulary, raise `UnknownCharacter`.
+        """
         if text.isascii():
             raw = text.encode("ascii")
             if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
@@ -114,20 +127,23 @@ class CharTokenizer:
         return tokens.astype(self.dtype)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text's `canonical` form, (characters,) int64; raise `UnknownCharacter` like `pack`."""
+        """Return the tokens of the `canonical` form of the text: (tokens,) int64.
+
+        If a character of this form is not in the vocabulary, raise `UnknownCharacter`.
+        """
         return self.pack(self.canonical(text)).astype(np.int64)
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Return the text of a sequence or array of tokens, each from 0 to V - 1."""
+        """Return the text that a sequence or array of tokens represents; each token must be from 0 to V - 1."""
         return self._points[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
 
     def utf8(self, tokens: ArrayLike) -> bytes:
-        """Return the text of tokens as UTF-8 bytes."""
+        """Return the text that a sequence or array of tokens represents, as UTF-8 bytes."""
         return self.decode(tokens).encode()
 
 
 class ByteTokenizer:
-    """One token per byte of UTF-8: 256 tokens encode every text."""
+    """A tokenizer with one token per byte of UTF-8, so that 256 tokens suffice to encode every text."""
 
     kind = unit = "byte"
     size = 256
@@ -138,30 +154,39 @@ class ByteTokenizer:
     token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)  # (256, 2)
 
     def pack(self, text: str) -> np.ndarray:
-        """Return a text's UTF-8 bytes, (bytes,) uint8. Raise `UnknownCharacter` for a lone surrogate."""
+        """Return the UTF-8 bytes of the text as tokens: (bytes,) uint8.
+
+        If the text contains a lone surrogate, raise `UnknownCharacter`.
+        """
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8)
         except UnicodeEncodeError as error:
             raise UnknownCharacter(text[error.start], error.start) from None
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of a text, (bytes,) int64; raise `UnknownCharacter` like `pack`."""
+        """Return the UTF-8 bytes of the text as tokens: (bytes,) int64.
+
+        If the text contains a lone surrogate, raise `UnknownCharacter`.
+        """
         return self.pack(text).astype(np.int64)
 
     def canonical(self, text: str) -> str:
-        """Return the text unchanged, because no character is unknown."""
+        """Return the text unchanged, because bytes can encode every character."""
         return text
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Return the text without lone surrogates, which have no UTF-8; with `replace`, U+FFFD takes their place."""
+        """Return the text in a form that `pack` accepts, without lone surrogates, which UTF-8 cannot encode.
+
+        Each lone surrogate is replaced by U+FFFD if `replace` is true; otherwise it is left out.
+        """
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Return the text of tokens, each from 0 to 255; invalid UTF-8 becomes U+FFFD."""
+        """Return the text that a sequence or array of bytes from 0 to 255 represents; invalid UTF-8 becomes U+FFFD."""
         return self.utf8(tokens).decode("utf-8", errors="replace")
 
     def utf8(self, tokens: ArrayLike) -> bytes:
-        """Return the tokens as bytes, which may be invalid UTF-8."""
+        """Return a sequence or array of tokens as bytes, which need not be valid UTF-8."""
         return np.asarray(tokens, np.int64).astype(np.uint8).tobytes()
 
 
@@ -169,7 +194,10 @@ Tokenizer = CharTokenizer | ByteTokenizer
 
 
 def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer that a `vocabulary` describes; raise `ValueError` if it is invalid or has other keys."""
+    """Return the tokenizer that `vocabulary`, the attribute of a `CharTokenizer` or `ByteTokenizer`, describes.
+
+    If `vocabulary` is invalid or has other keys, raise `ValueError`.
+    """
     match vocabulary:
         case {"kind": "byte", **more} if not more:
             return ByteTokenizer()

@@ -1,8 +1,9 @@
 """Training checkpoints (`.ckpt`), from which a run resumes.
 
-A checkpoint is a dict of plain data and tensors: `format model_config vocabulary data state_dict global_step val_loss
-evaluation`, `conditions` (`training.machine.conditions`) and what Lightning adds (`optimizer_states loops ...`). Resume
-only your own checkpoints; for models from strangers there are model files (`gpt/model_file.py`).
+A checkpoint is a dict of plain data and tensors. Its keys are `format model_config vocabulary data state_dict
+global_step val_loss evaluation`, `conditions` (`training.machine.conditions`) and the ones that Lightning adds
+(`optimizer_states loops ...`). Resume only your own checkpoints; for models from strangers there are model files
+(`gpt/model_file.py`).
 """
 
 import errno
@@ -28,15 +29,15 @@ CHECKPOINT_FORMAT = 1  # increase it if an old checkpoint would continue as anot
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What the callbacks recorded during training.
+    """What Lightning's callbacks recorded during training.
 
     Attributes:
         losses: the training losses, each [step, nats per token].
-        validations: each [step, nats per token, bits per character].
+        validations: the validation losses, each [step, nats per token, bits per character].
         samples: the texts that were generated at each validation: [step, [[temperature, prompt, text], ...]].
-        seconds: duration of the training, including validations and checkpoints.
-        stepping: seconds that `stepped` of the steps took, without validations and checkpoints.
-        stepped: number of steps that were measured.
+        seconds: duration of the training in seconds, including validations and checkpoints.
+        stepping: seconds that the measured optimizer steps took, without validations and checkpoints.
+        stepped: number of measured optimizer steps.
         peak: peak FLOP/s of all devices together; None if unknown.
         best_step: step of the lowest validation loss.
         over: whether training ended before max_steps, such as by early stopping.
@@ -54,7 +55,7 @@ class TrainingRecord:
 
     @classmethod
     def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
-        """Return the record that is contained in `callbacks`: name of each callback's class -> its state."""
+        """Return the record contained in `callbacks`, the states of Lightning's callbacks: class name -> state."""
         metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
         return cls(
             losses=metrics["history"]["losses"]["entries"],
@@ -67,10 +68,15 @@ class TrainingRecord:
 
 
 def save(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:
-    """Write a checkpoint with these `contents` atomically. An old file at `path` is renamed to `previous`, if given.
+    """Write a training checkpoint atomically.
 
-    If writing raises `OSError`, the old file is untouched. If there was an old file, at least one of `path` and
-    `previous` is complete even if the process is killed.
+    If writing raises `OSError`, an existing file at `path` is unchanged. If there was a file at `path`, at least one of
+    `path` and `previous` is complete even if the process is killed.
+
+    Args:
+        path: file to write.
+        contents: the contents of the checkpoint, a dict of plain data and tensors.
+        previous: path to which an existing file at `path` is renamed; None: it is replaced.
     """
     path = Path(path)
     with atomic(path) as temporary:
@@ -86,10 +92,12 @@ def save(path: str | Path, contents: dict[str, Any], previous: Path | None = Non
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the contents of a training checkpoint.
+    """Return the contents of a training checkpoint, a dict of plain data and tensors.
 
-    Raise `CheckpointError` if it is missing, damaged or not a chargpt checkpoint.
     Out-of-memory and disk errors are raised unchanged, because the file may be intact.
+
+    Raises:
+        CheckpointError: the file is missing, unreadable, damaged or not a chargpt checkpoint.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
@@ -123,9 +131,9 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def check_parts(contents: Mapping[str, Any]) -> None:
-    """Check that a checkpoint contains what a resumed run needs, and that its parts belong to the same model.
+    """Check that the contents of a checkpoint suffice to resume its run, and that they all belong to the same model.
 
-    Otherwise raise `LookupError`, `TypeError` or `ValueError`.
+    If an entry of `contents` is missing or does not fit, raise `LookupError`, `TypeError` or `ValueError`.
     """
     TrainingRecord.of(contents["callbacks"])
     contents["data"]["extra_chars"], contents["loops"]["fit_loop"], contents["lr_schedulers"]  # noqa: B018
@@ -145,9 +153,10 @@ def check_parts(contents: Mapping[str, Any]) -> None:
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write the model of a training checkpoint with these `contents` as a model file.
+    """Write the model of a training checkpoint to `path` as a model file.
 
-    With `callbacks=ema`, the checkpoint contains the averaged weights.
+    `contents` are the contents of the checkpoint. If the run used `callbacks=ema`, the weights in it are averaged
+    weights.
     """
     state = model_state(contents["state_dict"])
     if contents["model_config"]["tied"]:
@@ -163,7 +172,10 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
 
 
 def is_finite(contents: Any) -> bool:
-    """Return whether all values of all tensors in `contents`, nested dicts and lists, are finite."""
+    """Return whether all tensors in `contents` are free of NaN and infinity.
+
+    `contents` consists of nested dicts, lists and tuples; anything in it that is not a tensor is ignored.
+    """
     if isinstance(contents, dict):
         contents = list(contents.values())
     if isinstance(contents, list | tuple):
