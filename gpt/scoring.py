@@ -119,7 +119,7 @@ def measure(candidate: Candidate, mode: str) -> Score:
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:
-    """Return the loss of each document in nats, summed over all its tokens but the first `context`: (documents,) float64.
+    """Return the loss of each document in nats, summed over all tokens but the first `context`: (documents,) float64.
 
     The model reads each document separately.
 

@@ -37,7 +37,7 @@ class TrainingRecord:
         samples: the texts that were generated at each validation: [step, [[temperature, prompt, text], ...]].
         seconds: duration of the training in seconds, including validations and checkpoints.
         stepping: seconds that the measured optimizer steps took, without validations and checkpoints.
-        stepped: number of measured optimizer steps.
+        stepped: number of measured optimizer steps, without the first one, which is slow.
         peak: peak FLOP/s of all devices together; None if unknown.
         best_step: step of the lowest validation loss.
         over: whether training ended before max_steps, such as by early stopping.

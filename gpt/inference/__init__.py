@@ -1,1 +1,1 @@
-"""Generate text: decoder, sampling rules, many texts at once."""
+"""Generate text with a trained model: the decoder, the sampling of tokens, and many texts at once."""

@@ -1,20 +1,20 @@
 """Decode with a KV cache: read text a few tokens at a time, and keep the keys and values of earlier tokens.
 
 The code uses only what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy, because with one token
-per step the overhead of calls dominates, and a call of NumPy has a third of the overhead of one of torch. On other
+per step the overhead of calls dominates, and a call of NumPy has a third of the overhead of a call of torch. On other
 devices it runs on torch.
 
-Text of any length can be read. Which tokens a position attends to is the *window rule*, which follows from `positions`:
+Text of any length can be read. The *window rule* says which tokens a position attends to. It follows from `positions`:
 
 - rotary, alibi and none: a sliding window. In every block, a position attends to itself and the `context - 1` positions
   before it, as in one forward pass over the whole text with a banded causal mask.
-- learned and sinusoidal: when `context` positions are full, the decoder forgets the text and reads its last
-  `context // 2` tokens again, from position 0. New tokens follow after them.
+- learned and sinusoidal: when `context` positions are full, the decoder forgets the text and reads its last `context //
+  2` tokens again, from position 0. New tokens follow after them.
 
 For up to `context` tokens, the logits under both rules equal those of the model's own forward pass. Under both,
 `model.window` limits the reach of attention and the length of the cache.
-Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cache; Mistral 7B, arXiv:2310.06825,
-section 2, for the sliding window and its rolling buffer.
+Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cache; Mistral 7B, arXiv:2310.06825, section
+2, for the sliding window and its rolling buffer.
 
 Shapes: B texts, n tokens read at once, m keys attended to, C = dim, H heads of size D, T = context, S = attention
 window (the longest cache), V = vocabulary, R = rotary dimensions, K = taps of the convolution.
@@ -31,17 +31,20 @@ MAX_SCORES = 2**24  # attention scores in memory at once while a long text is re
 
 
 class Chunk(NamedTuple):
-    """Where the next n tokens of B texts are, where the cache stores them, and what they attend to.
+    """The next n tokens of B texts: their positions, where the KV cache stores them, and what they attend to.
 
     For each text, the cache is a ring buffer whose slots each store the key and the value of one position.
 
     Attributes:
-        texts: indices of the texts, (B,), or a slice of all, to index NumPy arrays.
-        rows: the same, to index arrays of the weights' library, NumPy or torch.
+        texts: the indices of the B texts among all texts of the decoder, (B,), or a slice that selects all of them.
+            They index NumPy arrays.
+        rows: the same indices or slice, to index arrays of the weights' library, which is NumPy or torch.
         positions: the positions of the tokens, (B, n), or one int if n is 1 and all texts are at the same position.
-        slots: index at which a cache (rows, slots, H, D) stores the last S of the tokens.
-        filled: number of slots to attend to; with n > 1, the keys of the n tokens come after them.
-        bias: added to the scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
+        slots: a tuple that indexes the first two dimensions of a cache (rows, slots, H, D), where the last S of the n
+            tokens are stored.
+        filled: number of slots that contain keys to attend to. If n > 1, the keys of the n tokens themselves come after
+            the keys in the slots.
+        bias: added to the attention scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
     """
 
     texts: Any
@@ -53,7 +56,12 @@ class Chunk(NamedTuple):
 
 
 class Decoder:
-    """Reads B = `rows` texts in one batch, a few tokens at a time, and returns the logits after each token."""
+    """Reads several texts in one batch, a few tokens at a time, and computes the logits after each token.
+
+    Args:
+        weights: the weights of the model.
+        rows: number of texts.
+    """
 
     def __init__(self, weights: Weights, rows: int = 1) -> None:
         config = weights.config
@@ -74,9 +82,10 @@ class Decoder:
         self._grow(CHUNK)
 
     def _grow(self, length: int) -> None:
-        """Lengthen the cache to at least `length` slots, or to S slots if `length` is more than S.
+        """Lengthen the KV cache to at least `length` slots, or to S slots if S is less than `length`.
 
-        S slots, one for each position in the attention window, suffice for a text of any length.
+        S is the attention window. A cache of S slots suffices for a text of any length, because later positions
+        overwrite earlier ones.
         """
         w, S = self.weights, self.weights.config.attention_window
         if min(length, S) <= self.slots:
@@ -89,9 +98,10 @@ class Decoder:
         self.ring = w.ring(self.slots)  # (H, 1, 2 * slots)
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Read n tokens of each text, n >= 1, and return the logits after each: (B, n) int64 -> (B, n, V) float64.
+        """Read the next n tokens of B texts and return the logits after each token: (B, n) int64 -> (B, n, V) float64.
 
-        `rows` are the indices of the texts to which `tokens` belong; None: all texts, in order.
+        n is at least 1. `rows`, (B,), are the indices of the texts that `tokens` continue; None: all texts of the
+        decoder, in order.
         """
         config, n = self.weights.config, tokens.shape[1]
         texts: Any = slice(None) if rows is None else rows  # slices are faster
@@ -111,9 +121,10 @@ class Decoder:
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
     def _chunk(self, texts: Any, longest: int, n: int) -> Chunk:
-        """Return the `Chunk` of the next n tokens of `texts`, indices or a slice.
+        """Return the `Chunk` of the next n tokens of some texts.
 
-        `longest` is the number of tokens already read of the longest of these texts.
+        `texts` are the indices of the texts, (B,), or a slice that selects all of them. `longest` is the number of
+        tokens already read of the longest of these texts.
         """
         w, S = self.weights, self.weights.config.attention_window
         rows = texts if isinstance(texts, slice) else w.to_array(texts)
@@ -138,15 +149,18 @@ class Decoder:
     def _bias(self, distance: np.ndarray, visible: np.ndarray) -> Array:
         """Return the biases to add to attention scores: (B, n, m) -> (B, 1 or H, n, m).
 
-        They are -inf for keys that are not `visible`. For the others they are ALiBi's at this `distance`, in
-        positions, from query to key, or 0 without ALiBi.
+        `visible`, (B, n, m) bool, is False for keys that are masked; their bias is -inf. For all other keys it is
+        ALiBi's bias at `distance`, (B, n, m), the number of positions from query to key, or 0 without ALiBi.
         """
         w = self.weights
         bias = w.numbers(np.where(visible, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
         return bias if w.slopes is None else bias - w.slopes * w.numbers(np.where(visible, distance, 0.0))[:, None]
 
     def _forward(self, tokens: np.ndarray, chunk: Chunk) -> np.ndarray:
-        """Return the logits after each of the next n tokens, and update the cache: (B, n) -> (B, n, V) float64."""
+        """Return the logits after each of the next n tokens, and update the KV cache: (B, n) -> (B, n, V) float64.
+
+        `chunk` says to which texts and positions `tokens` belong.
+        """
         w, n = self.weights, tokens.shape[1]
         encoding = self._encoding(chunk.positions) if w.config.positions in ("rotary", "sinusoidal") else None
         x = w.embedding[w.to_array(tokens)]  # (B, n, C)
@@ -180,8 +194,8 @@ class Decoder:
     def _offset(self, i: int, k: Array, rows: Any) -> None:
         """Offset the keys of n new tokens in block i, in place, as `gpt.attention.offset_keys` does.
 
-        The second half of each key in `k`, (B, n, H, D), is replaced by that of the previous position. `rows` are the
-        indices of the B texts.
+        The second half of each key in `k`, (B, n, H, D), is replaced by the second half of the key at the previous
+        position. `rows` are the indices of the B texts, or a slice that selects all of them.
         """
         moved = k[..., self.own :]  # (B, n, H, D / 2)
         shifted = self.weights.xp.concatenate((self.moved[i][rows][:, None], moved), axis=1)  # (B, n + 1, H, D / 2)
@@ -189,9 +203,10 @@ class Decoder:
         self.moved[i][rows] = shifted[:, -1]
 
     def _store(self, cache: Array, new: Array, chunk: Chunk) -> Array:
-        """Store the keys or values of n new tokens, (B, n, H, D), in the cache of a block.
+        """Store the keys or values of n new tokens in the cache of a block.
 
-        Return the keys or values of all positions that the new tokens may attend to: (B, H, m, D).
+        `cache` contains the keys or the values of the block, (rows, H, slots, D), and `new` those of the new tokens,
+        (B, n, H, D). Return the keys or values of all m positions to which the new tokens may attend: (B, H, m, D).
         """
         by_slot = cache.swapaxes(1, 2)  # (rows, slots, H, D)
         if new.shape[1] == 1:  # overwrites the position that has just left the window
@@ -203,9 +218,10 @@ class Decoder:
         return everything
 
     def _restart_full(self, texts: Any) -> None:
-        """With absolute positions, restart those of `texts` that fill the context, as the window rule says.
+        """If positions are learned or sinusoidal, restart each of `texts` whose `context` positions are all used.
 
-        Such a text is forgotten, then its last `context // 2` tokens are read from position 0 on.
+        To restart a text, the decoder forgets it and reads its last `context // 2` tokens again, from position 0.
+        `texts` are indices of texts, (B,), or a slice that selects all of them.
         """
         T = self.weights.config.context
         if not self.weights.config.absolute or self.position[texts].max() < T:
@@ -219,9 +235,9 @@ class Decoder:
             self.read(self.tokens[full, T - T // 2 :], full)
 
     def _encoding(self, positions: Any) -> Array:
-        """Return `Weights.encoding` of the positions.
+        """Return `Weights.encoding` of positions, (B, n), or of a single position, an int.
 
-        For a single position, an int, use a table that is computed once for each block of CHUNK positions.
+        For a single position, the result comes from a table that is computed once for every `CHUNK` positions.
         """
         if not isinstance(positions, int):
             return self.weights.encoding(positions)
@@ -231,13 +247,17 @@ class Decoder:
         return self.table[positions % CHUNK]
 
     def _norm(self, x: Array) -> Array:
-        """Return x / sqrt(sum of squares + C * eps): RMS norm without its factor sqrt(C), which is in the weights."""
+        """Return x / sqrt(sum of squares + C * eps) for each vector of x: (..., C) -> (..., C).
+
+        This is RMS norm divided by sqrt(C). The factor sqrt(C) is contained in the weights of the layer that follows.
+        """
         return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + self.weights.norm_eps)[..., None]
 
     def _convolve(self, i: int, taps: Array, y: Array, chunk: Chunk) -> Array:
         """Return the convolution of y, the output of the MLP in block i at n new tokens: (B, n, C) -> (B, n, C).
 
-        `self.pending` stores what the new tokens add to the next K - 1 positions, for the next call.
+        `taps`, (K, 1, C), are the factors of the convolution. `self.pending` stores what the new tokens add to the next
+        K - 1 positions, for the next call.
         """
         w, n, reach = self.weights, y.shape[1], len(taps) - 1
         y = y.swapaxes(0, 1)  # (n, B, C)
@@ -254,8 +274,9 @@ class Decoder:
     def _project(self, layer: Layer, h: Array, rotation: Array) -> tuple[Array, Array, Array]:
         """Return the queries, keys and values of a block: (..., C) -> 3 x (..., H, D).
 
-        `h` is the normalised input. `rotation`, if not None, is the `_encoding` that rotates queries and keys. They are
-        scaled so that q . k includes attention's factor 1 / sqrt(D).
+        `h` is the normalised input of the block. `rotation` is the `_encoding` by which queries and keys are rotated,
+        or None if positions are not rotary. Queries and keys are scaled so that q . k includes the factor 1 / sqrt(D)
+        of attention.
         """
         w = self.weights
         qkv = layer.qkv(h).reshape(*h.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
@@ -268,7 +289,10 @@ class Decoder:
         return qkv[..., 0, :, :], qkv[..., 1, :, :], qkv[..., 2, :, :]
 
     def _attend(self, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
-        """Return softmax(q k^T + bias) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D)."""
+        """Return softmax(q k^T + bias) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D).
+
+        `bias` is that of the `Chunk`. The scores are not divided by sqrt(D), because q and k are already scaled.
+        """
         xp = self.weights.xp
         scores = q @ k.swapaxes(2, 3)  # (B, H, n, m)
         if bias is not None:
@@ -293,9 +317,9 @@ ACTIVATIONS = {"gelu": lambda w, h: w.gelu(h), "relu2": _relu2}
 
 
 def first_needed(weights: Weights, length: int) -> int:
-    """Return the index of the first token of a prompt that can influence what is generated after the prompt.
+    """Return the index of the first token of a prompt that can influence the text generated after the prompt.
 
-    The tokens before it need not be read. `length` is the number of tokens in the prompt.
+    The decoder need not read the tokens before this index. `length` is the number of tokens in the prompt.
     """
     config = weights.config
     T = config.context

@@ -30,12 +30,20 @@ Result = TypeVar("Result")
 def stream(
     weights: Weights, prompts: Sequence[np.ndarray], count: int, params: SamplingParams, seeds: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Continue B prompts in one batch, by `count` tokens each; every text depends only on its own seed and prompt.
+    """Continue B prompts in one batch by `count` tokens each, and yield the tokens as they are sampled.
 
-    A prompt is (n,) int64 with n >= 1; prompts may differ in length.
+    The text generated for a prompt depends only on the prompt and its seed, not on the other prompts.
+
+    Args:
+        weights: the weights of the model.
+        prompts: the prompts, each (n,) int64 with n >= 1; their lengths may differ.
+        count: number of tokens to sample for each prompt.
+        params: how to sample a token from the logits.
+        seeds: one seed for each prompt.
 
     Yields:
-        `count` times: the next token of each text, (B,) int64, and the logits it was sampled from, (B, V) float64.
+        `count` times a tuple: the next token of each text, (B,) int64, and the logits it was sampled from, (B, V)
+        float64.
     """
     generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
     B, V = len(prompts), len(weights.embedding)
@@ -70,18 +78,19 @@ def generate_many(
     weights: Weights,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> Iterator[Result]:
-    """Divide many texts into parts that fit into memory, and generate each part with `work`.
+    """Divide many texts into batches that fit into memory, and generate each batch with `work`.
 
-    On a CPU the parts run in parallel threads, on CUDA one after the other.
+    On a CPU the batches run in parallel threads, on CUDA one after the other.
 
     Args:
-        work: generates one part. It is called with the slice of texts and yields its result so far after each token.
+        work: generates one batch. It is called with the slice of texts in the batch, and yields its result so far after
+            each token.
         rows: number of texts.
-        weights: the model's weights, for the size of the KV cache and the device.
-        progress: called with the number of tokens just added, in any thread.
+        weights: the model's weights, which determine the device and the size of the KV cache.
+        progress: called with the number of tokens just added, possibly in another thread.
 
     Yields:
-        The last result of `work` for each part, in order.
+        The last result of `work` for each batch, in the order of the texts.
     """
     config = weights.config
     cache = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize  # bytes, of one text
@@ -117,20 +126,21 @@ def generate_many(
 def generate(
     model: "GPT", tokens: "ArrayLike | torch.Tensor", count: int, *, seed: int | None = None, **params: Any
 ) -> "torch.Tensor":
-    """Return a prompt, or several of the same length, followed by `count` sampled tokens.
+    """Return a prompt, or several prompts of the same length, followed by `count` sampled tokens.
 
     Args:
         model: the model; it runs without dropout, and its training mode does not change.
         tokens: the prompt (T0,) or the prompts (B, T0), at least one token each: a tensor, an array or a list.
         count: number of tokens to add. The text may exceed the context; gpt/inference/decoder.py explains how.
-        seed: row i uses seed + i; None: a random seed. No global generator is used.
-        **params: see `SamplingParams`.
+        seed: prompt i is continued with the random seed `seed` + i; None: a random seed. No global generator is used.
+        **params: the fields of `SamplingParams`, such as `temperature`.
 
     Returns:
-        (T0 + count,) or (B, T0 + count), as `tokens` was: an int64 tensor on the CPU.
+        An int64 tensor on the CPU, (T0 + count,) for a prompt (T0,) and (B, T0 + count) for prompts (B, T0).
 
     Raises:
-        ValueError: an empty prompt, a token outside the vocabulary, a negative count, or what `SamplingParams` refuses.
+        ValueError: the prompt is empty, a token is outside the vocabulary, `count` is negative, or a value in `params`
+            is out of its range.
     """
     import torch
 

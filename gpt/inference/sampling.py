@@ -1,4 +1,4 @@
-"""Turn logits into the next token: rules against repetition, temperature, top-k, top-p, min-p, random numbers."""
+"""Turn logits into the next token: penalties of repetition, temperature, top-k, top-p, min-p, random numbers."""
 
 import zlib
 from collections import defaultdict
@@ -14,21 +14,23 @@ TEMPERATURE = 0.9  # the default: the text then repeats itself about as often as
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is sampled from the logits, in the order in which the rules apply.
+    """How the next token is sampled from the logits; the parameters apply in the order in which they are listed.
 
     Args:
-        repetition_penalty: divides the positive logits of tokens that have occurred in the text, and multiplies
-            the negative ones.
-            Source: CTRL, arXiv:1909.05858, section 4.1.
-        no_repeat_ngram_size: no n tokens in a row occur twice in the text, unless every token would repeat such an
-            n-gram; None allows all. Source: arXiv:1705.04304, section 2.5.
+        repetition_penalty: divides the positive logits of tokens that have occurred in the text, and multiplies the
+            negative logits of these tokens. Source: CTRL, arXiv:1909.05858, section 4.1.
+        no_repeat_ngram_size: length n of the n-grams that must not occur twice in the text, unless every token would
+            repeat an n-gram; None allows all n-grams. Source: arXiv:1705.04304, section 2.5.
         temperature: divides the logits; 0 chooses the most likely token.
-        top_k: keep the k most likely tokens; more than V keeps all. Source: arXiv:1805.04833, section 5.4.
-        top_p: keep the smallest set of tokens with this total probability. Source: arXiv:1904.09751, section 3.1.
-        min_p: keep tokens of at least this fraction of the largest probability. Source: arXiv:2407.01082, section 3.
+        top_k: sample only from the k most likely tokens; None or k > V: from all. Source: arXiv:1805.04833, section
+            5.4.
+        top_p: sample only from the smallest set of tokens with this total probability. Source: arXiv:1904.09751,
+            section 3.1.
+        min_p: sample only from tokens with at least this fraction of the largest probability. Source: arXiv:2407.01082,
+            section 3.
 
     Raises:
-        InputError: a number out of its range.
+        InputError: a value is out of its range.
     """
 
     repetition_penalty: float = option(1.0, "penalty of tokens that have occurred", above=0)
@@ -43,7 +45,12 @@ class SamplingParams:
 
 
 class NGrams:
-    """The n-grams that a growing text contains, for `no_repeat_ngram_size`; `size` is n."""
+    """The n-grams that a growing text contains, for `SamplingParams.no_repeat_ngram_size`.
+
+    Args:
+        size: the length of an n-gram, n.
+        prompt: the tokens at the beginning of the text.
+    """
 
     def __init__(self, size: int, prompt: Sequence[int]) -> None:
         self.size = size
@@ -53,13 +60,16 @@ class NGrams:
             self.add(token)
 
     def add(self, token: int) -> None:
-        """Append a token to the text."""
+        """Append a token to the text and record the n-gram that it completes."""
         if len(self.newest) == self.size - 1:
             self.following[self.newest].add(token)
         self.newest = (*self.newest, token)[-self.size + 1 :] if self.size > 1 else ()
 
     def allowed(self, logits: np.ndarray) -> np.ndarray:
-        """Return logits (V,) with -inf for tokens that would repeat an n-gram; if all would, return them unchanged."""
+        """Return the logits, (V,), with -inf for each token that would repeat an n-gram of the text.
+
+        If every token would repeat an n-gram, return the logits unchanged.
+        """
         banned = self.following.get(self.newest, ())
         if not 0 < len(banned) < len(logits):
             return logits
@@ -69,10 +79,14 @@ class NGrams:
 
 
 def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:
-    """Return the distributions to sample from: logits (B, V) -> (B, V) float64, whose rows add up to 1.
+    """Return the distributions from which to sample the next token of B texts: (B, V) -> (B, V) float64.
 
-    `seen`, (B, V) bool, says which tokens have occurred in the text, for the repetition penalty. The logits of tokens
-    that `NGrams` bans are -inf.
+    Each row adds up to 1. A logit of -inf excludes its token.
+
+    Args:
+        logits: the logits, (B, V) float64.
+        params: the sampling parameters; this function ignores `no_repeat_ngram_size`, which `NGrams` applies.
+        seen: True for tokens that have occurred in a text, (B, V); None: no repetition penalty.
     """
     if params.repetition_penalty != 1 and seen is not None:
         penalty = np.where(logits > 0, 1 / params.repetition_penalty, params.repetition_penalty)
@@ -99,17 +113,26 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
 
 
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return one sampled token for each row of probabilities: (B, V), random numbers (B,) in [0, 1) -> (B,) int64."""
+    """Return one token for each of B distributions: (B, V), (B,) -> (B,) int64.
+
+    The distributions are the rows of `probs`. `numbers` are random numbers, uniform in [0, 1), one for each row.
+    """
     total = probs.cumsum(-1)
     return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Return the log-softmax, (..., V) float64: the model's log-probabilities, before `SamplingParams` apply."""
+    """Return the log-softmax of the logits: (..., V) float64 -> (..., V) float64.
+
+    These are the model's log-probabilities, without the changes that `SamplingParams` describe.
+    """
     logits = logits - logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
-    """Return the random generator from which one text is sampled, seeded with `seed` and the tokens of its prompt."""
+    """Return a new random generator for sampling one text, seeded with both `seed` and the tokens of the prompt.
+
+    `prompt` is (n,), of any integer type.
+    """
     return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])

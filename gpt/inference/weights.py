@@ -1,4 +1,7 @@
-"""The weights of a model as the decoder uses them, in NumPy or torch."""
+"""The weights of a model, rearranged for the decoder, in NumPy or torch.
+
+Shapes: C = dim, V = vocabulary, H heads of size D, R rotary dimensions, T = context, K = taps of the convolution.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,13 +20,13 @@ Array = Any  # numpy.ndarray or torch.Tensor
 
 
 class Linear(NamedTuple):
-    """A linear layer: the weight is (in, out), transposed from `nn.Linear`; the bias is (out,) or None."""
+    """A linear layer: `weight` is (in, out), transposed from `nn.Linear`; `bias` is (out,) or None."""
 
     weight: Array
     bias: Array | None
 
     def __call__(self, x: Array) -> Array:
-        """Apply the layer: (..., in) -> (..., out)."""
+        """Return x @ weight + bias: (..., in) -> (..., out)."""
         y = x @ self.weight
         if self.bias is not None:
             y += self.bias
@@ -31,10 +34,15 @@ class Linear(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """The weights of a block, rearranged as in `Weights`.
+    """The weights of a transformer block, rearranged as `Weights` describes.
 
-    `taps` are the factors of the convolution after the MLP, (K, 1, C), or None without a convolution. Row 0, all ones,
-    is for the current position, row 1 for the previous one.
+    Attributes:
+        qkv: projection to queries, keys and values.
+        proj: output projection of attention.
+        up: first layer of the MLP.
+        down: second layer of the MLP.
+        taps: factors of the convolution after the MLP, (K, 1, C); None: no convolution. `taps[0]`, all ones, is for the
+            current position, `taps[1]` for the previous one.
     """
 
     qkv: Linear
@@ -47,10 +55,12 @@ class Layer(NamedTuple):
 class Weights:
     """The weights of a model, rearranged so that a decoding step needs few operations.
 
-    - The gain and bias of a norm are folded into the matrix that follows it.
-    - All that is added to the residual stream is centred, so its mean is 0, and layer norm is the same as RMS norm.
-      Linear layers are centred here; the decoder centres the output of a convolution.
-    - The two channels that rotary positions rotate together are adjacent, to be viewed as one complex number.
+    - The gain and bias of a norm are folded into the matrix that follows the norm.
+    - Everything that is added to the residual stream has its mean subtracted. The mean of the stream is therefore 0,
+      and layer norm is the same as RMS norm. For linear layers the mean is subtracted from the weights here; for the
+      output of a convolution the decoder subtracts it.
+    - The two channels that rotary positions rotate together are adjacent, so that they can be viewed as one complex
+      number.
 
     Args:
         config: the model's architecture.
@@ -116,7 +126,12 @@ class Weights:
     ) -> Linear:
         """Return the linear layer `name` with the gain and bias of the norm before it folded into its weights.
 
-        The outputs of the layer are put into the order of the indices in `order`, then multiplied by `scale`.
+        Args:
+            state: the model's state dict.
+            norm: name of the norm in `state`.
+            name: name of the linear layer in `state`.
+            order: indices by which the outputs of the layer are reordered.
+            scale: factors by which the reordered outputs are multiplied.
         """
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
         if f"{norm}.bias" in state:
@@ -126,9 +141,10 @@ class Weights:
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
 
     def _linear(self, state: Mapping[str, Array], name: str, centred: bool) -> Linear:
-        """Return the linear layer `name`; if `centred`, its weights are such that each output has the mean 0.
+        """Return the linear layer `name` from the model's state dict.
 
-        It must be `centred` if its output is added to the residual stream without a convolution in between.
+        If `centred` is true, the weights are changed so that the mean of each output vector is 0. This is needed if the
+        output is added directly to the residual stream, without a convolution in between.
         """
         weight, bias = state[f"{name}.weight"].T, state.get(f"{name}.bias")
         if centred:
@@ -140,11 +156,11 @@ class Weights:
         return self.xp.stack([others[0] * 0 + 1, *others])[:, None] if others else None  # (K, 1, C)
 
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
-        """Return how to rearrange the outputs of the layer q|k|v: their new order, (3C,), and factors, (3C,) or 1.
+        """Return (order, scale), the rearrangement of the 3C outputs of the layer for queries, keys and values.
 
-        The R rotary channels of queries and keys are in the order 0, R/2, 1, R/2 + 1, ... Queries and keys are both
-        scaled by D^(-1/4), so that q . k has attention's factor 1 / sqrt(D). With QK-norm the scale here is 1,
-        because `qk_scale` contains the factor.
+        `order`, (3C,), are indices: the R rotary channels of each query and key get the order 0, R/2, 1, R/2 + 1, ...
+        `scale`, (3C,), are factors: D^(-1/4) for queries and for keys, so that q . k includes the factor 1 / sqrt(D) of
+        attention, and 1 for values. With QK-norm `scale` is the number 1, because `qk_scale` contains the factor.
         """
         H, D, R = self.config.heads, self.config.head_dim, self.config.rotary_dims
         order = np.arange(3 * self.config.dim).reshape(3, H, D)  # (3, H, D)
@@ -154,46 +170,53 @@ class Weights:
         return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def ring(self, slots: int) -> Array:
-        """Return ALiBi's biases for the keys in a cache of N = `slots` slots, (H, 1, 2N); None without ALiBi.
+        """Return ALiBi's biases for the keys in a cache of N = `slots` slots: (H, 1, 2N); None without ALiBi.
 
-        They are those at the distances 0, N - 1, ..., 1, 0, N - 1, ..., 1. The cache is a ring buffer, so whichever
-        slot contains the newest key, the biases of all slots are a slice of this array.
+        Entry j is the bias at distance -j mod N, so the distances are 0, N - 1, ..., 1, twice. The cache is a ring
+        buffer. Whichever slot contains the newest key, the biases of all slots are a slice of N entries.
         """
         return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
 
     def encoding(self, positions: np.ndarray) -> Array:
-        """Return the encodings of positions (...): sinusoidal (..., C), or rotary as e^(i angle), (..., 1, 1, R/2)."""
+        """Return the rotary or sinusoidal encodings of `positions`, of any shape (...).
+
+        Rotary encodings are e^(i angle), complex, (..., 1, 1, R/2). Sinusoidal encodings are (..., C), divided by
+        sqrt(C) as in `GPT.sinusoids`.
+        """
         if self.config.rotary_dims:
             cos, sin = rotary_tables(positions[..., None, None], self.config.rotary_dims)
             return self.numbers(cos + 1j * sin)
         return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
     def centred(self, x: Array) -> Array:
-        """Return x, (..., C), with the mean of each vector subtracted; x itself if the model has RMS norms."""
+        """Return x with the mean over its last dimension subtracted, or x unchanged if the model has RMS norms: (..., C)."""
         return x - (x @ self.average)[..., None] if self.centring else x
 
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
 
     def zeros(self, *shape: int) -> Array:
-        """Return zeros of the weights' dtype, on their device."""
+        """Return an array or tensor of zeros with the given shape, in the dtype and on the device of the weights."""
         return self.to_array(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
-        """Return float64 or complex128 numbers in the weights' precision, on their device."""
+        """Return a float64 or complex128 array in the precision and library and on the device of the weights."""
         wide = self.dtype == np.float64
         kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
         return self.to_array(values.astype(kind))
 
     def to_array(self, values: np.ndarray) -> Array:
-        """Return a NumPy array as an array of the weights' library, on their device."""
+        """Return a NumPy array as an array of the weights' library, NumPy or torch, on the device of the weights.
+
+        The dtype does not change.
+        """
         return values if self.numpy else self.xp.from_numpy(values).to(self.device)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """Return torch's GELU of each value, because NumPy has no error function.
+    """Return torch's GELU of each value of x, because NumPy has no error function.
 
-    So only models with `model.activation=gelu` import torch to decode on a CPU.
+    torch is imported when `gelu` is called, so decoding on a CPU needs torch only if `model.activation` is gelu.
     """
     import torch
 
@@ -201,12 +224,13 @@ def gelu(x: np.ndarray) -> np.ndarray:
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
-    """Return the weights of a model file for the decoder, and the model's description (`gpt.model_file.FIELDS`).
+    """Return (weights, description) of a model file, with the weights rearranged for the decoder.
 
-    On a CPU the weights are NumPy arrays, and torch is not imported. On other devices they are torch tensors.
+    The description is a dict with the keys of `gpt.model_file.FIELDS`. On a CPU the weights are NumPy arrays, and torch
+    is not imported. On other devices they are torch tensors.
 
     Raises:
-        InputError: as `gpt.model_file.read` and `gpt.model_file.to_device` raise it.
+        InputError: the file is missing or unusable, or this machine does not have the device.
     """
     config, state, meta = model_file.read(path)
     if device != "cpu":
@@ -217,10 +241,10 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
 
 
 def weights_of(model: "GPT") -> Weights:
-    """Return the weights of a model for the decoder.
+    """Return the weights of a model, rearranged for the decoder.
 
-    On a CPU they are NumPy arrays, on other devices torch tensors. float64 weights stay float64; other dtypes become
-    float32.
+    On a CPU the weights are NumPy arrays, on other devices torch tensors. If they are float64 they stay float64; other
+    dtypes become float32.
     """
     import torch
 
