@@ -1,7 +1,8 @@
-"""Write a model in other formats, each by a function `write_NAME(model, meta, path)`.
+"""Write a model in other formats, each with a function `write_NAME(model, meta, path)`.
 
-If another library can run the file, the function returns the largest difference between the file's logits and the
-model's. The model card has no such function, because `reports.card` writes it.
+`meta` is the description of the model that `load_checkpoint` returns, and `path` is the file or folder to write. If
+another library can run the file, the function returns the largest difference between the file's logits and the model's.
+The model card has no `write_NAME` function, because `reports.card` writes it.
 """
 
 FORMATS = {  # suffix of the file ("": a folder), module of the writer, and how to load the file

@@ -28,7 +28,7 @@ def trace(model: GPT) -> ExportedProgram:
     """Return the model as a `torch.export` program, for any batch size and for lengths from 1 to the context.
 
     Raises:
-        InputError: the context is so long that the table of positions would be far larger than the weights.
+        InputError: the context is so long that the tables of position encodings would be far larger than the weights.
     """
     config, context = model.config, model.config.context
     length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
@@ -54,11 +54,14 @@ def trace(model: GPT) -> ExportedProgram:
 
 @torch.no_grad()
 def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> float:
-    """Return the largest difference between the logits of a model and its export, divided by the largest logit.
+    """Return the largest difference between the logits of a model and of its export, divided by the largest logit.
 
-    Both read the same random tokens, in several batch sizes and lengths. The longest text has the length of the
-    context, or less if its attention would have more than `MAX_COMPARED` scores. If the difference is NaN or above
-    `TOLERANCE`, raise `InputError`.
+    `exported` runs the export: tokens (B, T) int64 -> logits (B, T, V). Both read the same random tokens, in several
+    batch sizes and lengths. The longest text has the length of the context, or less if its attention would have more
+    than `MAX_COMPARED` scores.
+
+    Raises:
+        InputError: the difference is NaN or above `TOLERANCE`.
     """
     generator = torch.Generator().manual_seed(0)
     context = max(1, min(model.config.context, isqrt(MAX_COMPARED // model.config.heads)))
@@ -75,7 +78,7 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
 
 
 def graph_metadata(meta: dict[str, Any]) -> dict[str, str]:
-    """Return the metadata to store in an exported file: `model_config`, `vocabulary` and `step`, each as JSON.
+    """Return the metadata to store in an exported file: name -> JSON of `model_config`, `vocabulary` and `step`.
 
     `meta` is the description of the model that `load_checkpoint` returns.
     """
@@ -83,9 +86,14 @@ def graph_metadata(meta: dict[str, Any]) -> dict[str, str]:
 
 
 def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a .pt2 file, a `torch.export` program, and return its `largest_difference` from the model.
+    """Write a model as a `torch.export` program, a .pt2 file, and return the `largest_difference` of its logits.
 
-    Its extra files contain `graph_metadata`.
+    The extra files in the .pt2 file contain `graph_metadata`.
+
+    Args:
+        model: the model to export.
+        meta: its description, which `load_checkpoint` returns.
+        path: file to write.
     """
     program = io.BytesIO()  # torch aborts the process if it cannot write a file to its end
     torch.export.save(trace(model), program, extra_files=graph_metadata(meta))
@@ -95,9 +103,18 @@ def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
 
 
 def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write one .onnx file that maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
+    """Write a model as one .onnx file and return the `largest_difference` of its logits.
 
-    Its `metadata_props` contain `graph_metadata`. Return the `largest_difference` between the file and the model.
+    The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32. Its `metadata_props`
+    contain `graph_metadata`.
+
+    Args:
+        model: the model to export.
+        meta: its description, which `load_checkpoint` returns.
+        path: file to write.
+
+    Raises:
+        InputError: the weights need more than 2 GB, the maximum of one ONNX file.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
     import onnx

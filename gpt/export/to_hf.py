@@ -1,7 +1,7 @@
 """Export to a folder for transformers: weights, configuration, tokenizer, and the model's code.
 
 The folder needs no other file, and writing it requires neither transformers nor tokenizers. Its code is
-`hf_model/modeling_chargpt.py` and every file of ours that this imports, all in one folder.
+`hf_model/modeling_chargpt.py` and every file of this project that `modeling_chargpt.py` imports, all in one folder.
 Source of the format of tokenizer.json: tokenizers (https://github.com/huggingface/tokenizers), "Components".
 """
 
@@ -30,9 +30,10 @@ DATA = (
 
 
 def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
-    """Write the export to the empty folder `path`: the files in `DATA`, except README.md, and the Python files.
+    """Write a model for transformers into the empty folder `path`: all files of the export except README.md.
 
-    `meta` is the description of the model that `load_checkpoint` returns.
+    They are the files that `DATA` lists and the Python files that `code` returns. `meta` is the description of the
+    model that `load_checkpoint` returns.
     """
     from safetensors.numpy import save
 
@@ -72,9 +73,9 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return the names of the files in a folder that no export wrote, so that `--overwrite` must not delete them.
+    """Return the names of the files in `folder` that no export wrote, so that `--overwrite` must not delete them.
 
-    If the folder is not an export to transformers, these are all its files.
+    If the folder is not an export to transformers, the names of all its files are returned.
     """
     names = sorted(path.name for path in folder.iterdir())
     try:
@@ -85,9 +86,10 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the contents of tokenizer.json for a tokenizer.
+    """Return the contents of tokenizer.json for a tokenizer, as a dict.
 
-    Text is split into characters or bytes, one token each. Characters outside the vocabulary are left out.
+    The described tokenizer splits text into characters or bytes, one token each. It leaves out characters that are not
+    in the vocabulary.
     """
     split: dict[str, Any] = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
     before, names = split, tokenizer.names
@@ -108,8 +110,8 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 def byte_names() -> list[str]:
     """Return the 256 characters that represent the bytes 0 to 255 in the `ByteLevel` step of tokenizers.
 
-    A byte is represented by its Latin-1 character if that is visible, otherwise by one from U+0100 on.
-
+    A byte is represented by its Latin-1 character if that character is visible, otherwise by a character from U+0100
+    on.
     Source: GPT-2 (https://github.com/openai/gpt-2), `bytes_to_unicode`.
     """
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
@@ -118,10 +120,10 @@ def byte_names() -> list[str]:
 
 
 def code() -> dict[str, str]:
-    """Return the Python files of an export: file name -> source.
+    """Return the Python files of an export to transformers: file name -> source.
 
-    They are `modeling_chargpt.py` and, recursively, our files that it imports. The imports are rewritten, because all
-    files lie in one folder.
+    The files are `modeling_chargpt.py` and every file of this project that it imports, directly or indirectly. Their
+    imports are rewritten, because all files of the export are in one folder.
     """
     found: dict[str, str] = {}
     waiting = [WRAPPER]

@@ -32,16 +32,17 @@ def write_web(
     bf16: str | None = None,
     title: str | None = None,
 ) -> None:
-    """Write the page for a model.
+    """Write an HTML page that contains a model and generates text with it.
 
     Args:
         model: the model; it is not changed.
         meta: its description, which `load_checkpoint` returns.
         path: file to write.
-        passages: texts for the game, in which the visitor guesses characters; without any, the page has no game.
-        bf16: None stores the weights in fp32. A text stores them in bf16, and the page shows the text: it says how much
-            the rounding changes the loss.
-        title: heading and title of the page instead of one that names the text and the size.
+        passages: texts for the game, in which the visitor guesses the next character; None or empty: the page has no
+            game.
+        bf16: None stores the weights in fp32. A string stores them in bf16; the page shows the string, which says how
+            much the rounding changes the loss.
+        title: heading and title of the page; None: they name the training text and the model's size.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
     described = {
@@ -70,7 +71,7 @@ def write_web(
 
 
 def encoded(tensor: Tensor, bf16: bool) -> bytes:
-    """Return the values of a tensor as little-endian bytes: as fp32 or, with `bf16`, rounded to the nearest bf16."""
+    """Return the values of a tensor as little-endian bytes: fp32 or, if `bf16` is true, rounded to the nearest bf16."""
     values = tensor.detach().cpu().float()
     if bf16:
         return values.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()  # NumPy has no bf16
@@ -87,9 +88,10 @@ def rounded(model: GPT) -> GPT:
 
 
 def about(model: GPT, meta: dict[str, Any]) -> str:
-    """Return a sentence that describes the model to a visitor of the page.
+    """Return one sentence that describes the model to a visitor of the page, without a full stop.
 
-    It contains the model's size, its training, and its loss on held-out text if that is known.
+    It contains the model's size, its training and, if known, its loss on held-out text. `meta` is the description of
+    the model that `load_checkpoint` returns.
     """
     weights, loss = model.num_parameters(), meta["val_loss"]
     size = f"{weights / 1e6:.2g} million weights" if weights >= 1e5 else count(weights, "weight")
@@ -99,7 +101,11 @@ def about(model: GPT, meta: dict[str, Any]) -> str:
 
 
 def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
-    """Return short phrases with the model's details: its shape, vocabulary and exact validation loss."""
+    """Return the model's details as short phrases: its shape, context, vocabulary size and exact validation loss.
+
+    The validation loss is left out if it is unknown. `meta` is the description of the model that `load_checkpoint`
+    returns.
+    """
     config, unit = model.config, tokenizer_from(meta["vocabulary"]).unit
     loss = meta["val_loss"]
     return [
@@ -113,7 +119,11 @@ def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
 def scores_in_bf16(model: GPT, tokens: np.ndarray, sizes: np.ndarray, most: int) -> list[Score]:
     """Return two scores of a model: with its weights in fp32, and with its weights rounded to bf16.
 
-    Both are measured on the same `most` tokens of the text `tokens`. `sizes` is the tokenizer's `token_sizes`.
+    Args:
+        model: the model; it is not changed.
+        tokens: the text to score, one-dimensional.
+        sizes: the tokenizer's `token_sizes`, (V, 2).
+        most: maximum number of tokens to score; both scores count the same tokens.
     """
     batch = max(1, EVALUATION_BATCH // model.config.context)
     scores = []

@@ -189,7 +189,7 @@ class Weights:
         return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
     def centred(self, x: Array) -> Array:
-        """Return x with the mean over its last dimension subtracted, or x unchanged if the model has RMS norms: (..., C)."""
+        """Return x, (..., C), minus its mean over the last dimension; if the model has RMS norms, return x unchanged."""
         return x - (x @ self.average)[..., None] if self.centring else x
 
     def _contiguous(self, x: Array) -> Array:
