@@ -29,8 +29,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer that `config.name` names, AdamW or `Muon`, for all weights of the model.
 
-    `bf16_on_cpu` is passed to `Muon`, which then orthogonalises in bf16 on a CPU, too. The learning rates in the groups
-    of the optimizer are peak values; `set_rates` sets the rates of a step.
+    If `bf16_on_cpu` is true, `Muon` orthogonalises in bf16 even on a CPU. Call `set_rates` before each step to set the
+    learning rates.
     """
     first, second = config.betas
     if config.name == "adamw":
@@ -124,7 +124,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient, and return the loss if `closure` is given.
+        """Update all parameters that have a gradient, and return the loss if `closure` is given, otherwise None.
 
         `closure` computes the gradients and returns the loss. The gradients of the matrices that Muon updates are
         overwritten.

@@ -42,7 +42,7 @@ def write_web(
             game.
         bf16: None stores the weights in fp32. A string stores them in bf16; the page shows the string, which says how
             much the rounding changes the loss.
-        title: heading and title of the page; None: they name the training text and the model's size.
+        title: heading and title of the page; None: both name the training text.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
     described = {

@@ -189,7 +189,7 @@ class Weights:
         return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
     def centred(self, x: Array) -> Array:
-        """Return x, (..., C), minus its mean over the last dimension; if the model has RMS norms, return x unchanged."""
+        """Return x minus its mean over the last dimension, or x unchanged if the model has RMS norms: (..., C)."""
         return x - (x @ self.average)[..., None] if self.centring else x
 
     def _contiguous(self, x: Array) -> Array:
@@ -200,7 +200,7 @@ class Weights:
         return self.to_array(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
-        """Return a float64 or complex128 array in the precision and library and on the device of the weights."""
+        """Return `values`, float64 or complex128, in the precision and library of the weights, on their device."""
         wide = self.dtype == np.float64
         kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
         return self.to_array(values.astype(kind))
