@@ -1,1 +1,1 @@
-"""Train one run, from the settled configuration to the final report."""
+"""Train one run: choose its open settings, fit the model with Lightning, evaluate it and write a report."""

@@ -1,4 +1,4 @@
-"""Build the parts of a run: the LightningModule, compiled or not, the callbacks in their order, and the Trainer."""
+"""Create the LightningModule of a run, its callbacks in their order and the Trainer; compile the training step."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -33,7 +33,11 @@ TIMED_VALIDATIONS = 6  # of a run with `minutes`, equally spaced in time
 
 
 def build_module(plan: RunPlan) -> LitGPT:
-    """Return the LightningModule of a run, with random initial weights or those of the model in `init_from=`."""
+    """Return the LightningModule of the run that `plan` describes.
+
+    Its weights are random. If a new run starts from a trained model (`init_from=`), the weights of the trained model
+    are copied into it.
+    """
     config, text = plan.config, plan.text
     saved = ("name", "fingerprint", "extra_chars", "hashes", "share", "split_hash", "before")
     module = LitGPT(
@@ -54,9 +58,13 @@ def build_module(plan: RunPlan) -> LitGPT:
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     """Return the callbacks of a run in the order in which Lightning must call them.
 
-    `Metrics` comes first, because after a validation it shows that the other callbacks are at work. `Checkpoints` comes
-    after all callbacks whose state it saves. `stops`, whose signal handlers are already installed, comes last, because
-    it ends the run.
+    `Metrics` comes first, because it shows after a validation that the other callbacks are at work. `Checkpoints` comes
+    after all callbacks whose state it saves.
+
+    Args:
+        plan: the plan of the run, whose configuration names the optional callbacks.
+        stops: the callback that ends the run after a signal. It comes last, and its signal handlers are already
+            installed.
     """
     config, text = plan.config, plan.text
     interval = config.trainer.val_check_interval
@@ -76,10 +84,15 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
 
 
 def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
-    """Return the callback that chooses the number of steps of a run with `minutes`; None if the number is fixed.
+    """Return the callback that chooses the number of steps of a run with a time limit (`minutes=N`).
 
-    Once the callback has chosen the number, config.yaml contains it, and `checkpoints` saves at once, so that a resumed
-    run continues from a step at which the number was already fixed.
+    Return None if the run has no time limit, or if its number of steps is already fixed. When the callback has chosen
+    the number, it writes the number to config.yaml and makes `checkpoints` save after the current step, so that a
+    resumed run continues from a step at which the number was already fixed.
+
+    Args:
+        plan: the plan of the run.
+        checkpoints: the callback that saves checkpoints.
     """
     config, minutes, point = plan.config, plan.config.minutes, plan.resume_point
     if config.trainer.max_steps != "auto" or minutes is None:
@@ -94,7 +107,15 @@ def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
-    """Return Lightning's Trainer; raise an `InputError` if Lightning refuses an option."""
+    """Return Lightning's Trainer for a run.
+
+    Args:
+        plan: the plan of the run, with the options of the Trainer.
+        callbacks: the callbacks of the Trainer, in the order in which they are called.
+
+    Raises:
+        InputError: Lightning refuses an option, or a logger cannot be created.
+    """
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
@@ -129,10 +150,15 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
 
 
 def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan:
-    """Compile the training step of `module` if the plan says so, and return the plan.
+    """Compile the training step of `module` with torch.compile unless `compile=false`, and return the plan.
 
-    This happens before the first step and changes no weight. If `auto` chose to compile and it fails, the returned plan
-    has `compile=false`, and the module trains uncompiled.
+    Compiling happens before the first step and changes no weight. If compiling fails although it was chosen
+    automatically (`compile=auto`), a plan with `compile=false` is returned, and `module` trains uncompiled.
+
+    Args:
+        plan: the plan of the run.
+        module: the LightningModule of the run.
+        trainer: the Trainer, which knows the device and the precision.
 
     Raises:
         InputError: compiling fails although `compile=true` was set.

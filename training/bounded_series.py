@@ -6,11 +6,17 @@ from typing import Any
 
 @dataclass
 class BoundedSeries:
-    """Stores at most `size` (an even number) of the entries that are added to it, equally spaced.
+    """A list of at most `size` of the entries added to it, at equal distances, such as every fourth entry.
 
-    Whenever the series is full, it drops every second stored entry, and from then on stores only half as many of the
-    new ones. Which entries remain depends only on how many were added, so a resumed run stores the same ones. A
-    checkpoint contains `vars(series)`.
+    Whenever the list is full, every second stored entry is removed, and from then on only half as many of the added
+    entries are stored. The stored entries depend only on the number of added entries, so a resumed run stores the same
+    entries as an uninterrupted one. A checkpoint contains `vars(series)`.
+
+    Args:
+        size: maximum number of stored entries, an even number.
+        entries: the stored entries.
+        seen: number of entries added so far.
+        every: one in this many added entries is stored.
     """
 
     size: int
@@ -19,7 +25,10 @@ class BoundedSeries:
     every: int = 1  # one in this many added entries is stored
 
     def add(self, entry: Any) -> None:
-        """Add the next entry, which must be plain data because checkpoints contain it."""
+        """Add `entry`, which is then stored or skipped.
+
+        It must be plain data, such as numbers, strings and lists, because checkpoints contain it.
+        """
         if self.seen % self.every == 0:
             if len(self.entries) == self.size:
                 self.entries = self.entries[::2]

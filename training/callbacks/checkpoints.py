@@ -1,4 +1,4 @@
-"""Save a checkpoint after every validation and at time intervals, and the best model."""
+"""The callback that saves checkpoints after each validation and at time intervals, and how their files are written."""
 
 import math
 import time
@@ -18,16 +18,17 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
 
 class Checkpoints(L.Callback):
-    """Saves `last.ckpt` after every validation, and renames the checkpoint that it replaces to `previous.ckpt`.
+    """Saves the checkpoint `last.ckpt` after every validation; the checkpoint saved before it becomes `previous.ckpt`.
 
-    It also saves after a step if the last checkpoint is `seconds` old, or if a rank has received a signal. Several GPUs
-    decide on this together, but only after steps whose losses `Metrics` has read, at least every `MAX_UNREAD` steps. At
-    the lowest validation loss so far, `AtomicCheckpointIO` also writes the model to `best.safetensors`.
+    A checkpoint is also saved after a step if the last save was `seconds` ago, or if a process (rank) has received a
+    signal. Several GPUs decide together whether to save, but only after steps whose losses the callback `Metrics` has
+    read, which happens at least every `MAX_UNREAD` steps. If the validation loss is the lowest so far,
+    `AtomicCheckpointIO` also writes the model to `best.safetensors`.
 
     Args:
         directory: the folder `checkpoints` of the run.
         interval: steps between validations; 0 if validations are spaced by time.
-        seconds: maximum age of the last checkpoint.
+        seconds: maximum time between two checkpoints, in seconds.
         stops: the callback that receives signals.
     """
 
@@ -67,7 +68,7 @@ class Checkpoints(L.Callback):
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Save the state after the step just taken; all ranks must call this."""
+        """Save a checkpoint of the training state after the latest step; all processes (ranks) must call this."""
         for logger in trainer.loggers:
             logger.save()  # flush the events of these steps before the checkpoint that counts them
         trainer.save_checkpoint(self.directory / LAST)
@@ -75,10 +76,14 @@ class Checkpoints(L.Callback):
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Reads and writes Lightning's checkpoints with `gpt.training_checkpoint`.
+    """Lightning's `CheckpointIO` for our checkpoint format, which `gpt.training_checkpoint` reads and writes.
 
-    It writes atomically, and executes no code from a file that it reads. Lightning writes a temporary file, too, but
-    renames it without flushing it to the disk.
+    A file is written atomically and flushed to the disk, which Lightning's own writer does not do. Reading a file
+    executes no code from the file.
+
+    Args:
+        resumed: the checkpoint to continue from, which has already been read; None for a new run.
+        last_is_damaged: whether `last.ckpt` is damaged, so that the next save must not rename it to `previous.ckpt`.
     """
 
     def __init__(self, resumed: ResumePoint | None = None, *, last_is_damaged: bool = False) -> None:
@@ -89,10 +94,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
         """Write a checkpoint; if its validation loss is the lowest so far, write best.safetensors first.
 
-        If the process is killed between the two, the resumed run repeats that validation.
+        If the process is killed between the two writes, the resumed run repeats the validation.
+
+        Args:
+            checkpoint: the contents, a dict that Lightning has assembled.
+            path: the file to write; the file that it replaces is renamed to `previous.ckpt`.
+            storage_options: not used.
 
         Raises:
-            Diverged: a value is NaN or infinite; nothing is written.
+            Diverged: a value in the checkpoint is NaN or infinite. No file is written then.
         """
         # What callbacks store may be infinite: the best score of EarlyStopping is, until the first validation.
         if not is_finite({key: part for key, part in checkpoint.items() if key != "callbacks"}):

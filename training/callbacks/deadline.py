@@ -1,4 +1,4 @@
-"""End a run within its `minutes`: choose the number of steps when the learning rate must begin to fall."""
+"""The callback that ends a run within its time limit (`minutes=N`) by choosing the number of steps during training."""
 
 import math
 import time
@@ -19,13 +19,13 @@ LATE = 0.05  # fraction of the run's time: if it would end later by more, steps 
 
 
 class Deadline(L.Callback):
-    """Chooses `max_steps` while the run trains: at the step at which its learning rate must begin to fall (cooldown).
+    """Chooses the number of steps while the run trains: when the learning rate must begin to fall (cooldown).
 
-    The choice can wait until then, because a trapezoid schedule does not depend on the number of steps before its
-    cooldown. If the run has taken k steps, and r more fit into the time that is left, then k + r fit in all, so the
-    cooldown is due when k >= (1 - cooldown) (k + r). The run then gets k / (1 - cooldown) steps, so that its weights
-    are those of a run with this `max_steps`, even if the machine has just paused. If the machine becomes slower later,
-    the run gives up steps, and its learning rate falls faster.
+    The choice can wait until the cooldown, because the learning rate of a trapezoid schedule does not depend on the
+    number of steps before its cooldown. If k steps are done and r more fit into the remaining time, the cooldown is due
+    as soon as k >= (1 - cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that its weights are
+    those of a run with this number of steps, even if the machine has just paused. If the machine becomes slower later,
+    the number is lowered, and the learning rate falls faster.
     """
 
     def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:
@@ -33,9 +33,9 @@ class Deadline(L.Callback):
 
         Args:
             cooldown: fraction of all steps in which the learning rate falls.
-            ends_at: `time.perf_counter()` when the process must have ended.
-            started: `time.perf_counter()` when the process began.
-            save: stores the chosen number of steps, so that a resumed run uses the same.
+            ends_at: value of `time.perf_counter()` at which the process must have ended.
+            started: value of `time.perf_counter()` when the process began.
+            save: function that stores the chosen number of steps, so that a resumed run uses the same number.
         """
         self.cooldown, self.ends_at, self.started, self.save = cooldown, ends_at, started, save
         self.end_seconds = max(END_SECONDS, END_SHARE * (time.perf_counter() - started))
@@ -53,7 +53,7 @@ class Deadline(L.Callback):
         self.stepping = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        """Choose the number of steps of the run if that is due, or lower it if the machine has become slower."""
+        """Choose the number of steps of the run if the cooldown is due; lower it if the machine has become slower."""
         step, now = trainer.global_step, time.perf_counter()
         if self.began is None:
             self.began = step, now
@@ -77,7 +77,7 @@ class Deadline(L.Callback):
         log.info(f"minutes    {count(steps, 'step')} in all: {why}")
 
     def _is_due(self, trainer: L.Trainer) -> bool:
-        """Return whether the number of steps must be chosen at this step or, once it is chosen, lowered."""
+        """Return whether to choose the number of steps after this step or, if it is already chosen, to lower it."""
         step, now, timed = trainer.global_step, time.perf_counter(), len(self.recent) == TIMED_STEPS
         if trainer.max_steps < 0:
             over = now + self.end_seconds >= self.ends_at
@@ -86,7 +86,10 @@ class Deadline(L.Callback):
         return timed and step < trainer.max_steps and end > self.ends_at + LATE * (self.ends_at - self.started)
 
     def fitting(self, trainer: Any) -> int:
-        """Return an estimate of the steps that fit into the whole time of the run; at least the steps already taken."""
+        """Return an estimate of the number of steps of the whole run that fit into its time limit.
+
+        The estimate includes the steps already taken.
+        """
         step, now, data = trainer.global_step, time.perf_counter(), trainer.datamodule
         if self.began is None or not self.recent:
             return step

@@ -1,4 +1,4 @@
-"""Measure training, log the values and show progress."""
+"""The callback that measures training, logs the metrics and shows progress."""
 
 import math
 import sys
@@ -28,10 +28,17 @@ SUMS = ("loss_sum", "loss_count", "clipped", "stepping", "stepped")  # attribute
 
 
 class Metrics(L.Callback):
-    """Logs metrics every `log_every_n_steps` steps, and shows progress: a bar in a terminal, lines elsewhere.
+    """Logs metrics every `log_every_n_steps` steps, and shows progress: as a bar in a terminal, otherwise as lines.
 
-    This must be the first callback, so that its state in a checkpoint includes the last step, and so that after a
-    validation it can show that the other callbacks are at work.
+    This must be the first callback, so that its state in a checkpoint includes the last step, and so that it can show
+    after a validation that the other callbacks are at work.
+
+    Args:
+        tokens_per_step: tokens in the batch of a step, over all devices.
+        tokens_per_character: mean number of tokens per character of the training text; 1 unless tokens are bytes.
+        unit: what a token is, `character` or `byte`, for the display of the speed.
+        checkpoints: the callback that saves checkpoints; the time of its saves does not count as training time.
+        deadline: the callback that chooses the number of steps during training; None if the number is fixed.
     """
 
     def __init__(
@@ -53,15 +60,16 @@ class Metrics(L.Callback):
         self.waiting: Progress | None = None
 
     def show(self, what: str, total: int = 0) -> None:
-        """Show what the run waits for, such as "validating", in place of what is shown so far.
+        """Show what the run waits for, such as `what="validating"`; a text shown before disappears.
 
-        `total` is the amount of work, in any unit, for a bar; 0 shows no bar.
+        `total` is the amount of work, such as a number of tokens, of which a bar then shows the finished fraction. If
+        it is 0, no bar is shown.
         """
         self.hide()
         self.waiting = Progress(what, total).__enter__()
 
     def hide(self) -> None:
-        """Stop showing what the run waits for."""
+        """Remove the text that `show` has displayed; do nothing if no text is displayed."""
         if self.waiting is not None:
             self.waiting.__exit__()
             self.waiting = None
@@ -158,9 +166,10 @@ class Metrics(L.Callback):
     on_exception = _stop
 
     def _end_step_time(self, counts: bool = True) -> None:
-        """Call this when a step ends: it adds the duration of the step, in seconds, to `stepping` if the step `counts`.
+        """Call this when a step ends, to add the seconds that the step took to `self.stepping`.
 
-        The step began when the last step or the last save ended.
+        The step began when the previous step or the last save ended, whichever was later. If `counts` is false, the
+        seconds are not added.
         """
         now = time.perf_counter()
         if counts:
@@ -175,7 +184,7 @@ class Metrics(L.Callback):
             self.grad_norm = grad_norm
 
     def _expected(self, trainer: L.Trainer) -> int:
-        """Return the number of steps of the run; if `Deadline` has not chosen it yet, return an estimate."""
+        """Return the number of steps of the run; if `Deadline` has not chosen the number yet, return its estimate."""
         if trainer.max_steps > 0 or self.deadline is None:
             return trainer.max_steps
         return self.deadline.fitting(trainer)
@@ -223,16 +232,23 @@ class Metrics(L.Callback):
 
 
 def group_of(name: str) -> str:
-    """Return the group to which the weight `name` belongs: embedding, attention, mlp, norm or head."""
+    """Return the kind of layer to which the parameter `name` belongs: embedding, attention, mlp, norm or head.
+
+    `name` is a parameter name of `GPT`, such as `blocks.0.attention.…`.
+    """
     layers = name.split(".")
     layer = layers[2] if layers[0] == "blocks" else layers[0]
     return {"shift": "embedding", "position_embedding": "embedding", "norm1": "norm", "norm2": "norm"}.get(layer, layer)
 
 
 def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
-    """Return how far a step has moved each group of weights: group -> ||after - before|| / ||before||.
+    """Return how far a step has moved the weights of each kind of layer: kind -> ||after - before|| / ||before||.
 
-    `before` contains the weights before the step by name; `model` has those after it.
+    The kinds are those of `group_of`, such as attention.
+
+    Args:
+        before: the weights before the step, by parameter name.
+        model: the model after the step.
     """
     weights: dict[str, list[Tensor]] = {}
     moves: dict[str, list[Tensor]] = {}

@@ -1,4 +1,4 @@
-"""Write a model file at each validation (`callbacks=snapshots`)."""
+"""The callback that writes a model file at each validation (`callbacks=snapshots`)."""
 
 from typing import Any
 
@@ -9,11 +9,12 @@ from training.callbacks.checkpoints import Checkpoints
 
 
 class Snapshots(L.Callback):
-    """Writes the weights that each validation evaluates to `checkpoints/step-N.safetensors`, N being the step.
+    """Writes the weights that each validation evaluates to `checkpoints/step-N.safetensors`, where N is the step.
 
-    If a callback averages the weights, the average is in the module only during validation. So this callback copies the
-    weights before the first batch and writes them once the loss is known. `Checkpoints` saves later, so if a run is
-    killed between the two, the resumed run repeats the validation and writes the same file.
+    If another callback averages the weights, the module contains the average only during validation. So `Snapshots`
+    copies the weights before the first validation batch and writes them when the validation has ended. `Checkpoints`
+    saves after `Snapshots`, so if a run is killed between the two, the resumed run repeats the validation and writes
+    the same file.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""Stop a run between two steps after a signal."""
+"""The callback that stops a run between two steps after a signal, such as Ctrl-C."""
 
 import os
 import signal
@@ -11,16 +11,16 @@ from training.errors import Stopped
 
 
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:
-    """Return whether `decision` is true on any rank; all ranks must call this."""
+    """Return whether `decision` is true in any process (rank) of the run; all processes must call this."""
     return decision if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
 class StopSignals(L.Callback):
     """Ends the run after Ctrl-C, SIGTERM or SLURM's SIGUSR1: the step is finished and saved, then `Stopped` is raised.
 
-    After a step, `Checkpoints` saves and calls `stop_if_asked`, which raises `Stopped`; after a validation,
-    `on_validation_end` calls it. Before and after training there is nothing to save, so the signal handler itself
-    raises `Stopped`. A second Ctrl-C exits at once.
+    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`, which raises `Stopped`. After a
+    validation, `on_validation_end` calls `stop_if_asked`. Before and after training there is nothing to save, so the
+    signal handler itself raises `Stopped`. A second Ctrl-C during training exits at once.
     """
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class StopSignals(L.Callback):
             signal.signal(number, handler)
 
     def on_train_start(self, *_: Any, **__: Any) -> None:
-        """Install our signal handlers again, because Lightning has replaced those that `__enter__` installed."""
+        """Install the signal handlers of `__enter__` again, because Lightning has replaced them."""
         for number in STOPS:
             signal.signal(number, self._receive)
         self.training = True
@@ -51,7 +51,7 @@ class StopSignals(L.Callback):
             self.stop_if_asked(trainer)
 
     def stop_if_asked(self, trainer: L.Trainer) -> None:
-        """Raise `Stopped` if any rank has received a signal; all ranks must call this."""
+        """Raise `Stopped` if any process (rank) of the run has received a signal; all processes must call this."""
         if any_rank(trainer, self.received is not None):
             raise Stopped(self.received or signal.SIGTERM, trainer.global_step)
 

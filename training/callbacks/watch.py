@@ -1,4 +1,4 @@
-"""Show what the model does at each validation: sample texts and, in TensorBoard, plots of attention and surprisal."""
+"""The callback that generates sample texts at each validation and, in TensorBoard, plots attention and surprisal."""
 
 from typing import Any
 
@@ -27,21 +27,27 @@ def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> 
     Args:
         model: the model that generates.
         text: the text of the run, whose tokenizer decodes the tokens.
-        prompts: tokens, (B, T0).
+        prompts: the tokens of B prompts, (B, T0).
         length: number of tokens to add to each prompt.
-        seed: seed of the random numbers.
+        seed: random seed of the sampling.
 
     Returns:
-        The new tokens, (B, length), and a list with [temperature, prompt, continuation] for each prompt, as text.
+        The new tokens, (B, length), and a list with [temperature, prompt, continuation] for each prompt, in which the
+        prompt and the continuation are strings.
     """
     given, rows = prompts.shape[1], generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()
     return rows[:, given:], [[TEMPERATURE, *as_shown(text, row[:given], row[given:])] for row in rows]
 
 
 class Watch(L.Callback):
-    """At each validation, generates sample texts and plots a passage.
+    """Generates sample texts at each validation and plots the model's attention and surprisal on a passage of the text.
 
-    The prompts, the seed and the passage are the same each time, so that the validations can be compared.
+    The prompts, the random seed and the passage are the same at each validation, so that validations can be compared.
+    The samples and plots go to TensorBoard; a run without loggers has none.
+
+    Args:
+        config: the options `watch.*`: whether to plot, which attention heads, and the length of the samples.
+        text: the text of the run, from which the prompts and the passage are taken.
     """
 
     def __init__(self, config: WatchConfig, text: Text) -> None:
@@ -66,5 +72,5 @@ class Watch(L.Callback):
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def _write(self, model: GPT) -> list[list[Any]]:
-        """Generate a continuation of each prompt; return [temperature, prompt, continuation] for each, as text."""
+        """Generate a continuation of each prompt; return [temperature, prompt, continuation] for each prompt."""
         return written(model, self.text, self.prompts, self.config.sample_length or SAMPLE_LENGTH, seed=0)[1]

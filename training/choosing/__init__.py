@@ -1,1 +1,1 @@
-"""What a run chooses for itself: a value for every `auto`."""
+"""Choose a value for each setting of a run that is `auto`."""

@@ -1,4 +1,4 @@
-"""Replace every `auto` of a configuration, once, before the first step; config.yaml stores what it became."""
+"""Replace each `auto` in a configuration by a value before the first step; config.yaml stores the chosen values."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -25,14 +25,24 @@ SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration in which every `auto` is replaced, and what the run logs about these choices."""
+    """A configuration in which each `auto` is replaced by a value, and the reasons for these values.
+
+    Attributes:
+        config: the configuration.
+        why: the reasons for automatic choices of `precision`, `compile` and `threads`, by key.
+        notes: lines to log about other choices, and about settings that have no effect.
+    """
 
     config: Config
     why: dict[str, str] = field(default_factory=dict)  # the reasons for `precision`, `compile` and `threads`
     notes: tuple[str, ...] = ()  # lines to log
 
     def describe(self, machine: Machine) -> str:
-        """Return a line for the log: device, precision, compilation and, if other programs use some cores, threads."""
+        """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons.
+
+        If other programs use some of the CPU cores, the line also contains the number of threads. `machine` contains
+        the device of the run.
+        """
         config, configured = self.config, "as configured"
         compiled = "not compiled" if config.compile == "false" else "compiled"
         parts = [
@@ -46,16 +56,18 @@ class Choice:
 
 
 def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]) -> Choice:
-    """Return the configuration with each `auto` replaced to suit the text, the machine and, with `minutes`, the time.
+    """Return the configuration with each `auto` replaced by a value that suits the text, machine and time limit.
 
-    With `minutes`, two may stay `auto`: `trainer.max_steps`, which `training.callbacks.deadline` chooses when the
-    learning rate must begin to fall, and `trainer.val_check_interval`, as validations are then equally spaced in time.
+    If the run has a time limit (`minutes=N`), two keys may stay `auto`: `trainer.max_steps`, which the callback
+    `Deadline` chooses when the learning rate must begin to fall, and `trainer.val_check_interval`, because validations
+    are then equally spaced in time.
 
     Args:
-        config: of a fresh run, or of a resumed one, which already contains its choices.
+        config: the configuration of a new run, or that of a resumed run, which already contains the values chosen for
+            it.
         text: the text of the run.
         machine: the devices of the run.
-        seconds_left: returns the seconds left of `minutes`.
+        seconds_left: function that returns the seconds left until the time limit.
 
     Raises:
         InputError: the machine lacks the memory or the compiler for the configuration.
@@ -102,9 +114,12 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
 
 
 def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
-    """Yield a line for each setting that has no effect, or an unwanted one, in this run.
+    """Yield a line for the log for each setting that has no effect, or an unwanted effect, in this run.
 
-    `steps` is the number of steps of the run; None if `Deadline` will choose it.
+    Args:
+        config: the configuration of the run as the user has set it.
+        steps: the number of steps of the run; None if the callback `Deadline` will choose it during training.
+        machine: the devices of the run.
     """
     asked = config.trainer
     if steps is not None and asked.max_steps != "auto" and steps < MIN_STEPS and config.init_from is None:
@@ -135,17 +150,18 @@ def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
 def _fit_into_minutes(
     asked: Config, default: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]
 ) -> tuple[ModelConfig, DataConfig, float, list[str]]:
-    """Time a step of the default model, and choose model and batch by this time.
+    """Time a training step of the default model, and choose the size of the model and the batch for the time limit.
 
     Args:
-        asked: the configuration of the run; its model and batch are chosen only if they are `auto`.
-        default: the configuration with the default model and batch, which is timed.
+        asked: the configuration of the run; the model and the batch are chosen only if they are `auto`.
+        default: the configuration with the default model and batch, with which the step is timed.
         text: the text of the run.
         machine: the devices of the run.
-        seconds_left: returns the seconds left of `minutes`.
+        seconds_left: function that returns the seconds left until the time limit (`minutes=N`).
 
     Returns:
-        The model, the data configuration with the batch, the number of steps that fit, and lines to log.
+        The model's configuration, the data configuration with the batch, the estimated number of steps that fit into
+        the time, and lines to log.
     """
     assert asked.minutes is not None
     minutes, model, data = asked.minutes, default.model, default.data
@@ -177,9 +193,13 @@ def _choose_compile(
 
 
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
-    """Return the configured callbacks with each `patience: auto` replaced by `patience`.
+    """Return the configured callbacks, with the argument `patience: auto` of early stopping replaced by `patience`.
 
-    If `patience` is None, the callback with `patience: auto`, which is early stopping, is left out instead.
+    If `patience` is None, early stopping is left out if its patience is `auto`.
+
+    Args:
+        callbacks: the arguments of each callback, by its name.
+        patience: validations without improvement before training stops; None for no early stopping.
     """
     chosen = {}
     for name, arguments in callbacks.items():
@@ -191,11 +211,14 @@ def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str,
 
 
 def too_few(steps: int) -> str:
-    """Return the part of a message that says that this number of steps is too small for a run."""
+    """Return the text "`steps` steps are too few to learn much", which is part of a message to the user."""
     return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"
 
 
 def _with_defaults(config: Any) -> Any:
-    """Return `config`, such as a `ModelConfig`, with each `auto` replaced by the default of its class."""
+    """Return a copy of `config` in which each `auto` is replaced by the default of the dataclass.
+
+    `config` is an instance of a configuration dataclass, such as `ModelConfig`.
+    """
     chosen = (each for each in fields(config) if each.metadata["auto"] and getattr(config, each.name) == "auto")
     return replace(config, **{each.name: each.default for each in chosen})

@@ -1,4 +1,4 @@
-"""Choose precision, compilation and threads for the hardware."""
+"""Choose the precision, the number of threads and whether to use torch.compile, depending on the hardware."""
 
 import hashlib
 import os
@@ -18,9 +18,11 @@ COMPILE_FROM = 90.0  # min seconds of a run on a CPU in which compiling saves ti
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Return the precision of the run and the reason for it.
+    """Return the precision of the run, such as `bf16-mixed`, and the reason for it.
 
-    `auto` is replaced by what is fastest on this machine. `device` is cuda, mps or cpu.
+    Args:
+        precision: the configured precision. If it is `auto`, the fastest precision on this machine is returned.
+        device: the kind of device: cuda, mps or cpu.
     """
     if precision != "auto":
         return precision, "as configured"
@@ -42,13 +44,17 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
 
 
 def choose_compile(asked: str, device: str, seconds: float, compiled_before: bool = False) -> tuple[str, str]:
-    """Return `true` or `false` for `compile=asked`, and the reason.
+    """Return whether to use torch.compile, as `true` or `false`, and the reason.
 
-    `auto` becomes `true` on a CUDA GPU. On a CPU it becomes `true` if the run is expected to last `seconds` of at least
-    `COMPILE_FROM`, or if the code is already in the cache (`compiled_before`).
+    Args:
+        asked: the value of the key `compile`. If it is `auto`, the answer is `true` on a CUDA GPU. On a CPU it is
+            `true` if `seconds` is at least `COMPILE_FROM`, or if `compiled_before` is true.
+        device: the kind of device: cuda, mps or cpu.
+        seconds: the expected duration of the run.
+        compiled_before: whether the compiled code is already in torch's cache.
 
     Raises:
-        InputError: `true` is set, but there is no compiler or no Python.h.
+        InputError: `asked` is `true`, but this machine has no C++ compiler or no Python.h.
     """
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if asked == "auto":
@@ -69,10 +75,15 @@ def choose_compile(asked: str, device: str, seconds: float, compiled_before: boo
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
-    """Set torch's number of threads; return this number, and a reason if other programs reduce it, else "".
+    """Set the number of threads of torch; return the number and the reason for it.
 
-    A thread without a core of its own slows down all others, because they wait for it at the end of each operation.
-    Ranks that a launcher has started keep its number of threads, so their `auto` is returned unchanged.
+    The reason is "" unless other programs are using some of the cores and the number is therefore lower. A thread
+    without a core of its own slows down all others, because they wait for it at the end of each operation. In processes
+    that a launcher such as torchrun has started, `auto` is returned unchanged, and the launcher's number of threads
+    stays.
+
+    Args:
+        threads: the configured number, or `auto`, which chooses the number of free cores.
     """
     why = ""
     if isinstance(threads, str):
@@ -88,7 +99,7 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
 
 
 def missing_to_compile() -> str:
-    """Return the name of what torch.compile needs and this machine lacks; empty if nothing is missing."""
+    """Return what this machine lacks for torch.compile, a C++ compiler or Python.h; "" if it lacks neither."""
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return "C++ compiler, such as g++"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
@@ -97,9 +108,14 @@ def missing_to_compile() -> str:
 
 
 def compiled_marker(model: ModelConfig, trainer: TrainerConfig, rows: int) -> Path:
-    """Return the path of a marker file in torch's cache.
+    """Return the path of a marker file in torch's cache, which exists if this training step was compiled before.
 
-    The file exists if a training step on `rows` windows, with this model, trainer and machine, was compiled before.
+    The path depends on the arguments, on the versions of torch and Python, and on the CPU.
+
+    Args:
+        model: the configuration of the model.
+        trainer: the options `trainer.*`, of which the precision and `deterministic` matter.
+        rows: the number of sequences in a forward pass.
     """
     shape = (vars(model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)

@@ -1,6 +1,6 @@
-"""Choose steps, dropout, the validation interval and early stopping by the length of the training text.
+"""Choose the number of steps, dropout, the validation interval and early stopping by the length of the training text.
 
-A text is *short* if its training split has fewer than `WHOLE` tokens. For a longer text, the defaults stay.
+A text is *short* if its training split has fewer than `WHOLE` tokens. For a longer text, the defaults are used.
 """
 
 from conf.schema import TrainerConfig
@@ -23,22 +23,22 @@ PATIENCE = VALIDATIONS // 3
 
 
 def steps_for(tokens: int, started: bool) -> int:
-    """Return the number of steps for a training text of this many tokens.
+    """Return the number of training steps for a training text with this many tokens.
 
-    `started` says whether the run starts from a trained model, which needs fewer steps.
+    If `started` is true, the run starts from a trained model (`init_from=`) and needs fewer steps.
     """
     share = min(1.0, tokens / WHOLE) ** 0.5 * (START_SHARE if started else 1)
     return max(1, round(TrainerConfig.max_steps * share / 10)) * 10
 
 
 def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -> float:
-    """Return the dropout that keeps a model from memorising its training text; 0 if that needs no dropout.
+    """Return the dropout that keeps a model from memorising its training text; 0 if no dropout is needed for this.
 
     Args:
-        model: the architecture, whose number of weights matters.
+        model: the configuration of the model, which determines its number of weights.
         vocabulary: the number of tokens in the vocabulary.
         tokens: the length of the training text in tokens.
-        read: the number of tokens that the model reads in the whole training, with repetitions.
+        read: the number of tokens on which the model is trained in the whole run, repetitions included.
     """
     weights = untrained(model, vocabulary).num_parameters() / tokens
     if read <= EPOCHS * tokens or weights < FEW_WEIGHTS:
@@ -49,7 +49,10 @@ def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -
 def interval_for(tokens: int, started: bool, steps: int) -> int:
     """Return the number of steps between two validations of a run on a short text.
 
-    The training text has `tokens` tokens, and the run has `steps` steps. `started` is as in `steps_for`.
+    Args:
+        tokens: the length of the training text in tokens.
+        started: whether the run starts from a trained model (`init_from=`).
+        steps: the number of steps of the run.
     """
     rising = min(steps, steps_for(tokens, started))  # the loss may rise from about here on
     return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))

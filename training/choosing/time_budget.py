@@ -1,4 +1,4 @@
-"""For `minutes=N`: time a few steps of the default model, and choose model size and batch by how many steps fit."""
+"""For a time limit (`minutes=N`), time a few steps of the default model, and choose the model size and the batch."""
 
 import time
 from dataclasses import dataclass, replace
@@ -32,10 +32,10 @@ TIMING = 0.03  # max fraction of the seconds left that timing may use
 
 
 class _Clock(L.Callback):
-    """Stores the seconds of each training step in `steps`, and ends the training after about `TIMED_SECONDS`.
+    """Measures the seconds of each training step in the list `steps`, and ends the training after a short time.
 
-    The first `UNTIMED_STEPS` steps, which are slower, do not count, but all steps together take at most about `limit`
-    seconds.
+    The training ends when the steps after the first `UNTIMED_STEPS`, which are slower, have taken `TIMED_SECONDS` in
+    all, or when all steps together have taken `limit` seconds.
     """
 
     def __init__(self, limit: float) -> None:
@@ -51,10 +51,15 @@ class _Clock(L.Callback):
 
 
 def time_step(config: Config, text: Text, seconds_left: float) -> float:
-    """Train the configured model for a moment, and return the seconds of its fastest step, without compilation.
+    """Train the configured model for a few steps without torch.compile, and return the seconds of the fastest step.
 
-    The time for this is limited to the fraction `TIMING` of `seconds_left`. So if there is little time, it may be the
-    time of the first step, which is slower than others.
+    The training ends after the fraction `TIMING` of `seconds_left` at the latest. If this is too short for several
+    steps, the result is the time of the first step, which is slower than the others.
+
+    Args:
+        config: the configuration of the run.
+        text: the text to train on.
+        seconds_left: the seconds left until the time limit of the run.
     """
     clock = _Clock(TIMING * seconds_left)
     module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, {})
@@ -72,7 +77,15 @@ def time_step(config: Config, text: Text, seconds_left: float) -> float:
 
 @dataclass(frozen=True)
 class Budget:
-    """Estimates how many steps of a model fit into the time of a run, and chooses model size and batch accordingly."""
+    """Estimates how many training steps of a model fit into the time of a run, and chooses model size and batch.
+
+    Attributes:
+        seconds: seconds left for the run.
+        step: measured seconds per training step of the model `timed`.
+        timed: the configuration of the model whose step was timed, which is the default model.
+        batch: the number of sequences in the batch with which the step was timed.
+        text: the text of the run.
+    """
 
     seconds: float  # seconds left
     step: float  # seconds per step of the model `timed`
@@ -81,7 +94,10 @@ class Budget:
     text: Text
 
     def step_of(self, model: ModelConfig) -> float:
-        """Return the estimated seconds of a training step of `model`, in proportion to its number of operations."""
+        """Return the estimated seconds of a training step of `model`.
+
+        The measured time of the timed model is multiplied by the ratio of the two models' FLOPs per token.
+        """
         ours, timed = (untrained(each, self.text.tokenizer.size).flops_per_token() for each in (model, self.timed))
         return self.step * ours / timed
 
@@ -90,15 +106,15 @@ class Budget:
         return max(1.0, TRAINING * self.seconds / self.step_of(model))
 
     def read(self, model: ModelConfig) -> float:
-        """Return the number of tokens that `model` reads in these steps, with repetitions."""
+        """Return the number of tokens on which `model` would be trained in the time left, repetitions included."""
         return self.steps(model) * self.batch * model.context
 
     def choose_size(self) -> ModelConfig:
-        """Return the largest model, of the presets and `SMALLER`, that the time and the text allow.
+        """Return the largest model that the time and the text allow, from the presets of `model=` and `SMALLER`.
 
-        A model needs time for at least `MIN_STEPS` steps. A model larger than the default also needs a run that reads
-        at least `CHARACTERS_PER_WEIGHT` characters per weight, and a text with at least `TEXT_PER_WEIGHT` characters
-        per weight. If no model has enough time, the smallest one is returned.
+        A model is allowed if at least `MIN_STEPS` training steps fit into the time. A model larger than the default
+        must also be trained on at least `CHARACTERS_PER_WEIGHT` characters per weight, and the text must have at least
+        `TEXT_PER_WEIGHT` characters per weight. If no model is allowed, the smallest one is returned.
         """
         chosen, default = None, self.timed.layers * self.timed.dim**2
         for size in (*SMALLER, *presets()):
@@ -112,10 +128,10 @@ class Budget:
         return chosen
 
     def choose_batch(self, model: ModelConfig) -> int:
-        """Return the batch for `model`, in windows.
+        """Return the number of sequences in a batch of `model`.
 
-        It is twice the default if at least `DOUBLED_FROM` steps fit, unless training would read the text more than
-        `EPOCHS` times.
+        The number is twice the default if at least `DOUBLED_FROM` steps fit into the time and the training text is read
+        at most `EPOCHS` times; otherwise it is the default.
         """
         doubled = self.steps(model) >= DOUBLED_FROM and self.read(model) <= EPOCHS * len(self.text.train)
         return 2 * self.batch if doubled else self.batch
