@@ -12,7 +12,7 @@ class BoundedSeries:
     entries are stored. The stored entries depend only on the number of added entries, so a resumed run stores the same
     entries as an uninterrupted one. A checkpoint contains `vars(series)`.
 
-    Args:
+    Attributes:
         size: maximum number of stored entries, an even number.
         entries: the stored entries.
         seen: number of entries added so far.

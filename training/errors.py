@@ -20,9 +20,11 @@ class Diverged(RunFailed):
 
 
 def diverged(seen: str, optim: OptimConfig) -> Diverged:
-    """Return the error to raise when training has diverged.
+    """Return the error to raise when training has diverged; its message ends with the learning rates to lower.
 
-    Its message begins with `seen`, such as "step 3: the loss is nan", and ends with the settings to lower.
+    Args:
+        seen: beginning of the message, such as "step 3: the loss is nan".
+        optim: the options `optim.*` of the run, with its learning rates.
     """
     lower = " or ".join(f"{key}={rate:g}" for key, (rate, _) in _rates(optim).items())
     return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or f'lower {lower}'}")
@@ -31,7 +33,9 @@ def diverged(seen: str, optim: OptimConfig) -> Diverged:
 class Stopped(SystemExit):
     """Raised when a signal stops the run; a `SystemExit`, so that no `except Exception` catches it.
 
-    `number` is the signal, and `step` the last completed step; None before and after training.
+    Args:
+        number: the number of the signal, such as `signal.SIGTERM`.
+        step: the last completed step; None before and after training.
     """
 
     def __init__(self, number: int, step: int | None = None) -> None:
@@ -41,16 +45,18 @@ class Stopped(SystemExit):
 
 
 def is_lost_process(error: BaseException) -> bool:
-    """Return whether an error means that another rank has died or does not answer."""
+    """Return whether `error` means that another process (rank) of the run has died or does not answer."""
     gloo = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out", "caused pair closure")
     nccl = ("ncclRemoteError", "NCCL communicator was aborted", "collective operation timeout")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))
 
 
 def way_on(run: Path, *changes: str) -> str:
-    """Return a line for a message: the newest checkpoint of a run, and the command that continues from it.
+    """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it.
 
-    `changes` are overrides that the command gets in addition, such as "optim.lr=0.003".
+    Args:
+        run: the directory of the run.
+        changes: settings to add to the command, such as "optim.lr=0.003".
     """
     if not (run / "config.yaml").exists():
         return "there is no run yet"
@@ -63,15 +69,21 @@ def way_on(run: Path, *changes: str) -> str:
 
 @contextmanager
 def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
-    """In this context, add what to do next to each error that ends the run early.
+    """Context manager for training: add what the user can do to the message of an error that ends the run early.
 
-    If a signal has stopped the run (`Stopped`), log the command that continues it, and requeue a SLURM job whose time
-    is up. `devices` is the number of devices of the run.
+    If a signal has stopped the run (`Stopped`), log the command that continues the run. If SLURM sent the signal
+    because the time of the job is up, also requeue the job.
+
+    Args:
+        run: the directory of the run.
+        optim: the options `optim.*` of the run, with its learning rates.
+        devices: the number of devices of the run.
 
     Raises:
         InputError: memory has run out; the message names the keys to lower.
-        Diverged: as raised, with the command that continues at lower rates or the advice to start a new run.
-        RunFailed: another rank has died or does not answer.
+        Diverged: training has diverged; the message contains the command that continues at lower learning rates, or the
+            advice to start a new run.
+        RunFailed: another process (rank) of the run has died or does not answer.
     """
     try:
         yield
@@ -94,19 +106,25 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
 
 
 def rates_far_above(optim: OptimConfig) -> str:
-    """Return a text that names the learning rates far above their defaults; empty if there are none."""
+    """Return a text with each learning rate that is over `FAR_ABOVE` times its default; "" if there is none."""
     high = {key: pair for key, pair in _rates(optim).items() if pair[0] > FAR_ABOVE * pair[1]}
     return "; ".join(f"{key}={rate:g} is far above {usual:g}" for key, (rate, usual) in high.items())
 
 
 def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
-    """Return the peak learning rates that the optimizer uses: key of the configuration -> (rate, its default)."""
+    """Return the peak learning rates that the optimizer uses, as key -> (learning rate, default).
+
+    A key is that of the configuration, such as `optim.lr`.
+    """
     keys = ("lr", "muon_lr") if optim.name == "muon" else ("lr",)
     return {f"optim.{key}": (getattr(optim, key), getattr(OptimConfig, key)) for key in keys}
 
 
 def _lower_rates(optim: OptimConfig) -> list[str]:
-    """Return the overrides with which a diverged run continues at half its learning rates."""
+    """Return the `key=value` arguments with which a diverged run continues at half its learning rates.
+
+    The last argument is `allow=[…]`, which permits a resumed run to change the learning rates.
+    """
     rates = {key: rate / 2 for key, (rate, _) in _rates(optim).items()}
     rates["optim.lr"] = max(rates["optim.lr"], optim.min_lr)
     return [*(f"{key}={rate:g}" for key, rate in rates.items()), f"allow=[{','.join(rates)}]"]

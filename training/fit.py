@@ -25,7 +25,10 @@ from training.summary_file import Summary, recording, write_summary
 
 
 def fit(plan: RunPlan) -> None:
-    """Train the model and write the results; if the run has no steps left, write only results that are missing."""
+    """Train the model of a run as `plan` says, evaluate it and write the results into the run directory.
+
+    If a resumed run has no steps left, nothing is trained, and only missing results are written.
+    """
     if plan.is_over:
         return write_missing(plan)
     point = plan.resume_point
@@ -51,12 +54,15 @@ def fit(plan: RunPlan) -> None:
 
 
 def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
-    """Create and lock the run directory, write config.yaml and summary.json, and introduce the run in the log.
+    """Create and lock the run directory, write config.yaml and summary.json into it, and describe the run in the log.
 
-    The loggers receive the configuration as hyperparameters. `parameters` is the number of weights of the model.
+    Args:
+        plan: the plan of the run.
+        loggers: Lightning's loggers, which receive the configuration as hyperparameters.
+        parameters: the number of parameters of the model.
 
     Raises:
-        InputError: the name of a new run is taken, or a logger cannot start.
+        InputError: a run with the name of the new run exists already, or a logger cannot start.
     """
     run = plan.directory
     run.mkdir(parents=True, exist_ok=True)

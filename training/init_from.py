@@ -14,7 +14,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InitModel:
-    """The trained model that a fresh run starts from."""
+    """A trained model from which a new run starts (`init_from=`).
+
+    Attributes:
+        path: the model file.
+        model: the model.
+        meta: the metadata of the model file, such as the vocabulary and the step.
+    """
 
     path: Path
     model: "GPT"
@@ -22,14 +28,14 @@ class InitModel:
 
     @property
     def characters(self) -> str:
-        """The characters of the model's vocabulary; empty if its tokens are bytes."""
+        """The characters of the model's vocabulary as one string; "" if the model's tokens are bytes."""
         return self.meta["vocabulary"].get("characters", "")
 
     @property
     def texts_read(self) -> list[dict[str, Any]]:
-        """The texts that this model was trained on, and before it the models from which its training started.
+        """The texts on which this model was trained, including those of the models from which its own training started.
 
-        Each is a dict with the keys of `gpt.model_file.TRAINED_ON`.
+        Each text is described by a dict with the keys in `gpt.model_file.TRAINED_ON`.
         """
         from gpt.model_file import texts_read  # loads NumPy
 
@@ -37,16 +43,19 @@ class InitModel:
 
     @property
     def groups(self) -> dict[str, dict[str, Any]]:
-        """The settings of the run that this model determines: group of the configuration -> key -> value.
+        """The settings that a run must have to start from this model, as configuration group -> key -> value.
 
-        They are all keys of `model`, and `data.tokenizer`.
+        The settings are all keys of `model`, and the key `tokenizer` of `data`.
         """
         return {"model": vars(self.model.config), "data": {"tokenizer": self.meta["vocabulary"]["kind"]}}
 
     def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
-        """Copy the weights of this model into `model`, that of the run.
+        """Copy the weights of this trained model into the model of a run.
 
-        `tokenizer` is the tokenizer of the run, whose vocabulary contains the vocabulary of this model.
+        Args:
+            model: the model of the run.
+            tokenizer: the tokenizer of the run, whose vocabulary contains all tokens of this trained model's
+                vocabulary.
         """
         import torch
 
@@ -56,9 +65,10 @@ class InitModel:
         copy_weights(model, self.model, torch.as_tensor(ids))
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
-        """Return a line for the log: the file of this model, and the characters that it does not know.
+        """Return a line for the log: the file and the step of this trained model, and characters that are new to it.
 
-        These are the characters in `vocabulary`, that of the run, which this model's vocabulary lacks.
+        A character is new if it is in `vocabulary`, the description of the run's vocabulary (`Tokenizer.vocabulary`),
+        but not in the vocabulary of this trained model.
         """
         new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
         added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
@@ -66,7 +76,11 @@ class InitModel:
 
 
 def load_init_model(init_from: str) -> InitModel:
-    """Load the model that `init_from=` names; raise an `InputError` if there is none or it cannot be used."""
+    """Load the trained model that `init_from` names: a run or a model file.
+
+    Raises:
+        InputError: the model does not exist or cannot be used.
+    """
     try:
         path = run_directory.find_model(init_from)
         from gpt.checkpoint import load_checkpoint  # loads torch, so only if there is a model

@@ -22,14 +22,14 @@ SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, befo
 
 
 def share_out(config: Config) -> Config:
-    """Check the configured numbers of devices and machines, and return the configuration.
+    """Check the numbers of devices and machines in the configuration, and return the configuration.
 
-    If torchrun or srun has started this process, `trainer.devices` and `trainer.num_nodes` are set to the numbers of
-    ranks per machine and of machines that it started.
+    If torchrun or srun has started this process, the returned configuration has `trainer.devices` set to the number of
+    processes (ranks) per machine and `trainer.num_nodes` to the number of machines, as the launcher has started them.
 
     Raises:
-        InputError: the machine lacks the device, the configuration sets other numbers, the other machines were not
-            started, or the batch does not divide evenly.
+        InputError: the machine lacks the device, the launcher has started other numbers than the configuration sets, no
+            launcher has started the processes on the other machines, or the batch does not divide evenly.
     """
     trainer, launched = config.trainer, ranks.launched()
     if trainer.accelerator not in ("auto", "cpu"):
@@ -52,10 +52,16 @@ def share_out(config: Config) -> Config:
 
 
 def rows_per_device(data: DataConfig, devices: int) -> int:
-    """Return the number of windows in a forward pass on one device: a micro-batch, or the device's part of the batch.
+    """Return the number of sequences in a forward pass on one device.
+
+    The number is `data.micro_batch` if it is set; otherwise it is the batch divided by the number of devices.
+
+    Args:
+        data: the options `data.*`, with the batch and the micro-batch.
+        devices: the number of devices, over all machines.
 
     Raises:
-        InputError: the batch cannot be divided evenly into such parts.
+        InputError: the batch is not a multiple of `devices` times the micro-batch.
     """
     batch = DataConfig.batch if data.batch == "auto" else data.batch
     if batch % devices or batch // devices % (data.micro_batch or 1):
@@ -65,7 +71,9 @@ def rows_per_device(data: DataConfig, devices: int) -> int:
 
 
 def device_kind(accelerator: str) -> str:
-    """Return the kind of device for `trainer.accelerator`: `cuda`, `mps` or `cpu`.
+    """Return the kind of device that `accelerator` selects on this machine: `cuda`, `mps` or `cpu`.
+
+    `accelerator` is the value of the key `trainer.accelerator`, such as `auto` or `gpu`.
 
     Raises:
         InputError: this machine has no such device.
@@ -80,7 +88,7 @@ def device_kind(accelerator: str) -> str:
 
 
 def count_devices(config: Config) -> int:
-    """Return the number of devices of the run on this machine."""
+    """Return the number of devices that the run uses on this machine."""
     devices = config.trainer.devices
     if devices != "auto":
         return len(devices) if isinstance(devices, list) else devices
@@ -90,10 +98,11 @@ def count_devices(config: Config) -> int:
 
 
 def check_same_start(start: dict[str, Any]) -> None:
-    """Compare the `start` of all ranks, and raise an `InputError` on every rank if two differ.
+    """Compare `start` between all processes (ranks), and raise an `InputError` in every process if two of them differ.
 
-    `start` maps the names of settings, and what else must be the same at the start, such as the text and the step, to
-    plain data. The keys in `PER_MACHINE` may differ.
+    Args:
+        start: everything that must be the same when training starts, by name: the settings and, for example, the text
+            and the step. The values are plain data. The names in `PER_MACHINE` are not compared.
     """
     from torch import distributed
 
@@ -110,15 +119,15 @@ def check_same_start(start: dict[str, Any]) -> None:
 
 
 def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
-    """Run this command in one process per device, and return the exit status.
+    """Run this command in one process (rank) per device, wait for the processes, and return the exit status.
 
-    torch's launcher starts the processes, ends all of them when one fails, and passes signals on to all.
+    torch's launcher starts the processes, ends all of them when one fails, and passes signals on to all of them.
 
     Args:
         devices: the number of processes.
-        settled: overrides to add to the command line, so that all processes work on the same run.
-        way_on: returns the advice how to continue. It ends the error message if rank 0, which usually gives this
-            advice, was killed.
+        settled: `key=value` arguments to add to the command line, so that all processes work on the same run.
+        way_on: function that returns advice on how to continue the run. The advice is added to the error message if
+            rank 0 was killed, because otherwise rank 0 prints the advice itself.
     """
     from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes

@@ -15,10 +15,13 @@ EVENTS = "events.out.tfevents."  # prefix of an event file's name; its creation 
 
 
 class Curves(TensorBoardLogger):
-    """A TensorBoard logger that writes `val/` metrics to the run's subdirectory `validation`.
+    """A TensorBoard logger that writes metrics named `val/…` to the subdirectory `validation` of the run directory.
 
-    TensorBoard draws the curves of each directory in their own colour. A resumed run sets `purge_step`, its first step:
-    TensorBoard then hides what earlier processes logged from this step on.
+    TensorBoard draws the curves of each directory in a colour of its own.
+
+    Args:
+        save_dir: the run directory.
+        purge_step: the first step of a resumed run. TensorBoard hides what earlier processes logged from this step on.
     """
 
     def __init__(self, save_dir: str, purge_step: int | None = None) -> None:
@@ -31,13 +34,13 @@ class Curves(TensorBoardLogger):
                 date_back(folder)
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
-        """Log the metrics of a step, `val/` to the subdirectory `validation` and the others to the run's directory."""
+        """Log the metrics of a step: `val/…` to the subdirectory `validation`, all others to the run directory."""
         writers = {False: self.experiment, True: self.validation.experiment}
         for tag, value in metrics.items():
             writers[tag.startswith("val/")].add_scalar(tag, value, step)
 
     def save(self) -> None:
-        """Flush what was logged to the disk, so that it survives a power cut."""
+        """Write all logged values to the disk and flush them, so that they survive a power cut."""
         super().save()
         self.validation.experiment.flush()
         if ranks.rank() == 0:
@@ -46,16 +49,16 @@ class Curves(TensorBoardLogger):
                     sync(path)
 
     def finalize(self, status: str) -> None:
-        """Close the event files."""
+        """Close the event files; `status` is Lightning's, such as `success`."""
         super().finalize(status)
         self.validation.experiment.close()
 
 
 def date_back(folder: Path) -> None:
-    """Date back the event files of `folder`, by renaming them, if the newest is dated now or in the future.
+    """Rename TensorBoard's event files in `folder` to earlier dates if the newest is dated now or in the future.
 
-    Such a date means that the clock was set back. TensorBoard reads the files of a folder in the order of their names,
-    which contain their dates, and the file of the resumed run must come last.
+    TensorBoard reads the event files of a folder in the order of their names, which contain their dates, and must read
+    the file of a resumed run last. If the clock was set back since the files were written, the order would be wrong.
     """
     files, second = sorted(folder.glob(f"{EVENTS}*")), int(time.time())
     if files and files[-1].name >= f"{EVENTS}{second:010d}":
@@ -65,12 +68,12 @@ def date_back(folder: Path) -> None:
 
 
 class Csv(CSVLogger):
-    """Log as CSV to the run's subdirectory `csv`."""
+    """Lightning's CSV logger, which writes to the subdirectory `csv` of the run directory, `save_dir`."""
 
     def __init__(self, save_dir: str) -> None:
         super().__init__(save_dir, name="csv")
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
-    """Return the Trainer's TensorBoard loggers."""
+    """Return the TensorBoard loggers among the Trainer's loggers."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -1,4 +1,4 @@
-"""The devices of a run, their peak FLOP/s, and the conditions that its results depend on."""
+"""The devices of a run, their peak FLOP/s, and everything that the results of the run depend on."""
 
 import hashlib
 import json
@@ -39,17 +39,23 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices that a run uses."""
+    """The devices that a run uses.
+
+    Attributes:
+        device: the kind of the devices: cuda, mps or cpu.
+        devices: the number of devices, over all machines.
+    """
 
     device: str  # cuda, mps or cpu
     devices: int  # over all machines
 
 
 def find_machine(config: Config) -> Machine:
-    """Return the machine of a run.
+    """Return the kind and the number of the devices that the run uses.
 
     Raises:
-        InputError: the machine lacks the configured device, or `minutes` is set for a run on several devices.
+        InputError: the machine lacks the configured device, a list of devices is set for CPUs, or a time limit
+            (`minutes=N`) is set for a run on several devices.
     """
     trainer, device = config.trainer, device_kind(config.trainer.accelerator)
     if device == "cpu" and isinstance(trainer.devices, list):
@@ -61,9 +67,10 @@ def find_machine(config: Config) -> Machine:
 
 
 def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
-    """Return everything that the results of a run depend on, bit for bit: name -> plain data.
+    """Return everything that the results of a run depend on, bit for bit, as name -> plain data.
 
-    Checkpoints contain it, and a run resumes only if it is the same, unless `allow=` names what may differ.
+    The names are the keys of the settings and, for example, `text`, `torch` and `device`. Checkpoints contain this
+    dict, and a run resumes only if the dict is the same, unless the key `allow` lists the names that differ.
     """
     vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
     device = machine.device
@@ -83,13 +90,21 @@ def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
 
 
 def untrained(config: ModelConfig, vocabulary: int) -> GPT:
-    """Return a model on the meta device, without values: enough to count its weights and operations."""
+    """Return a model without values, on the meta device, to count its parameters and FLOPs.
+
+    Args:
+        config: the configuration of the model.
+        vocabulary: the number of tokens in the vocabulary.
+    """
     with torch.device("meta"):
         return GPT(config, vocabulary)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the peak FLOP/s of a device for matrix products in this precision, from `TFLOPS`; None if unknown."""
+    """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`; None if it is unknown.
+
+    `precision` is Lightning's name of the precision, such as `bf16-mixed`.
+    """
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     for pattern, (bf16, fp32) in TFLOPS.items():
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower

@@ -1,4 +1,4 @@
-"""Refuse a model that cannot fit into memory, and say what to lower when a step has run out of it."""
+"""Refuse a model that cannot fit into memory, and say which settings to lower after an out-of-memory error."""
 
 import math
 import os
@@ -10,9 +10,14 @@ LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or mod
 
 
 def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
-    """Raise an `InputError` if weights, gradients and optimizer state need more memory than there is.
+    """Raise an `InputError` if weights, gradients and optimizer state need more memory than the device has.
 
     Without this check, Linux might kill other programs before the run itself fails.
+
+    Args:
+        model: the configuration of the model.
+        vocabulary: the number of tokens in the vocabulary.
+        device: the kind of device: cuda, mps or cpu.
     """
     there = available(device)
     weights = sum(math.prod(shape) for _, shape in model.shapes(vocabulary))
@@ -23,7 +28,10 @@ def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
 
 
 def available(device: str) -> float:
-    """Return how many bytes of memory this process can use on a device: cuda, mps or cpu; infinity if unknown."""
+    """Return the number of bytes of memory that this process can use on a device; infinity if the number is unknown.
+
+    `device` is the kind of device: cuda, mps or cpu.
+    """
     if device == "cuda":
         import torch
 

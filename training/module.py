@@ -25,33 +25,38 @@ from training.launch import check_same_start
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
-    """Return the seed of the dropout masks of one forward pass.
+    """Return the random seed of the dropout masks of one forward pass.
 
-    It depends only on the arguments, the seed of the run and three numbers from 0: the optimizer step, the micro-batch
-    in this step, and the rank. So a resumed run draws the same masks.
+    The result depends only on the arguments, so a resumed run draws the same masks as an uninterrupted one.
+
+    Args:
+        seed: the seed of the run.
+        step: the optimizer step, counted from 0.
+        micro_batch: the micro-batch within the step, counted from 0.
+        rank: the process (rank), counted from 0.
     """
     digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 class LitGPT(L.LightningModule):
-    """A `GPT` with its loss, optimizer and validation.
+    """A `GPT` with its loss, optimizer and validation, as a LightningModule.
 
-    One Lightning batch is one optimizer step. This class, not Lightning, splits it into micro-batches, so that a run
-    stops only between two optimizer steps.
+    One Lightning batch is one optimizer step. This class, not Lightning, splits the batch into micro-batches, so that a
+    run stops only between two optimizer steps.
 
     Args:
         config: the configuration of the run.
         tokenizer: the tokenizer of the run's text.
-        data: a description of the text, plain data, for checkpoints.
-        conditions: what the results depend on (`training.machine.conditions`), plain data, for checkpoints.
-        start: the run's name and the step at which training starts. It must be the same on all ranks, and so must
-            `conditions`.
+        data: a description of the text as plain data, which checkpoints contain.
+        conditions: everything that the results depend on (`training.machine.conditions`), which checkpoints contain. It
+            must be the same in all processes (ranks).
+        start: the run's name and the step at which training starts. It must be the same in all processes.
     """
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:
-        """Raise an `InputError`, because a checkpoint does not contain this module's arguments."""
+        """Raise an `InputError`, because a checkpoint does not contain the arguments of this class."""
         raise InputError(f"use gpt.load({str(checkpoint_path)!r}), which returns the model and its tokenizer")
 
     def __init__(
@@ -92,9 +97,10 @@ class LitGPT(L.LightningModule):
                 state["step"] = state["step"].to(self.device)
 
     def _compile_blocks(self) -> None:
-        """Mark each block to be compiled at its next forward pass in training.
+        """Mark each block of the model to be compiled at its next forward pass in training.
 
-        Each block is compiled on its own, so that equal blocks share the code, and names in checkpoints do not change.
+        Each block is compiled separately, so that equal blocks share the code and parameter names in checkpoints do not
+        change.
         """
         # With this option, Inductor selects kernels by a fixed rule rather than by timing them.
         deterministic = torch.are_deterministic_algorithms_enabled()
@@ -104,7 +110,10 @@ class LitGPT(L.LightningModule):
         torch.compiler.set_stance("force_eager")
 
     def compile_training_step(self, rows: int) -> None:
-        """Compile the forward and backward pass for micro-batches of `rows` windows, by running both once on zeros."""
+        """Compile the forward and backward pass of a micro-batch, by running both passes once on zeros.
+
+        `rows` is the number of sequences in the micro-batch.
+        """
         self._compile_blocks()
         windows = torch.zeros(rows, self.model_config.context + 1, dtype=torch.int64, device=self.device)
         self._loss(windows).backward()
@@ -112,19 +121,24 @@ class LitGPT(L.LightningModule):
 
     @property
     def max_steps(self) -> int | None:
-        """Number of steps of the run; None while a run with `minutes` has not chosen it."""
+        """Number of optimizer steps of the run; None if the run has a time limit and has not chosen the number yet."""
         return self.trainer.max_steps if self.trainer.max_steps > 0 else None
 
     @property
     def asynchronous(self) -> bool:
-        """Whether the device is asynchronous, so that reading a result blocks."""
+        """Whether operations on the device are asynchronous, so that reading a result waits for them."""
         return self.device.type == "cuda"
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:
-        """Take one optimizer step on this device's rows of the batch, (rows, context + 1) int64.
+        """Take one optimizer step and return {"loss": mean loss over the batches of all devices, in nats per token}.
 
-        Return the mean `loss` over all devices' rows in nats per token. A loss or gradient norm that is NaN or infinite
-        raises `Diverged` before the weights change; on an asynchronous device, `read` raises it later.
+        Args:
+            batch: the tokens of this device's sequences, (rows, context + 1) int64.
+            _: Lightning's index of the batch, which is not used.
+
+        Raises:
+            Diverged: the loss or the gradient norm is NaN or infinite; the weights are unchanged. On an asynchronous
+                device, `read` raises this error later.
         """
         step = self.global_step
         optimizer = self.optimizers()
@@ -143,9 +157,11 @@ class LitGPT(L.LightningModule):
         return {"loss": loss}
 
     def gradients(self, batch: Tensor) -> Tensor:
-        """Compute the gradients of a batch, (rows, context + 1), one micro-batch after the other.
+        """Compute the gradients of a batch, one micro-batch after the other, and return the mean loss of the batch.
 
-        Return the mean loss of the batch in nats per token, ().
+        The mean loss is in nats per token, ().
+
+        `batch` contains the tokens of this device's sequences, (rows, context + 1) int64.
         """
         micro_batches, model = batch.split(self.micro_batch or len(batch)), self.trainer.model
         loss = torch.zeros((), device=self.device)
@@ -160,7 +176,7 @@ class LitGPT(L.LightningModule):
         return loss
 
     def _loss(self, rows: Tensor) -> Tensor:
-        """Return the mean loss in nats per token: (rows, context + 1) int64 -> ().
+        """Return the mean loss of token sequences in nats per token: (rows, context + 1) int64 -> ().
 
         The first `context` tokens of each row are the inputs, the last `context` tokens the targets.
         """
@@ -169,10 +185,12 @@ class LitGPT(L.LightningModule):
         return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
     def read(self) -> list[tuple[int, float, float]]:
-        """Return a tuple for each step since the last call: step from 0, loss, gradient norm before clipping.
+        """Return (step counted from 0, loss, gradient norm before clipping) for each training step since the last call.
 
-        This waits for a GPU, once for all steps. If a value is NaN or infinite, raise `Diverged`; later steps may have
-        changed the weights by then.
+        If the device is asynchronous, this waits until it has computed all these steps.
+
+        Raises:
+            Diverged: a loss or gradient norm is NaN or infinite; later steps may already have changed the weights.
         """
         unread, self.unread = self.unread, []
         if not unread:
@@ -192,7 +210,7 @@ class LitGPT(L.LightningModule):
     def on_validation_epoch_start(self) -> None:
         """Prepare to validate in fp32, as score.py does.
 
-        If the weights are not stored in fp32, `validation_step` uses a copy of the model whose weights are.
+        If the weights are stored in another precision, `validation_step` uses an fp32 copy of the model.
         """
         self.totals, net = torch.zeros(4, dtype=torch.float64), self.net
         if net.head.weight.dtype != torch.float32:
@@ -200,13 +218,24 @@ class LitGPT(L.LightningModule):
         self.exact_logits = net.__call__  # a method, because Lightning would save the weights of a module
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
-        """Add the loss of one batch of windows to the totals, computed in fp32; for a batch see `gpt.evaluation`."""
+        """Add the losses of one batch, computed in fp32, to the totals of this validation.
+
+        Args:
+            batch: the inputs, the targets and a mask of the targets that count; see `gpt.evaluation`.
+            _: Lightning's index of the batch, which is not used.
+        """
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
             self.totals += window_totals(self.exact_logits(inputs), targets, counted, self.token_sizes)
 
     def on_validation_epoch_end(self) -> None:
-        """Sum the losses over all devices and log `val/loss`, `val/bpc` and `val/bpb`."""
+        """Sum the losses over all devices, and log `val/loss` in nats per token, `val/bpc` and `val/bpb`.
+
+        `val/bpc` is in bits per character, `val/bpb` in bits per byte.
+
+        Raises:
+            Diverged: the loss is NaN or infinite.
+        """
         del self.exact_logits
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
@@ -223,7 +252,10 @@ class LitGPT(L.LightningModule):
             logger.log_metrics(values, step=self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add the description of the model and the run to the checkpoint; see `gpt.training_checkpoint`."""
+        """Add descriptions of the model, the text and the last validation to the dict `checkpoint`.
+
+        The format is described in `gpt.training_checkpoint`.
+        """
         score = self.score if self.scored_step == self.global_step else None
         checkpoint |= {
             "format": CHECKPOINT_FORMAT,

@@ -16,10 +16,13 @@ NUM_ROWS = 20  # operators in the table
 
 
 class StepProfiler(L.Callback):
-    """Records `NUM_STEPS` training steps, logs a table of their operators and writes a trace for Perfetto to `path`.
+    """Profiles `NUM_STEPS` training steps, logs a table of the operators and writes a trace that Perfetto can display.
 
-    A validation or the end of the run ends the recording early. This callback must come before callbacks that save
-    checkpoints, so that it does not record the saving.
+    A validation or the end of the run ends the profiling early. This callback must come before callbacks that save
+    checkpoints, so that saving is not profiled.
+
+    Args:
+        path: the file for the trace.
     """
 
     def __init__(self, path: Path) -> None:

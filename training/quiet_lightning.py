@@ -1,4 +1,4 @@
-"""Hide messages of Lightning, torch and TensorBoard that do not apply to our runs."""
+"""Hide messages of Lightning, torch and TensorBoard that do not concern the user of train.py."""
 
 import logging
 import threading
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
-    """In this context, hide Lightning's tips, and the warnings and errors in threads that do not apply to our runs."""
+    """Context manager that hides Lightning's tips, harmless warnings, and failed writes in TensorBoard's threads."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
     thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
@@ -36,9 +36,12 @@ def _ignore_warnings() -> None:
 
 
 def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
-    """Print the error that has ended a thread, as `threading.excepthook` does, but not a failed write of TensorBoard.
+    """Print the error that has ended a thread, like `threading.excepthook`, except a failed write of TensorBoard.
 
-    The next call of TensorBoard raises the error of a failed write in the main thread.
+    A failed write needs no message here, because the next call of TensorBoard raises its error in the main thread.
+
+    Args:
+        of: the thread and its exception, as Python passes them to `threading.excepthook`.
     """
     writer = type(of.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
     if not (writer and issubclass(of.exc_type, OSError)):

@@ -42,7 +42,10 @@ NUM_COMPARED = 20  # samples that are compared with the training text
 
 
 class EvaluatedModel(NamedTuple):
-    """A model of a run with its score on the validation split."""
+    """A model of a run with its score on the validation split, as the tuple (step, score, model).
+
+    `step` is the number of optimizer steps after which the model was saved.
+    """
 
     step: int
     score: Score
@@ -50,9 +53,13 @@ class EvaluatedModel(NamedTuple):
 
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
-    """Return a model's score on `count` tokens of the validation split, evenly spread over the split.
+    """Return the score of a model on `count` tokens of the validation split, which are evenly spread over the split.
 
-    `which` is "best" or "last", the name of the model's checkpoint in the progress display.
+    Args:
+        plan: the plan of the run.
+        model: the model to evaluate.
+        count: the number of tokens.
+        which: "best" or "last", the name of the model in the progress display.
     """
     tokens, tokenizer, context = plan.text.validation, plan.text.tokenizer, plan.config.model.context
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
@@ -68,16 +75,16 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
 def evaluate_models(
     plan: RunPlan, contents: dict[str, Any], scored: Score | None
 ) -> tuple[EvaluatedModel, EvaluatedModel]:
-    """Evaluate the best and the last model on the validation split, write both model files, and return both models.
+    """Evaluate the best and the last model on the validation split, write both model files, and return (best, last).
 
-    Validations during training, on a part of the split, have chosen the best model. If the last model is better here,
-    it is returned and written as the best, too. The whole split is evaluated, unless the run was trained on fewer
-    tokens than the split contains.
+    The best model was chosen by validations during training, each on a part of the split. If the last model has a lower
+    loss here, it is returned and written as the best model, too. The whole split is evaluated, unless the run was
+    trained on fewer tokens than the split contains.
 
     Args:
         plan: the plan of the run.
         contents: the contents of the last checkpoint.
-        scored: the score of the last model, if the last validation evaluated the whole split.
+        scored: the score of the last model if the last validation evaluated the whole split; otherwise None.
     """
     context, data, step = plan.config.model.context, plan.config.data, contents["global_step"]
     count = num_validated(len(plan.text.validation), step * data.batch * context, last=True, most=data.val_tokens)
@@ -107,7 +114,12 @@ def evaluate_models(
 
 
 def write_missing(plan: RunPlan) -> None:
-    """Write the results of a resumed run that has no steps left, if they are missing, and log how to train it further.
+    """Write the results of a resumed run that has no steps left, if it has no results yet.
+
+    Log how to train the run further.
+
+    Args:
+        plan: the plan of the run, with the checkpoint from which it resumes.
 
     Raises:
         InputError: `trainer.max_steps` is lower than the number of steps that the run has taken.
@@ -135,12 +147,16 @@ def write_missing(plan: RunPlan) -> None:
 
 
 def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], scored: Score | None = None) -> None:
-    """Evaluate the models and write all results; for `contents` and `scored` see `evaluate_models`.
+    """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html.
 
-    The fields about training in `summary` must already be set.
+    Args:
+        plan: the plan of the run.
+        summary: the contents of summary.json, in which the fields about training are already set.
+        contents: the contents of the last checkpoint.
+        scored: the score of the last model if the last validation evaluated the whole split; otherwise None.
 
     Raises:
-        RunFailed: the model predicts no better than guessing; everything is written first.
+        RunFailed: the model predicts no better than guessing. All results are written first.
     """
     run, config, record = plan.directory, plan.config, TrainingRecord.of(contents["callbacks"])
     best, last = evaluate_models(plan, contents, scored)
@@ -172,12 +188,17 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None, str]:
     """Generate samples of a model, and find the longest passages that they copy from the training text.
 
-    The samples continue two prompts from the validation text. If the text is divided into documents, they are whole
-    documents instead.
+    Two samples are shown: they continue two prompts from the validation text or, if the text is divided into documents,
+    are whole documents. `NUM_COMPARED` more samples are only compared with the training text.
+
+    Args:
+        plan: the plan of the run.
+        model: the model that generates.
 
     Returns:
-        The samples, each [temperature, prompt, text]; the value of `Summary.copies`, None if nothing was compared; and
-        a line about the longest passage that these samples copy, or why nothing was compared.
+        The shown samples, each [temperature, prompt, text]; the value of `Summary.copies`, None if no sample was
+        compared;
+        and a line about the longest passage that a shown sample copies, or why no sample was compared.
     """
     tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH
@@ -200,10 +221,16 @@ def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str,
 def write_report(
     plan: RunPlan, summary: Summary, record: TrainingRecord, model: GPT, samples: list[list[Any]]
 ) -> Path | None:
-    """Write report.html and return its path.
+    """Write report.html into the run directory and return its path.
 
-    If this fails, the error is only logged and None is returned, because the run itself has succeeded. `samples` are
-    those of `write_samples`.
+    If writing the report fails, the error is only logged and None is returned, because the run itself has succeeded.
+
+    Args:
+        plan: the plan of the run.
+        summary: the contents of summary.json.
+        record: what the callbacks recorded during training, such as the losses.
+        model: the best model.
+        samples: the samples to show, each [temperature, prompt, text].
     """
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
     try:

@@ -24,7 +24,15 @@ if TYPE_CHECKING:
 def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
     """Find and lock the run to resume; return its configuration, changed by the command line, and its directory.
 
-    If there is nothing to resume, return `config`, which Hydra composed for `command`, and None.
+    If no run is to be resumed, return `config` and None.
+
+    Args:
+        command: the parsed command line.
+        config: the configuration that Hydra composed for `command`, as for a new run.
+
+    Raises:
+        InputError: the run to resume does not exist, is invalid or is in use; or, for a new run, the name is taken or
+            `allow` is set.
     """
     literals = dict(command.literals)
     if config.resume is None and ranks.restarted():  # a restart repeats the command line of the first start
@@ -54,7 +62,9 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
 
 
 def newest_unfinished(command: Command) -> Path:
-    """Return the directory of the newest unfinished run that can be resumed, and log why newer ones cannot.
+    """Return the directory of the newest unfinished run that can be resumed, and log why newer unfinished runs cannot.
+
+    `command` is the parsed command line, which may name a text for the resumed run.
 
     Raises:
         InputError: no unfinished run can be resumed; the message says why each of them cannot.
@@ -81,9 +91,11 @@ def newest_unfinished(command: Command) -> Path:
 
 
 def why_not(run: Path, command: Command) -> str:
-    """Return why a run cannot be resumed (damage, a missing text, a changed config.yaml); empty if it can.
+    """Return why the run in the directory `run` cannot be resumed; "" if it can.
 
-    A text at a URL is not opened, because the network may be back by the time the run needs it.
+    Reasons are damaged files, a missing text, or an edited config.yaml that does not fit the checkpoint. A text at a
+    URL is not opened, because the network may be back by the time the run needs it. If `command`, the parsed command
+    line, sets a key of `data`, the run's text is not opened, either.
     """
     from data.corpus import of_run, open_corpus  # loads the readers of tables and archives
 
@@ -108,7 +120,17 @@ def why_not(run: Path, command: Command) -> str:
 
 
 class ResumePoint:
-    """A valid checkpoint from which a run resumes; it was saved after `step` optimizer steps."""
+    """A valid checkpoint from which a run resumes.
+
+    Attributes:
+        path: the file of the checkpoint.
+        step: the number of optimizer steps after which it was saved.
+        record: what the callbacks recorded during training, such as the losses.
+        conditions: everything that the results depend on (`training.machine.conditions`), when the checkpoint was
+            saved.
+        extra_chars: characters that the vocabulary contains besides those of the text.
+        texts_read: the texts on which the model was trained before this run.
+    """
 
     def __init__(self, path: Path, contents: dict[str, Any], record: "TrainingRecord") -> None:
         self.path, self.step, self.record = path, contents["global_step"], record
@@ -117,16 +139,19 @@ class ResumePoint:
         self._contents: dict[str, Any] | None = contents
 
     def take(self) -> dict[str, Any]:
-        """Return the checkpoint's contents and release them, so that they do not stay in memory for the whole run."""
+        """Return the contents of the checkpoint and drop the reference to them; this works only once.
+
+        So the contents do not stay in memory for the whole run.
+        """
         contents, self._contents = self._contents, None
         assert contents
         return contents
 
 
 def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
-    """Return the newest valid checkpoint in `directory`, None if there is none.
+    """Return the newest valid checkpoint in `directory`, and a message for each newer checkpoint that is damaged.
 
-    Also return a list with one line for each damaged checkpoint that is newer.
+    The first element of the tuple is None if no checkpoint is valid; the second is the list of messages.
     """
     from gpt.model_file import CheckpointError
     from gpt.training_checkpoint import TrainingRecord, read  # loading torch takes a second
@@ -143,12 +168,16 @@ def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
 
 
 def find_point(run: Path, resume: str) -> ResumePoint | None:
-    """Return the newest valid checkpoint of a run, None if the run has none yet; log each newer, damaged one.
+    """Return the newest valid checkpoint of a run, or None if the run has no checkpoint yet.
 
-    `resume` is the value of the key `resume`, which may name a checkpoint.
+    Each newer checkpoint that is damaged is logged.
+
+    Args:
+        run: the directory of the run.
+        resume: the value of the key `resume`, which names the run or its newest checkpoint.
 
     Raises:
-        CheckpointError: none is valid, or `resume` names a checkpoint that is not the newest valid one.
+        CheckpointError: no checkpoint is valid, or `resume` names a checkpoint that is not the newest valid one.
     """
     from gpt.model_file import CheckpointError
 
@@ -170,13 +199,17 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 
 
 def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
-    """Check that a resumed run can continue under the conditions `now`, then remove the leftovers of killed processes.
+    """Check that the results of a resumed run will be the same, then remove the unfinished files of killed processes.
 
-    The conditions are those of `training.machine.conditions`. They must be the same as in the checkpoint or, without a
-    checkpoint, as in config.yaml.
+    Args:
+        run: the directory of the run.
+        now: everything that the results depend on in this process (`training.machine.conditions`), by name.
+        point: the checkpoint to resume from, whose conditions must equal `now`. If it is None, the settings in
+            config.yaml must equal those in `now`.
+        allow: the names that may differ; a difference is then only logged.
 
     Raises:
-        InputError: a condition that is not in `allow` differs.
+        InputError: a name that is not in `allow` differs.
     """
     before = point.conditions if point else {**now, **settings(read_config(run))}
     if differing := check_unchanged(before, now, allow, run):
@@ -185,6 +218,6 @@ def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, 
 
 
 def remove_leftovers(run: Path) -> None:
-    """Remove the unfinished files of killed processes from a run directory."""
+    """Remove the unfinished files of killed processes from the run directory `run`."""
     for folder in (run, run / "checkpoints"):
         remove_unfinished(folder)

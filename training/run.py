@@ -28,11 +28,15 @@ if TYPE_CHECKING:
 
 
 def main(command: Command, config: Config, started: float) -> int:
-    """Train and evaluate a run and write its report; return the exit status.
+    """Train and evaluate a run and write its report; return the exit status of the process.
 
-    With one device, the run trains in this process. With several devices, this process starts another one for each
-    device and waits for them. `config` is what Hydra composed for `command`, and `started` is `time.perf_counter()`
-    when the process began.
+    If the run uses one device, it trains in this process. If it uses several devices, this process starts another
+    process for each device and waits for them.
+
+    Args:
+        command: the parsed command line.
+        config: the configuration that Hydra composed for `command`.
+        started: value of `time.perf_counter()` when the process began.
     """
     config, run = find_run(command, config)
     config = share_out(config)
@@ -51,9 +55,13 @@ def main(command: Command, config: Config, started: float) -> int:
 
 
 def settle(command: Command, config: Config, resumed: Path | None, started: float) -> "RunPlan":
-    """Return the plan of a run: its checkpoint, text and machine, and a configuration with every `auto` replaced.
+    """Return the plan of a run: its text, devices and checkpoint, and a configuration in which each `auto` is replaced.
 
-    `resumed` is the directory of the run to resume, None for a fresh run.
+    Args:
+        command: the parsed command line.
+        config: the configuration of the run, in which values may be `auto`.
+        resumed: the directory of the run to resume; None for a new run.
+        started: value of `time.perf_counter()` when the process began.
     """
     resume, allow = config.resume, config.allow
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
@@ -102,10 +110,10 @@ def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path |
 
     Args:
         config: the configuration of the run.
-        given: whether the command line sets a key of `data`. If not, the path of a resumed run's text comes from its
-            config.yaml, so an error also names this file.
+        given: whether the command line sets a key of `data`. If it does not, the path of a resumed run's text comes
+            from the run's config.yaml, so an error message also names this file.
         extra_chars: characters that the vocabulary must contain besides those of the text.
-        resumed: the directory of the run to resume; None for a fresh run.
+        resumed: the directory of the run to resume; None for a new run.
     """
     from data.corpus import of_run
     from data.text import open_text

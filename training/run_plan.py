@@ -15,7 +15,13 @@ from training.resume import ResumePoint
 
 
 class Beginning(Enum):
-    """Whether a run is new or resumed, which decides whether its directory may exist and what its configuration is."""
+    """How a run begins, which decides whether its directory may already exist and where its configuration comes from.
+
+    Attributes:
+        NEW: a new run, whose directory must not exist yet.
+        FIRST: `resume=auto` has found no run to continue, so a new run begins, whose directory may already exist.
+        RESUMED: a resumed run, whose configuration is its config.yaml, changed by the command line.
+    """
 
     NEW = "the directory must not exist yet"
     FIRST = "resume=auto found nothing to continue; the directory may exist"
@@ -24,7 +30,18 @@ class Beginning(Enum):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything that is fixed before the first step; `settle` in `training/run.py` creates it."""
+    """Everything that is fixed before the first step of a run; `settle` in `training/run.py` creates it.
+
+    Attributes:
+        directory: the run directory, runs/<name>/.
+        choice: the configuration in which each `auto` is replaced, and the reasons for the chosen values.
+        text: the text of the run.
+        machine: the devices of the run.
+        init_model: the trained model from which a new run starts (`init_from=`); None without one.
+        resume_point: the checkpoint from which a resumed run continues; None without one.
+        beginning: whether the run is new or resumed.
+        started: value of `time.perf_counter()` when the process began.
+    """
 
     directory: Path  # runs/<name>/
     choice: Choice
@@ -37,20 +54,28 @@ class RunPlan:
 
     @property
     def config(self) -> Config:
-        """The configuration; only with `minutes`, `trainer.max_steps` and `val_check_interval` may still be `auto`."""
+        """The configuration of the run, in which each `auto` is replaced by a value.
+
+        Only if the run has a time limit (`minutes=N`) may `trainer.max_steps` and `trainer.val_check_interval` still be
+        `auto`.
+        """
         return self.choice.config
 
     @property
     def notes(self) -> list[str]:
         """Lines to log at the start of the run.
 
-        They name the model that the run starts from, if any, and what was chosen for `auto`, unless the run is resumed.
+        If the run starts from a trained model, the first line names the model. If the run is new, the other lines say
+        which values were chosen for `auto`.
         """
         start = [self.init_model.describe(self.text.tokenizer.vocabulary)] if self.init_model else []
         return [*start, *([] if self.beginning is Beginning.RESUMED else self.choice.notes)]
 
     def with_steps(self, steps: int) -> "RunPlan":
-        """Return the plan with `trainer.max_steps=steps`, which a run with `minutes` chooses while it trains."""
+        """Return a copy of the plan with `trainer.max_steps` set to `steps`.
+
+        This is for a run with a time limit (`minutes=N`), which chooses its number of steps while it trains.
+        """
         if self.config.trainer.max_steps == steps:
             return self
         config = replace(self.config, trainer=replace(self.config.trainer, max_steps=steps))
@@ -58,15 +83,18 @@ class RunPlan:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """Everything that the results depend on bit for bit; see `training.machine.conditions`."""
+        """Everything that the results of the run depend on, bit for bit, as name -> plain data.
+
+        It is the result of `training.machine.conditions`.
+        """
         return conditions(self.config, self.text, self.machine)
 
     @property
     def is_over(self) -> bool:
-        """Whether the run is resumed but has no steps left.
+        """Whether a resumed run has no steps left.
 
-        That is so if it has reached max_steps, or if a callback, such as early stopping, has ended it and the
-        configuration still has the same callbacks.
+        A run has no steps left if it has reached max_steps, or if a callback, such as early stopping, has ended it and
+        the configuration still contains the same callbacks.
         """
         if not (point := self.resume_point):
             return False

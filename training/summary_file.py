@@ -1,4 +1,4 @@
-"""Write summary.json, also when training ends early, and select the settings that TensorBoard compares."""
+"""Write summary.json, also when training ends early, and select the settings that TensorBoard compares between runs."""
 
 import json
 import os
@@ -32,15 +32,41 @@ CODE = Path(__file__).parents[1]
 
 @dataclass
 class Summary:
-    """The fields of summary.json; unknown ones are null.
+    """The contents of summary.json, in which unknown values are null. Losses are in nats per token.
 
-    `text_sha256` is the hash of the text's file or, for several, of their names and hashes. `notes` describe the text.
-    Losses are in nats per token, bpc and bpb in bits per character and per byte. For comparison, `guessing_loss` is the
-    loss if all tokens are equally likely, and `counting_loss` that of n-grams of length `counting_order`
-    (`data.ngrams`). `copies` describes the longest passages that samples of the best model share with the training
-    text: `median` and `longest` in tokens, of `samples` texts of `length` tokens at `temperature`. `validations` maps
-    the step of each validation to its loss, for the page of a sweep. `commit` is the git commit of the code, with
-    `-dirty` if its files differ from it. `score.py --split test` adds `test_loss` and `test_bpc`.
+    Attributes:
+        status: running, finished, interrupted, diverged or failed.
+        begun: when the run was first started, as an ISO 8601 time in UTC.
+        text: the name of the text.
+        text_sha256: hash of the text's file; for several files, hash of their names and hashes.
+        notes: remarks about the text.
+        val_loss: validation loss of the best model.
+        val_bpc: the same in bits per character.
+        val_bpb: the same in bits per byte.
+        guessing_loss: the validation loss if all tokens are equally likely, for comparison.
+        counting_loss: the validation loss of an n-gram model (`data.ngrams`), for comparison.
+        counting_order: the length n of these n-grams.
+        copies: the longest passages that samples share with the training text: their `median` and `longest` length in
+            tokens, and the number of `samples`, their `length` in tokens and their `temperature`.
+        best_step: the step of the best model.
+        last_val_loss: validation loss of the last model.
+        test_loss: loss on the test split, which `score.py --split test` adds.
+        test_bpc: the same in bits per character.
+        evaluation: how the validation loss was measured, such as the context length.
+        steps: number of optimizer steps taken.
+        characters: number of tokens on which the model was trained, repetitions included.
+        epochs: how often the training text was read.
+        seconds: duration of the training, including validations and checkpoints.
+        characters_per_second: training speed in tokens per second.
+        mfu: model FLOPs utilization, the fraction of the devices' peak FLOP/s.
+        init_from: the trained model from which the run started.
+        parameters: number of parameters of the model.
+        precision: precision of the training, such as bf16-mixed.
+        device: cuda, mps or cpu.
+        seed: the random seed.
+        versions: versions of Python, torch, Lightning and NumPy.
+        commit: git commit of the code, with `-dirty` if the files differ from it.
+        validations: the loss of each validation, by step.
     """
 
     status: str
@@ -76,7 +102,13 @@ class Summary:
     validations: dict[int, float] | None = None
 
     def set_training(self, plan: RunPlan, step: int, record: TrainingRecord) -> None:
-        """Set the fields about the training, which has taken `step` steps and recorded `record`."""
+        """Set the fields about training, such as `steps` and `seconds`.
+
+        Args:
+            plan: the plan of the run.
+            step: the number of optimizer steps taken.
+            record: what the callbacks recorded during training.
+        """
         config = plan.config
         per_step = config.data.batch * config.model.context
         model = untrained(config.model, plan.text.tokenizer.size)
@@ -96,7 +128,11 @@ class Summary:
     def set_scores(self, best: Score, last: Score, best_step: int, plan: RunPlan) -> None:
         """Set the fields about the scores of the best and the last model on the validation split.
 
-        `best_step` is the step of the best model.
+        Args:
+            best: the score of the best model.
+            last: the score of the last model.
+            best_step: the step of the best model.
+            plan: the plan of the run.
         """
         self.val_loss, self.val_bpc, self.val_bpb = best.loss, best.bpc, best.bpb
         self.best_step, self.last_val_loss = best_step, last.loss
@@ -105,7 +141,10 @@ class Summary:
 
 
 def commit() -> str | None:
-    """Return the git commit of this code, with `-dirty` if files differ; None outside a repository or without git."""
+    """Return the git commit of this code, with `-dirty` if its files differ from the commit.
+
+    Return None if the code is not in a git repository, or if git cannot be run.
+    """
     git = ["git", "-C", str(CODE), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # write nothing, not even a refreshed index
     try:
@@ -118,9 +157,14 @@ def commit() -> str | None:
 
 @contextmanager
 def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Summary]:
-    """In this context the run trains; when it ends, by an error or not, write summary.json with the status of the run.
+    """Context manager for training: when it ends, by an error or not, write summary.json with the run's status.
 
-    Yield the summary. Its fields about the training are set when the context ends. `metrics` is the callback `Metrics`.
+    Yield the summary, whose fields about training are set when the context ends.
+
+    Args:
+        plan: the plan of the run.
+        metrics: the callback `Metrics`, whose progress display is removed at the end.
+        trainer: the Trainer, whose callbacks have recorded the training.
     """
     summary = Summary("failed")
     last = plan.directory / "checkpoints/last.ckpt"
@@ -146,13 +190,16 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
 
 
 def write_summary(run: Path, summary: Summary) -> None:
-    """Write summary.json into the directory `run`; if the run is resumed, `begun` stays the time of its first start."""
+    """Write `summary` to summary.json in the run directory `run`, and set its field `begun`.
+
+    If the run is resumed, `begun` stays the time of its first start; otherwise it becomes the present time.
+    """
     summary.begun = run_directory.summary_of(run).get("begun") or datetime.now(UTC).isoformat()
     write_text(run / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
 
 
 def hyperparameters(config: Config) -> dict[str, Any]:
-    """Return the settings that influence the result, by key, for TensorBoard's HPARAMS tab."""
+    """Return the settings that influence the result of a run, as key -> value, for TensorBoard's HPARAMS tab."""
     values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
     kept = {*settings(config), *PATHS, "trainer.max_steps"}
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}

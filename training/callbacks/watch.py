@@ -43,7 +43,8 @@ class Watch(L.Callback):
     """Generates sample texts at each validation and plots the model's attention and surprisal on a passage of the text.
 
     The prompts, the random seed and the passage are the same at each validation, so that validations can be compared.
-    The samples and plots go to TensorBoard; a run without loggers has none.
+    The samples go to TensorBoard and into checkpoints, the plots only to TensorBoard. If the run has no logger, this
+    callback does nothing.
 
     Args:
         config: the options `watch.*`: whether to plot, which attention heads, and the length of the samples.

@@ -47,8 +47,8 @@ def choose_compile(asked: str, device: str, seconds: float, compiled_before: boo
     """Return whether to use torch.compile, as `true` or `false`, and the reason.
 
     Args:
-        asked: the value of the key `compile`. If it is `auto`, the answer is `true` on a CUDA GPU. On a CPU it is
-            `true` if `seconds` is at least `COMPILE_FROM`, or if `compiled_before` is true.
+        asked: the value of the key `compile`. `auto` becomes `true` only on Linux with a C++ compiler and Python.h:
+            always on a CUDA GPU, and on a CPU if `seconds` is at least `COMPILE_FROM` or `compiled_before` is true.
         device: the kind of device: cuda, mps or cpu.
         seconds: the expected duration of the run.
         compiled_before: whether the compiled code is already in torch's cache.
