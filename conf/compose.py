@@ -1,4 +1,4 @@
-"""Compose the configuration of a run with Hydra: of a fresh run from conf/, of a resumed one from its config.yaml."""
+"""Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml."""
 
 import copy
 import re
@@ -32,12 +32,16 @@ Literals = Mapping[str, str | None]
 
 
 def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[str, Any] | None = None) -> Config:
-    """Compose the configuration of a fresh run.
+    """Compose the configuration of a new run from the defaults, the presets and the command line.
 
     Args:
-        settings: the part of the command line that Hydra parses: presets, and values of keys.
-        literals: values that Hydra does not parse, by key.
-        trained: settings of a trained model by group, which replace the schema's defaults.
+        settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
+        literals: the values from the command line that Hydra does not parse, such as paths, by key.
+        trained: settings of the trained model from which the run starts, as configuration group -> key -> value. They
+            replace the defaults. None without such a model.
+
+    Raises:
+        InputError: a value is invalid, or two settings contradict each other.
     """
     with _one_line():
         config = _set(_presets("train", settings, trained), settings, literals)
@@ -60,11 +64,16 @@ def _check_minutes(config: Config) -> None:
 
 
 def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Config) -> Config:
-    """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by this command line.
+    """Compose the configuration of a resumed run: the one in its config.yaml, changed by the command line.
 
-    For `settings` and `literals` see `compose`. A key that is `auto` on the command line, or in a preset that it names,
-    keeps the value that the run has chosen. The number of machines, and under a launcher such as torchrun that of
-    devices, come from this start.
+    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen. The number
+    of machines does not come from config.yaml but from the present start; the same is true of the number of devices if
+    a launcher such as torchrun has started this process.
+
+    Args:
+        settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
+        literals: the values from the command line that Hydra does not parse, such as paths, by key.
+        stored: the configuration in the run's config.yaml.
     """
     base = asdict(stored) | {"resume": None, "allow": []}
     base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
@@ -79,9 +88,13 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
 
 
 def read_config(run: Path) -> Config:
-    """Return the configuration in a run's config.yaml; raise an `InputError` if the file is missing or invalid.
+    """Return the configuration in the config.yaml of the run directory `run`.
 
-    The file cannot choose code: it names callbacks and loggers, and conf/ decides which class each name means.
+    The file cannot make the program execute other code: it contains only the names of callbacks and loggers, and the
+    files of conf/ contain the class for each name.
+
+    Raises:
+        InputError: the file is missing or invalid.
     """
     path = run / "config.yaml"
     try:
@@ -113,15 +126,22 @@ def read_config(run: Path) -> Config:
 
 
 def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
-    """Return the configuration, as nested dicts, from the defaults and the presets in `settings` (`model=small`)."""
+    """Return the configuration that results from the defaults and the presets in `settings`, as nested dicts.
+
+    `settings` contains arguments of the command line such as `model=small`; arguments of the form `key=value` are
+    ignored.
+    """
     return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
 
 def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bool) -> str:
-    """Return the configuration of one run as YAML, like Hydra's `--cfg`.
+    """Return the configuration of a run as YAML, like Hydra's flag `--cfg`.
 
-    For `settings` and `literals` see `compose`. `part` is `job` for the run's settings, `hydra` for Hydra's own, or
-    `all` for both. `resolve` replaces interpolations, such as `${seed}`, by their values.
+    Args:
+        settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
+        literals: the values from the command line that Hydra does not parse, such as paths, by key.
+        part: what to show: `job` for the settings of the run, `hydra` for Hydra's own settings, `all` for both.
+        resolve: whether to replace interpolations, such as `${seed}`, by their values.
     """
     with _one_line(), _hydra():
         whole = hydra.compose("train", [*(each.text for each in settings), _search_path()], return_hydra_config=True)
@@ -138,7 +158,13 @@ def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bo
 
 
 def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) -> DictConfig:
-    """Return a copy of `config` in which the keys of the command line are set; its presets are already in `config`."""
+    """Return a copy of `config` in which each key on the command line has the value from the command line.
+
+    Args:
+        config: the configuration, which already contains the presets on the command line.
+        settings: the arguments whose values Hydra parses; arguments of the form `group=preset` are skipped.
+        literals: the values that Hydra does not parse, by key.
+    """
     config = copy.deepcopy(config)
     for each in settings:
         group, _, rest = each.key.partition(".")
@@ -160,9 +186,12 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
 
 
 def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] | None = None) -> DictConfig:
-    """Return the configuration that Hydra composes from the schema's defaults and the presets in `settings`.
+    """Return the configuration that Hydra composes from the defaults and the presets on the command line.
 
-    `primary` is the file in conf/ with which Hydra begins, `train` or `resume`. `base` replaces defaults of the schema.
+    Args:
+        primary: the file in conf/ with which Hydra begins: `train` or `resume`.
+        settings: the arguments of the command line; those of the form `key=value` are ignored.
+        base: values that replace the defaults of `Config`, as nested dicts.
     """
     chosen = tuple(each.text for each in settings if each.is_group)
     if not base:
@@ -173,14 +202,25 @@ def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] 
 
 @cache
 def _cached(primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return `_presets` without `base`, from a cache: reading conf/ is slow, and a sweep needs it for each run."""
+    """Return the result of `_presets` without `base`, from a cache.
+
+    Reading conf/ is slow, and each run of a sweep needs the result.
+
+    Args:
+        primary: the file in conf/ with which Hydra begins: `train` or `resume`.
+        chosen: the presets, such as `model=small`.
+        folders: the folders of `--config-dir`. They are part of the cache's key.
+    """
     with _hydra():
         return hydra.compose(primary, [*chosen, _search_path()])
 
 
 @contextmanager
 def _hydra(base: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Initialise Hydra with the config directory conf/ and the schema `Config`, whose defaults `base` replaces."""
+    """Context manager in which Hydra reads the folder conf/ and uses `Config` as its schema.
+
+    `base` contains values that replace the defaults of `Config`, as nested dicts.
+    """
     schema = OmegaConf.structured(Config)
     _unlock(schema)
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(base or {})))
@@ -194,7 +234,7 @@ def _hydra(base: Mapping[str, Any] | None = None) -> Iterator[None]:
 
 
 def _unlock(config: DictConfig) -> None:
-    """Make a configuration of frozen dataclasses writable."""
+    """Make `config`, which OmegaConf created from frozen dataclasses, writable."""
     OmegaConf.set_readonly(config, None)
     for key in config:
         if isinstance(config[key], DictConfig):
@@ -202,7 +242,7 @@ def _unlock(config: DictConfig) -> None:
 
 
 def _search_path() -> str:
-    """Return the override that makes Hydra search the folders of `--config-dir` for presets, too."""
+    """Return the override `hydra.searchpath=[…]`, with which Hydra also finds the presets of `--config-dir`."""
     return f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"
 
 
@@ -213,7 +253,10 @@ def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
 
 
 def escaped(value: Any) -> Any:
-    """Return plain data for OmegaConf in which `${…}` is escaped, so that it is text and not an interpolation."""
+    """Return a copy of `value`, plain data, in which each `${…}` in a string is escaped.
+
+    OmegaConf then reads it as text, not as an interpolation.
+    """
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, dict):
@@ -223,7 +266,10 @@ def escaped(value: Any) -> Any:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn the errors of Hydra, OmegaConf and YAML into an `InputError` that names the key, its value and its range."""
+    """Context manager that turns an error of Hydra, OmegaConf or YAML into an `InputError` with a message of one line.
+
+    The message names the key, its value and the values that it accepts.
+    """
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:

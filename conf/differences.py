@@ -9,9 +9,9 @@ from conf.schema import Config, to_dict
 
 
 def differences(config: Config) -> list[tuple[str, str, str]]:
-    """Return (key, value, default) of the settings that differ from the defaults, spelled as on the command line.
+    """Return (key, value, default) for each setting that differs from its default, as strings for the command line.
 
-    A value that the run has chosen for `auto` is included unless it is the one that most runs choose.
+    A value that the run has chosen for `auto` is included, unless most runs choose the same value.
     """
     defaults, found = dict(leaves(composed_presets())), []
     for key, value in leaves(to_dict(config)):
@@ -33,6 +33,7 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
 def overrides(config: Config) -> list[str]:
     """Return the `key=value` arguments with which train.py repeats a run under another name.
 
-    They include what `minutes` chose, such as the number of steps, but not `minutes` itself.
+    The arguments include what a run with a time limit (`minutes=N`) has chosen, such as the number of steps, but not
+    `minutes` itself.
     """
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]

@@ -14,7 +14,13 @@ FOLDERS: list[Path] = []  # of `--config-dir`; a preset in conf/ takes precedenc
 
 
 def add_folder(name: str) -> None:
-    """Add a folder of presets, which contains a folder for each group as conf/ does, like Hydra's `--config-dir`."""
+    """Make the presets in the folder `name` available, like Hydra's `--config-dir`.
+
+    As in conf/, each configuration group has a folder there, such as `model`.
+
+    Raises:
+        InputError: the folder does not exist or contains no preset.
+    """
     if not name:
         raise InputError("--config-dir: needs a folder of presets, such as --config-dir presets")
     folder = Path(name).absolute()
@@ -27,7 +33,7 @@ def add_folder(name: str) -> None:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the names of the presets of each configuration group, as `{"model": ["small", …], …}`."""
+    """Return the names of the presets by configuration group, such as `{"model": ["small", …], …}`."""
     return _groups((CONF, *FOLDERS))
 
 
@@ -38,7 +44,14 @@ def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """Return the settings in the preset conf/<group>/<choice>.yaml, or in a `--config-dir` folder, as a dict."""
+    """Return the settings in the preset `choice` of a configuration group, as key -> value.
+
+    The file is conf/<group>/<choice>.yaml or, if conf/ does not contain the preset, the one in a folder of
+    `--config-dir`.
+
+    Raises:
+        InputError: the file is missing or invalid.
+    """
     files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
     file = next((file for file in files if file.exists()), files[0])
     try:

@@ -26,7 +26,10 @@ group=preset sets all that conf/<group>/<preset>.yaml contains. These are the pr
 
 
 def usage(everything: bool) -> str:
-    """Return the help text: tasks and presets, and with `everything` each key with its default, meaning and range."""
+    """Return the text of `--help`: examples of commands, and the presets of each configuration group.
+
+    If `everything` is true (`--help=all`), the text also lists each key with its default, its meaning and its range.
+    """
     tasks = TASKS.replace("python train.py", command("python", "train.py"))
     lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:

@@ -1,4 +1,4 @@
-"""Parse overrides with Hydra's own parser (hydra-core 1.3), which is undocumented, so only this file imports it."""
+"""Parse overrides with Hydra's own parser (hydra-core 1.3). It is undocumented, so only this file imports it."""
 
 import re
 from typing import Any
@@ -21,12 +21,16 @@ __all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "Sweep", "
 
 
 def parse(arguments: list[str]) -> list[Override]:
-    """Parse `key=value` arguments as Hydra does; raise `HydraException` if one does not match Hydra's grammar."""
+    """Parse `key=value` arguments with Hydra's parser, and return the parsed overrides.
+
+    Raises:
+        HydraException: an argument does not match Hydra's grammar.
+    """
     return OverridesParser.create().parse_overrides(arguments)
 
 
 def quoted(value: Any) -> str:
-    """Spell a value as Hydra's grammar reads it: a string is quoted unless it looks like a name."""
+    """Return the string that Hydra's grammar reads as `value`; a text is quoted unless it looks like a name."""
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
         return QuotedString(value, Quote.single).with_quotes()
     return spell(value)

@@ -9,17 +9,17 @@ from base.errors import InputError, one_line
 
 
 def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
-    """Construct the callbacks or loggers of a run, which are the `plugins` of a configuration group; return them.
+    """Create the callbacks or the loggers of a run, and return them.
 
-    Strings are data: unlike in Hydra's `instantiate`, `${…}` in them is not resolved.
+    Strings in the arguments are used as they are: unlike in Hydra's `instantiate`, `${…}` is not resolved.
 
     Args:
-        group: `callbacks` or `logger`.
-        plugins: by the name of each callback or logger, its class (`_target_`) and its arguments.
-        more: further arguments, for all of them.
+        group: the configuration group, `callbacks` or `logger`.
+        plugins: for each callback or logger, by its name, a dict with its class (`_target_`) and its arguments.
+        more: further arguments, which each of them receives.
 
     Raises:
-        InputError: a constructor fails; the message names its plug-in.
+        InputError: a constructor fails; the message names the callback or logger.
     """
     instances = []
     for name, arguments in plugins.items():

@@ -1,4 +1,4 @@
-"""List the keys of the configuration with their types, defaults and resume rules; suggest one for a misspelled key."""
+"""The keys of the configuration with their types, defaults and resume rules, and suggestions for misspelled keys."""
 
 import dataclasses
 import typing
@@ -29,7 +29,16 @@ HINTS["ckpt_path"] = "resume=RUN continues a run, init_from=RUN starts from its 
 
 @dataclass(frozen=True)
 class Key:
-    """What is known about a key of the configuration, from the dataclass field that it sets."""
+    """What is known about a key of the configuration, such as `optim.lr`, from the dataclass field that it sets.
+
+    Attributes:
+        kind: the type annotation of the field.
+        default: the default value, which may be `auto`.
+        usual: the value that `auto` becomes in most runs.
+        metadata: what `base.options.option` stores about the field, such as its help text and its range.
+        on_resume: whether a resumed run may change the key: `free` (always), `allow` (if the key `allow` lists it) or
+            `fixed` (never).
+    """
 
     kind: Any  # the field's type annotation
     default: Any
@@ -39,18 +48,18 @@ class Key:
 
     @property
     def allowed(self) -> str:
-        """Describe the values that the key accepts."""
+        """A description of the values that the key accepts, for error messages and help texts."""
         return allowed(self.kind, self.metadata)
 
 
 def _keys(kind: type, prefix: str = "", rule: str = "allow", values: Any = None) -> Iterator[tuple[str, Key]]:
-    """Yield (dotted key, `Key`) for each option of the dataclass `kind` and of the dataclasses in its fields.
+    """Yield (key, `Key`) for each field of the dataclass `kind`, and for each field of the dataclasses in its fields.
 
     Args:
         kind: a dataclass whose fields are made with `base.options.option`.
-        prefix: beginning of all keys, such as `model.`.
-        rule: resume rule of options that set none.
-        values: an instance of `kind` whose values are the defaults; None for those of the fields.
+        prefix: the beginning of all keys, such as `model.`.
+        rule: the value of `Key.on_resume` for fields that set no value themselves.
+        values: an instance of `kind` whose values are the defaults; if None, the defaults of the fields are used.
     """
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -68,22 +77,33 @@ SEARCH_KEYS = dict(_keys(SearchConfig, "hparams_search."))
 
 
 def is_plugins(group: str) -> bool:
-    """Return whether a group configures classes, as `callbacks` and `logger` do: its keys are their arguments."""
+    """Return whether the keys of a configuration group are arguments of classes: true for `callbacks` and `logger`."""
     return group in KEYS and "plugins" in KEYS[group].metadata
 
 
 def is_launch(key: str) -> bool:
-    """Return whether a key says where and how a run is started, but not what it computes."""
+    """Return whether a key, such as `name` or `workers`, concerns only how a run is started, not what it computes."""
     return key in KEYS and KEYS[key].metadata.get("launch", False)
 
 
 def has_auto(value: Any) -> bool:
-    """Return whether `value` is `auto` or, if it is the dict of `callbacks` or `logger`, one of the arguments is."""
+    """Return whether `value`, the value of a key, is `auto`.
+
+    The value of `callbacks` or `logger` is a dict of dicts of arguments. For such a dict, return whether an argument is
+    `auto`.
+    """
     return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten nested dicts: yield (dotted key, value) of each leaf. `callbacks` and `logger` are one leaf each."""
+    """Flatten nested dicts: yield (key, value) for each value that is not a dict, such as ("optim.lr", 0.003).
+
+    The dicts `callbacks` and `logger` are not flattened, but each yielded as a single value.
+
+    Args:
+        values: the nested dicts.
+        prefix: the beginning of all keys, such as `optim.`.
+    """
     for key, value in values.items():
         if isinstance(value, dict) and not is_plugins(key):
             yield from leaves(value, f"{prefix}{key}.")
@@ -92,9 +112,11 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def nearest_key(key: str, names: list[str]) -> str:
-    """Return a hint for an unknown key, such as `; nearest: optim.lr` for `LR`; "" if none of `names` is similar.
+    """Return a hint for an unknown key, such as "; nearest: optim.lr" for `LR`; "" if no known key is similar.
 
-    A name whose last component is similar is preferred.
+    Args:
+        key: the unknown key.
+        names: the known keys. Only the last component of a key, such as `lr` in `optim.lr`, must be similar.
     """
     last = key.lower().rpartition(".")[2]
     if last in HINTS:
@@ -107,7 +129,10 @@ def nearest_key(key: str, names: list[str]) -> str:
 
 
 def presets() -> list[ModelConfig]:
-    """Return the model sizes that a run may choose: the presets of `model=` with only a size, from small to large."""
+    """Return the sizes of models that a run with a time limit (`minutes=N`) may choose, from small to large.
+
+    The sizes are the presets of `model=` that set only the number of layers, the number of heads and the width.
+    """
     found = [choice_values("model", name) for name in groups()["model"]]
     sizes = [ModelConfig(**values) for values in found if values.keys() == {"layers", "heads", "dim"}]
     return sorted(sizes, key=lambda size: size.layers * size.dim**2)

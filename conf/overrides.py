@@ -1,4 +1,4 @@
-"""Read the command line of `train.py` and check it before anything heavy is loaded."""
+"""Read the command line of `train.py` and check it before anything heavy, such as torch, is loaded."""
 
 import itertools
 import math
@@ -44,13 +44,23 @@ class Setting:
 
     @property
     def is_group(self) -> bool:
-        """Return whether the setting chooses a preset, as `model=small` does."""
+        """Whether the setting chooses the preset of a configuration group, as `model=small` does."""
         return self.key in groups()
 
 
 @dataclass(frozen=True)
 class Command:
-    """The command line of `train.py`, parsed."""
+    """The parsed command line of `train.py`.
+
+    Attributes:
+        overrides: the arguments whose values Hydra parses, as Hydra has parsed them.
+        literals: the values that Hydra does not parse, such as paths, by key; see `split_literals`.
+        swept: the keys to which a sweep gives several values that Hydra does not parse, each with a setting per value.
+        sweep: whether the flag `-m` is set.
+        search: the options of the search (`hparams_search=`); None without a search.
+        part: the argument of the flag `--cfg`; "" without this flag.
+        resolve: whether the flag `--resolve` is set.
+    """
 
     overrides: list[Override]  # as Hydra has parsed them
     literals: dict[str, str | None]  # values that Hydra does not parse, by key: see `split_literals`
@@ -61,14 +71,18 @@ class Command:
     resolve: bool = False  # --resolve
 
     def sets(self, group: str) -> bool:
-        """Return whether the command sets a key of a group or chooses its preset."""
+        """Return whether the command line sets a key of a configuration group, or chooses a preset of the group."""
         keys = [*self.literals, *(each.key_or_group for each in self.overrides)]
         return any(key.partition(".")[0] == group for key in keys)
 
     def runs(self) -> Iterator[list[Setting]]:
-        """Yield the settings of each run of a sweep, or of the single run: every combination of the values of the keys.
+        """Yield the settings of each run: in a sweep, every combination of the values of the keys.
 
-        If a key is repeated, its last value counts.
+        Without a sweep, the settings of the only run are yielded. If the command line sets a key twice, the last value
+        counts.
+
+        Raises:
+            InputError: there are more than `MAX_RUNS` combinations.
         """
         choices = {each.key_or_group: settings(each) for each in self.overrides} | self.swept
         if (count := math.prod(map(len, choices.values()))) > MAX_RUNS:
@@ -77,7 +91,10 @@ class Command:
 
 
 def settings(override: Override) -> list[Setting]:
-    """Return the settings that a parsed override stands for: one or, in a sweep as in `optim.lr=3e-3,6e-3`, several."""
+    """Return the settings in an override that Hydra has parsed: one for each of its values.
+
+    In a sweep, `optim.lr=3e-3,6e-3` has two values.
+    """
     key = override.key_or_group
     if not override.is_sweep_override():
         return [Setting(key, override.value(), f"{key}={override.get_value_element_as_str()}")]
@@ -86,9 +103,10 @@ def settings(override: Override) -> list[Setting]:
 
 
 def read_command(arguments: list[str]) -> Command:
-    """Parse the command line of train.py, and check its flags and keys; an `InputError` says what is wrong.
+    """Parse the command line of train.py, `arguments`, and check its flags and keys.
 
-    In a search (`hparams_search=`), values may be intervals.
+    Raises:
+        InputError: a flag or a key does not exist, or has a value that it does not accept.
     """
     flags, assignments, part = set(), [], ""
     search, others = take_search(take_config_dir(arguments))
@@ -122,7 +140,13 @@ def read_command(arguments: list[str]) -> Command:
 
 
 def _check_once(overrides: list[Override], swept: dict[str, list[Setting]], given: list[str]) -> None:
-    """Raise an `InputError` if a key with several values is `given` twice, or has one of its values twice."""
+    """Raise an `InputError` if a key with several values is set twice, or if one of its values is listed twice.
+
+    Args:
+        overrides: the arguments whose values Hydra parses.
+        swept: the keys with several values that Hydra does not parse.
+        given: the key of each argument on the command line.
+    """
     several = {key: [each.text.removeprefix(f"{key}=") for each in values] for key, values in swept.items()}
     for each in filter(Override.is_sweep_override, overrides):
         several[each.key_or_group] = list(each.sweep_string_iterator()) if each.is_discrete_sweep() else []
@@ -135,7 +159,7 @@ def _check_once(overrides: list[Override], swept: dict[str, list[Setting]], give
 
 
 def take_config_dir(arguments: list[str]) -> list[str]:
-    """Find each `--config-dir FOLDER` in the arguments and add its presets (`add_folder`); return the others."""
+    """Make the presets in the folder of each `--config-dir FOLDER` available, and return the other arguments."""
     others, left = [], iter(arguments)
     for argument in left:
         flag, equals, value = argument.partition("=")
@@ -147,9 +171,13 @@ def take_config_dir(arguments: list[str]) -> list[str]:
 
 
 def _as_setting(flag: str, arguments: list[str]) -> str:
-    """Return a hint for an unknown flag: the setting that it looks like, as `--max-steps 10` does, or the nearest flag.
+    """Return a hint for an unknown flag: the setting that was probably meant, such as `trainer.max_steps=10`.
 
-    `arguments` is the whole command line, in which the flag's value may follow it.
+    `--max-steps 10` leads to this setting. If no key is similar, the hint names the existing flags.
+
+    Args:
+        flag: the unknown flag.
+        arguments: the whole command line, in which the value of the flag may follow it.
     """
     name, equals, value = flag.lstrip("-").partition("=")
     name = name.replace("-", "_")
@@ -168,13 +196,18 @@ def _as_setting(flag: str, arguments: list[str]) -> str:
 def split_literals(
     arguments: list[str], sweep: bool = False
 ) -> tuple[list[str], dict[str, str | None], dict[str, list[Setting]]]:
-    """Separate the arguments that Hydra parses from literal ones, whose values are used verbatim, such as paths.
+    """Separate the arguments whose values Hydra parses from literal arguments, whose values are used verbatim.
 
-    With `sweep`, commas separate the values of a literal key. But the name of an existing file or run, and what is in
-    brackets or quotes, is one value.
+    Paths and names are literal. In a sweep, commas separate the values of a literal key. However, the name of an
+    existing file or run, and text in brackets or quotes, is a single value even if it contains commas.
+
+    Args:
+        arguments: the `key=value` arguments of the command line.
+        sweep: whether a key may have several values.
 
     Returns:
-        The arguments for Hydra; the literal keys with their one value; and the literal keys with several values.
+        The arguments for Hydra; the literal keys that have one value, as key -> value; and the literal keys that have
+        several values, as key -> settings.
     """
     rest, literals, swept = [], dict[str, str | None](), dict[str, list[Setting]]()
     for argument in arguments:
@@ -196,9 +229,12 @@ def split_literals(
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
-    """Separate the options of a search, `hparams_search=` and `hparams_search.…=`, from the other arguments.
+    """Separate the options of a hyper-parameter search from the other arguments of the command line.
 
-    Return the configuration of the search (None without `hparams_search=`), and the other arguments.
+    The options are `hparams_search=` and `hparams_search.…=`.
+
+    Returns:
+        The options of the search, None if `hparams_search=` is not set; and the other arguments.
     """
     own = [argument for argument in arguments if re.match(r"\+*hparams_search\b", argument)]
     others = [argument for argument in arguments if argument not in own]
@@ -213,10 +249,17 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
 
 
 def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool = False) -> list[Override]:
-    """Parse arguments such as `optim.lr=0.01` with Hydra's grammar; check that their keys and presets exist.
+    """Parse arguments such as `optim.lr=0.01` with Hydra's grammar, and check that their keys and presets exist.
 
-    With `sweep` (`-m`) a key may have several values, with `search` (`hparams_search=`) also an interval. The values
-    are checked only when `Config` is made.
+    The values are checked later, when `Config` is created.
+
+    Args:
+        arguments: the arguments.
+        sweep: whether a key may have several values (`-m`).
+        search: whether a key may also have an interval as its value (`hparams_search=`).
+
+    Raises:
+        InputError: an argument does not match the grammar, or its key or preset does not exist.
     """
     parsed = []
     for argument in arguments:
@@ -236,7 +279,7 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
 
 
 def _about_word(word: str) -> str:
-    """Return a hint about an argument without `=`: it may be meant as the text to train on, or as a key."""
+    """Return a hint about `word`, an argument without `=`: the user may have meant a text to train on, or a key."""
     names = [*KEYS, *SEARCH_KEYS, *groups()]
     if os.path.exists(word) and word not in names:
         return f"; to train on this text: data.path={word}"
@@ -246,9 +289,13 @@ def _about_word(word: str) -> str:
 
 
 def _check_override(override: Override, argument: str, sweep: bool, search: bool) -> None:
-    """Raise an `InputError` if a key does not exist, cannot be set like this, or has a wrong number of values.
+    """Raise an `InputError` if the key of an argument does not exist, cannot be set, or has a wrong number of values.
 
-    `override` is the parsed form of `argument`. `sweep` allows several values, `search` an interval.
+    Args:
+        override: the argument as Hydra has parsed it.
+        argument: the argument as it is on the command line.
+        sweep: whether a key may have several values.
+        search: whether a key may have an interval as its value.
     """
     key, choices = override.key_or_group, groups()
     group, _, rest = key.partition(".")

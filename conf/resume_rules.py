@@ -1,4 +1,4 @@
-"""Decide what a resumed run, or a run from a trained model, may change, and what the trials of a sweep must keep."""
+"""Which settings a resumed run, or a run that starts from a trained model, may change."""
 
 import shlex
 from collections.abc import Mapping
@@ -15,15 +15,22 @@ PATHS = ("data.path", "data.validation", "data.test")  # free on resume, which c
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Return the settings that a run's result depends on, by key; others, such as those of logging, are left out."""
+    """Return the settings that the result of a run depends on, as key -> value.
+
+    Other settings, such as those of logging, are left out.
+    """
     return {key: value for key, value in leaves(to_dict(config)) if KEYS[key].on_resume != "free"}
 
 
 def changed(stored: Config, config: Config) -> list[str]:
-    """Return the settings of `config` that differ from those of the run `stored`, as `key=value (the run has value)`.
+    """Return each setting that differs between two configurations, as `key=value (the run has value)`.
 
-    Settings that are `auto`, come with the model of `init_from`, or are in `allow` are not compared. A larger
-    trainer.max_steps is not listed, because it continues the run.
+    A setting is not compared if its new value is `auto`, if it comes with the trained model in `init_from`, or if the
+    key `allow` lists it. A larger `trainer.max_steps` is not a difference, because it continues the run.
+
+    Args:
+        stored: the configuration of the existing run.
+        config: the new configuration.
     """
     ours, theirs = (dict(leaves(to_dict(each))) for each in (config, stored))
     trained = ("model.", "data.tokenizer") if config.init_from else ()
@@ -46,10 +53,14 @@ def _difference(key: str, ours: Any, theirs: Any) -> str:
 
 
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise an `InputError` if a run with `init_from` changes a setting on which the weights of that model depend.
+    """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
 
-    `groups` are the model's settings. Dropout, the attention kernel, its window and the context may differ, but with
-    learned positions the context cannot be longer.
+    Dropout, the attention kernel, the attention window and the context may differ; but if the model has learned
+    positions, the context must not be longer.
+
+    Args:
+        config: the configuration of the run, whose `init_from` names the trained model.
+        groups: the settings of the trained model, as configuration group -> key -> value.
     """
     trained = dict(leaves(groups))
     free = {key for key in trained if KEYS[key].on_resume != "fixed"} | {"model.window"}
@@ -63,24 +74,29 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def is_fixed(name: str) -> bool:
-    """Return whether a resumed run may never change `name`: its weights would not fit or would mean something else."""
+    """Return whether a resumed run may never change what `name` stands for, a key or `vocabulary`.
+
+    With another value, the weights in the checkpoint would not fit or would mean something else.
+    """
     return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
-    """Raise an `InputError` if a run is resumed under conditions that differ from those it was trained under.
+    """Raise an `InputError` if a run is resumed under other conditions than those under which it was trained.
 
     Args:
-        before: conditions of the run by name: its settings and, for example, the text, the device and torch's version.
-        now: the same conditions in the process that resumes it.
+        before: everything that the results of the run depend on, by name: the settings and, for example, the text, the
+            device and torch's version.
+        now: the same in the process that resumes the run.
         allow: the names that may differ.
-        run: directory of the run.
+        run: the run directory.
 
     Returns:
-        The differences as text; empty if the run continues bit for bit.
+        The differences as text; "" if nothing differs, so that the run continues bit for bit.
 
     Raises:
-        InputError: a difference is not in `allow`, or cannot be allowed.
+        InputError: a name differs that is not in `allow`; or `allow` contains a name that does not exist or that may
+            never differ.
     """
     for name in allow:
         if name not in now:

@@ -1,4 +1,7 @@
-"""The configuration of `train.py` as dataclasses: every key, its default, meaning and range. Imports nothing heavy."""
+"""The configuration of `train.py` as dataclasses: every key with its default, its meaning and its range.
+
+Importing this module loads nothing heavy, such as torch.
+"""
 
 import dataclasses
 import os
@@ -45,7 +48,10 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The options `trainer.*`: devices, precision, steps and intervals, most of them arguments of `L.Trainer`."""
+    """The options `trainer.*`: devices, precision, steps and intervals, most of them arguments of `L.Trainer`.
+
+    `train.py --help=all` prints the meaning and the range of each option.
+    """
 
     max_steps: Any = option(
         1500, "optimizer steps; auto: 1500, fewer for a short text, or as many as fit into minutes", auto=int, least=1,
@@ -95,7 +101,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """The options `watch.*`: what TensorBoard shows besides the curves; they do not change training."""
+    """The options `watch.*`: which samples and plots of the model TensorBoard shows. They do not change training."""
 
     pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
     attention_heads: list[str] = option(
@@ -112,14 +118,18 @@ class WatchConfig:
                 raise InputError(f"watch.attention_heads: {head}: must be layer and head, counted from 0, such as L0H1")
 
     def heads(self) -> list[tuple[int, int]]:
-        """Return `attention_heads` as pairs (layer, head)."""
+        """Return `attention_heads` as pairs (layer, head), both counted from 0, such as (0, 1) for `L0H1`."""
         pairs = (each[1:].split("H") for each in dict.fromkeys(self.attention_heads))
         return [(int(layer), int(head)) for layer, head in pairs]
 
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """Options of a hyper-parameter search (`hparams_search=`)."""
+    """The options `hparams_search.*` of a hyper-parameter search with Optuna.
+
+    `space` contains the keys to search, each with its values or its interval in Hydra's grammar. `train.py --help=all`
+    prints the meaning and the range of each other option.
+    """
 
     trials: int = option(20, "total number of trials, including those of earlier commands", least=1, most=10_000)
     seed: int = option(0, "random seed of Optuna's sampler", least=0, most=2**32 - 1)
@@ -132,7 +142,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """The allowed arguments of `callbacks=early_stopping`; most other callbacks and loggers check their own."""
+    """The arguments that `callbacks=early_stopping` accepts, with their ranges, which Lightning itself does not check."""
 
     monitor: str = option("val/loss", "logged value to minimise", choices=("val/loss", "val/bpc", "val/bpb"))
     patience: Any = option(5, "validations without improvement before training stops", auto=int, least=0)
@@ -141,7 +151,7 @@ class EarlyStopping:
 
 @dataclass(frozen=True)
 class Ema:
-    """The allowed arguments of `callbacks=ema`, the moving average of the weights."""
+    """The arguments that `callbacks=ema`, the exponential moving average of the weights, accepts."""
 
     decay: float = option(0.998, "decay of the moving average per step", least=0, below=1)
 
@@ -151,10 +161,11 @@ RANGES: dict[str, Any] = {"early_stopping": EarlyStopping, "ema": Ema}
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of a run.
+    """The whole configuration of a run; `train.py --help=all` prints the meaning and the range of each key.
 
-    A value that the run chooses is `auto` until `training.choosing.choose` replaces it. `callbacks` and `logger` map
-    the name of each plug-in, which is the name of its file in conf/, to its arguments and its class, `_target_`.
+    A value that the run chooses itself is `auto` until `training.choosing.choose` replaces it. `callbacks` and `logger`
+    map the name of each callback or logger, which is the name of its file in conf/, to a dict with its class
+    (`_target_`) and its arguments.
     """
 
     name: str | None = option(
@@ -226,5 +237,5 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the configuration as the text of a config.yaml."""
+    """Return the configuration as YAML, the contents of a config.yaml."""
     return yaml_text.write(to_dict(config))
