@@ -37,7 +37,7 @@ def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[st
     Args:
         settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
         literals: the values from the command line that Hydra does not parse, such as paths, by key.
-        trained: settings of the trained model from which the run starts, as configuration group -> key -> value. They
+        trained: settings of the trained model from which the run starts, as configuration group -> key -> value, which
             replace the defaults. None without such a model.
 
     Raises:
@@ -209,7 +209,7 @@ def _cached(primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...]) ->
     Args:
         primary: the file in conf/ with which Hydra begins: `train` or `resume`.
         chosen: the presets, such as `model=small`.
-        folders: the folders of `--config-dir`. They are part of the cache's key.
+        folders: the folders of `--config-dir`, because the result also depends on their files.
     """
     with _hydra():
         return hydra.compose(primary, [*chosen, _search_path()])

@@ -1,4 +1,4 @@
-"""Parse overrides with Hydra's own parser (hydra-core 1.3). It is undocumented, so only this file imports it."""
+"""Parse overrides with Hydra's own parser (hydra-core 1.3), which is undocumented, so only this file imports it."""
 
 import re
 from typing import Any

@@ -101,7 +101,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """The options `watch.*`: which samples and plots of the model TensorBoard shows. They do not change training."""
+    """The options `watch.*`, which do not change training: the samples and plots of the model that TensorBoard shows."""
 
     pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
     attention_heads: list[str] = option(
@@ -142,7 +142,7 @@ class SearchConfig:
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """The arguments that `callbacks=early_stopping` accepts, with their ranges, which Lightning itself does not check."""
+    """The arguments that `callbacks=early_stopping` accepts, with their ranges, which Lightning does not check."""
 
     monitor: str = option("val/loss", "logged value to minimise", choices=("val/loss", "val/bpc", "val/bpb"))
     patience: Any = option(5, "validations without improvement before training stops", auto=int, least=0)

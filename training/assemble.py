@@ -59,12 +59,11 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     """Return the callbacks of a run in the order in which Lightning must call them.
 
     `Metrics` comes first, because it shows after a validation that the other callbacks are at work. `Checkpoints` comes
-    after all callbacks whose state it saves.
+    after all callbacks whose state it saves, and `stops` comes last.
 
     Args:
         plan: the plan of the run, whose configuration names the optional callbacks.
-        stops: the callback that ends the run after a signal. It comes last, and its signal handlers are already
-            installed.
+        stops: the callback that ends the run after a signal; its signal handlers are already installed.
     """
     config, text = plan.config, plan.text
     interval = config.trainer.val_check_interval

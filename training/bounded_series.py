@@ -27,7 +27,7 @@ class BoundedSeries:
     def add(self, entry: Any) -> None:
         """Add `entry`, which is then stored or skipped.
 
-        It must be plain data, such as numbers, strings and lists, because checkpoints contain it.
+        `entry` must be plain data, such as numbers, strings and lists, because checkpoints contain it.
         """
         if self.seen % self.every == 0:
             if len(self.entries) == self.size:

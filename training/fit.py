@@ -1,4 +1,4 @@
-"""Carry out the plan of one run: create its directory, fit the model with Lightning and write the results."""
+"""Train one run as its plan says: create its directory, fit the model with Lightning and write the results."""
 
 import shutil
 from collections.abc import Iterable

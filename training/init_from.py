@@ -1,4 +1,4 @@
-"""Start a run from a trained model (`init_from=`)."""
+"""The trained model from which a new run starts (`init_from=`)."""
 
 from dataclasses import dataclass
 from pathlib import Path

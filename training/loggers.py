@@ -1,4 +1,4 @@
-"""The loggers of a run: CSV, and TensorBoard with the validation's curves in a colour of their own."""
+"""The loggers of a run: CSV, and TensorBoard, in which validation curves have another colour than training curves."""
 
 import time
 from collections.abc import Mapping

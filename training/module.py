@@ -43,15 +43,14 @@ class LitGPT(L.LightningModule):
     """A `GPT` with its loss, optimizer and validation, as a LightningModule.
 
     One Lightning batch is one optimizer step. This class, not Lightning, splits the batch into micro-batches, so that a
-    run stops only between two optimizer steps.
+    run stops only between two optimizer steps. `conditions` and `start` must be the same in all processes (ranks).
 
     Args:
         config: the configuration of the run.
         tokenizer: the tokenizer of the run's text.
         data: a description of the text as plain data, which checkpoints contain.
-        conditions: everything that the results depend on (`training.machine.conditions`), which checkpoints contain. It
-            must be the same in all processes (ranks).
-        start: the run's name and the step at which training starts. It must be the same in all processes.
+        conditions: everything that the results depend on (`training.machine.conditions`), which checkpoints contain.
+        start: the name of the run and the step at which training starts, as name -> plain data.
     """
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Train one run: fix every setting and the checkpoint to resume from, then fit the model and write the results."""
+"""Train one run: choose every open setting and the checkpoint to resume from, fit the model and write the results."""
 
 import os
 import time

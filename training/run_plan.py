@@ -72,9 +72,9 @@ class RunPlan:
         return [*start, *([] if self.beginning is Beginning.RESUMED else self.choice.notes)]
 
     def with_steps(self, steps: int) -> "RunPlan":
-        """Return a copy of the plan with `trainer.max_steps` set to `steps`.
+        """Return the plan with `trainer.max_steps` set to `steps`.
 
-        This is for a run with a time limit (`minutes=N`), which chooses its number of steps while it trains.
+        A run with a time limit (`minutes=N`) chooses its number of steps while it trains and then needs such a plan.
         """
         if self.config.trainer.max_steps == steps:
             return self
@@ -83,10 +83,7 @@ class RunPlan:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """Everything that the results of the run depend on, bit for bit, as name -> plain data.
-
-        It is the result of `training.machine.conditions`.
-        """
+        """The result of `training.machine.conditions`: everything that the results of the run depend on, bit for bit."""
         return conditions(self.config, self.text, self.machine)
 
     @property

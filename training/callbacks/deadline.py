@@ -21,11 +21,11 @@ LATE = 0.05  # fraction of the run's time: if it would end later by more, steps 
 class Deadline(L.Callback):
     """Chooses the number of steps while the run trains: when the learning rate must begin to fall (cooldown).
 
-    The choice can wait until the cooldown, because the learning rate of a trapezoid schedule does not depend on the
-    number of steps before its cooldown. If k steps are done and r more fit into the remaining time, the cooldown is due
-    as soon as k >= (1 - cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that its weights are
-    those of a run with this number of steps, even if the machine has just paused. If the machine becomes slower later,
-    the number is lowered, and the learning rate falls faster.
+    The choice can wait until then, because a trapezoid schedule does not depend on the number of steps before its
+    cooldown. If k steps are done and r more fit into the remaining time, the cooldown is due as soon as k >= (1 -
+    cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that its weights are those of a run with
+    this number of steps, even if the machine has just paused. If the machine becomes slower later, the number of steps
+    is lowered, and the learning rate falls faster.
     """
 
     def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:

@@ -18,7 +18,7 @@ def any_rank(trainer: L.Trainer, decision: bool) -> bool:
 class StopSignals(L.Callback):
     """Ends the run after Ctrl-C, SIGTERM or SLURM's SIGUSR1: the step is finished and saved, then `Stopped` is raised.
 
-    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`, which raises `Stopped`. After a
+    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`, which raises `Stopped`; after a
     validation, `on_validation_end` calls `stop_if_asked`. Before and after training there is nothing to save, so the
     signal handler itself raises `Stopped`. A second Ctrl-C during training exits at once.
     """

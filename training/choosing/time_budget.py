@@ -102,7 +102,7 @@ class Budget:
         return self.step * ours / timed
 
     def steps(self, model: ModelConfig) -> float:
-        """Return the estimated number of training steps of `model` that fit into the seconds left, at least 1."""
+        """Return the estimated number of training steps of `model` that fit into the time left for the run, at least 1."""
         return max(1.0, TRAINING * self.seconds / self.step_of(model))
 
     def read(self, model: ModelConfig) -> float:
