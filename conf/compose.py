@@ -67,8 +67,8 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
     """Compose the configuration of a resumed run: the one in its config.yaml, changed by the command line.
 
     A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen. The number
-    of machines does not come from config.yaml but from the present start; the same is true of the number of devices if
-    a launcher such as torchrun has started this process.
+    of machines comes from the present command, not from config.yaml. If a launcher such as torchrun has started this
+    process, the number of devices comes from the launcher.
 
     Args:
         settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.

@@ -16,7 +16,7 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
     Args:
         group: the configuration group, `callbacks` or `logger`.
         plugins: for each callback or logger, by its name, a dict with its class (`_target_`) and its arguments.
-        more: further arguments, which each of them receives.
+        more: further arguments, which each callback or logger receives.
 
     Raises:
         InputError: a constructor fails; the message names the callback or logger.

@@ -87,7 +87,7 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
     Args:
         before: everything that the results of the run depend on, by name: the settings and, for example, the text, the
             device and torch's version.
-        now: the same in the process that resumes the run.
+        now: everything that the results depend on in the process that resumes the run, by name.
         allow: the names that may differ.
         run: the run directory.
 

@@ -101,7 +101,7 @@ class TrainerConfig:
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """The options `watch.*`, which do not change training: the samples and plots of the model that TensorBoard shows."""
+    """The options `watch.*`, which do not change training: samples and plots of the model in TensorBoard."""
 
     pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
     attention_heads: list[str] = option(

@@ -35,8 +35,8 @@ TIMED_VALIDATIONS = 6  # of a run with `minutes`, equally spaced in time
 def build_module(plan: RunPlan) -> LitGPT:
     """Return the LightningModule of the run that `plan` describes.
 
-    Its weights are random. If a new run starts from a trained model (`init_from=`), the weights of the trained model
-    are copied into it.
+    Its weights are random, unless the run is new and starts from a trained model (`init_from=`): then the weights of
+    the trained model are copied.
     """
     config, text = plan.config, plan.text
     saved = ("name", "fingerprint", "extra_chars", "hashes", "share", "split_hash", "before")

@@ -29,7 +29,8 @@ def share_out(config: Config) -> Config:
 
     Raises:
         InputError: the machine lacks the device, the launcher has started other numbers than the configuration sets, no
-            launcher has started the processes on the other machines, or the batch does not divide evenly.
+            launcher has started the processes on the other machines, or the batch cannot be divided evenly among the
+            devices.
     """
     trainer, launched = config.trainer, ranks.launched()
     if trainer.accelerator not in ("auto", "cpu"):

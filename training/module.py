@@ -158,9 +158,8 @@ class LitGPT(L.LightningModule):
     def gradients(self, batch: Tensor) -> Tensor:
         """Compute the gradients of a batch, one micro-batch after the other, and return the mean loss of the batch.
 
-        The mean loss is in nats per token, ().
-
-        `batch` contains the tokens of this device's sequences, (rows, context + 1) int64.
+        The mean loss is in nats per token, (). `batch` contains the tokens of this device's sequences, (rows, context +
+        1) int64.
         """
         micro_batches, model = batch.split(self.micro_batch or len(batch)), self.trainer.model
         loss = torch.zeros((), device=self.device)
@@ -186,7 +185,7 @@ class LitGPT(L.LightningModule):
     def read(self) -> list[tuple[int, float, float]]:
         """Return (step counted from 0, loss, gradient norm before clipping) for each training step since the last call.
 
-        If the device is asynchronous, this waits until it has computed all these steps.
+        If the device is asynchronous, the call waits until the device has computed the steps.
 
         Raises:
             Diverged: a loss or gradient norm is NaN or infinite; later steps may already have changed the weights.

@@ -197,8 +197,7 @@ def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str,
 
     Returns:
         The shown samples, each [temperature, prompt, text]; the value of `Summary.copies`, None if no sample was
-        compared;
-        and a line about the longest passage that a shown sample copies, or why no sample was compared.
+        compared; and a line about the longest passage that a shown sample copies, or why no sample was compared.
     """
     tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH

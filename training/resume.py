@@ -206,7 +206,7 @@ def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, 
         now: everything that the results depend on in this process (`training.machine.conditions`), by name.
         point: the checkpoint to resume from, whose conditions must equal `now`. If it is None, the settings in
             config.yaml must equal those in `now`.
-        allow: the names that may differ; a difference is then only logged.
+        allow: the names in `now` that may differ; their difference is only logged.
 
     Raises:
         InputError: a name that is not in `allow` differs.

@@ -74,7 +74,7 @@ class RunPlan:
     def with_steps(self, steps: int) -> "RunPlan":
         """Return the plan with `trainer.max_steps` set to `steps`.
 
-        A run with a time limit (`minutes=N`) chooses its number of steps while it trains and then needs such a plan.
+        The number of steps of a run with a time limit (`minutes=N`) is only chosen while the run trains.
         """
         if self.config.trainer.max_steps == steps:
             return self
@@ -83,7 +83,7 @@ class RunPlan:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """The result of `training.machine.conditions`: everything that the results of the run depend on, bit for bit."""
+        """The result of `training.machine.conditions`: all that the results of the run depend on, bit for bit."""
         return conditions(self.config, self.text, self.machine)
 
     @property

@@ -41,20 +41,20 @@ class Summary:
         text_sha256: hash of the text's file; for several files, hash of their names and hashes.
         notes: remarks about the text.
         val_loss: validation loss of the best model.
-        val_bpc: the same in bits per character.
-        val_bpb: the same in bits per byte.
+        val_bpc: `val_loss` in bits per character.
+        val_bpb: `val_loss` in bits per byte.
         guessing_loss: the validation loss if all tokens are equally likely, for comparison.
         counting_loss: the validation loss of an n-gram model (`data.ngrams`), for comparison.
-        counting_order: the length n of these n-grams.
+        counting_order: the length n of the n-grams of `counting_loss`.
         copies: the longest passages that samples share with the training text: their `median` and `longest` length in
             tokens, and the number of `samples`, their `length` in tokens and their `temperature`.
         best_step: the step of the best model.
         last_val_loss: validation loss of the last model.
         test_loss: loss on the test split, which `score.py --split test` adds.
-        test_bpc: the same in bits per character.
+        test_bpc: `test_loss` in bits per character.
         evaluation: how the validation loss was measured, such as the context length.
         steps: number of optimizer steps taken.
-        characters: number of tokens on which the model was trained, repetitions included.
+        characters: number of tokens (characters or bytes) on which the model was trained, repetitions included.
         epochs: how often the training text was read.
         seconds: duration of the training, including validations and checkpoints.
         characters_per_second: training speed in tokens per second.

@@ -60,7 +60,7 @@ class Metrics(L.Callback):
         self.waiting: Progress | None = None
 
     def show(self, what: str, total: int = 0) -> None:
-        """Show what the run waits for, such as `what="validating"`; a text shown before disappears.
+        """Show what the run waits for, such as `what="validating"`; a text shown earlier is removed.
 
         `total` is the amount of work, such as a number of tokens, of which a bar then shows the finished fraction. If
         it is 0, no bar is shown.
@@ -166,7 +166,7 @@ class Metrics(L.Callback):
     on_exception = _stop
 
     def _end_step_time(self, counts: bool = True) -> None:
-        """Call this when a step ends, to add the seconds that the step took to `self.stepping`.
+        """Add the seconds that a step took to `self.stepping`; this method must be called when the step ends.
 
         The step began when the previous step or the last save ended, whichever was later. If `counts` is false, the
         seconds are not added.

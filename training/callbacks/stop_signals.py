@@ -11,7 +11,7 @@ from training.errors import Stopped
 
 
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:
-    """Return whether `decision` is true in any process (rank) of the run; all processes must call this."""
+    """Return whether `decision` is true in any process (rank) of the run; all processes must call this function."""
     return decision if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
@@ -51,7 +51,7 @@ class StopSignals(L.Callback):
             self.stop_if_asked(trainer)
 
     def stop_if_asked(self, trainer: L.Trainer) -> None:
-        """Raise `Stopped` if any process (rank) of the run has received a signal; all processes must call this."""
+        """Raise `Stopped` if any process (rank) has received a signal; all processes must call this method."""
         if any_rank(trainer, self.received is not None):
             raise Stopped(self.received or signal.SIGTERM, trainer.global_step)
 

@@ -47,7 +47,7 @@ def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -
 
 
 def interval_for(tokens: int, started: bool, steps: int) -> int:
-    """Return the number of steps between two validations of a run on a short text.
+    """Return the number of steps between two validations of a run on a short text, of fewer than `WHOLE` tokens.
 
     Args:
         tokens: the length of the training text in tokens.

@@ -53,7 +53,7 @@ class _Clock(L.Callback):
 def time_step(config: Config, text: Text, seconds_left: float) -> float:
     """Train the configured model for a few steps without torch.compile, and return the seconds of the fastest step.
 
-    The training ends after the fraction `TIMING` of `seconds_left` at the latest. If this is too short for several
+    The training ends after the fraction `TIMING` of `seconds_left` at the latest. If that time is too short for several
     steps, the result is the time of the first step, which is slower than the others.
 
     Args:
@@ -102,7 +102,7 @@ class Budget:
         return self.step * ours / timed
 
     def steps(self, model: ModelConfig) -> float:
-        """Return the estimated number of training steps of `model` that fit into the time left for the run, at least 1."""
+        """Return the estimated number of training steps of `model` that fit into the remaining time, at least 1."""
         return max(1.0, TRAINING * self.seconds / self.step_of(model))
 
     def read(self, model: ModelConfig) -> float:
@@ -110,7 +110,7 @@ class Budget:
         return self.steps(model) * self.batch * model.context
 
     def choose_size(self) -> ModelConfig:
-        """Return the largest model that the time and the text allow, from the presets of `model=` and `SMALLER`.
+        """Return the largest model that the time and the text allow, from `SMALLER` and the presets of `model=`.
 
         A model is allowed if at least `MIN_STEPS` training steps fit into the time. A model larger than the default
         must also be trained on at least `CHARACTERS_PER_WEIGHT` characters per weight, and the text must have at least
