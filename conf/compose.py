@@ -255,7 +255,7 @@ def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
 def escaped(value: Any) -> Any:
     """Return a copy of `value`, plain data, in which each `${…}` in a string is escaped.
 
-    OmegaConf then reads it as text, not as an interpolation.
+    `${…}` is then text for OmegaConf, not an interpolation.
     """
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)

@@ -171,9 +171,9 @@ def take_config_dir(arguments: list[str]) -> list[str]:
 
 
 def _as_setting(flag: str, arguments: list[str]) -> str:
-    """Return a hint for an unknown flag: the setting that was probably meant, such as `trainer.max_steps=10`.
+    """Return a hint for an unknown flag: the setting that was probably meant or, if no key is similar, all flags.
 
-    `--max-steps 10` leads to this setting. If no key is similar, the hint names the existing flags.
+    For `--max-steps 10`, the hint is `trainer.max_steps=10`.
 
     Args:
         flag: the unknown flag.

@@ -1,4 +1,4 @@
-"""Which settings a resumed run, or a run that starts from a trained model, may change."""
+"""Which settings may change when a run is resumed or starts from a trained model, or when a sweep is continued."""
 
 import shlex
 from collections.abc import Mapping

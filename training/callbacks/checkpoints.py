@@ -68,7 +68,7 @@ class Checkpoints(L.Callback):
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Save a checkpoint of the training state after the latest step; all processes (ranks) must call this method."""
+        """Save a checkpoint after the latest step; all processes (ranks) must call this method."""
         for logger in trainer.loggers:
             logger.save()  # flush the events of these steps before the checkpoint that counts them
         trainer.save_checkpoint(self.directory / LAST)
