@@ -308,7 +308,8 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
     if key == "workers" and not sweep:
         raise InputError("workers: only works with -m or hparams_search=default, for several runs")
     if group == "trainer" and rest in REFUSED:
-        raise InputError(f"{key}: is not accepted: {REFUSED[rest]}")
+        presets = "|".join(groups().get(rest, ()))  # of the groups callbacks and logger
+        raise InputError(f"{key}: is not accepted: {REFUSED[rest]}{presets}")
     known = key in choices or key in KEYS | SEARCH_KEYS
     if not known and not (is_plugins(group) and rest):  # a plug-in's keys are those in its file
         raise InputError(f"{key}: no such key{nearest_key(key, [*KEYS, *SEARCH_KEYS, *choices])}")
