@@ -104,16 +104,21 @@ def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[
 
 
 def _open(address: str) -> tuple[Any, str]:
-    """Return the fsspec file system that serves an address, and the path of the address in that file system."""
+    """Return (file system, path): the fsspec file system that serves an address, and the address's path in it."""
     return fsspec.url_to_fs(address, **({"client_kwargs": WEB} if address.startswith("http") else {}))
 
 
 def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict[str, Any]]:
     """Find the files at the path `root` of a store; return a dict from each file's path to its metadata.
 
-    `root` is a file, a directory or a glob. The metadata is the dict that the file system `store` reports, with size
-    and ETag for example. If only some files of a directory are read, a line that mentions `entry`, the directory's
-    address, is added to `notes`.
+    If only some files of a directory are read, a line about this directory is added to `notes`.
+
+    Args:
+        store: the fsspec file system; the metadata of a file is the dict that it reports, with size and ETag for
+            example.
+        root: a file, a directory or a glob.
+        entry: the address that stands for `root`, for the line in `notes`.
+        notes: a list to which lines for the log are appended.
     """
     store.invalidate_cache()
     is_web = "https" in store.protocol  # `protocol` is a string or a tuple of strings
@@ -140,8 +145,8 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
 def download(address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = "") -> None:
     """Download one file to `target`, atomically, unless `target` exists with the given `size` (bytes) and `sha256`.
 
-    `progress` is told how many bytes have arrived. If several processes need the file, one downloads it and the others
-    wait.
+    `size` and `sha256` are compared only if they are given. `progress` is updated with the number of bytes that have
+    arrived. If several processes need the file, one process downloads it and the others wait.
     """
 
     def is_right(file: Path) -> bool:
@@ -175,7 +180,10 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
 
 
 def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
-    """Return in a few words why an address cannot be read, or why it cannot be copied into the local `folder`."""
+    """Return in a few words why an address cannot be read, or why the file cannot be copied into the local `folder`.
+
+    `error` is the exception that was raised. If it is an error of the disk, the words are about `folder`.
+    """
     if isinstance(error, ImportError) and "s3fs" in str(error):
         return "needs s3fs: pip install -c constraints.txt -e '.[s3]'"
     if isinstance(error, ValueError):

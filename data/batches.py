@@ -1,10 +1,11 @@
 """Compute training batch k from the text, the seed and k alone, so that a run can be resumed at any step.
 
-- An epoch cuts the text into adjacent windows, from a random position on, and visits them in random order. Batches are
-  consecutive slices of an endless sequence of epochs, and each rank computes its own rows of a batch.
+- An epoch cuts the text into adjacent windows, beginning at a random position, and visits the windows in random order.
+  Batches are consecutive slices of an endless sequence of epochs. Each rank computes only its share of the sequences in
+  a batch.
 - If the text is divided into documents, a window that would begin inside a document is moved back to the document's
-  beginning, unless that is too far away (`at_documents`).
-- A validation during training evaluates only part of the validation split (`num_validated`).
+  beginning, unless that is more than a window away (`at_documents`).
+- A validation during training may evaluate only a sample of the validation split (`num_validated`).
 """
 
 from collections.abc import Iterator
@@ -20,9 +21,9 @@ VALIDATION_CHARACTERS = 2**15  # maximum tokens of a validation before the last 
 
 
 def windows_per_epoch(length: int, context: int) -> int:
-    """Return how many windows of `context` tokens an epoch cuts a text of `length` tokens into.
+    """Return the number of windows of `context` tokens into which an epoch cuts a text of `length` tokens.
 
-    The number is the same in all epochs, although each begins at another position (see `epoch_starts`).
+    The number is the same in all epochs, although each epoch begins at another position (see `epoch_starts`).
     """
     return (length - min(context, length - context)) // context
 
@@ -31,8 +32,9 @@ def windows_per_epoch(length: int, context: int) -> int:
 def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray:
     """Return the positions in the text at which an epoch's windows begin, in the order of training: (windows,) int64.
 
-    The windows are adjacent, but their order is random. The first window in the text begins at a random position below
-    `context`, the phase, so that each epoch cuts the text differently.
+    The windows are adjacent in the text, but training visits them in random order. The window that comes first in the
+    text begins at a random position below `context`, so that each epoch cuts the text differently. `length` is the
+    number of tokens in the text, and `epoch` counts from 0.
     """
     random = np.random.default_rng([seed, epoch])
     phase = random.integers(min(context, length - context))
@@ -40,9 +42,10 @@ def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray
 
 
 def window_starts(length: int, seed: int, step: int, batch: int, context: int) -> np.ndarray:
-    """Return the positions at which the `batch` windows of training step `step` begin: (batch,) int64.
+    """Return the positions in the text at which the `batch` windows of training step `step` begin: (batch,) int64.
 
-    The text has `length` tokens. Batches are consecutive slices of an endless sequence of epochs (see `epoch_starts`).
+    The text has `length` tokens, and a window has `context` input tokens. Batches are consecutive slices of an endless
+    sequence of epochs (see `epoch_starts`).
     """
     if length <= context:
         raise ValueError(f"{length} tokens are too few for a window of {context} tokens and its targets")
@@ -55,11 +58,11 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
 
 
 def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray) -> np.ndarray:
-    """Move window starts back to the beginning of the document they are in: (windows,) -> (windows,) int64.
+    """Move each window start back to the beginning of the document that it is in: (windows,) -> (windows,) int64.
 
-    In `tokens`, each document is followed by the end mark `end`, (M,) tokens. A moved window begins with the end mark
-    before its document, as the texts of sample.py do. A start stays where it is if no end mark begins in the last
-    `context` tokens up to it, as in the middle of a long document.
+    In `tokens`, (N,), each document is followed by the end mark `end`, (M,) tokens. A moved window begins with the end
+    mark before its document, because sample.py also gives the model an end mark first. A start is not moved if no end
+    mark begins within the `context` tokens that end at the start, for example in the middle of a long document.
     """
     places = starts[:, None] - np.arange(context)  # (windows, context)
     found = places >= 0
@@ -70,7 +73,15 @@ def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.n
 
 @dataclass(frozen=True)
 class Windows:
-    """What a run trains on: windows of `context` + 1 tokens of the text, chosen by the seed and the step."""
+    """The training data of a run: windows of `context` + 1 tokens of the text, chosen by the seed and the step.
+
+    Attributes:
+        tokens: the text, (N,), of any integer type; N must be greater than `context`.
+        seed: seed of the random order of windows.
+        batch: number of windows per step, over all micro-batches and ranks.
+        context: number of input tokens in a window.
+        end: tokens of the end mark that follows each document, (M,); None if the text is not divided into documents.
+    """
 
     tokens: np.ndarray  # one-dimensional, of any integer type and longer than `context`
     seed: int
@@ -79,27 +90,29 @@ class Windows:
     end: np.ndarray | None = None  # tokens of the documents' end mark, see `at_documents`; None without documents
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
-        """Return the positions in `tokens` where the windows of `steps` steps in a row begin: (steps * batch,) int64.
+        """Return the positions in `tokens` where the windows of several successive steps begin: (steps * batch,) int64.
 
-        The first of these steps is number `steps * step`; by default, there is only the step `step`.
+        The steps are those numbered from `steps * step` to `steps * step + steps - 1`, so by default only `step`
+        itself.
         """
         starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
         return starts if self.end is None else at_documents(self.tokens, starts, self.context, self.end)
 
 
 def train_batch(windows: Windows, step: int, rows: slice = slice(None)) -> torch.Tensor:
-    """Return the training batch of step `step`, or only its `rows`: (rows, context + 1) int64.
+    """Return the training batch of step `step`: (rows, context + 1) int64.
 
-    Each row is a window: all but its last token are the inputs, and all but its first token are the targets.
+    Each row of the tensor is one window: all but its last token are the inputs, and all but its first token are the
+    targets. The slice `rows` selects the windows of the batch that are returned, by default all.
     """
     places = windows.starts(step)[rows, None] + np.arange(windows.context + 1)  # (rows, context + 1)
     return torch.from_numpy(np.asarray(windows.tokens)[places].astype(np.int64))
 
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
-    """Copy a text's tokens (N,) to a GPU and return the copy, or return `tokens` if it would need over `max_bytes`.
+    """Copy the tokens of a text, (N,), to a GPU and return the copy; return `tokens` if a copy needs over `max_bytes`.
 
-    The copy has 1 byte per token if `tokens` are uint8, else 4.
+    The copy needs 1 byte per token if `tokens` is uint8, otherwise 4 bytes per token.
     """
     # torch cannot gather uint16 on CUDA, so such tokens become int32.
     dtype, size = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
@@ -116,8 +129,14 @@ def batches_on_device(
 ) -> Iterator[torch.Tensor]:
     """Yield the batches that `train_batch` returns for `step`, `step` + 1, ...: (rows, context + 1) int64 on a GPU.
 
-    `tokens` is the whole text on that GPU, which gathers the windows itself. So the CPU copies only the windows' starts
-    to it, for `STEPS` steps at once.
+    Because the GPU gathers the windows from the text itself, the CPU copies only the positions of the windows to the
+    GPU, for `STEPS` steps at once.
+
+    Args:
+        tokens: the whole text on the GPU, (N,).
+        windows: the same text in CPU memory, with the seed and the sizes of the windows.
+        step: the first step.
+        rows: a slice that selects the windows of each batch, by default all.
     """
     window = torch.arange(windows.context + 1, device=tokens.device)  # (context + 1,)
     while True:

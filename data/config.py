@@ -104,9 +104,9 @@ class DataConfig:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
 
     def places(self) -> dict[str, str | None]:
-        """Return the values of `path`, `validation` and `test`, which name the texts, by these keys.
+        """Return the values of `path`, `validation` and `test`, which say where the text is, as a dict with these keys.
 
-        An address may contain a password, which only config.yaml stores.
+        An address in them may contain a password, so among the files of a run only config.yaml stores them.
         """
         return {"path": self.path, "validation": self.validation, "test": self.test}
 

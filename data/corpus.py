@@ -1,12 +1,10 @@
 """Find the files that `data.path` names, and read them in chunks, because a text may be far larger than memory.
 
 Decided here: which files of a directory, glob or zip file are read (`find_documents`), that binary files are left out
-(`open_corpus`), and which lines of the standard library, the default text, are dropped (`without_rulers`). A compressed
-file is read as its content, and a zip file as the files in it.
-
-- With `data.tokenizer=char`, files are decoded with `data.encoding`; a byte order mark (BOM) at the start is dropped,
-  and CRLF and lone CR become LF.
-- With `data.tokenizer=byte`, the bytes of a file stay unchanged.
+(`open_corpus`), and which lines of the standard library, the default text, are dropped (`without_rulers`). Compressed
+files are decompressed while they are read. With `data.tokenizer=char`, files are decoded with `data.encoding`, a byte
+order mark (BOM) at the start is dropped, and CRLF and lone CR become LF. With `data.tokenizer=byte`, the bytes of a
+file stay unchanged.
 """
 
 import glob
@@ -41,7 +39,12 @@ STDLIB_WITHOUT = {
 
 @dataclass(frozen=True)
 class Document:
-    """One file of a text; it may be inside a zip file."""
+    """One file of a text: `path` is the file on disk, and `name` is its path relative to the folder of the text.
+
+    If `path` was downloaded, `address` is its address. If `path` is a zip file, `member` is the path of the document in
+    the zip file. If data.validation is set, `split` is the split to which the file belongs. Otherwise, these fields are
+    "".
+    """
 
     name: str  # path within the corpus
     path: Path  # path of the file
@@ -51,15 +54,12 @@ class Document:
 
     @property
     def label(self) -> str:
-        """The path or address of the document, for messages."""
+        """The path or address of the document, for messages; a path inside a zip file is appended."""
         return printable(f"{self.address or self.path}{self.member and '/'}{self.member}")
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Open the document for reading its decompressed bytes.
-
-        Nothing is extracted to disk, where an interruption could leave half a file.
-        """
+        """Open the document for reading its decompressed bytes; nothing is extracted to disk."""
         with (
             readable(self.label),
             archive(self.path).open(self.member) if self.member else open(self.path, "rb") as file,
@@ -68,7 +68,7 @@ class Document:
             yield content
 
     def unzip(self) -> "list[Document]":
-        """Return a document for each file in a zip file, or the document itself if it is not a zip file."""
+        """Return a document for each file in this zip file, or [self] if this document is not a zip file."""
         if self.member or not self.label.lower().endswith(".zip"):
             return [self]
         with readable(self.label):
@@ -80,7 +80,11 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a text, and how to read them."""
+    """The files of a text (`documents`), and how to read them.
+
+    `encoding` is None if files are read as bytes. `python` is the version of Python if the text is its standard
+    library, otherwise "". `notes` are lines to log. If `hashes` is a list, `read` appends a hash of each file to it.
+    """
 
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
     documents: tuple[Document, ...]  # sorted by name; with data.validation, within each split
@@ -99,7 +103,7 @@ class Corpus:
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
     def digests(self, tick: Tick = lambda size: None) -> list[str]:
-        """Return the SHA-256 of the bytes of each document, in hexadecimal; `tick` is called after each read."""
+        """Return the SHA-256 of each document as hexadecimal str; `tick` is called with the size of each chunk read."""
         found = []
         for document in self.documents:
             with document.open() as file:
@@ -111,10 +115,7 @@ class Corpus:
         return found
 
     def digest(self, contents: Iterable[str]) -> str:
-        """Return one SHA-256 for all documents, in hexadecimal.
-
-        It is made from their hashes, `contents` (see `digests`), and, if there are several, also from their names.
-        """
+        """Return one SHA-256 of the documents' hashes, `contents`, and, if there are several, the documents' names."""
         total = hashlib.sha256()
         for document, content in zip(self.documents, contents, strict=True):
             name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
@@ -122,11 +123,11 @@ class Corpus:
         return total.hexdigest()
 
     def sha256(self, contents: list[str]) -> str:
-        """Return a SHA-256 that identifies the text: that of a single file, or the `digest` of several."""
+        """Return a SHA-256 of the text, made of the hashes `contents`: a single hash itself, or `digest` of several."""
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
-        """Return an iterator over the chunks of a document: str, or bytes if `encoding` is None."""
+        """Yield the content of a document in chunks: bytes if `encoding` is None, else str; see `digests` for `tick`."""
         chunks = self._chunks(document, tick)
         return chunks if self.hashes is None else hashed(chunks, self.hashes)
 
@@ -152,7 +153,7 @@ def without_rulers(source: str) -> str:
 
 
 def _stdlib(encoding: str | None) -> Corpus:
-    """Return the default text: the pure-ASCII source files of the running Python's standard library."""
+    """Return the default text: the source files of the running Python's standard library that contain only ASCII."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = [
         document
@@ -169,7 +170,7 @@ def _stdlib(encoding: str | None) -> Corpus:
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
-    """Return the files in and below `root` as documents; skip hidden names, and directories named in `without`."""
+    """Return the files in and below `root`, except hidden files, and files in hidden folders or those named in `without`."""
 
     def fail(error: OSError) -> None:
         raise InputError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
@@ -188,7 +189,7 @@ def _documents(paths: Iterable[Path], root: Path) -> list[Document]:
 
 
 def entries(path: str) -> list[str]:
-    """Return the paths in a list such as `[a.txt,b.txt]`; any other value, or an existing file, is a single path."""
+    """Return the paths in a list such as `[a.txt,b.txt]`; return [path] if `path` is no list or is an existing file."""
     if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
@@ -217,9 +218,9 @@ def of_run(config: DataConfig) -> DataConfig:
 
 
 def split_fragment(entry: str) -> tuple[str, str, str]:
-    """Split an address such as `https://a.org/b.txt#name=Book&sha256=HASH` into address, name and sha256.
+    """Split an address such as `https://a.org/b.txt#name=Book&sha256=HASH` into the tuple (address, name, sha256).
 
-    Of an address without `#…`, and of a local path, both address and name are the whole entry, and the hash is "".
+    If `entry` is a local path or an address without `#…`, the tuple is (entry, entry, "").
     """
     address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
     if "://" not in entry or not fragment:
@@ -287,7 +288,7 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
 
 
 def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Document]:
-    """Return the files at `entries` (paths or addresses), each file once, named without the folders that all share."""
+    """Return the files at `entries` (paths or addresses), each file once; file names omit the folders shared by all."""
     found: dict[str, Document] = {}  # by absolute path or address
     times = Counter[str]()
     for entry in entries:
@@ -385,7 +386,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def published_splits(documents: Sequence[Document]) -> list[str]:
-    """Return [a hint to set data.validation=] if files are named like published splits (`ptb.valid.txt`), else []."""
+    """Return a list with a hint to set data.validation= if files are named like `ptb.valid.txt`, otherwise []."""
     found = {
         key: shlex.quote(f"data.{key}={document.label}")
         for key, words in {"path": "train|training", "validation": "valid|validation|val|dev", "test": "test"}.items()

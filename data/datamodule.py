@@ -20,7 +20,7 @@ RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
 
 
 class _Batches(IterableDataset):
-    """An iterable dataset: `make` is called at the beginning of each pass and returns the iterator over the batches."""
+    """An iterable dataset that calls `make` at the beginning of each pass and iterates over the returned batches."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self.make = make
@@ -31,16 +31,17 @@ class _Batches(IterableDataset):
 
 class _EndlessBatches(_Batches):
     def __len__(self) -> int:
-        """Return a constant: training is one endless epoch, but Lightning resumes only an epoch that has a length."""
+        """Return a constant: training is a single endless epoch, but Lightning only resumes epochs with a length."""
         return ENDLESS
 
 
 class TextDataModule(L.LightningDataModule):
     """Load the batches of training and validation for Lightning.
 
-    A training batch is (rows, context + 1) int64. A validation batch is `(inputs, targets, counted)`, each of shape
-    (rows, context), where `counted` marks the targets that count towards the loss. A training text is copied to a CUDA
-    GPU, which then gathers the batches, if it needs at most the fraction `RESIDENT` of the GPU's free memory.
+    A training batch is (rows, context + 1) int64: the inputs and, shifted by one token, the targets. A validation batch
+    is `(inputs, targets, counted)`, each of shape (rows, context), where `counted` is True for the targets that count
+    towards the loss. A training text is copied to a CUDA GPU if it needs at most the fraction `RESIDENT` of the GPU's
+    free memory; the GPU then assembles the batches itself.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
@@ -51,7 +52,7 @@ class TextDataModule(L.LightningDataModule):
         self.windows = Windows(text.train, seed, config.batch, context, end)
 
     def train_dataloader(self) -> DataLoader:
-        """Return the loader of this device's rows of every batch, from the current step on."""
+        """Return a loader of this device's sequences of every batch, starting with the batch of the current step."""
         assert self.trainer is not None
         trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
@@ -69,13 +70,14 @@ class TextDataModule(L.LightningDataModule):
 
     @property
     def tokens_per_step(self) -> int:
-        """Number of tokens that an optimizer step trains on, over all devices."""
+        """Number of tokens on which one optimizer step trains, over all devices."""
         return self.config.batch * self.context
 
     def num_validated(self, last_step: int = 0) -> int:
-        """Return how many tokens, over all devices, the validation at the current step evaluates.
+        """Return how many tokens the validation at the current step evaluates, over all devices.
 
-        If `last_step` is given, return instead how many the validation at that step, the last of the run, evaluates.
+        If `last_step` is not 0, return how many tokens the validation at the run's last step, `last_step`, will
+        evaluate.
         """
         assert self.trainer is not None
         step = last_step or self.trainer.global_step
@@ -83,7 +85,7 @@ class TextDataModule(L.LightningDataModule):
         return num_validated(len(self.text.validation), step * self.tokens_per_step, last, self.config.val_tokens)
 
     def val_dataloader(self) -> DataLoader:
-        """Return the loader of this device's share of the validation windows, which always come in the same order."""
+        """Return a loader of this device's share of the validation windows, in the same order in every validation."""
         assert self.trainer is not None
         trainer = self.trainer
 

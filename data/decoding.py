@@ -21,10 +21,11 @@ Tick = Callable[[int], object]  # called after each read with the number of byte
 
 
 def hashed(chunks: Iterable[str | bytes], found: list[str]) -> Iterator[str | bytes]:
-    """Yield the chunks of a text unchanged; after the last one, append the hash of the whole text to the list `found`.
+    """Yield the chunks of a text unchanged; after the last chunk, append the hash of the whole text to `found`.
 
-    The hash is the SHA-256 of the text's normal form: NFC in UTF-8, with LF line ends and without a byte order mark. So
-    copies of a text that differ only in these have the same hash, even if UTF-8 files are read as bytes.
+    The hash is the SHA-256 of the text in a normal form: NFC in UTF-8, with LF line ends and without a byte order mark.
+    So two copies of a text have the same hash even if they differ in Unicode normalization, encoding, line ends or byte
+    order mark. Chunks of bytes are decoded as UTF-8 for the hash.
     """
     sha256, rest = hashlib.sha256(), ""
     utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
@@ -57,14 +58,14 @@ def decode(
     """Yield the text of a file in chunks, without its byte order mark and with LF line ends.
 
     Args:
-        file: the opened file.
-        name: its name, for messages.
+        file: the file, opened for reading bytes.
+        name: name of the file, for messages.
         encoding: a text encoding of Python, such as utf-8.
-        tick: called after each read with the number of bytes.
+        tick: called with the number of bytes after each read.
         option: the option that sets the encoding, for messages.
 
     Raises:
-        InputError: the file is not in this encoding; the message suggests another one or names the damaged line.
+        InputError: the file is not in this encoding; the message suggests another encoding or names the damaged line.
         NotText: the file is not text, such as an office document or a picture.
     """
     try:
@@ -106,7 +107,10 @@ class _Failure(NamedTuple):
 
 
 def _refuse(file: IO[bytes], name: str, encoding: str, option: str, failure: _Failure) -> NoReturn:
-    """Raise the errors of `decode` for a file that is not in its encoding; the arguments are those of `decode`."""
+    """Raise the error of `decode` for a file that is not in `encoding`; `failure` says where decoding failed.
+
+    The other arguments are those of `decode`.
+    """
     what, wrong, cut, first, chunk = failure
     codec, fix, end = codecs.lookup(encoding).name, "", ""
     if cut:
@@ -136,9 +140,9 @@ def _refuse(file: IO[bytes], name: str, encoding: str, option: str, failure: _Fa
 
 
 def _check_characters(text: str, at_start: bool) -> None:
-    """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in this encoding.
+    """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in the given encoding.
 
-    `at_start` says whether it is the first chunk: only there do control characters count, such as those of a picture.
+    Control characters, such as those of a picture, count only if `at_start` is true: the chunk is the file's first.
     """
     if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
         raise UnicodeError("over a quarter of its characters are NUL")
@@ -150,10 +154,10 @@ def _refuse_damaged_utf8(what: str, bad: int, letters: int, end: str) -> None:
     """Raise an `InputError` if a file is UTF-8 except for a few damaged bytes, so that another encoding would not help.
 
     Args:
-        what: the beginning of the message.
+        what: the beginning of the message, which names the file and the damaged line.
         bad: number of damaged bytes.
         letters: number of characters beyond ASCII that are valid UTF-8.
-        end: how the message ends if the end of the file cuts a character; empty otherwise.
+        end: the end of the message if the file ends in the middle of a character; otherwise "".
     """
     if end and letters:
         raise InputError(f"{what}: {end}")

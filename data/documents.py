@@ -1,8 +1,8 @@
-"""Divide a text into documents: lines, paragraphs, files, parts between separators, or rows of a table.
+"""Divide a text into documents: lines, paragraphs, files, the text between separators, or rows of a table.
 
 Decided here: where a document begins and ends, which documents are dropped because they are blank, and which end mark
 follows each document: a newline, a blank line or U+0003. The text may be far larger than memory, so it is divided in
-batches.
+batches of about `BATCH` characters.
 """
 
 import re
@@ -26,7 +26,11 @@ SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last
 
 @dataclass(frozen=True)
 class Rule:
-    """How a text is divided into documents, and which characters mark the end of each."""
+    """How a text is divided into documents, and which characters mark the end of each document.
+
+    `kind` is line, paragraph, file, row (of a table) or part (the text between two separators). `end` is the end mark,
+    the characters that follow each document. `name` is the separator of parts or the field of a row, else "".
+    """
 
     kind: str  # line, paragraph, file, row (of a table), or part (of a file, between separators)
     end: str  # end mark: the characters that follow each document, such as a newline
@@ -34,7 +38,7 @@ class Rule:
 
     @classmethod
     def of(cls, config: DataConfig) -> "Rule | None":
-        """Return how `config` divides the text into documents; None if data.documents and data.field are not set."""
+        """Return the `Rule` that `config` asks for, or None if neither data.documents nor data.field is set."""
         if config.field is not None:
             return cls("row", END, config.field)
         if config.documents is None:
@@ -47,7 +51,15 @@ class Rule:
 
 @dataclass(frozen=True)
 class Documents:
-    """The result of dividing a text: how many documents each split has, and how many were copies or blank."""
+    """The result of dividing a text into documents.
+
+    Attributes:
+        rule: how the text is divided.
+        counts: number of documents by split.
+        repeated: number of documents that equal an earlier document.
+        blank: number of documents that were dropped because they contain only whitespace.
+        copied: if data.validation is set, number of validation and test documents that equal a training document.
+    """
 
     rule: Rule
     counts: Mapping[str, int]  # number of documents of each split
@@ -57,7 +69,10 @@ class Documents:
 
 
 class Batch(NamedTuple):
-    """Successive documents of a text, including blank ones: one string, and where each document is in it."""
+    """Successive documents of a text, including blank ones: document i is `text[starts[i]:ends[i]]`.
+
+    `text` is a str, or bytes if the tokenizer is the byte tokenizer, and `points` its code points or bytes as an array.
+    """
 
     text: Any  # str, or bytes with the byte tokenizer
     points: np.ndarray  # the code points or bytes of `text`
@@ -71,7 +86,9 @@ Cut = Callable[[Any, bool], tuple[Batch, Any]]  # (text, whether the file ends w
 def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
     """Yield texts that together contain the characters of all documents, each text as an iterable of chunks.
 
-    The vocabulary is made from these. Separators and the syntax of tables, which a model never reads, are left out.
+    The vocabulary consists of the characters of these texts. Separators and the syntax of tables are left out, because
+    a model never reads them. `rule` says how the documents are found in `corpus`, and `tick` is called with the number
+    of bytes after each read.
     """
     if rule.kind in WHITESPACE:
         yield from (corpus.read(document, tick) for document in corpus.documents)
@@ -80,9 +97,9 @@ def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
 
 
 def check_end_mark(corpus: Corpus, rule: Rule, characters: str) -> None:
-    """Raise an `InputError` with file and line if the text contains the end mark U+0003.
+    """Raise an `InputError` with file and line if the text contains U+0003 although `rule` uses it as the end mark.
 
-    `characters` are the distinct characters of the text: the files are searched only if the end mark is among them.
+    `characters` are the distinct characters of the text. The files are searched only if U+0003 is among them.
     """
     if rule.end != END or END not in characters:
         return
@@ -102,7 +119,10 @@ def _has_end_mark(document: Document, line: int, way: str) -> InputError:
 
 
 def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
-    """Yield all documents of a corpus, without their end marks, in batches of about `BATCH` characters."""
+    """Yield all documents of a corpus, without their end marks, in batches of about `BATCH` characters.
+
+    `rule` says how the text is divided, and `tick` is called with the number of bytes after each read.
+    """
     if rule.kind in ("file", "row"):
         read = _read_file if rule.kind == "file" else _read_rows
         held, size = [], 0
@@ -121,9 +141,10 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 
 
 def divide(text: Any, rule: Rule, label: str) -> list[Any]:
-    """Divide the whole `text` of one file into documents; return those that are not blank, as str or bytes like `text`.
+    """Divide the whole `text` of one file as `rule` says; return its documents, which have the type of `text`.
 
-    `label` is the file's name. Its suffix tells a CSV file from JSON lines if each row is a document.
+    The type is str, or bytes with the byte tokenizer. Blank documents are left out. `label` is the file's name: if each
+    row of a table is a document, the suffix of the name says whether the table is CSV, TSV or JSON lines.
     """
     if rule.kind == "row":
         values = list(fields([text], label, rule.name))
@@ -139,22 +160,24 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
 
 
 def is_divided(rule: Rule, label: str) -> bool:
-    """Return whether the documents of the file `label` lie between separators or in the syntax of a table.
+    """Return whether the file `label` must go through `divide` before a model that was trained with `rule` reads it.
 
-    A model that was trained with `rule` has never read either, so such a file must go through `divide` first.
+    That is so if separators stand between the documents, or if the file is a table of which one field is read: the
+    model has never read separators or the syntax of tables. `label` is the file's name, whose suffix tells whether it
+    is a table.
     """
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 
 def _cut(rule: Rule) -> Cut:
-    """Return the function that divides a text into lines, paragraphs or parts, whichever `rule` says (see `Cut`)."""
+    """Return the function that divides a text as `rule` says: into lines, paragraphs, or parts between separators."""
     return {"line": _cut_lines, "paragraph": _cut_paragraphs, "part": _cut_parts(rule.name)}[rule.kind]
 
 
 def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
-    """Divide a file, given in chunks, with the function `cut`; yield its documents in batches.
+    """Divide a file, given in chunks, with the function `cut`, and yield its documents in batches.
 
-    The unfinished document at the end of one batch becomes the beginning of the next.
+    If a batch of text ends in the middle of a document, that document is moved to the beginning of the next batch.
     """
     held, size, wanted = [], 0, BATCH
     for chunk in chunks:
@@ -170,7 +193,10 @@ def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
 
 
 def _cut_parts(separator: str) -> Cut:
-    """Return a `Cut` that divides a text at a separator and strips line breaks from both ends of each part."""
+    """Return a function that divides a text at each `separator` and strips line breaks from both ends of each part.
+
+    The function is a `Cut`: it returns (the parts as a batch, the text after the last separator).
+    """
 
     def cut(text: Any, last: bool) -> tuple[Batch, Any]:
         *parts, rest = text.split(separator.encode() if isinstance(text, bytes) else separator)
@@ -183,9 +209,10 @@ def _cut_parts(separator: str) -> Cut:
 
 
 def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Divide a text into lines; return them as a batch, and the unfinished last line as the rest.
+    """Divide a text into lines, and return (the complete lines as a batch, the incomplete line at the end of the text).
 
-    Lines end with LF or, in bytes, also with CRLF. If the file ends with this text (`last`), the rest is empty.
+    Lines end with LF or, if the text is bytes, also with CRLF. If `last` is true, the file ends with this text: then
+    the last line is complete even without a line end.
     """
     newline = b"\n" if isinstance(text, bytes) else "\n"
     if last and not text.endswith(newline):
@@ -201,7 +228,11 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Divide a text into paragraphs, runs of lines that are not blank; return a batch and the unfinished rest."""
+    """Divide a text into paragraphs; return (the complete paragraphs as a batch, the incomplete one at the text's end).
+
+    A paragraph is a run of lines that are not blank. If `last` is true, the file ends with this text: then the last
+    paragraph is complete.
+    """
     lines, rest = _cut_lines(text, last)
     full = ~are_blank(lines)
     begins = np.flatnonzero(full & ~np.concatenate(([False], full[:-1])))
@@ -242,12 +273,12 @@ def are_blank(batch: Batch) -> np.ndarray:
 
 
 def _read_file(corpus: Corpus, document: Document, _: str, tick: Tick) -> Iterator[Any]:
-    """Yield a single document: the whole content of a file, as str or, with the byte tokenizer, as bytes."""
+    """Yield the whole content of a file as one document: a str or, with the byte tokenizer, bytes."""
     yield (b"" if corpus.encoding is None else "").join(corpus.read(document, tick))  # type: ignore[arg-type]
 
 
 def _read_rows(corpus: Corpus, document: Document, field: str, tick: Tick) -> Iterator[Any]:
-    """Yield a document for each row of a table: its `field`, as str or, with the byte tokenizer, as bytes."""
+    """Yield the `field` of each row of a table as one document: a str or, with the byte tokenizer, bytes."""
     chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
     for line, value in fields(chunks, document.label, field):  # type: ignore[arg-type]
         if END in value:

@@ -37,14 +37,14 @@ RTF = b"{\\rtf"  # RTF is ASCII, so `is_binary` does not recognise it
 
 
 def suffix(name: str) -> str:
-    """Return the lower-case suffix of a file name, without that of a compression: .txt for a.txt and a.txt.gz."""
+    """Return the lower-case suffix of a file name, ignoring that of a compression: .txt for both a.txt and a.txt.gz."""
     path = PurePath(name.lower())
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
 
 @contextmanager
 def readable(label: str) -> Iterator[None]:
-    """Turn errors from reading or unpacking the file `label` into an `InputError`."""
+    """Context manager that turns errors from reading or unpacking the file `label` into an `InputError`."""
     try:
         yield
     except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
@@ -56,7 +56,7 @@ def readable(label: str) -> Iterator[None]:
 
 @contextmanager
 def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-    """Yield `file`, which is decompressed while it is read if its `name` ends with .gz, .bz2, .xz or .zst."""
+    """Context manager that yields `file`, decompressed while it is read if `name` ends with .gz, .bz2, .xz or .zst."""
     module = COMPRESSED.get(PurePath(name.lower()).suffix)
     if module is None:
         yield file
@@ -75,7 +75,7 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
 
 
 def archive(path: Path) -> zipfile.ZipFile:
-    """Open a zip file, cached so that its list of files is read once and not for each file in it."""
+    """Open a zip file, and cache the result so that the list of files in it is read only once."""
     stat = path.stat()
     return _archive(path, stat.st_size, stat.st_mtime_ns)
 
@@ -86,7 +86,10 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
 
 
 def members(path: Path, label: str) -> list[str]:
-    """Return the sorted names of the files in a zip file; hidden files are left out unless there are no others."""
+    """Return the sorted names of the files in the zip file `path`, without hidden files unless all files are hidden.
+
+    `label` is the name of the zip file, for messages.
+    """
     files = {info.filename: info for info in archive(path).infolist() if not info.is_dir()}
     for name, info in files.items():
         if info.flag_bits & 1:
@@ -97,9 +100,9 @@ def members(path: Path, label: str) -> list[str]:
 
 
 def office(name: str, first: bytes) -> tuple[str, str] | None:
-    """Return (what it is, how to get text from it) if a file is an office document or an e-book, else None.
+    """Return (what the file is, how to get text from it) if a file is an office document or an e-book, otherwise None.
 
-    `name` is the file's name or address, and `first` are its first bytes.
+    `name` is the file's name or address, and `first` contains the first bytes of the file.
     """
     kind = ".rtf" if first.startswith(RTF) else suffix(name)
     if kind not in OFFICE or not (kind == ".rtf" or is_binary(first)):
@@ -109,9 +112,9 @@ def office(name: str, first: bytes) -> tuple[str, str] | None:
 
 
 def utf16_order(chunk: bytes) -> str:
-    """Return the likely byte order, "le" or "be", of UTF-16 without a byte order mark; "" if it is not UTF-16.
+    """Return "le" or "be", the likely byte order, if bytes look like UTF-16 without a byte order mark; otherwise "".
 
-    In UTF-16, every second byte of ASCII characters is NUL.
+    In UTF-16, one of the two bytes of each ASCII character is NUL, and its position shows the byte order.
     """
     first, second = chunk[::2].count(0), chunk[1::2].count(0)
     if bool(first) == bool(second) or first + second < len(chunk) / 100:
@@ -120,21 +123,21 @@ def utf16_order(chunk: bytes) -> str:
 
 
 def is_binary(chunk: bytes) -> bool:
-    """Return whether bytes contain a NUL or over 1 % control characters, unlike a text in a superset of ASCII."""
+    """Return whether `chunk` contains a NUL or over 1 % control characters, which text in common encodings does not."""
     controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
     return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
 
 
 def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
-    """Count the damaged bytes of a UTF-8 file, to tell a text with a few of them from one in another encoding.
+    """Count the damaged bytes of a UTF-8 file, to distinguish it from a file in another encoding.
 
     Args:
         file: the file, which is read again from its beginning.
         wrong: position of the first byte that is not UTF-8.
 
     Returns:
-        The line of byte `wrong`, the number of bytes that are not UTF-8, and the number of valid non-ASCII characters.
-            None if the file is not seekable, such as a pipe.
+        (line, bad, letters): the number of the line that contains byte `wrong`, the number of bytes that are not UTF-8,
+            and the number of valid non-ASCII characters. None if the file is not seekable, such as a pipe.
     """
     if not file.seekable():
         return None
@@ -152,8 +155,9 @@ def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
 
 
 def part_of(texts: int, files: int, everything: str) -> str:
-    """Return a log line: only `texts` of the `files` files of a directory are read, and how to read all of them.
+    """Return a log line which says that only some files of a directory are read, and how to read all of them.
 
-    `everything` is a glob that matches all these files.
+    `texts` is the number of files that are read, `files` the number of all files, and `everything` a glob that matches
+    all of them.
     """
     return f"{texts:,} of {files:,} files (*.txt); to read all: {shlex.quote(f'data.path={everything}')}"

@@ -1,11 +1,12 @@
 """Shuffle, split and encode documents by a hash of their content, so that copies of a document share a split.
 
-The documents with the lowest hashes are validation, the next ones test, and all others training. So an additional
-document moves only those documents to another split whose hash is near a border of splits.
+The documents with the lowest hashes become validation, the next ones test, and all others training. So if a document is
+added, only documents whose hash is near the border between two splits move to another split.
 
-The documents are sorted externally: each batch, sorted by the top bits of its hashes, is written to a temporary file as
-a run. Then each bucket of hashes is collected from all runs, sorted in memory and appended to its split. Only a batch,
-a bucket and the longest document must fit into memory.
+The documents are sorted externally. First, the documents of each batch are sorted by the top bits of their hashes and
+written to a temporary file as a sorted run. Then the range of hashes is divided into buckets: the documents of a bucket
+are collected from all sorted runs, sorted in memory and appended to their split. Only a batch, a bucket and the longest
+document must fit into memory.
 """
 
 from collections.abc import Iterator, Mapping
@@ -37,7 +38,7 @@ ENTRY = np.dtype([("hash", np.uint64), ("size", np.uint32), ("copies", np.uint32
 
 @lru_cache(maxsize=4)
 def _powers(base: int, size: int) -> np.ndarray:
-    """Return base ** i modulo 2**64 for i below `size`: (size,) uint64."""
+    """Return `base` ** i modulo 2**64 for i = 0, ..., size - 1: (size,) uint64."""
     powers = np.full(size, base, np.uint64)
     powers[0] = 1
     return np.multiply.accumulate(powers)
@@ -46,10 +47,10 @@ def _powers(base: int, size: int) -> np.ndarray:
 def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the hash of each document `points[start:end]` of a batch: (documents,) uint64.
 
-    `points` are the code points or bytes of the batch. The documents must be in rising order and not empty. The
-    polynomial hash of a document, the sum of point[i] * BASE ** i modulo 2**64 with i counted from its start, is added
-    to its length times an odd constant and then mixed. Source of the mixing: Steele et al., Fast Splittable
-    Pseudorandom Number Generators (2014).
+    `points` are the code points or bytes of the batch. No document may be empty, and `starts` and `ends` must be
+    sorted. The polynomial hash of a document, the sum of point[i] * BASE ** i modulo 2**64 with i counted from the
+    document's start, is added to the document's length times an odd constant; the bits of the sum are then mixed.
+    Source of the mixing: Steele et al., Fast Splittable Pseudorandom Number Generators (2014).
     """
     hashes = (ends - starts).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     weighted = np.empty(BLOCK + 1, np.uint64)
@@ -78,7 +79,14 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
 class _Runs:
     """The sorted runs of the external sort, in two temporary files: `ENTRY` records, and the documents' tokens.
 
-    The files have no name, so they vanish with the process.
+    A sorted run contains the documents of one batch. An `ENTRY` describes a document: its hash, its number of tokens
+    and how often it occurs. The files have no names, so they vanish with the process.
+
+    Args:
+        bits: binary logarithm of the number of buckets.
+        dtype: dtype of the tokens.
+        entries: the temporary file for the `ENTRY` records.
+        tokens: the temporary file for the tokens.
     """
 
     def __init__(self, bits: int, dtype: Any, entries: IO[bytes], tokens: IO[bytes]) -> None:
@@ -87,7 +95,7 @@ class _Runs:
         self.cuts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])  # borders of the buckets, by file and run
 
     def append(self, entries: np.ndarray, tokens: np.ndarray) -> None:
-        """Write a run: `ENTRY` records sorted by `_top` of their hashes, and the documents' tokens in that order."""
+        """Write a sorted run: `ENTRY` records, sorted by `_top` of their hashes, and the tokens of their documents."""
         found = np.searchsorted(_top(entries["hash"]), self.borders)
         cuts = np.concatenate(([0], found, [len(entries)])).astype(np.uint32)
         token_ends = np.concatenate(([0], entries["size"].cumsum()))
@@ -96,7 +104,10 @@ class _Runs:
             self.cuts[which].append(cut)
 
     def bucket(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Collect bucket `number` from all runs, not yet sorted: return its documents' `ENTRY` records and tokens."""
+        """Return (entries, tokens) of the documents in bucket `number`, collected from all sorted runs, still unsorted.
+
+        `entries` are `ENTRY` records, and `tokens` the tokens of all their documents, one document after the other.
+        """
         found = []
         for file, dtype, cuts in zip(self.files, self.dtypes, self.cuts, strict=True):
             file.flush()
@@ -113,12 +124,12 @@ class _Runs:
 
 
 def _top(hashes: np.ndarray) -> np.ndarray:
-    """Return the top 16 bits of hashes, as uint16, because NumPy sorts by these ten times faster than by all 64."""
+    """Return the top 16 bits of each hash as uint16, because NumPy sorts uint16 ten times faster than uint64."""
     return (hashes >> np.uint64(48)).astype(np.uint16)
 
 
 def _sorted(hashes: np.ndarray) -> np.ndarray:
-    """Return the indices that sort the hashes of a bucket, as `argsort` does."""
+    """Return the indices that sort `hashes`, like `argsort` but in about half the time."""
     # The second sort is linear because its input is nearly sorted, so both together need half the time of one argsort.
     shared = hashes.min() ^ hashes.max()  # above its highest bit all are equal
     order = (hashes >> np.uint64(max(0, int(shared).bit_length() - 16))).astype(np.uint16).argsort(kind="stable")
@@ -126,7 +137,10 @@ def _sorted(hashes: np.ndarray) -> np.ndarray:
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Join the slices `tokens[start : start + size]`, of which there is at least one, into one array."""
+    """Concatenate the slices `tokens[start : start + size]`, one for each pair of `starts` and `sizes`, into one array.
+
+    There must be at least one slice.
+    """
     ends = sizes.cumsum(dtype=np.int64)
     if ends[-1] > LONG * len(ends):
         return np.concatenate([tokens[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
@@ -141,10 +155,10 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
 
 
 def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return one sorted run: an `ENTRY` for each document of a batch, sorted by `_top`, and their tokens in this order.
+    """Return (entries, tokens), the documents of a batch as a sorted run: an `ENTRY` record for each, sorted by `_top`.
 
-    The tokens of each document end with the end mark, `mark`. Equal neighbours become one entry, so that a bucket stays
-    small even if a document is repeated millions of times.
+    `tokens` contains the tokens of each document followed by those of its end mark, `mark`. Equal neighbours become one
+    record that counts the copies, so that a bucket stays small even if a document is repeated millions of times.
     """
     text, points, starts, ends = batch
     hashes = content_hashes(points, starts, ends)
@@ -165,22 +179,25 @@ def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarr
 
 
 def _differs(hashes: np.ndarray) -> np.ndarray:
-    """Return for each of the sorted hashes whether it differs from the one before it: (n,) bool, the first is True."""
+    """Return for each of the sorted `hashes` whether it differs from the previous one: (n,) bool, the first is True."""
     return np.concatenate(([True], hashes[1:] != hashes[:-1]))[: len(hashes)]
 
 
 class HashOrder:
-    """Encodes a text's documents in the order of their hashes, each whole in one split and followed by its end mark."""
+    """Encodes the documents of a text in the order of their hashes. A document is never divided between splits.
+
+    In the encoded text, the end mark follows each document.
+    """
 
     def __init__(self, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
         """Prepare to encode one text.
 
         Args:
-            rule: what a document is.
-            tokenizer: contains the characters of the documents and of the end mark.
+            rule: how the text is divided into documents.
+            tokenizer: its vocabulary contains the characters of the documents and of the end mark.
             size: number of characters, or bytes, of all documents; an estimate is enough.
             folder: where temporary files are written.
-            tick: called with the number of bytes while the text is read, and once more while it is sorted.
+            tick: called with the number of bytes while the text is read, and again while the documents are sorted.
         """
         self.rule, self.tokenizer, self.folder, self.tick = rule, tokenizer, folder, tick
         self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
@@ -191,10 +208,10 @@ class HashOrder:
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
     def encode_own(self, corpus: Corpus) -> Iterator[tuple[str, np.ndarray]]:
-        """Encode a text whose files each belong to a split (data.validation); yield pairs (split, tokens).
+        """Encode a text whose files are assigned to splits by data.validation; yield pairs (split, tokens).
 
-        Within a split, documents are sorted by hash. Validation and test come first, so that training can be compared
-        to them.
+        Within a split, documents are sorted by hash. Validation and test are encoded before training, so that the
+        training documents can be compared with the held-out documents.
         """
         for split in ORDER:
             if part := tuple(each for each in corpus.documents if each.split == split):
@@ -204,15 +221,17 @@ class HashOrder:
                 yield from self.encode(of_split, [1.0, 0.0, 0.0], split)
 
     def encode(self, corpus: Corpus, shares: list[float], own: str = "") -> Iterator[tuple[str, np.ndarray]]:
-        """Encode all documents, sorted by hash; yield pairs (split, tokens), each of one or more documents.
+        """Encode all documents, sorted by hash; yield pairs (split, tokens), each with the tokens of some documents.
 
-        `shares` divide the tokens of all documents in this order, and a document belongs to the split that contains its
-        middle. Validation, and test if its share is above 0, contain at least one document.
+        All tokens, in the order of the hashes, are divided between the splits according to `shares`. A document belongs
+        to the split that contains the document's middle. Validation contains at least one document, and so does test if
+        its share is above 0.
 
         Args:
             corpus: the files.
             shares: fractions of training, validation and test.
-            own: the split to which all documents belong; "" divides them.
+            own: the split to which all documents of `corpus` belong, or "" if they are to be divided between the
+                splits.
 
         Raises:
             InputError: there are too few documents, see `_check_counts`.
@@ -258,11 +277,14 @@ class HashOrder:
         self.found["repeated"] += sum(counts.values()) - distinct
 
     def splits_of_files(self) -> list[str]:
-        """Return the split of each file once all are encoded, if each is a document; a blank one counts as training."""
+        """Return a list with the split of each file, if each file is one document; a blank file counts as training.
+
+        Call this after all documents are encoded.
+        """
         return np.array(ORDER)[np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))].tolist()
 
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
-        """Encode all documents that are not blank and write them into `runs`; return the number of their tokens."""
+        """Encode all documents of `corpus` that are not blank and append them to `runs`; return the number of tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)
@@ -279,14 +301,15 @@ class HashOrder:
         return total
 
     def _compare(self, hashes: np.ndarray, copies: np.ndarray, own: str) -> None:
-        """With data.validation, count the held-out documents that equal one of training, in `found["copied"]`.
+        """Count the held-out documents that equal a training document, in `found["copied"]`, if data.validation is set.
 
-        The held-out splits come first: their hashes are stored. Those of training are then looked up among them.
+        The documents of validation and test come first, and their hashes are stored. The hashes of the training
+        documents are then looked up among the stored hashes.
 
         Args:
             hashes: sorted hashes of documents, (n,) uint64.
             copies: how often each document occurs, (n,).
-            own: the split that they belong to; "" if the text has no files for validation, and nothing is counted.
+            own: the split of the documents; "" if data.validation is not set, and then nothing is counted.
         """
         if own in ("validation", "test"):
             self.held_out.append(hashes.repeat(copies))
@@ -297,14 +320,14 @@ class HashOrder:
 
 
 def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_test: bool) -> np.ndarray:
-    """Return the split of each group of equal documents: (groups,) uint8 indices into `ORDER`.
+    """Return the split of each set of equal documents: (sets,) uint8 indices into `ORDER`.
 
     Args:
-        middles: position of each group's middle among all tokens in the order of the hashes, (groups,).
-        borders: the positions at which validation ends and at which test ends.
-        first: whether the first of these groups is the first of the whole text, which is always validation.
-        lacks_test: whether a test split is wanted but is still empty. The first group that would be training is then
-            test.
+        middles: position of the middle of each set among all tokens in the order of the hashes, (sets,).
+        borders: the position at which validation ends, and the position at which test ends.
+        first: whether `middles` begins with the first set of the whole text, which is always validation.
+        lacks_test: whether a test split is wanted but is still empty. If true and no set here falls into test, the
+            first training set is moved to test.
     """
     places = np.searchsorted(borders, middles).astype(np.uint8)
     if first:
@@ -315,13 +338,13 @@ def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_tes
 
 
 def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
-    """Raise an `InputError` if a text has too few documents for three splits, or for these shares.
+    """Raise an `InputError` if a text has too few documents for its splits, or if `shares` leave none for training.
 
     Args:
-        corpus: the text, for its name.
-        rule: what a document is, for the message.
-        shares: fractions of training, validation and test. If that of validation is 0, all documents belong to the
-            split of their files, and one document is enough.
+        corpus: the text, whose name is used in the message.
+        rule: how the text is divided into documents, for the message.
+        shares: fractions of training, validation and test. If the fraction of validation is above 0, three different
+            documents are needed. Otherwise one document is enough.
         counts: number of documents of each split.
         distinct: number of different documents.
     """

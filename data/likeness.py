@@ -1,7 +1,8 @@
 """Compare the validation split with the training split, to warn if the validation loss would say little about a model.
 
-Decided here: when a run warns that validation is unlike the training text, that it repeats passages of it, or that the
-lines are sorted. The measure is the loss of counting n-grams, see `data.ngrams`.
+Decided here: when a run warns that validation is unlike the training text, that validation repeats passages of the
+training text, or that the lines of the training text are sorted. The splits are compared by the loss of an n-gram
+model, see `data.ngrams`.
 """
 
 from itertools import pairwise
@@ -24,16 +25,18 @@ SORTED = 0.95  # fraction of neighbouring lines that are in order in a sorted te
 def likeness(train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
     """Compare the tokens of validation, (M,), with those of training, (N,); return a dict for `describe_likeness`.
 
-    Its `losses` are those of `counting_losses`, and `sorted` is whether the lines of the training text are sorted.
+    Key `losses` is the result of `counting_losses`, and `sorted` tells whether the lines of the training text are
+    sorted.
     """
     lines = are_sorted(tokenizer.decode(train[:MOST_LINES]))
     return {"losses": counting_losses(train, validation, tokenizer.size), "sorted": lines}
 
 
 def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
-    """Return a warning in one line, as a tuple, if the result of `likeness` gives a reason for one, else ().
+    """Return a one-tuple with a warning, in one line, if `found` gives a reason for a warning; otherwise return ().
 
-    With `can_mix`, the text is not divided into documents, and the line names an option that shuffles it.
+    `found` is the result of `likeness`. If `can_mix` is true, the text is not divided into documents, and the warning
+    names an option that shuffles the text.
     """
     if can_mix and found["sorted"]:
         return ("the lines are sorted: data.documents=line shuffles them",)
@@ -51,9 +54,10 @@ def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
 def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> list[float]:
     """Return the losses of an n-gram model on validation and on `BLOCKS` passages of training, in nats per token.
 
-    The n-grams are counted in the rest of training, without these passages, so the losses can be compared. Each is that
-    of its best order, see `data.ngrams`. The passages are evenly spaced and as long as validation, but at most
-    `LONGEST`, and together at most half of the training text. The list is empty if the text is too short or too long.
+    The passages are evenly spaced in training, and the n-grams are counted in the rest of training, so neither
+    validation nor the passages were counted. Each loss is that of the best n, see `data.ngrams`. A passage is as long
+    as validation, but has at most `LONGEST` tokens, and together the passages are at most half of training. The result
+    is empty if the text is too short or too long.
 
     Args:
         train: tokens of the training split, (N,).

@@ -1,6 +1,6 @@
-"""Compute the baselines of a model's loss: guessing, and n-grams, which only count which characters follow each other.
+"""Compute baselines for a model's loss: uniform guessing, and n-gram models, which only count sequences of n tokens.
 
-A model must beat the loss of counting to have learned more than that.
+A model has learned more than frequencies only if its loss is below the loss of the n-gram model.
 """
 
 import math
@@ -14,7 +14,11 @@ MAX_COUNTED = 3 * 10**7  # training tokens: counting these needs about 5 seconds
 
 
 class Yardsticks(NamedTuple):
-    """The baselines that a model's loss is compared with, in nats per token."""
+    """The baselines that a model's loss is compared with, in nats per token.
+
+    `guessing` is the loss if all tokens are equally likely, and `counting` the loss of the best n-gram model, whose n
+    is `order`. Both `counting` and `order` are None for a text of more than `MAX_COUNTED` tokens.
+    """
 
     guessing: float  # all tokens equally likely
     counting: float | None  # the best order of n-grams; None for a text of more than `MAX_COUNTED` tokens
@@ -26,7 +30,7 @@ def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
 
     Args:
         text: a `data.text.Text`.
-        context: window length with which the model was evaluated, in tokens.
+        context: context length with which the model was evaluated, in tokens.
         tokens: number of tokens of the validation split on which the model was evaluated.
     """
     from gpt.evaluation import evaluation_windows  # loads torch
@@ -45,25 +49,28 @@ def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
 def ngram_losses(
     train: np.ndarray, text: np.ndarray, size: int, scored: np.ndarray | slice = slice(None)
 ) -> list[float]:
-    """Return the loss of `text` under the n-grams counted in `train`, in nats per token, for n = 1, 2, ...
+    """Return the losses of `text` under the n-gram models counted in `train`, in nats per token, for n = 1, 2, ...
 
-    `scored` selects the tokens to average over: (M,) bool, by default all. See `probabilities` for the other arguments.
+    `scored`, (M,) bool or a slice, selects the tokens over which the loss is averaged; by default these are all tokens.
+    See `probabilities` for the other arguments.
     """
     return [-float(np.log(probability[scored]).mean()) for probability in probabilities(train, text, size)]
 
 
 def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Predict each token of `text` from the n-grams of `train`; yield the probabilities, (M,), for n = 1, 2, ...
+    """Predict each token of `text` with the n-gram models of `train`; yield the probabilities, (M,), for n = 1, 2, ...
 
-    The highest order n is `MAX_ORDER`, or less with a large vocabulary, because an n-gram is stored in 63 bits. All
-    orders share one array, which the next order overwrites. Orders are interpolated: a context that was seen n times,
-    with k different tokens after it, weights the next shorter context by k / (n + k). Below the shortest context, all
-    tokens are equally likely. The first token has probability 1 / size, as in the loss of a model.
+    The highest n is `MAX_ORDER`, or less if the vocabulary is large, because an n-gram is stored in 63 bits. The same
+    array is yielded for every n, and each n overwrites it. The models are interpolated: if a context occurred n times,
+    with k different next tokens, the prediction of the next shorter context has the weight k / (n + k). The empty
+    context is interpolated with equal probabilities for all tokens. The first token has probability 1 / size, as in a
+    model's loss.
 
     Source: Witten and Bell, IEEE Transactions on Information Theory 37 (1991), method C, interpolated.
 
     Args:
-        train: tokens to count, (N,), of any integer type; an n-gram counts only where one of the highest order begins.
+        train: tokens to count, (N,), of any integer type. Shorter n-grams are counted only at positions where an n-gram
+            of the highest n begins.
         text: tokens to predict, (M,).
         size: number of tokens in the vocabulary.
     """
@@ -93,7 +100,10 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
 
 
 def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
-    """Pack the `length` tokens from each position on, of `bits` bits each: (N,) -> (N - length + 1,) int64."""
+    """Pack the `length` tokens that begin at each position into one integer: (N,) -> (N - length + 1,) int64.
+
+    Each token takes `bits` bits of the integer.
+    """
     packed = np.zeros(len(tokens) - length + 1, np.int64)
     for offset in range(length):
         packed <<= bits

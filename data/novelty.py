@@ -23,14 +23,19 @@ BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 
 class Copy(NamedTuple):
-    """The longest passage of a text that is also in the training text: its place in the text and length, in tokens."""
+    """The longest passage of a text that also occurs in the training text: `begin` is its first position in the text.
+
+    Both `begin` and `length` are in tokens.
+    """
 
     begin: int
     length: int
 
 
 def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Copy]:
-    """Return the longest copy of each text, found in one pass over the training text, which is read in chunks.
+    """Return for each text its longest passage that also occurs in the training text.
+
+    The training text is read in chunks, and only once for all texts.
 
     Args:
         texts: tokens of each text, (n,), of any integer type.
@@ -53,12 +58,12 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
 
 
 def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarray) -> list[bool]:
-    """Return for each document whether it equals a document of the training text.
+    """Return for each document whether an equal document occurs in the training text.
 
     Args:
         documents: tokens of each document, (n,), without its end mark.
-        trained: tokens of the training text, (N,): documents, each followed by the end mark.
-        end: tokens of the end mark.
+        trained: tokens of the training text, (N,), in which the end mark follows each document.
+        end: tokens of the end mark, (M,).
     """
     marked = [np.concatenate((end, document, end)) for document in documents]
     copied = [copy.length for copy in longest_copies(marked, trained)]
@@ -76,9 +81,9 @@ def _powers(base: int, length: int) -> np.ndarray:
 
 
 class _Hashes:
-    """Hashes of the windows of k successive tokens in `tokens`, for any k.
+    """Rolling hashes of `tokens`: the hash of any window of k successive tokens, for any k, takes constant time.
 
-    `powers` and `inverses` are BASE ** i and BASE ** -i modulo 2^64, for i = 0, 1, ...
+    `powers` and `inverses` are arrays of BASE ** i and BASE ** -i modulo 2^64, for i = 0, 1, ...
     """
 
     def __init__(self, tokens: np.ndarray, powers: np.ndarray, inverses: np.ndarray) -> None:
@@ -90,19 +95,25 @@ class _Hashes:
         np.cumsum(terms, out=self.sums[1:])
 
     def all(self, k: int, most: int) -> np.ndarray:
-        """Return the hashes of the windows of k tokens that begin at positions 0, 1, ..., at most `most` of them."""
+        """Return the hashes of the windows of k tokens that begin at positions 0, 1, ..., `most` - 1: (n,) uint64.
+
+        If fewer windows fit into the tokens, n is smaller than `most`.
+        """
         n = max(0, min(most, len(self.sums) - k))
         hashes = self.sums[k : k + n] - self.sums[:n]
         hashes *= self.inverses[:n]
         return hashes
 
     def at(self, positions: np.ndarray, k: int) -> np.ndarray:
-        """Return the hashes of the windows of k tokens that begin at `positions`, in their order."""
+        """Return the hashes of the windows of k tokens that begin at `positions`, in the order of `positions`."""
         return (self.sums[positions + k] - self.sums[positions]) * self.inverses[positions]
 
 
 class _Search:
-    """Searches the training text, chunk by chunk, for the longest copy of one text; `best` is the longest so far."""
+    """Searches the training text, chunk by chunk, for the longest passage that it shares with one text.
+
+    `hashes` are those of the text. `best` is the longest shared passage in the chunks searched so far.
+    """
 
     def __init__(self, hashes: _Hashes) -> None:
         self.hashes, self.best = hashes, Copy(0, 0)
@@ -116,9 +127,9 @@ class _Search:
         return self.known[1]
 
     def improve(self, chunk: _Hashes, positions: np.ndarray) -> bool:
-        """Look in a chunk of the training text for a copy longer than `best`; return whether there is one.
+        """Look in a chunk of the training text for a copied passage longer than `best`; return whether one was found.
 
-        Only copies that begin at one of `positions` in the chunk are considered.
+        Only passages that begin at one of `positions` in the chunk are considered.
         """
         before = self.best
         while len(places := self._common(chunk, positions, self.best.length + 1)):
@@ -140,7 +151,7 @@ class _Search:
         return self.best != before
 
     def _common(self, chunk: _Hashes, positions: np.ndarray, k: int) -> np.ndarray:
-        """Return those of `positions` in a chunk whose window of k tokens has the same hash as a window of the text."""
+        """Return the elements of `positions` at which the window of k tokens in `chunk` equals one of the text by hash."""
         positions = positions[positions + k < len(chunk.sums)]
         if not len(positions) or k > len(self.letters):
             return positions[:0]
@@ -150,9 +161,10 @@ class _Search:
 
 
 class _Filter:
-    """Finds the positions in the training text at which a longer copy could begin, for several texts at once.
+    """Finds the positions in the training text at which a copied passage longer than the best so far could begin.
 
-    The best copies of these texts are about equally long, so windows of one length, `k` tokens, serve all of them.
+    One filter serves several texts whose longest copies so far are about equally long: it compares windows of `k`
+    tokens of the training text with those of the texts. `searches` are the searches of these texts.
     """
 
     def __init__(self, k: int, searches: Sequence[_Search]) -> None:
@@ -172,11 +184,11 @@ class _Filter:
 
 
 def _filters(searches: Iterable[_Search]) -> list[_Filter]:
-    """Return the filters for the next chunk: one for each window length, with the texts that need this length.
+    """Return the filters for the next chunk of the training text, each for one window length and several texts.
 
-    A copy that is longer than a text's best begins with a window of its filter's length. Texts that are copied as a
-    whole need no filter. From 16 tokens on, lengths are rounded down to powers of 2 and 1.5 times these, so there are
-    few filters, and still few windows of such a length match.
+    A text whose longest copy so far has n tokens needs windows of n + 1 tokens, and none if it is already copied as a
+    whole. From 16 tokens on, window lengths are rounded down to 2^i or 1.5 * 2^i: so there are few filters, and yet few
+    windows match by chance.
     """
     groups = defaultdict(list)
     for search in searches:
@@ -188,14 +200,14 @@ def _filters(searches: Iterable[_Search]) -> list[_Filter]:
 
 
 def _as_string(tokens: np.ndarray) -> str:
-    """Return tokens as a string with one code point for each token, because searching in strings is fast."""
+    """Return tokens as a string with one code point per token, because searching in strings is fast."""
     return tokens.astype("<u4").tobytes().decode("utf-32-le", "surrogatepass")
 
 
 def skipped(trained: np.ndarray, unit: str) -> str:
-    """Return a line that says why the training text is not searched, or "" if it is short enough to be.
+    """Return a line that says why the training text is not searched, or "" if the text is short enough to be searched.
 
-    `trained` are its tokens, (N,), and `unit` is what a token is: character or byte.
+    `trained` contains the tokens of the training text, (N,). `unit` is what a token is: character or byte.
     """
     if len(trained) <= MAX_SEARCHED:
         return ""
@@ -203,7 +215,7 @@ def skipped(trained: np.ndarray, unit: str) -> str:
 
 
 def describe(copy: Copy, tokens: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Return one line with the length of a text's longest copy and how the copy begins."""
+    """Return one line that says how long a text's longest copy is and how it begins; `tokens` are those of the text."""
     passage = tokenizer.decode(tokens[copy.begin : copy.begin + copy.length])
     shown = printable(json.dumps(passage[:SHOWN], ensure_ascii=False)[1:-1]) + "…" * (len(passage) > SHOWN)
     return f"longest copy: {copy.length:,} of {count(len(tokens), tokenizer.unit)}" + (

@@ -1,4 +1,4 @@
-"""Choose passages of a text: prompts for samples, a line whose attention is plotted, passages for the guessing game."""
+"""Choose passages of a text: prompts for samples, a line for plots of attention, and passages for the guessing game."""
 
 import re
 from collections.abc import Mapping
@@ -26,8 +26,9 @@ TO_GUESS = 200  # characters of a passage to guess
 def prompt(text: Text, at: float = 0.5) -> Tensor:
     """Return a prompt of at most `PROMPT` tokens from the validation split: (T0,) int64.
 
-    It is taken from the fraction `at` of the split on, and consists of whole lines if possible. If the text is divided
-    into documents, the prompt is only their end mark, so that the model begins a new document.
+    The prompt begins near the fraction `at` of the split, from 0 to 1, and consists of whole lines if possible. If the
+    text is divided into documents, the prompt is only the end mark of documents, so that the model begins a new
+    document.
     """
     if text.documents:
         return torch.from_numpy(text.tokenizer.encode(text.documents.rule.end))
@@ -40,15 +41,16 @@ def prompt(text: Text, at: float = 0.5) -> Tensor:
 
 
 def _line_starts(text: Text, tokens: np.ndarray) -> list[int]:
-    """Return the positions in `tokens` that follow a newline."""
+    """Return the positions in `tokens` at which lines begin: those after a newline."""
     names = text.tokenizer.names
     return (np.flatnonzero(tokens == names.index("\n")) + 1).tolist() if "\n" in names else []
 
 
 def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, str]:
-    """Decode the tokens of a prompt, `given`, and of its continuation, `written`; return both as texts for people.
+    """Decode the tokens of a prompt, `given`, and of its continuation, `written`, for display; return both as str.
 
-    If the text is divided into documents, the prompt, an end mark, is left out, and so is an unfinished document.
+    If the text is divided into documents, the prompt is an end mark, which becomes "", and an unfinished document at
+    the end of the continuation is left out.
     """
     decode = text.tokenizer.decode
     if text.documents is None:
@@ -65,9 +67,9 @@ def prompts(text: Text) -> Tensor:
 
 
 def varied_line(text: Text) -> int:
-    """Return the position in validation of a line that is worth plotting: it begins with many distinct tokens.
+    """Return the position in the validation split at which a line begins that is worth plotting.
 
-    It is the best in this respect of the lines near the middle of the split.
+    Of the lines near the middle of the split, it is the line whose beginning has the most distinct tokens.
     """
     middle = max(1, len(text.validation) // 2 - SEARCHED // 2)
     stretch = text.validation[middle : middle + SEARCHED]
@@ -76,7 +78,11 @@ def varied_line(text: Text) -> int:
 
 
 def passage(text: Text, length: int) -> Tensor:
-    """Return `length` tokens of validation from `varied_line` on, or its last ones if fewer follow: (T,) int64."""
+    """Return `length` tokens of the validation split, starting at `varied_line`: (length,) int64.
+
+    If too few tokens follow that position, return the last `length` tokens of the split, or all if the split is
+    shorter.
+    """
     begin = max(0, min(varied_line(text), len(text.validation) - length))
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
 
@@ -86,9 +92,9 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
 
     Args:
         text: the text, over which the passages are spread.
-        trained: the training text, in which no quarter of a passage occurs.
+        trained: the training text. If any quarter of a passage occurs in it, the passage is not used.
         characters: the only characters that a passage may contain.
-        mark: what directly precedes each passage, such as the end of a line.
+        mark: the characters that must directly precede each passage, such as a newline.
     """
     found: list[str] = []
     free = 0  # earliest position of the next passage, which spreads the passages over the text
@@ -104,17 +110,19 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
 def game_passages(
     source: str, file: Path, tokenizer: Tokenizer, documents: Mapping[str, str] | None = None
 ) -> tuple[list[str], str]:
-    """Return the passages of the guessing game, and the line that export.py prints about them.
+    """Return (passages, line): the passages of the guessing game, and the line that export.py prints about them.
 
     A passage contains only characters of the vocabulary and does not occur in the text that the model was trained on.
-    It begins where a line begins or, if the model was trained on documents, where a document begins. No passage
-    contains U+0003, which nobody can enter on a keyboard.
+    If the model was trained on documents, a passage is the beginning of a document, otherwise the beginning of a line.
+    No passage contains U+0003, because nobody can enter this character on a keyboard.
 
     Args:
-        source: where the passages come from: `validation` (the split of the model's run) or a text file.
+        source: where the passages come from: `validation`, the validation split of the model's run, or the path of a
+            text file.
         file: the model file.
         tokenizer: tokenizer of the model.
-        documents: how its training text was divided, see `gpt.model_file.FIELDS`; None if it was not.
+        documents: how the model's training text was divided into documents, see `gpt.model_file.FIELDS`; None if it was
+            not.
     """
     rule = Rule(**documents) if documents else None
     end = rule.end if rule else ""

@@ -26,7 +26,14 @@ Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 
 def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
-    """Raise an `InputError` if train or validation is shorter than one window, or a test split than two tokens."""
+    """Raise an `InputError` if train or validation is shorter than one window, or test is shorter than two tokens.
+
+    Args:
+        arrays: tokens of each split, by the name of the split.
+        config: the options of the text, for advice in the message.
+        context: context length in tokens; a window has `context` + 1 tokens.
+        corpus: the text, whose name is used in the message.
+    """
     unit = "characters" if corpus.encoding else "bytes"
     whole = sum(len(tokens) for tokens in arrays.values())
     own = config.validation is not None
@@ -68,15 +75,16 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
 def split_by_file(
     sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Decide to which split each file of a text belongs, whole: return a dict from the file's name to its split.
+    """Assign each file of a text as a whole to one split; return a dict from the file's name to the name of the split.
 
-    Files, in the order of a hash of their names, fill validation up to its share of the tokens, then test. The rest is
-    train. A file that is more than twice as long as what a split still lacks is left for a later one.
+    Files are visited in the order of a hash of their names. They fill validation up to its share of the tokens, and
+    then test; the remaining files are training. A file is skipped if it is more than twice as long as what is missing
+    from the split that is being filled.
 
     Args:
         sizes: number of tokens of each file, by name.
         shares: fractions of training, validation and test.
-        alike: by name, the hash of a file's content. Files with equal hashes count as one file.
+        alike: hash of each file's content, by name. Files with equal hashes are assigned together.
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()):
@@ -95,7 +103,10 @@ def split_by_file(
 
 
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
-    """Return the positions at which validation and test begin in a file of `size` tokens; `shares` are fractions."""
+    """Return (the position at which validation begins, the position at which test begins) in a file of `size` tokens.
+
+    `shares` are the fractions of training, validation and test.
+    """
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
     first = int(size * shares[0] + 1e-6)
     return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
@@ -104,15 +115,15 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
 def split_documents(
     corpus: Corpus, sizes: list[int], shares: list[float], alike: Mapping[str, str]
 ) -> list[list[Part]]:
-    """Decide how a text is split: return the parts (split, begin, end) of each file.
+    """Decide how a text is split; return for each file a list of slices (split, begin, end), in tokens.
 
-    Equal files are divided at the same places, so a passage is in the same split in each of them.
+    Equal files are divided at the same positions, so a passage is in the same split in each of the files.
 
     Args:
         corpus: the files.
         sizes: number of tokens of each file.
         shares: fractions of training, validation and test.
-        alike: by name, the hash of a file's content, see `split_by_file`.
+        alike: hash of each file's content, by name; see `split_by_file`.
     """
     if corpus.documents[0].split:
         return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
@@ -125,15 +136,20 @@ def split_documents(
 
 
 def num_copies(digests: Iterable[str]) -> int:
-    """Return how many files equal an earlier one, by the hashes of their contents; empty files do not count."""
+    """Return how many files equal an earlier file; `digests` are hashes of the files, and empty files do not count."""
     full = [digest for digest in digests if digest != EMPTY]
     return len(full) - len(set(full))
 
 
 def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
-    """Return log lines on how a text of several files is split and how many of them are copies; () for a single file.
+    """Return log lines that say how a text of several files is split, and how many of the files are copies of others.
 
-    This is for a text that is not divided into documents. `digests` are the hashes of the files.
+    The text is not divided into documents. The result is () for a single file and for the standard library.
+
+    Args:
+        corpus: the files.
+        digests: hash of each file's content.
+        shares: fractions of training, validation and test.
     """
     number = len(digests)
     if number == 1 or corpus.python:

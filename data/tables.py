@@ -18,12 +18,13 @@ MAX_COLUMNS = 10  # columns named in the line about a table
 
 
 def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text of one field) for each row of a table; the text is "" where a row lacks the field.
+    """Yield pairs (line number, text of the field) for each row of a table; the text is "" if a row lacks the field.
 
     Args:
         chunks: the content of the file.
-        label: name of the file, for messages; its suffix says what kind of table it is.
-        field: name of a column in the first row of a CSV or TSV file, or of a key in the first line of JSON.
+        label: name of the file, for messages. Its suffix says whether the table is CSV, TSV or lines of JSON.
+        field: the column's name, which is in the first row of a CSV or TSV file, or a key of the objects in a JSON
+            file.
 
     Raises:
         InputError: the file is not a table, a row is damaged, or the first row has no such field.
@@ -50,7 +51,7 @@ class _BadRow(Exception):
 
 
 def _lines(chunks: Iterable[str]) -> Iterator[str]:
-    """Yield the lines of a file that is given in chunks, each line with its newline."""
+    """Yield the lines of a file whose content is given in `chunks`, each line with its newline."""
     held: list[str] = []
     for chunk in chunks:
         *whole, rest = chunk.split("\n")
@@ -63,12 +64,18 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _delimiter(kind: str, header: str) -> str:
-    """Return the character between columns, judged by the first line: CSV files of some countries have semicolons."""
+    """Return the character between the columns of a table, judged by its first line, `header`.
+
+    `kind` is the suffix of the file. In some countries, CSV files have semicolons between the columns.
+    """
     return "\t" if kind == ".tsv" else max(",;\t", key=header.count)
 
 
 def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield (last line number, text of `field`) for each row of a CSV or TSV file, whose first row names the fields."""
+    """Yield pairs (number of the row's last line, text of `field`) for each row of a CSV or TSV file.
+
+    The first row contains the names of the columns. `kind` is the suffix of the file.
+    """
     header = next(lines, "")
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
     rows = csv.reader(chain([header], lines), delimiter=_delimiter(kind, header), strict=True)
@@ -92,7 +99,7 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
 
 
 def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
-    """Yield (line number, text of `field`) for each line of a file; each must be a JSON object."""
+    """Yield pairs (line number, text of `field`) for each line of a file; each line must be a JSON object."""
     known = False
     for number, line in enumerate(lines, 1):
         if line.isspace():
@@ -117,9 +124,9 @@ def _no_field(field: str, names: list[str]) -> str:
 
 
 def describe_table(name: str, text: str) -> str:
-    """Return a log line with the columns of the table `name`, and the option that makes each row a document.
+    """Return a log line that lists the columns of a table and names the option that makes each row a document.
 
-    `text` is the beginning of the file. The line is "" if this is not a table.
+    `name` is the name of the file, and `text` its beginning. The line is "" if the file is not a table.
     """
     try:
         if (kind := suffix(name)) in (".csv", ".tsv"):

@@ -1,11 +1,11 @@
 """Split and encode a text once, and load it from `<cache>/encoded/<fingerprint>/` at every later start.
 
 The folder contains `meta.json` and the tokens as uint8 or uint16 in `train.bin`, `validation.bin` and `test.bin`. A
-split of at least `MAPPED_FROM` = 16 MiB is memory-mapped, a smaller one is read into memory. The fingerprint includes
+split of at least `MAPPED_FROM` = 16 MiB is memory-mapped; a smaller split is read into memory. The fingerprint includes
 a hash of the text, which is computed at every start, so a changed text is encoded anew.
 
-Decided here, too: the vocabulary, which characters are rare, what `data.overfit` trains on, and whether a model that a
-run starts from has read held-out text.
+Also decided here: the vocabulary, which characters count as rare, which text `data.overfit` trains on, and whether the
+model of `init_from` has read text that is held out in this run.
 """
 
 import hashlib
@@ -49,7 +49,26 @@ Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]
 
 @dataclass(frozen=True)
 class Text:
-    """A text that is split and encoded, and what is known about it."""
+    """A text that is split and encoded, and what is known about it.
+
+    Attributes:
+        train: tokens of the training split, (N,) uint8 or uint16, read-only.
+        validation: tokens of the validation split, of the same dtype.
+        test: tokens of the test split, of the same dtype; empty if its fraction is 0.
+        tokenizer: its vocabulary contains the characters of all splits.
+        name: name of the text, for messages.
+        fingerprint: hexadecimal hash that is equal for equal content, settings and tokenizer.
+        characters: number of characters by split; with the byte tokenizer, at most the number of tokens.
+        extra_chars: characters that are in the vocabulary whether the text contains them or not.
+        sha256: SHA-256 of the file or, if there are several, a hash of their names and hashes.
+        hashes: hashes of the content of at most `MAX_HASHES` training files, see `gpt.model_file`.
+        share: fraction of each of these files, from the file's beginning, that training may read.
+        split_hash: hexadecimal hash that is equal for equal content that is split in the same way.
+        held_out: by hash of a file's content, the fraction of the file after which the text is held out.
+        before: descriptions of the texts that the model of `init_from` has read, see `gpt.model_file`.
+        documents: how many documents the text contains; None if it is not divided into documents.
+        notes: lines about the text, logged when a run starts.
+    """
 
     train: np.ndarray  # one-dimensional, uint8 or uint16, read-only
     validation: np.ndarray  # the same dtype
@@ -69,9 +88,9 @@ class Text:
     notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
 
     def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
-        """Return this text with `before` set to `texts`, those that the model of `init_from` was trained on.
+        """Return this text with `before` set to `texts`, the texts on which the model of `init_from` was trained.
 
-        The note `SEEN` is added if that model has read text that is held out here.
+        If that model has read text that is held out here, the line `SEEN` is added to `notes`.
         """
         read = shares_read(each for each in texts if each["split"] != self.split_hash)
         if any(read.get(sha, 0.0) > share for sha, share in self.held_out.items()):
@@ -80,16 +99,16 @@ class Text:
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
-    """Return the text that `config` names, split and encoded, from the cache if it is there.
+    """Return the text that `config` names, split and encoded; it is loaded from the cache if it is there.
 
-    With `data.validation`, each split is the text of its own files. Otherwise, with `data.documents` or `data.field`,
-    each document belongs to one split (see `data/hash_order.py`). Without these, 40 or more files, such as the standard
-    library, are split by file, and fewer files are each divided into three parts (see `data/splits.py`). The parts of a
-    split are joined by newlines.
+    If `data.validation` is set, each split is the text of the files given for it. Otherwise, if `data.documents` or
+    `data.field` is set, each document belongs to one split (see `data/hash_order.py`). Otherwise, 40 or more files,
+    such as the standard library, are split by file, and each of fewer files is divided into training, validation and
+    test (see `data/splits.py`). Within a split, the texts of different files are joined by newlines.
 
     Args:
         config: the text, its splits and its tokenizer.
-        context: window length in tokens; train and validation must each have at least context + 1 tokens.
+        context: context length in tokens; train and validation must each have at least context + 1 tokens.
         extra_chars: characters to add to the vocabulary, whether the text contains them or not.
     """
     corpus = open_corpus(config)
@@ -131,7 +150,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
 
 
 def text_of_run(model: Path) -> Text:
-    """Return the text that the run of a model file, such as RUN/checkpoints/best.safetensors, was trained on.
+    """Return the text on which the run of the model file `model` was trained, such as RUN/checkpoints/best.safetensors.
 
     Raises:
         InputError: there is no training checkpoint beside the model, or the text is missing or has changed.
@@ -155,10 +174,7 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Return the text for data.overfit: its first `length` tokens are training, validation and test at the same time.
-
-    The training split continues for `2 * context` tokens more.
-    """
+    """Return the text for `data.overfit`: its first `length` tokens are all three splits; training has 2 `context` more."""
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.
@@ -172,7 +188,7 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
 
 
 def _load(folder: Path) -> Encoded | None:
-    """Load the encoded text in `folder`, memory-mapping large splits; return None if it is missing or damaged."""
+    """Load the encoded text in `folder`, memory-mapping large splits; return None if a file is missing or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])
@@ -193,7 +209,7 @@ def _load(folder: Path) -> Encoded | None:
 
 
 def _likeness(text: Text, folder: Path) -> dict[str, Any]:
-    """Return what `likeness` finds for validation and training; it is computed once and stored in `folder`."""
+    """Return the result of `likeness` for the splits of `text`; it is computed once and stored in `folder`."""
     path = folder / "likeness.json"
     try:
         return json.loads(path.read_text(encoding="ascii"))
@@ -206,7 +222,11 @@ def _likeness(text: Text, folder: Path) -> dict[str, Any]:
 
 
 def rare_characters(folder: Path) -> tuple[str, ...]:
-    """Return (a log line,) if at least ten characters, and over a tenth of the vocabulary, are rare; else ()."""
+    """Return a one-tuple with a log line if many characters of the text in `folder` are rare; otherwise return ().
+
+    A character is rare if it occurs fewer than `RARE` times. Many means at least ten characters, and over a tenth of
+    the vocabulary.
+    """
     meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
     rare, size = meta.get("rare", 0), len(meta["vocabulary"].get("characters", ""))
     if rare < 10 or 10 * rare <= size:
@@ -233,10 +253,11 @@ def _encode(
     folder: Path,
     alike: Mapping[str, str],
 ) -> Encoded:
-    """Encode a corpus into `folder` and load it. If several processes need it, one encodes and the others wait.
+    """Encode a corpus into `folder` and load it. If several processes need it, one process encodes and the others wait.
 
-    `stamps` are the corpus's stamps from when it was hashed: files that changed since raise an `InputError`. `alike`
-    maps the names of files to hashes, see `split_by_file`.
+    `rule` says how the text is divided into documents, or is None. `stamps` are the results of `Corpus.stamps` when the
+    files were hashed: a file that has changed since then raises an `InputError`. `shares` are the fractions of
+    training, validation and test, and `alike` maps the names of files to hashes, see `split_by_file`.
     """
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:
@@ -287,9 +308,10 @@ def _encode(
 
 
 def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
-    """Return the length of each text, the sorted distinct characters (or bytes), and how many of these are rare.
+    """Return (length of each text, all distinct characters in sorted order, number of rare characters).
 
-    This is the first pass over a text. Rare characters occur fewer than `RARE` times.
+    A character is rare if it occurs fewer than `RARE` times. Each text is an iterable of chunks; if the chunks are
+    bytes, the characters are the byte values.
     """
     sizes, counts = [], np.zeros(0x110000, np.uint8)  # occurrences of each code point, at most RARE
     frequent = b""  # characters of ASCII chunks, or bytes, that occur RARE times
@@ -317,7 +339,7 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
 
 
 def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
-    """Return the tokenizer of a corpus, whose vocabulary is `characters` and `more`, such as those of an end mark."""
+    """Return the tokenizer of a corpus, whose vocabulary consists of `characters` and `more`, such as an end mark."""
     if not characters:
         raise InputError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:
@@ -333,9 +355,10 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
 def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Encode a text in its order; yield pairs (split, tokens), with a newline between the parts of a split.
+    """Encode a text in the order of its files; yield pairs (split, tokens).
 
-    This is the second pass over a text. `parts_of` lists for each document its parts (split, begin, end).
+    If a split consists of slices of several files, a newline is put between them. `parts_of` lists for each file its
+    slices (split, begin, end), and `tick` is called with the number of bytes after each read.
     """
     begun = set()
     for document, parts in zip(corpus.documents, parts_of, strict=True):
@@ -353,9 +376,10 @@ def _encode_parts(
 
 
 def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], meta: dict[str, Any]) -> None:
-    """Write encoded tokens, given as pairs (split, tokens), and then `meta` as meta.json into `folder`, atomically.
+    """Write encoded tokens and then `meta`, as meta.json, into `folder`, atomically.
 
-    `meta` comes last because its values may be complete only after all tokens are encoded.
+    `encoded` yields pairs (split, tokens). `meta` is written last because its values may be complete only after all
+    tokens are encoded.
     """
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     with atomic(folder) as unfinished:
