@@ -33,7 +33,10 @@ def cli() -> int:
 
 
 def interruptible() -> int | None:
-    """Do what the command line says; return the exit status, 130 after Ctrl-C. Finally unlock the run's directory."""
+    """Do what the command line says and return the exit status, which is 130 after Ctrl-C.
+
+    Finally, unlock the run's directory.
+    """
     try:
         return dispatch(sys.argv[1:])
     except KeyboardInterrupt:
@@ -46,7 +49,7 @@ def interruptible() -> int | None:
 def dispatch(arguments: list[str]) -> int | None:
     """Print what an option such as `--runs` asks for, or start one run, a sweep (`-m`) or a search (`hparams_search=`).
 
-    `arguments` are those of the command line. Return the exit status, or None for 0.
+    `arguments` contains the words of the command line. Return the exit status, or None for 0.
     """
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))

@@ -26,17 +26,17 @@ REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its e
 def main(
     program: str, work: Callable[[], int | None], *, out_of_memory: str = "", unnamed: str = "standard output"
 ) -> int:
-    """Call `work` and return its exit status; report an expected error in one line on standard error.
+    """Call `work` and return the exit status; report an expected error in one line on standard error.
 
     Args:
-        program: the name of the command.
-        work: returns the exit status, or None for 0.
-        out_of_memory: what to try if memory runs out.
-        unnamed: what to name as the file of an `OSError` that has none.
+        program: name of the command, with which the error line begins.
+        work: the function to call; it returns the exit status, or None for 0.
+        out_of_memory: advice for the error line if memory runs out.
+        unnamed: the file name to report for an `OSError` that carries none.
 
     Returns:
-        The exit status: that of `work`, or the `status` of its error. It is 2 if memory ran out, 1 for an `OSError` and
-        130 for Ctrl-C.
+        The exit status: the result of `work`, or the `status` of its `InputError` or `RunFailed`. It is 2 if memory ran
+            out, 1 for an `OSError` and 130 for Ctrl-C.
     """
     processes.limit_spinning()
     _open_closed_streams()
@@ -77,7 +77,7 @@ def main(
 
 
 def _open_closed_streams() -> None:
-    """Connect closed standard streams to the null device: some job schedulers start processes without them."""
+    """Connect closed standard streams to the null device, because some job schedulers start processes without them."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
@@ -86,10 +86,14 @@ def _open_closed_streams() -> None:
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
     """Return the path of the output file `name`, with symbolic links resolved, after checking that it may be written.
 
-    `option`, such as `--output`, is what the user named the file with; errors begin with it.
+    Args:
+        name: file name that the user has given.
+        option: the option with which the user has given it, such as `--output`; error messages begin with it.
+        inputs: the files that the command reads, which must not be overwritten.
+        overwrite: whether an existing file may be replaced.
 
     Raises:
-        InputError: `name` is a folder, one of `inputs` or, without `overwrite`, an existing file.
+        InputError: `name` is a folder, one of `inputs` or, if `overwrite` is false, an existing file.
     """
     path = Path(name)
     if name in ("", "-") or path.is_dir():
@@ -103,9 +107,10 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
 
 @contextmanager
 def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
-    """Yield a temporary text file, and rename it to `name` when the block ends or Ctrl-C stops it.
+    """Context manager that yields a temporary text file and renames it to `name` when the block ends.
 
-    If `name` is a device, such as /dev/stdout, yield the device itself. For the arguments see `output_path`.
+    The file is also renamed if Ctrl-C stops the block after something was written. If `name` is a device, such as
+    /dev/stdout, the device itself is yielded. See `output_path` for the arguments.
     """
     stopped, stack = False, ExitStack()
     try:
@@ -138,8 +143,8 @@ def versions() -> str:
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line and suggests an option.
 
-    `aliases` maps other programs' names of options to the names here. The key "" stands for a surplus argument that is
-    not an option.
+    `aliases` maps option names of other programs to the option names of this parser. The key "" of `aliases` stands for
+    an argument that is neither an option nor expected.
     """
 
     def __init__(self, *, aliases: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -154,7 +159,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def _with_equals_sign(self, message: str) -> str:
-        """Return advice if argparse read a value that begins with a hyphen as an option, else an empty string."""
+        """Return advice if `message` says that an option has no value because the value begins with a hyphen, else ""."""
         option = re.search(r"argument (?:.*/)?(--[\w-]+): expected one argument", message)
         if not option or option[1] not in self.arguments[:-1]:
             return ""
@@ -164,7 +169,7 @@ class Parser(argparse.ArgumentParser):
         return f"; a value that begins with a hyphen needs an equals sign: {shlex.quote(f'{option[1]}={value}')}"
 
     def error(self, message: str) -> Any:
-        """Print the message with advice, such as the nearest option, on one line and exit with status 2."""
+        """Print `message` with advice, such as the nearest option, on one line, and exit with status 2."""
         words = message.partition("unrecognized arguments: ")[2].split()
         word = words[0].partition("=")[0].replace("_", "-") if words else ""
         known = self.aliases.get(word if word.startswith("-") else "") if words else None
@@ -181,9 +186,9 @@ class _PrintVersions(argparse.Action):
 
 
 def add_unknown(add: Callable[..., Any], what: str) -> None:
-    """Add the option `--unknown` with `add`, the `add_argument` of a parser.
+    """Add the option `--unknown` to a parser by calling `add`, the parser's `add_argument` method.
 
-    `what` names the characters in its help, such as `prompt characters`.
+    `what` says in the help text which characters the option is about, such as `prompt characters`.
     """
     add(
         "--unknown",
@@ -195,14 +200,14 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 
 
 def about_unknown(option: str = "--unknown") -> str:
-    """Return the advice at the end of an error about an unknown character."""
+    """Return advice for the end of an error about an unknown character; `option` is the option that changes this."""
     return f"{option} skip drops it, {option} replace uses the nearest"
 
 
 def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
-    """Print to standard error which characters `option` has replaced or dropped.
+    """Print to standard error which characters were replaced or dropped because of `option`.
 
-    `changes` counts pairs (character, its replacement); the replacement is "" if the character was dropped.
+    `changes` counts pairs (character, its replacement), where the replacement of a dropped character is "".
     """
     said = []
     for verb, is_dropped in (("replaced", False), ("dropped", True)):
@@ -214,7 +219,7 @@ def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
-    """Return an argparse type that reads a number from `least` to `most`; `kind` is int or float."""
+    """Return an argparse type that reads a number between `least` and `most`; `kind` is int or float."""
     what = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> Any:
@@ -227,7 +232,7 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
 
 
 def device(text: str) -> str:
-    """Return the name of a device, such as `cuda:1`, after checking it (argparse type)."""
+    """Check that `text` is the name of a device, such as `cuda:1`, and return it (argparse type)."""
     if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
         raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
     return text

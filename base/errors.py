@@ -23,8 +23,8 @@ def is_out_of_memory(error: BaseException) -> bool:
 class InputError(ValueError):
     """Input that cannot be used; the message says why in one line.
 
-    The message is `key: reason; advice`. Only `key`, such as `data.path=a.txt`, and `advice` name settings, so that a
-    command whose options have other names can report `reason` alone.
+    The message is `key: reason; advice`, where `key` is a setting such as `data.path=a.txt`. Because `reason` names no
+    settings, a command whose options have other names can report `reason` alone.
     """
 
     status = 2  # exit status of a command that ends with this error
@@ -41,9 +41,10 @@ class RunFailed(Exception):
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:
-    """Return one line about an `OSError`: its file (or `path` if it names none), what is wrong with it, and what helps.
+    """Return one line about an `OSError`: the file that it concerns, what is wrong, and what helps.
 
-    For a lock file, the line names the folder that was being locked.
+    The file is `path` if the error names no file. If the file is a lock file, the line names the folder that was to be
+    locked.
     """
     name = os.fsdecode(error.filename or str(path or "")).removesuffix("/.lock")
     helps = {
@@ -60,7 +61,10 @@ def describe_os_error(error: OSError, path: object = None) -> str:
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:
-    """Return the most similar of `names` in any case, or None if none is similar; a shared `ending` does not count."""
+    """Return the element of `names` that is most similar to `word`, ignoring case, or None if no name is similar.
+
+    If `word` and a name both end with `ending`, this ending is ignored.
+    """
     word, ending = word.casefold(), ending.casefold()
     folded = {name.casefold().removesuffix(ending): name for name in names}
     cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
@@ -69,7 +73,7 @@ def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | Non
 
 
 def nearest(word: str, names: Iterable[str], ending: str = "") -> str:
-    """Return `; nearest: NAME` with the `most_similar` name, or an empty string if none is similar."""
+    """Return `; nearest: NAME`, where NAME is the result of `most_similar`, or "" if no name is similar."""
     name = most_similar(word, names, ending)
     return f"; nearest: {name}" if name else ""
 
@@ -84,17 +88,20 @@ def redacted(text: str) -> str:
 
 
 def public(text: str) -> str:
-    """Return `redacted` text that can be encoded as UTF-8: the undecodable bytes of a file name become U+FFFD."""
+    """Return `text` after `redacted`, with characters that UTF-8 cannot encode replaced by U+FFFD.
+
+    Python uses such characters for the undecodable bytes of a file name.
+    """
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", redacted(text))
 
 
 def printable(text: object) -> str:
-    """Return `redacted` text in which each line break and each character that is not printable is U+FFFD."""
+    """Return `text` after `redacted`, with each line break and each unprintable character replaced by U+FFFD."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in redacted(str(text)))
 
 
 def visible(text: str) -> str:
-    """Return `text` with symbols instead of control characters, which could move the cursor, and bidirectional ones."""
+    """Return `text` with symbols for control characters, which could move the cursor, and for bidirectional ones."""
     pictures = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
     pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
     turns = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # bidirectional controls
@@ -102,14 +109,15 @@ def visible(text: str) -> str:
 
 
 def for_output(text: str, out: TextIO) -> str:
-    """Return `text`, made `visible` if `out` is a terminal."""
+    """Return `text` after `visible` if `out` is a terminal; otherwise return `text` unchanged."""
     return visible(text) if out.isatty() else text
 
 
 def shorten(message: str, arguments: Iterable[str]) -> str:
     """Return `message` with command-line arguments of more than `LONGEST` characters cut off.
 
-    Each of `arguments` is shortened only where it first occurs, so that a command at the end stays complete.
+    `arguments` are those of the command line. Each argument is shortened only where it first occurs in the message, so
+    a command at the end of the message stays complete.
     """
     for argument in arguments:
         value = one_line(argument.partition("=")[2] or argument)
@@ -119,5 +127,8 @@ def shorten(message: str, arguments: Iterable[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return a message as one `printable` line; for an `OSError`, only the description by the operating system."""
+    """Return `text` as one line in which every character is `printable`.
+
+    If `text` is an `OSError`, return only the operating system's description of the error.
+    """
     return printable(" ".join(str(getattr(text, "strerror", None) or text).split()))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Yield a temporary path at which to write a file or a folder; rename it to `path` when the block ends.
+    """Context manager that yields a temporary path; the file or folder written there is renamed to `path` at the end.
 
-    So nobody sees a half-written file. The file or folder is flushed to disk first. A file at `path` is replaced; a
-    folder at `path` must be empty. If the block raises, `path` stays as it was. A killed process leaves `.NAME.*.tmp`;
-    see `remove_unfinished`.
+    So nobody sees a half-written file or folder. It is flushed to disk before it is renamed. A file at `path` is
+    replaced; a folder at `path` must be empty. If the block raises an exception, `path` stays unchanged. A killed
+    process leaves a file `.NAME.*.tmp`, which `remove_unfinished` removes.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
@@ -30,13 +30,16 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a small text file; see `atomic`."""
+    """Write `text` to the file `path` atomically, see `atomic`."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to disk. Windows can flush only files, and only those that are open for writing."""
+    """Flush a file or a folder to disk.
+
+    On Windows, only files can be flushed, and only after they have been opened for writing; a folder is left alone.
+    """
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":
         return
@@ -48,7 +51,10 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(directory: Path, name: str = "*") -> None:
-    """Remove the temporary files and folders that killed processes left in `directory` while they wrote `name`."""
+    """Remove temporary files and folders from `directory` that killed processes left there while writing `name`.
+
+    `name` may be a glob; by default all names match.
+    """
     for temporary in directory.glob(f".{name}.*.tmp"):
         _remove(temporary)
 

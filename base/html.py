@@ -11,17 +11,17 @@ SCRIPT = Path(__file__).with_name("page.js")  # functions that the scripts of al
 
 
 def embedded(value: Any) -> str:
-    """Return `value` as JSON that is safe inside a `<script>` element: no text in it can close the element."""
+    """Return `value` as JSON that is safe inside a `<script>` element: no string in it can close the element."""
     text = json.dumps(value)  # ASCII, so U+2028 and the like are escaped already
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def fill(template: Path, **parts: str) -> str:
-    """Return an HTML template in which each `{{name}}` is replaced by `parts[name]`.
+    """Return the HTML template in the file `template`, with each `{{name}}` replaced by `parts[name]`.
 
-    Three names are filled in here. `{{style}}` and `{{script}}` become the `.css` and `.js` files beside the template,
-    and the script begins with `SCRIPT`. `{{policy}}` becomes a Content-Security-Policy that allows only this style and
-    script.
+    Three names are not in `parts`: `{{style}}` and `{{script}}` are replaced by the `.css` and `.js` files beside the
+    template, where the script begins with `SCRIPT`, and `{{policy}}` by a Content-Security-Policy that allows only this
+    style and this script.
     """
     page = template.read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]

@@ -15,7 +15,7 @@ log.propagate = False
 
 
 class _Console(logging.Handler):
-    """Write rank 0's information to standard output, and every process's errors to standard error."""
+    """Print rank 0's information to standard output, and the errors of every process to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.levelno >= logging.ERROR
@@ -30,9 +30,10 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Append lines to a file once its directory exists.
+    """Append the lines of the log to the file `path`, once its directory exists.
 
-    A failed write raises and ends the run. The error is then logged, too, so a failure to write an error is ignored.
+    If a line cannot be written, the exception ends the run. The exception is then logged as an error, so a failure to
+    write a line about an error is ignored.
     """
 
     def __init__(self, path: Path) -> None:
@@ -48,11 +49,11 @@ class _LogFile(logging.Handler):
 
 
 def to_console() -> None:
-    """Send the log to the console only."""
+    """Send the log only to the console."""
     log.handlers[:] = [_Console()]
 
 
 def to_file(path: Path) -> None:
-    """On rank 0, also append the log to the file `path`, and to no other file."""
+    """On rank 0, send the log to the console and to the file `path`, and to no other file; otherwise change nothing."""
     handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
     log.handlers[:] = [*handlers, _LogFile(path)] if ranks.rank() == 0 else handlers

@@ -29,19 +29,22 @@ def option(
     aliases: Mapping[str, str] | None = None,
     **limits: float,
 ) -> Any:
-    """Declare a dataclass field as an option: its help text, the values it accepts, whether resuming may change it.
+    """Declare a dataclass field as an option, with a help text, the values that it accepts and a rule for resuming.
 
     Args:
-        default: value unless the user sets one; each instance gets its own copy of a list.
+        default: the value if the user sets none; each instance gets its own copy of a list.
         meaning: one line for `--help`.
         choices: the allowed words; empty if any word is allowed.
-        auto: the type of every value except `auto`, if `auto` is allowed; annotate the field with `Any`.
-        on_resume: whether a resumed run may change the value: `free`, `allow` (only with allow=) or `fixed` (never).
-            Empty means the rule of the config group, such as `data`, or `allow` if the group has none.
+        auto: if `auto` is allowed, the type of all other values; annotate the field with `Any`.
+        on_resume: whether a resumed run may change the value: `free` (yes), `allow` (only with allow=) or `fixed`
+            (never). If it is empty, the rule of the config group, such as `data`, applies, or `allow` if the group has
+            none.
         literal: whether the value is used verbatim, without Hydra's grammar for lists and quotes.
-        launch: whether the option says where and how a run is started, not what it computes. It is free on resume.
-        aliases: maps other programs' words for the choices to ours, which the error suggests.
-        limits: `least`, `most`, `above`, `below`: bounds of the value, or of each item of a list.
+        launch: whether the option says where and how a run is started, and not what the run computes. If true, a
+            resumed run may change the value.
+        aliases: maps the words that other programs use for the choices to the choices, which an error message suggests.
+        limits: bounds of the value, or of each item of a list: `least` and `most` (inclusive), `above` and `below`
+            (exclusive).
     """
     assert limits.keys() <= LIMITS.keys()
     metadata: dict[str, Any] = {"help": meaning, "choices": tuple(choices), "auto": auto}
@@ -55,7 +58,7 @@ def option(
 def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
     """Describe the values that an option accepts, such as 'a whole number, at least 1'.
 
-    `hint` is the type of its field, and `metadata` is what `option` stored in the field.
+    `hint` is the type of the dataclass field, and `metadata` is what `option` stored in the field.
     """
     kind, item, optional = _unpack(metadata.get("auto") or hint)
     if metadata.get("choices"):
@@ -70,7 +73,7 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
-    """Split a type into (type, type of the items if it is a list, whether None is allowed)."""
+    """Split a type into (the type without None, the type of its items if it is a list, whether None is allowed)."""
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # the only unions are `X | None`
     if optional:
         hint = typing.get_args(hint)[0]
@@ -80,7 +83,10 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
 
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
-    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata` (see `option`)."""
+    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata`.
+
+    `metadata` is what `option` stored in the dataclass field.
+    """
     if metadata.get("auto") and value == "auto":
         return True
     kind, item, optional = _unpack(metadata.get("auto") or hint)
@@ -100,7 +106,7 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
 
 
 def spell(value: Any) -> str:
-    """Spell a value as the command line accepts it: null, true, 0.1, [1,2], text."""
+    """Return a value as text that the command line accepts, such as null, true, 0.1 or [1,2]."""
     if isinstance(value, list | tuple):
         return "[" + ",".join(spell(item) for item in value) + "]"
     if value is None or isinstance(value, bool):
@@ -111,7 +117,7 @@ def spell(value: Any) -> str:
 def check(config: Any, group: str = "") -> None:
     """Raise an `InputError` if an option of `config`, an instance of a dataclass, has a value that is not allowed.
 
-    The message names the key `group.option`, or only the option if `group` is empty.
+    The message names the option as `group.option`, or only as `option` if `group` is empty.
     """
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):

@@ -22,9 +22,9 @@ CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
 def from_here(name: str) -> str:
-    """Return a path of `name`, a file of the checkout, that is valid in the working directory.
+    """Return the path of `name`, a file of the checkout, relative to the working directory if that is a subfolder.
 
-    It is relative if the working directory is a subfolder of the checkout. Otherwise it is `name` itself.
+    If the working directory is not a subfolder of the checkout, return `name` unchanged.
     """
     with suppress(OSError):  # the working directory has been removed
         if CHECKOUT in Path.cwd().parents:
@@ -33,10 +33,13 @@ def from_here(name: str) -> str:
 
 
 def command(program: str, script: str = "", *arguments: object) -> str:
-    """Return a command to print for the user, quoted for a shell: `program` of this environment with its arguments.
+    """Return a command to print for the user, quoted for a shell.
 
-    The program is `.venv/bin/python`, for example, or `python` without a `.venv`. `script` is a script of the checkout
-    if it ends in .py; otherwise it is an argument like the others.
+    Args:
+        program: a program such as `python`. If this process runs in the checkout's `.venv`, the path of the program in
+            `.venv` is used.
+        script: a script of the checkout if it ends in .py; otherwise an argument like the others. "" is left out.
+        arguments: further arguments.
     """
     local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
     ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
@@ -45,11 +48,12 @@ def command(program: str, script: str = "", *arguments: object) -> str:
 
 
 def cores() -> int:
-    """Return the number of threads to compute with: OMP_NUM_THREADS, or the CPUs this process may use, rounded up.
+    """Return the number of threads to compute with: OMP_NUM_THREADS or, if it is not set, the usable CPUs, rounded up.
+
+    If OMP_NUM_THREADS is a list, with a number for each level of nested parallelism, the first number is returned.
 
     Raises:
-        InputError: OMP_NUM_THREADS does not begin with a positive whole number. It may be a list with a number for each
-            level of nested parallelism, of which only the first is used.
+        InputError: OMP_NUM_THREADS does not begin with a positive whole number.
     """
     if given := os.environ.get("OMP_NUM_THREADS", "").strip():
         first = given.partition(",")[0].strip()
@@ -61,7 +65,7 @@ def cores() -> int:
 
 
 def _quota() -> float:
-    """Return the CPUs that a container's quota allows, such as `docker run --cpus=1.5`; infinity without a quota."""
+    """Return how many CPUs a container's quota allows, as in `docker run --cpus=1.5`; infinity if there is no quota."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroup v2, v1
         with suppress(OSError, ValueError):  # no such file, or "max"
             quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
@@ -71,7 +75,7 @@ def _quota() -> float:
 
 
 def _used_elsewhere() -> float:
-    """Return the CPU seconds that other processes have used since boot, on the cores this process may use."""
+    """Return how many CPU seconds other processes have used since boot on the cores that this process may use."""
     ours, cores_of_ours = sum(os.times()[:4]), {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
     with suppress(OSError, LookupError, ValueError):  # in some containers the file is hidden, empty or shorter
@@ -85,7 +89,7 @@ _BEGUN = (time.perf_counter(), _used_elsewhere()) if sys.platform == "linux" els
 
 
 def busy_cores() -> float:
-    """Return how many cores other processes have used on average since this one began; 0 on systems except Linux.
+    """Return how many cores other processes have used on average since this process began; 0 except on Linux.
 
     Only the cores that this process may use are counted.
     """
@@ -95,10 +99,10 @@ def busy_cores() -> float:
 
 
 def limit_spinning() -> None:
-    """Let OpenMP threads that wait for others sleep sooner, in this process and its children, to free their cores.
+    """Let waiting OpenMP threads sleep sooner, in this process and its children, so that their cores become free.
 
-    Call this before torch is loaded. It keeps a value that the user has set, and has no effect unless torch uses GNU's
-    OpenMP.
+    Call this before torch is loaded. If GOMP_SPINCOUNT or OMP_WAIT_POLICY is already set, nothing changes. There is no
+    effect unless torch uses GNU's OpenMP on Linux.
     """
     if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
@@ -115,10 +119,10 @@ def max_memory() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory for the next batch.
+    """Make glibc keep freed memory, so that the next batch can reuse it.
 
-    By default glibc returns large blocks to the system, which zeroes each page when it is allocated again
-    (docs/experiments.md has the cost).
+    By default glibc returns large blocks to the operating system, which must fill each page with zeros when it is
+    allocated again. docs/experiments.md has the cost.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:

@@ -12,14 +12,14 @@ from base import ranks
 
 
 def clock(seconds: float) -> str:
-    """Return a duration in seconds as text: 0:42, 12:05, 3:07:00."""
+    """Return a duration in seconds as text, such as 0:42, 12:05 or 3:07:00."""
     minutes, seconds = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
 
 
 def count(number: int, what: str) -> str:
-    """Return a number of things as text: `1 byte`, `2,000 bytes` for `what="byte"`."""
+    """Return a number of things as text, such as `1 byte` or `2,000 bytes` if `what` is `byte`."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -30,14 +30,14 @@ LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 class Progress:
     """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
 
-    In a terminal, a thread shows a bar until the block ends or, without `total`, only the elapsed time. Without a
-    terminal, the thread prints a line to standard error every `LINE_SECONDS` at first, and later less often.
+    In a terminal, a thread shows a bar or, if `total` is 0, only the elapsed time until the block ends. If standard
+    error is not a terminal, the thread prints lines: at first every `LINE_SECONDS`, and later less often.
 
     Args:
         what: a word or two for the work, such as `reading`.
-        total: amount of work in units; 0 while it is unknown.
-        unit: unit of `total`, such as `B`.
-        lines: whether to print lines without a terminal.
+        total: amount of work, counted in `unit`; 0 if it is unknown.
+        unit: unit of `total`, such as `B` for bytes.
+        lines: whether to print lines if standard error is not a terminal.
     """
 
     def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
@@ -58,7 +58,7 @@ class Progress:
             self._thread.join()
 
     def update(self, done: float) -> None:
-        """Add `done` units to the work done. The call is cheap and may come from any thread."""
+        """Add `done` to the amount of work done. The call is cheap, and any thread may make it."""
         self.count += done
 
     def _show(self) -> None:
@@ -98,7 +98,10 @@ class Progress:
 
 @cache
 def load_tqdm() -> Any:
-    """Return tqdm's class with a thread lock: its default, a lock for processes, starts a process on Python 3.14."""
+    """Return the class `tqdm` after setting its lock to one for threads.
+
+    tqdm's default is a lock for processes, which on Python 3.14 starts another process.
+    """
     from tqdm import tqdm
 
     tqdm.set_lock(threading.RLock())
@@ -106,12 +109,12 @@ def load_tqdm() -> Any:
 
 
 def hidden() -> AbstractContextManager[None]:
-    """Return a context in which progress bars are hidden, so that lines can be printed to the terminal."""
+    """Return a context manager that hides progress bars, so that lines can be printed to the terminal."""
     loaded = "tqdm" in sys.modules  # without tqdm, there is no bar
     return load_tqdm().external_write_mode() if loaded else nullcontext()
 
 
 def discard(out: TextIO) -> None:
-    """Redirect a stream whose reader has closed it to /dev/null, including the text in its buffer."""
+    """Redirect the output stream `out`, whose reader has closed it, to /dev/null, and drop the text in its buffer."""
     with suppress(OSError):  # in tests a stream may have no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

@@ -18,7 +18,7 @@ class JobError(InputError):
 
 
 def adopt_srun() -> None:
-    """In a task of srun, set torchrun's environment variables, which torch, Lightning and this module read."""
+    """If srun started this process, set torchrun's environment variables, which torch, Lightning and `ranks` read."""
     launched(), rank(), is_local_rank_0()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name in os.environ for name in needed[:2]) and (missing := [n for n in needed if n not in os.environ]):
@@ -48,7 +48,7 @@ def adopt_srun() -> None:
 
 
 def launched() -> tuple[int, int] | None:
-    """Return (processes per machine, machines) if torchrun or srun started this process, else None."""
+    """Return (processes per machine, number of machines) if torchrun or srun started this process, otherwise None."""
     if "RANK" not in os.environ:
         return None
     per_machine = max(1, _number("LOCAL_WORLD_SIZE"))
@@ -66,7 +66,11 @@ def is_local_rank_0() -> bool:
 
 
 def _number(variable: str, otherwise: str = "1") -> int:
-    """Return an environment variable as a number, `otherwise` if it is not set; raise `JobError` if it is invalid."""
+    """Return the environment variable `variable` as an int, or `otherwise` if it is not set.
+
+    Raises:
+        JobError: the value is not a whole number.
+    """
     value = os.environ.get(variable, otherwise)
     if not value.isdecimal():
         raise JobError(f"{variable}={value}: this environment variable must be a whole number")
@@ -74,12 +78,12 @@ def _number(variable: str, otherwise: str = "1") -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment variables for a `train.py` that this process starts and that must end with it."""
+    """Return the environment variables with which to start a `train.py` that must end when this process ends."""
     return os.environ | {"CHARGPT_PARENT": str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """On Linux, make the kernel kill this process when the process that set CHARGPT_PARENT for it ends."""
+    """On Linux, make the kernel kill this process when its parent ends, if CHARGPT_PARENT contains the parent's id."""
     parent = os.environ.pop("CHARGPT_PARENT", None)
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -93,6 +97,9 @@ def restarted() -> bool:
 
 
 def identity() -> str | None:
-    """Return the id of this job, which all its processes share and restarts keep; None without SLURM or torchrun."""
+    """Return the id of this job of SLURM or torchrun, or None if there is no job.
+
+    All processes of a job have the same id, and a restarted job keeps it.
+    """
     names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
     return next((name for name in names if name != "none"), None)

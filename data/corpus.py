@@ -127,7 +127,7 @@ class Corpus:
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
-        """Yield the content of a document in chunks: bytes if `encoding` is None, else str; see `digests` for `tick`."""
+        """Yield the content of a document in chunks: bytes if `encoding` is None, else str. `tick` is as in `digests`."""
         chunks = self._chunks(document, tick)
         return chunks if self.hashes is None else hashed(chunks, self.hashes)
 
@@ -170,7 +170,7 @@ def _stdlib(encoding: str | None) -> Corpus:
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
-    """Return the files in and below `root`, except hidden files, and files in hidden folders or those named in `without`."""
+    """Return the files in and below `root`; hidden files and folders, and folders named in `without`, are skipped."""
 
     def fail(error: OSError) -> None:
         raise InputError(f"{printable(error.filename)}: cannot be read: {error.strerror}")

@@ -151,7 +151,10 @@ class _Search:
         return self.best != before
 
     def _common(self, chunk: _Hashes, positions: np.ndarray, k: int) -> np.ndarray:
-        """Return the elements of `positions` at which the window of k tokens in `chunk` equals one of the text by hash."""
+        """Return the elements of `positions` at which the window of k tokens of `chunk` also occurs in the text.
+
+        The windows are compared by their hashes, which may collide.
+        """
         positions = positions[positions + k < len(chunk.sums)]
         if not len(positions) or k > len(self.letters):
             return positions[:0]

@@ -174,7 +174,10 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Return the text for `data.overfit`: its first `length` tokens are all three splits; training has 2 `context` more."""
+    """Return the text for `data.overfit`, whose first `length` tokens are training, validation and test alike.
+
+    The training split continues for `2 * context` more tokens.
+    """
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.

@@ -1,7 +1,7 @@
 """Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far.
 
-Optuna's journal of the study is stored beside `sweep.csv`. A trial that was stopped stays RUNNING in the study, so the
-next command resumes it. This module loads Optuna, but not torch.
+Optuna's journal of the study is stored beside `sweep.csv`. If a trial is stopped, it stays in the state RUNNING in the
+study, so that the next command resumes it. This module loads Optuna, but not torch.
 """
 
 import math
@@ -39,7 +39,7 @@ FILE = "study.journal"
 
 
 def distribution(override: Override) -> Any:
-    """Return the Optuna distribution for a key that the search varies, given as `optim.lr=interval(1e-3,1e-2)`.
+    """Return the Optuna distribution for `override`, a key and its range, such as `optim.lr=interval(1e-3,1e-2)`.
 
     Raises:
         InputError: the value is not a range or choice that a search accepts.
@@ -66,15 +66,15 @@ def distribution(override: Override) -> Any:
 
 
 def setting_of(key: str, value: Any) -> str:
-    """Return `key=value` as on the command line, such as `optim.lr=0.00312`: a float has six significant digits."""
+    """Return `key=value` as on the command line, such as `optim.lr=0.00312`; a float gets six significant digits."""
     return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
 
 
 class Search(Sweep):
-    """A sweep whose trials Optuna proposes: each has a value from every range in `space`, and the settings `fixed`.
+    """A sweep whose trials Optuna proposes: each trial has one value from every range in `space`.
 
-    `same` lists the settings that a continuing command must repeat. Joined as lines, it is also the name of Optuna's
-    study.
+    All trials also have the settings `fixed`. `same` lists the settings that a command must repeat to continue the
+    search. Joined as lines, these settings are also the name of Optuna's study.
     """
 
     def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
@@ -105,14 +105,14 @@ class Search(Sweep):
                 self.outcomes[name] = "finished" if each.state == TrialState.COMPLETE else "failed"
 
     def add(self, proposed: Any) -> Trial:
-        """Add to the sweep the trial that Optuna has proposed, an `optuna.Trial`; return it as a `Trial`."""
+        """Add the trial that Optuna proposes, an `optuna.Trial`, to the sweep, and return it as a `Trial`."""
         settings = [*self.fixed, *(setting_of(key, proposed.params[key]) for key in self.space)]
         trial = make_trial(self.name, self.space, settings, name=f"trial-{proposed.number + 1:03}")
         self.trials[trial.name] = trial
         return trial
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials that an earlier command began but did not finish, then new ones that Optuna proposes."""
+        """Yield the trials to run: first those that an earlier command did not finish, then new ones from Optuna."""
         yield from super().ask()
         while (begun := len(self.trials)) < self.count:
             seed = random.Random(f"{self.config.seed} {begun}").getrandbits(32)  # resuming repeats the proposals
@@ -120,7 +120,7 @@ class Search(Sweep):
             yield self.add(self.study.ask(dict(self.space)))
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store how a trial has ended, such as `finished`, in Optuna's study; an interrupted trial stays RUNNING."""
+        """Store in Optuna's study how a trial has ended, such as `finished`; an interrupted trial stays RUNNING."""
         super().tell(trial, outcome)
         number = int(trial.name.removeprefix("trial-")) - 1
         if outcome == "finished":
@@ -141,7 +141,8 @@ class Search(Sweep):
 def begin_search(config: SearchConfig, command: Command) -> int:
     """Run a search (`hparams_search=`) and return its exit status; check all values before writing any file.
 
-    A value on the command line fixes its key; a range there replaces the range in the preset.
+    The preset of the search, `config`, gives a range for some keys. If the command line sets such a key to a value, the
+    key is fixed; if it sets the key to a range, this range replaces the range in the preset.
     """
     literals, given = command.literals, {each.key_or_group: each for each in command.overrides}
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in {*given, *literals}]

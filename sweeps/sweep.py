@@ -31,7 +31,7 @@ from training.launch import rows_per_device
 
 @dataclass(frozen=True)
 class Candidate:
-    """One combination of settings that a sweep will run, and its configuration; once it has a name, it is a `Trial`."""
+    """One combination of settings that a sweep will run, and the configuration that results from the settings."""
 
     settings: list[Setting]
     config: Config
@@ -40,19 +40,22 @@ class Candidate:
 def varied_keys(command: Command) -> list[str]:
     """Return the keys that a sweep varies: those with several values on its command line.
 
-    If no key has several, return the keys of all settings.
+    If no key has several values, return all keys that are set, except those that say where and how a run is started.
     """
     several = [*(each.key_or_group for each in command.overrides if each.is_sweep_override()), *command.swept]
     return several or [each.key_or_group for each in command.overrides if not is_launch(each.key_or_group)]
 
 
 def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]) -> Path:
-    """Return a sweep's directory. Refuse a start by torchrun or in several SLURM tasks, and invalid keys or names.
+    """Return the directory of a sweep after checking that the sweep can be started.
 
     Args:
-        name: of the sweep.
-        varied: the keys that differ between its trials.
-        literals: values on the command line that Hydra does not parse, by key.
+        name: name of the sweep.
+        varied: the keys that differ between the trials of the sweep.
+        literals: by key, the settings whose values Hydra must not parse.
+
+    Raises:
+        InputError: a key or the name is invalid, or torchrun or several SLURM tasks have started this command.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError(
@@ -77,9 +80,9 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
 
 
 def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
-    """Return `literals`, the values that Hydra does not parse, as `key=value` arguments for each trial of a sweep.
+    """Return the settings whose values Hydra must not parse, as `key=value` arguments for a trial.
 
-    Keys that say how the sweep is started, such as `name`, are left out.
+    `literals` contains these settings by key. Keys that concern only the sweep itself, such as `name`, are left out.
     """
     return [f"{key}={spell(value)}" for key, value in literals.items() if not is_launch(key)]
 
@@ -87,8 +90,10 @@ def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
 def has_finished(trial: Trial, config: Config) -> bool:
     """Return whether an earlier command has already finished a trial, so that it need not run.
 
+    `config` is the configuration of the trial.
+
     Raises:
-        InputError: the trial's directory contains a run with settings other than those of `config`.
+        InputError: the trial's directory contains a run whose settings differ from `config`.
     """
     if not (trial.directory / "config.yaml").exists():
         return False
@@ -100,9 +105,9 @@ def has_finished(trial: Trial, config: Config) -> bool:
 
 
 def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> list[str]:
-    """Check the text, batch size and model of `init_from` of each run; return the sorted SHA-256 hashes of the texts.
+    """Check the text, batch size and initial model (`init_from`) of each run; return the sorted hashes of the texts.
 
-    `literals` are the values on the command line that Hydra does not parse, by key.
+    `literals` contains, by key, the settings whose values Hydra must not parse. The hashes are SHA-256.
     """
     from data.corpus import open_corpus
     from data.text import open_text
@@ -133,7 +138,7 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
 def check_same_texts(directory: Path, texts: Collection[str]) -> None:
     """Raise an `InputError` if an earlier trial of the sweep used another text, because losses could not be compared.
 
-    `texts` are the hashes (sha256) of the texts of this command's trials.
+    `directory` is the directory of the sweep. `texts` are the SHA-256 hashes of the texts of this command's trials.
     """
     for file in sorted(directory.glob("*/summary.json")):
         old = run_directory.summary_of(file.parent)
@@ -144,7 +149,15 @@ def check_same_texts(directory: Path, texts: Collection[str]) -> None:
 
 @dataclass
 class Sweep:
-    """The trials of a sweep. All are known from the start, but a subclass may propose them from earlier results."""
+    """The trials of a sweep. All trials are known from the start, but a subclass may propose trials from earlier results.
+
+    Attributes:
+        name: name of the directory `runs/<name>/`.
+        count: number of trials in all.
+        trials: the trials by name, in the order of their numbers.
+        outcomes: by name, how a trial ended in this or an earlier command, such as `finished`.
+        kind: the first word of the first log line, such as `sweep`.
+    """
 
     name: str  # of the directory `runs/<name>/`
     count: int  # number of trials in all
@@ -157,7 +170,7 @@ class Sweep:
         yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store how a trial has ended, such as `finished`."""
+        """Store how a trial has ended: `outcome` is `finished`, for example."""
         self.outcomes[trial.name] = outcome
 
     def label(self, trial: Trial) -> str:
@@ -165,9 +178,10 @@ class Sweep:
         return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log which trials have failed; return the exit status, which is 1 if any has, else 0.
+        """Log which trials have failed; return the exit status, which is 1 if a trial has failed, otherwise 0.
 
-        This is called when all trials have ended, unless a signal stopped the sweep.
+        This is called when all trials have ended, unless a signal stopped the sweep. `results` contains the rows of the
+        table, the best first.
         """
         failed = [name for name, outcome in self.outcomes.items() if outcome == "failed"]
         if failed:
@@ -176,9 +190,9 @@ class Sweep:
 
 
 def run_sweep(sweep: Sweep, workers: int) -> int:
-    """Run the trials of a sweep, at most `workers` at the same time, and log the results.
+    """Run the trials of a sweep, at most `workers` at the same time, and log the results; return the exit status.
 
-    Return the exit status, which is 128 + N after signal N.
+    If a signal N stopped the sweep, the exit status is 128 + N.
     """
     directory = run_directory.RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")
@@ -207,10 +221,10 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
 
 
 def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tuple[Trial, int]]:
-    """Run at most `workers` trials at the same time; yield each with its exit status when it has ended.
+    """Run the trials of a sweep, at most `workers` at the same time; yield (trial, exit status) when a trial has ended.
 
-    A trial is requested only when a worker is free, because a search proposes it from earlier outcomes. `received` is a
-    list to which signal handlers append: after a signal, stop the running trials and start no more.
+    A trial is requested only when a worker is free, because a search proposes it from earlier outcomes. Signal handlers
+    append the numbers of signals to the list `received`. After a signal, running trials are stopped and no more start.
     """
     waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
     passed = 0  # number of signals that were passed on to the trials
@@ -236,7 +250,7 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 def show_results(results: list[dict[str, str]], table: Path) -> None:
     """Log the leaderboard, the paths of the table `sweep.csv` and of the page beside it, and what to run next.
 
-    `results` are the rows of the table, the best first.
+    `results` contains the rows of the table, the best first, and `table` is the path of the table.
     """
     if results:
         log.info(f"\n{leaderboard(results)}\n")
@@ -249,14 +263,20 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
 
 
 def combinations(command: Command) -> str:
-    """Return the settings of a sweep's runs, one run per line, after Hydra has composed all of them as a check."""
+    """Return the settings of a sweep's runs as text, one run per line.
+
+    Before that, Hydra composes the configuration of each run, as a check.
+    """
     literals, fixed = command.literals, literal_settings(command.literals)
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
     return "\n".join(shlex.join([*(each.text for each in run.settings), *fixed]) for run in runs)
 
 
 def begin_sweep(command: Command) -> int:
-    """Run a sweep (`-m`) and return the exit status; check all its trials before writing any file."""
+    """Run the sweep (`-m`) that `command` asks for, and return the exit status.
+
+    All trials are checked before any file is written.
+    """
     literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
     overrides += [each.text for values in command.swept.values() for each in values]
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]

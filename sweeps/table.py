@@ -30,10 +30,15 @@ Row = dict[str, str]
 
 
 def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping[str, str] | None = None) -> list[Row]:
-    """Write `sweep.csv`: a row for each of `trials` and for those of earlier commands; return the rows, the best first.
+    """Write `sweep.csv`, with a row for each trial of a sweep, and return the rows, the best first.
 
-    `directory` is that of the sweep. `outcomes` says how trials have ended, by their names, such as `finished`. If
-    earlier commands varied different keys, missing values are read from each run's config.yaml.
+    Trials of earlier commands have rows, too. If the earlier commands varied other keys, missing values are read from
+    the config.yaml of each run.
+
+    Args:
+        directory: directory of the sweep.
+        trials: the trials of this command.
+        outcomes: by the name of a trial, how the trial has ended, such as `finished`.
     """
     varied = dict[str, Row]()
     with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
@@ -58,11 +63,12 @@ def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping
 
 
 def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]:
-    """Return a row for each run directory with its varied settings and its results, the best run first.
+    """Return a row for each run directory, with its varied settings and its results, the best run first.
 
     Args:
-        varied: by run directory, the varied settings; the keys are the same for all runs.
-        outcomes: by name of a trial, how it has ended; otherwise the status is that of summary.json.
+        varied: by run directory, the settings that differ between the runs; the keys are the same for all runs.
+        outcomes: by name of a trial, how the trial has ended. If a trial is missing here, its status in summary.json is
+            used.
     """
     table, keys = [], list(next(iter(varied.values()), ()))
     differing = [key for key in keys if len({row[key] for row in varied.values()}) > 1]
@@ -76,7 +82,7 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
 
 
 def spelled(config: Config) -> Row:
-    """Return all settings by key, spelled as on the command line, but with passwords and control characters hidden."""
+    """Return all settings by key, with values as on the command line; passwords and control characters are hidden."""
     found = dict(leaves(to_dict(config)))
     for group in PLUGINS:
         names = list(plugins := found[group])
@@ -86,9 +92,9 @@ def spelled(config: Config) -> Row:
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
-    """Average rows of runs that differ only in their seed; return the varied keys and the rows of means, best first.
+    """Average the rows of runs that differ only in their seed; return (varied keys, rows of means with the best first).
 
-    `table` is what `rows_of` returns. If `seed` does not vary, there are no rows of means.
+    `table` is the result of `rows_of`. If `seed` does not differ between the runs, the list of rows is empty.
     """
     settings = [key for key in table[0] if key not in RESULTS] if table else []
     groups = dict[tuple[str, ...], list[Row]]()
@@ -108,9 +114,10 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
 
 
 def leaderboard(table: list[Row], *, named: bool = False) -> str:
-    """Return the best runs, with their settings and results, as aligned columns, below a table of means over seeds.
+    """Return the best runs, with their settings and results, as text with aligned columns.
 
-    `table` is what `rows_of` returns. If `named`, the first column is the name of the run.
+    `table` is the result of `rows_of`. If `seed` varies, a table of means over seeds comes first. If `named` is true,
+    the first column is the name of the run.
     """
     *averages, runs = columns(table)
     if named:
@@ -121,9 +128,10 @@ def leaderboard(table: list[Row], *, named: bool = False) -> str:
 
 
 def columns(table: list[Row]) -> list[list[list[str]]]:
-    """Return the tables that people see, each a list of rows of cells, of which the first row has the headings.
+    """Return the tables for display, each a list of rows, where a row is a list of cells.
 
-    The last table has a row for each run in `table`. If `seed` varies, the table of means comes before it.
+    The first row of each table contains the headings. The last table has a row for each run in `table`. If `seed`
+    differs between the runs, a table of means over seeds comes before the last table.
     """
     settings, averages = means(table)
     tested = ["test_loss"] if any(row["test_loss"] for row in table) else []
@@ -144,7 +152,10 @@ def columns(table: list[Row]) -> list[list[list[str]]]:
 
 
 def write_page(directory: Path, table: list[Row]) -> str:
-    """Write report.html, which compares the runs in `table`, into `directory`; return `caution` about these runs."""
+    """Write the page report.html, which compares the runs in `table`, into `directory`.
+
+    Return the result of `caution`: a warning about these runs, or "".
+    """
     runs = []
     for row in table:
         with suppress(InputError):  # the run has not begun, or has lost its config.yaml
@@ -167,13 +178,16 @@ def write_page(directory: Path, table: list[Row]) -> str:
 
 
 def curve(run: Path) -> list[tuple[int, float]]:
-    """Return (step, validation loss in nats) for each validation of a run."""
+    """Return a list of pairs (step, validation loss in nats), one for each validation of a run."""
     validations = run_directory.summary_of(run).get("validations") or {}
     return [(int(step), loss) for step, loss in validations.items() if math.isfinite(loss)]
 
 
 def caution(runs: Iterable[tuple[Path, Config]]) -> str:
-    """Return a warning if the runs, given as (directory, configuration), were evaluated on different texts, else ""."""
+    """Return a warning if runs were evaluated on different texts, otherwise "".
+
+    `runs` contains a pair (directory, configuration) for each run.
+    """
     texts = set()
     for directory, config in runs:
         data, sha256 = config.data, run_directory.summary_of(directory).get("text_sha256")
@@ -184,14 +198,14 @@ def caution(runs: Iterable[tuple[Path, Config]]) -> str:
 
 
 def figure(number: str) -> str:
-    """Return the number in a cell of `sweep.csv` with four decimals; an empty cell stays empty."""
+    """Return `number`, the text in a cell of `sweep.csv`, with four decimals; an empty cell stays empty."""
     return f"{float(number):.4f}" if number else ""
 
 
 def table_of_runs(runs: list[Path]) -> str:
-    """Return the leaderboard of any runs, with the settings that differ and on which a result depends.
+    """Return the leaderboard of any runs; its columns are the settings that differ and on which a result depends.
 
-    Steps that `minutes` has chosen, and what was chosen for the machine, do not make two runs differ.
+    Steps that `minutes=` has chosen, and values that were chosen for the machine, do not count as differences.
     """
     configs = [read_config(run) for run in runs]
     values = [spelled(config) | ({"trainer.max_steps": ""} if config.minutes else {}) for config in configs]

@@ -23,7 +23,11 @@ MAX_NAME = 100  # maximum characters of a trial's name
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep."""
+    """One run of a sweep.
+
+    `sweep` is the name of the sweep, and `name` the name of the trial within the sweep. `overrides` are all settings,
+    as on the command line. `varied` contains, by key, the values of the settings that differ between trials.
+    """
 
     sweep: str  # name of the sweep
     name: str  # name within the sweep
@@ -37,27 +41,27 @@ class Trial:
 
     @property
     def title(self) -> str:
-        """The name of the trial in log lines: its `name` or, if that is only a number, its varied settings."""
+        """The name of the trial in log lines: `name` or, if `name` is only a number, the settings that vary in the sweep."""
         if not self.name.startswith("trial-"):
             return self.name
         return ",".join(f"{key}={value}" for key, value in sorted(self.varied.items()))
 
     @property
     def command(self) -> list[str]:
-        """The words of the command that starts the trial or resumes it."""
+        """The words of the command that starts the trial or, if the trial has begun, resumes it."""
         presets = [f"--config-dir={folder}" for folder in FOLDERS]
         return [sys.executable, str(TRAIN), *presets, *self.overrides, f"name={self.sweep}/{self.name}", "resume=auto"]
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
-    """Return the default name of a sweep: `kind` and a hash of its settings, `arguments`, in any order."""
+    """Return the default name of a sweep: `kind` and a hash of `arguments`, the settings of the sweep in any order."""
     return f"{kind}-{_hash(sorted(each for each in arguments if not is_launch(each.partition('=')[0])))}"
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
     """Return a name made of a trial's varied settings, such as `model.dim=64,optim.lr=0.01`.
 
-    A name that would be too long or unsafe for a file system is changed and ends with a hash.
+    If this name is too long or unsafe for a file system, it is changed and ends with a hash.
     """
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts)
@@ -76,9 +80,9 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
 
     Args:
         sweep: name of the sweep.
-        varied: the keys that differ between its trials.
+        varied: the keys that differ between the trials of the sweep.
         settings: all settings of the trial, as `key=value`.
-        name: name of the trial; "" lists the varied settings in alphabetical order.
+        name: name of the trial. If it is "", the name lists the varied settings in alphabetical order.
     """
     values = dict(setting.partition("=")[::2] for setting in settings)
     differing = {key: values[key] for key in varied}
@@ -88,9 +92,9 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
 
 
 def start(trial: Trial, workers: int) -> subprocess.Popen:
-    """Start the process of a trial, which writes its output to `console.log`, and return it.
+    """Start the process of a trial, whose output goes to `console.log`, and return the process.
 
-    It gets an equal share of the CPU cores, because `workers` trials run at the same time.
+    `workers` is the number of trials that run at the same time, so the process gets this fraction of the CPU cores.
     """
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
     environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
@@ -109,15 +113,15 @@ def start(trial: Trial, workers: int) -> subprocess.Popen:
 
 
 def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
-    """Return how a trial has ended, and a log line about it.
+    """Return (how a trial has ended, a log line about the trial).
+
+    How it has ended is `failed` if the process failed, `interrupted` if the process was stopped, and otherwise the
+    status in summary.json.
 
     Args:
         trial: the trial whose process has ended.
         status: exit status of the process.
         stopped: whether a signal has stopped the sweep.
-
-    Returns:
-        `failed` if the process failed, `interrupted` if it was stopped, otherwise the status in summary.json; the line.
     """
     console = trial.directory / "console.log"
     if status and not stopped:

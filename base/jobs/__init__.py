@@ -1,1 +1,1 @@
-"""Run directories, and the jobs and ranks that work in them."""
+"""Run directories, and the jobs and processes that work in them."""

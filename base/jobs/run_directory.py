@@ -25,7 +25,7 @@ RUNS = Path(processes.from_here("runs"))
 def new_name(settings: str) -> str:
     """Return a generated name for a run: the time and a random suffix.
 
-    In a job of SLURM or torchrun, it is the job's id and a hash of `settings`, the configuration as text. So all
+    In a job of SLURM or torchrun, the name is the job's id and a hash of `settings`, the configuration as text. So all
     processes of the job generate the same name, and a restarted job finds the directories of its runs.
     """
     identity = ranks.identity()
@@ -37,7 +37,7 @@ def new_name(settings: str) -> str:
 
 
 def model_of(run: Path, name: str) -> Path:
-    """Return the path of a run's model file: `name` is `best` or `last`."""
+    """Return the path of the model file in the run directory `run`; `name` is `best` or `last`."""
     return run / "checkpoints" / f"{name}.safetensors"
 
 
@@ -63,9 +63,9 @@ def unfinished() -> list[Path]:
 
 
 def newest_first(*patterns: str) -> list[Path]:
-    """List the runs with files that match `patterns`, the most recently begun first.
+    """List the runs that contain a file matching one of `patterns`, sorted by when they began, the newest first.
 
-    A run without a summary.json counts as begun when one of the files was last written.
+    If a run has no summary.json, it counts as begun at the time at which the newest matching file was last written.
     """
     if RUNS.is_dir():
         os.listdir(RUNS)  # raises if it cannot be read, which `glob` does not
@@ -84,28 +84,29 @@ def newest_first(*patterns: str) -> list[Path]:
 def lacks_checkpoints(run: Path) -> bool:
     """Return whether a run still has its best model but has lost all checkpoints, so that it cannot be resumed.
 
-    Training from step 0 would overwrite that model. A run that was killed between its first model and its first
-    checkpoint does not count, because it has nothing to lose.
+    Training from step 0 would overwrite the best model. If a run was killed after its first model and before its first
+    checkpoint, the result is False, because training from step 0 loses nothing.
     """
     begun = summary_of(run).get("status") in ("running", "failed")
     return model_of(run, "best").exists() and not begun and not any((run / "checkpoints").glob("*.ckpt"))
 
 
 def is_debug(name: str) -> bool:
-    """Return whether `name` is that of a debug run (`debug=…`), which the next debug run of this name replaces.
+    """Return whether `name` is the name of a debug run (`debug=…`).
 
-    Commands use a debug run only if it is named, never as the newest run.
+    The next debug run with the same name replaces such a run. Commands that use the newest run ignore debug runs.
     """
     return name.startswith("debug-")
 
 
 def to_resume(resume: str, name: str | None) -> Path | None:
-    """Return the directory of the run that `resume=` and `name=` ask to continue, or None for a new run.
+    """Return the directory of the run that `resume=` and `name=` ask to continue, or None if a new run is to begin.
 
-    With `resume=auto`, it is the run `name` if that has begun. Otherwise `resume` is a run or a checkpoint file.
+    If `resume` is `auto`, it is the directory of the run `name`, or None if that run has not begun. Otherwise `resume`
+    is the directory or name of a run, or a checkpoint file of the run, and `name` must be None.
 
     Raises:
-        InputError: there is no such run, or it cannot be continued.
+        InputError: the run does not exist or cannot be continued.
     """
     if resume == "auto":
         run = RUNS / str(name)
@@ -137,17 +138,21 @@ def to_resume(resume: str, name: str | None) -> Path | None:
 
 
 def named_path(resume: str) -> Path:
-    """Return the path of the run or checkpoint that `resume=` names; the folder runs/ may be left out."""
+    """Return the path of the run or checkpoint file that `resume`, the value of `resume=`, names.
+
+    The folder runs/ may be left out of `resume`.
+    """
     return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else (path / "config.yaml").exists())
 
 
 def _named(name: str, fits: Callable[[Path], bool]) -> Path:
-    """Return the path that `name` means: itself, or the run `runs/<name>`.
+    """Return the path that `name` means: `name` itself, or `runs/<name>`.
 
-    It is the one that exists and for which `fits` is true. If neither fits, it is the run if that exists.
+    Of these two paths, the one for which `fits` is true is returned. If `fits` is true for neither of the two, the
+    result is `runs/<name>` if that exists, else `name`.
 
     Raises:
-        InputError: both fit.
+        InputError: `fits` is true for both.
     """
     here, run = Path(name), RUNS / name
     if name.startswith(("./", "../")) or not run.exists() or (here.exists() and here.samefile(run)):
@@ -158,13 +163,16 @@ def _named(name: str, fits: Callable[[Path], bool]) -> Path:
 
 
 def check_writable() -> None:
-    """Raise a `PermissionError` if no run can be created here; call this before slow work."""
+    """Raise a `PermissionError` if no run can be created in the working directory; call this before slow work."""
     if not os.access(RUNS if RUNS.exists() else ".", os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(RUNS))
 
 
 def check_free(name: str) -> None:
-    """Raise an `InputError` unless a new run can have this name. A debug run may replace an older one."""
+    """Raise an `InputError` if a new run cannot have this name, for example because another run has it.
+
+    A debug run may have the name of an older debug run, which it replaces.
+    """
     run = RUNS / name
     _check_place(run, name)
     if not os.path.lexists(run):
@@ -184,14 +192,17 @@ def check_free(name: str) -> None:
 
 
 def _check_checkpoints(run: Path, setting: str) -> None:
-    """Raise an `InputError` that begins with `setting`, such as `resume=first`, if `run` has lost its checkpoints."""
+    """Raise an `InputError` if `run` has lost its checkpoints, so that it cannot be resumed.
+
+    The message begins with `setting`, such as `resume=first`.
+    """
     if lacks_checkpoints(run):
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{setting}: has a model but no checkpoint; {start} starts another run from its model")
 
 
 def _check_place(run: Path, name: str) -> None:
-    """Raise an `InputError` if `name` is a sweep or lies inside another run."""
+    """Raise an `InputError` if `run`, the directory of the run `name`, is a sweep or lies inside another run."""
     if is_sweep(run):
         raise InputError(f"name={name}: is a sweep; repeat its command, or name={name}/TRIAL for one trial")
     if "/" in name and (run.parent / "config.yaml").exists():
@@ -204,20 +215,21 @@ def is_sweep(directory: Path) -> bool:
 
 
 def matching(pattern: str) -> list[Path]:
-    """List the runs whose name, or whose sweep's name, matches a pattern such as `abl-*`, the newest first."""
+    """List the runs whose name, or the name of whose sweep, matches a pattern such as `abl-*`, the newest first."""
     runs = newest_first("config.yaml")
     return [run for run in runs if any(fnmatchcase(name_of(run), each) for each in (pattern, f"{pattern}/*"))]
 
 
 def sweep_of(argument: str) -> Path | None:
-    """Return the directory of the sweep `argument`, a directory or a name; None if it is not a sweep."""
+    """Return the directory of a sweep, given its directory or its name; return None if `argument` is not a sweep."""
     return next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
 
 
 def trials_of(argument: str) -> list[Path]:
-    """Return the run directories that have a validation loss, of a sweep or of a pattern, in order of name.
+    """Return the runs of a sweep, or the runs that match a pattern, as a sorted list of directories.
 
-    `argument` is a sweep's directory or name, or a pattern such as `abl-*`. If it is neither, the list is empty.
+    `argument` is the directory or name of a sweep, or a pattern such as `abl-*`; otherwise the list is empty. Runs
+    without a validation loss are left out.
     """
     if sweep := sweep_of(argument):
         trials = [file.parent for file in sweep.glob("*/summary.json")]
@@ -227,15 +239,15 @@ def trials_of(argument: str) -> list[Path]:
 
 
 def name_of(run: Path) -> str:
-    """Return the name of a run, as `name=` sets it; SWEEP/TRIAL for a trial."""
+    """Return the name of a run, as `name=` sets it; the name of a trial of a sweep is SWEEP/TRIAL."""
     whole, inside = run.resolve(), RUNS.resolve()
     return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
 
 
 def val_bpc_of(run: Path) -> float:
-    """Return the validation bits per character of a run's best checkpoint, or infinity if there is none.
+    """Return the validation bits per character of a run's best checkpoint, or infinity if they are not known.
 
-    Unlike losses, bits per character can be compared between tokenizers.
+    Unlike losses per token, bits per character can be compared between tokenizers.
     """
     bits = summary_of(run).get("val_bpc")
     return bits if isinstance(bits, float) and not math.isnan(bits) else math.inf
@@ -244,8 +256,8 @@ def val_bpc_of(run: Path) -> float:
 def find_model(argument: str | None) -> Path:
     """Return the path of a model file: the best model of a run, or of the best trial of a sweep.
 
-    `argument` is a model file, a training checkpoint with a model file beside it, a run or a sweep. None stands for the
-    newest run.
+    `argument` is a model file, a training checkpoint with a model file beside it, a run or a sweep. If `argument` is
+    None, the newest run is used.
     """
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]

@@ -30,7 +30,7 @@ def release() -> None:
 
 
 def in_use(run: Path) -> bool:
-    """Return whether another process has locked the directory of `run`."""
+    """Return whether another process has locked the run directory `run`."""
     from filelock import Timeout
 
     try:
@@ -41,9 +41,9 @@ def in_use(run: Path) -> bool:
 
 
 def _acquire(run: Path, seconds: float) -> ExitStack:
-    """Lock the directory `run` and the file `.lock` in it; closing the returned stack unlocks both.
+    """Lock the directory `run` and the file `.lock` in it; return an `ExitStack` that unlocks both when it is closed.
 
-    The directory stays locked even if someone removes the file.
+    The lock on the directory remains even if someone removes the file. `seconds` is how long to wait for the locks.
 
     Raises:
         Timeout: another process holds one of the locks for more than `seconds`.

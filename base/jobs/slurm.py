@@ -14,12 +14,15 @@ STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")
 
 
 def time_is_up(number: int | None) -> bool:
-    """Return whether signal `number` is SLURM's warning that this job will soon reach its time limit."""
+    """Return whether the signal `number` is SLURM's warning that this job will soon reach its time limit.
+
+    The result is False if `number` is None, which means that no signal was received.
+    """
     return number is not None and number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ
 
 
 def requeue() -> None:
-    """Ask SLURM to restart this job, which ends all its processes, so this is logged first."""
+    """Ask SLURM to restart this job. SLURM then ends all its processes, so the request is logged before it is made."""
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
@@ -32,7 +35,10 @@ def requeue() -> None:
 
 
 def requeue_before_start() -> None:
-    """Make SLURM's SIGUSR1 requeue the job and end this process, until a run begins and handles the signal itself."""
+    """Install a handler that requeues the job and ends this process when SLURM sends SIGUSR1.
+
+    A run installs another handler when it begins.
+    """
 
     def leave(number: int, _: Any) -> None:
         if ranks.rank() == 0:
