@@ -30,14 +30,14 @@ CARD_BESIDE = ("onnx", "torch")  # formats whose model card is the file OUT.md
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run the command line of export.py, by default that of this process; return the exit status."""
+    """Run export.py with `arguments`, by default those of this process, and return the exit status."""
     options = parse(arguments)
     advice = "an export needs the model in memory more than once; use a machine with more memory"
     return main("export.py", lambda: run(options), out_of_memory=advice)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of the command line; `arguments` replaces that of this process."""
+    """Parse `arguments`, by default those of this process, and return the options."""
     parser = Parser(
         prog="export.py",
         usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--guess FILE|validation] [--precision fp32] "
@@ -62,7 +62,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check the options, export the model and print the file, how to load it, and a line for each fact."""
+    """Check `options`, the options of the command line, and export the model.
+
+    Print the name of the output, how to load it, and one line for each fact about the export.
+    """
     out = Path(options.out)
     suffix, _, usage = FORMATS[options.to]
     if out.suffix != suffix and suffix:
@@ -103,11 +106,12 @@ def run(options: argparse.Namespace) -> None:
 def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
     """Return the path of the output folder `name`, with symbolic links resolved, after checking that it may be written.
 
-    `file` is the model file, which an export must not overwrite.
+    `file` is the model file, which an export must not overwrite. If `overwrite` is true, the folder may contain the
+    files of an earlier export.
 
     Raises:
-        InputError: `name` is not a folder, contains `file` or files that no export wrote or, without `overwrite`, is
-            not empty.
+        InputError: `name` is not a folder, or contains `file` or files that no export wrote, or is not empty although
+            `overwrite` is false.
     """
     path = Path(name).resolve()
     if name in ("", "-") or path.exists() and not path.is_dir():
@@ -124,7 +128,7 @@ def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
 
 @contextmanager
 def written(target: Path) -> Iterator[Path]:
-    """Yield a temporary path at which to write a file or a folder; rename it to `target` when the block ends.
+    """Context manager that yields a temporary path; the file or folder written there is renamed to `target` at the end.
 
     This is like `atomic`, but may also replace a folder that is not empty.
     """
@@ -143,16 +147,15 @@ def written(target: Path) -> Iterator[Path]:
 
 
 def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> list[str]:
-    """Write the model in `file` in the format `options.to`, and check the result.
+    """Write the model in `file` in the format `options.to`, and check the result; return a list of facts to print.
+
+    The first fact is about the file that was written.
 
     Args:
-        options: the command line.
+        options: the options of the command line.
         file: the model file.
         new: where to write the output, a file or a folder.
-        beside: where to write the model card, unless it is README.md in a folder for transformers.
-
-    Returns:
-        Facts to print, one per line; the first is about the file.
+        beside: where to write the model card; None if it is README.md in a folder for transformers.
     """
     with Progress("loading the model"):
         from gpt.model_file import read
@@ -189,10 +192,10 @@ def cost_of_bf16(model: "GPT", file: Path) -> tuple[str, str]:
 
     Args:
         model: the model.
-        file: its model file.
+        file: the model file from which `model` was loaded.
 
     Returns:
-        A sentence for the page; and the reason, for the printed line, if the cost could not be measured, else "".
+        (sentence, reason): a sentence for the page, and the reason for which the cost could not be measured, or "".
     """
     from torch import equal
 

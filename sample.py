@@ -42,7 +42,7 @@ HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a 
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run the command line of sample.py, by default that of this process; return the exit status."""
+    """Run sample.py with `arguments`, by default those of this process, and return the exit status."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     advice = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
@@ -96,7 +96,7 @@ def unescaped(text: str) -> str:
 
 
 def sample(parser: Parser, options: argparse.Namespace) -> None:
-    """Load the model; write the texts, or read prompts from the terminal with `--interactive`."""
+    """Do what the command line asks: write texts with a model, or continue prompts from the terminal (`--interactive`)."""
     checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
     excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json", "novelty") if getattr(options, key)]
     if options.interactive and excluded:
@@ -134,7 +134,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
-    """Return the tokens (N,) of a run's training text; if there are too many to search, say so and return None."""
+    """Return the tokens of the training text of a model's run, (N,), or None, with a message, if it is too long to search."""
     from data.novelty import skipped
     from data.text import text_of_run
 
@@ -150,9 +150,10 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def is_piped() -> bool:
-    """Return whether standard input is a file with text, or a pipe that brings text within `PIPE_SECONDS`.
+    """Return whether standard input is a file with text, or a pipe in which text arrives within `PIPE_SECONDS`.
 
-    If a pipe stays silent, say so: some programs never write to it or close it, so waiting for its end could block.
+    If no text arrives, print a line about it: some programs neither write to a pipe nor close it, so waiting could
+    block.
     """
     try:
         number = sys.stdin.fileno()
@@ -171,7 +172,7 @@ def is_piped() -> bool:
 
 
 def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -> str:
-    """Read a prompt from a file or standard input (`-`), in UTF-8; `newline` is passed to `io.TextIOWrapper`.
+    """Read a prompt in UTF-8 from a file or, if `name` is `-`, standard input; `newline`: see `io.TextIOWrapper`.
 
     Raises:
         InputError: the text is empty or cannot be read; the message begins with `option`.
@@ -188,9 +189,9 @@ def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -
 
 
 def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unknown") -> str:
-    """Return `prompt` with the characters outside the vocabulary skipped or replaced, as `unknown` says.
+    """Return `prompt` without characters outside the vocabulary: `unknown` is `skip` (drop them), `replace` or `error`.
 
-    A line on standard error lists them.
+    A line on standard error lists the characters that were dropped or replaced.
 
     Raises:
         InputError: `unknown` is `error` and there is such a character; the message says how to change `option`.
@@ -212,7 +213,7 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
 def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Continue `prompts`, (T,) tokens each, as one batch; after each token, yield all continuations so far."""
+    """Continue all `prompts`, each (T,) tokens, in one batch; after each token, yield the list of all continuations."""
     params = SamplingParams(
         options.repetition_penalty,
         options.no_repeat_ngram,
@@ -240,10 +241,10 @@ def write(
     weights: Weights, tokenizer: Tokenizer, prompts: list[str], options: argparse.Namespace,
     trained: np.ndarray | None, out: TextIO,
 ) -> None:  # fmt: skip
-    """Write the texts to `out`: a single text while it grows, several texts when each is complete.
+    """Write all texts to `out`: if there is a single text, while it grows; otherwise, each text when it is complete.
 
-    With `trained`, the tokens of the training text, also print the longest copy in each text. Several texts are then
-    written only when the last one is complete.
+    If `trained`, the tokens of the training text, (N,), is not None, the longest copy in each text is printed, too.
+    Several texts are then written only when the last text is complete.
     """
     rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
     encoded = [tokenizer.encode(begun(prompt, tokenizer, options)) for prompt, _ in rows]
@@ -292,7 +293,7 @@ def write(
 
 
 def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
-    """Return what the model continues: `prompt` after an end mark or, without documents, `prompt` or `beginning`."""
+    """Return the text to continue: the end mark and `prompt` or, without documents, `prompt` (`beginning` if empty)."""
     return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
 
 
@@ -300,9 +301,9 @@ def report_new(
     prompts: list[str], texts: Iterable[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
     options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """Print to standard error how many of the documents in `texts` are new, that is, not in the training text.
+    """Print to standard error how many of the documents in `texts` do not occur in the training text, `trained`.
 
-    Only complete documents that are not blank count. With --no-stop, or without documents, nothing is printed.
+    Only documents that are complete and not blank count. With --no-stop, or without documents, nothing is printed.
     """
     from data.novelty import repeats
 
@@ -317,7 +318,7 @@ def report_new(
 
 
 def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return for each text (a line about the longest passage that it shares with the training text, that passage)."""
+    """Return for each text the pair (line about the longest passage that is also in the training text, the passage)."""
     from data.novelty import describe, longest_copies
 
     tokens = [tokenizer.encode(text) for text in texts]
@@ -328,7 +329,7 @@ def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[
 
 
 def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> Continuation:
-    """Print a prompt and its continuation while it grows; return the continuation. `end` is the end mark, or ""."""
+    """Print `prompt` and its continuation as it grows, and return the continuation; `end` is the end mark, or ""."""
     out.write(for_output(readable(prompt, end), out))
     out.flush()
     printed = 0  # pieces of the text
@@ -370,7 +371,7 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
 
 
 def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
-    """Run a line that begins with a colon in the interactive mode, such as `:set temperature 0.7`; change `options`."""
+    """Run a line of the interactive mode that begins with a colon, such as `:set temperature 0.7`; change `options`."""
     names = (
         "num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "no-repeat-ngram", "stop", "seed",
         "unknown",

@@ -18,13 +18,13 @@ from base.progress import Progress
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run the command line of score.py, by default that of this process; return the exit status."""
+    """Run score.py with `arguments`, by default those of this process, and return the exit status."""
     options = parse(arguments)
     return main("score.py", lambda: run(options), out_of_memory="the text or the model is too large for this machine")
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Return the options of the command line; `arguments` replaces that of this process."""
+    """Parse `arguments`, by default those of this process, and return the options."""
     parser = Parser(
         prog="score.py", description="Measure how well a trained model predicts a text.", allow_abbrev=False
     )
@@ -53,9 +53,10 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check the options and score the text. The output file is opened first, so that a wrong name fails early.
+    """Check `options`, the options of the command line, and score the text.
 
-    `options` are those of the command line. The results go to standard output, or with `--per-char` to standard error.
+    The results go to standard output or, with `--per-char`, to standard error. The output file is opened before the
+    text is scored, so that a wrong file name fails early.
     """
     trials = run_directory.trials_of(options.checkpoint) if options.split else []
     single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
@@ -103,7 +104,10 @@ def run(options: argparse.Namespace) -> None:
 
 
 def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
-    """Score a split of each of several runs, update the tables and pages of their sweeps, and print the table."""
+    """Score a split of each run in `trials`, update the tables and pages of the runs' sweeps, and print the table.
+
+    `options` are the options of the command line.
+    """
     for trial in trials:
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra

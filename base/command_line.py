@@ -159,7 +159,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def _with_equals_sign(self, message: str) -> str:
-        """Return advice if `message` says that an option has no value because the value begins with a hyphen, else ""."""
+        """Return advice if argparse took a value that begins with a hyphen for an option (see `message`), else ""."""
         option = re.search(r"argument (?:.*/)?(--[\w-]+): expected one argument", message)
         if not option or option[1] not in self.arguments[:-1]:
             return ""

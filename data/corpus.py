@@ -127,7 +127,7 @@ class Corpus:
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
-        """Yield the content of a document in chunks: bytes if `encoding` is None, else str. `tick` is as in `digests`."""
+        """Yield the content of a document in chunks: bytes if `encoding` is None, else str (`tick`: see `digests`)."""
         chunks = self._chunks(document, tick)
         return chunks if self.hashes is None else hashed(chunks, self.hashes)
 

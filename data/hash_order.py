@@ -284,7 +284,7 @@ class HashOrder:
         return np.array(ORDER)[np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))].tolist()
 
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
-        """Encode all documents of `corpus` that are not blank, append them to `runs` and return the number of tokens."""
+        """Encode all documents of `corpus` that are not blank and append them to `runs`; return how many tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)

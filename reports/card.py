@@ -52,8 +52,9 @@ Fill in the licence of the weights, which depends on that of the training text.
 def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -> str:
     """Return the model card of the model in `file` as Markdown.
 
-    The facts come from `meta` (`gpt.model_file.FIELDS`) and, if `file` is in a run directory, from the run. With `hf`,
-    the card begins with metadata for the Hugging Face Hub and says how to load the model with transformers.
+    The facts come from `meta`, the metadata of the model file (`gpt.model_file.FIELDS`), and, if `file` is in a run
+    directory, from the run. If `hf` is true, the card begins with metadata for the Hugging Face Hub and says how to
+    load the model with transformers.
     """
     run, summary, command, split = file.resolve().parents[1], {}, "", ""
     if file.resolve().parent.name == "checkpoints" and (run / "config.yaml").exists():
@@ -78,13 +79,13 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) rows of the card's table: the model's text, losses, shape and training.
+    """Yield pairs (key, value), the rows of the card's table: the model's text, losses, shape and training.
 
     Args:
         model: the model.
         meta: the metadata of its model file, `gpt.model_file.FIELDS`.
         summary: contents of the run's summary.json; {} if the model is not in a run directory.
-        split: the end of the row about the text, which says how it was split.
+        split: how the text was split, for the end of the row about the text.
     """
     tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
     unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("guessing_loss") is not None
@@ -119,7 +120,7 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
 
 
 def fenced(text: str) -> str:
-    """Return `text` as a Markdown code block; its fence of backticks is longer than any run of them inside."""
+    """Return `text` as a Markdown code block, with a fence longer than any run of backticks in the text."""
     fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
     lines = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
     return f"{fence}text\n{lines}\n{fence}"

@@ -17,14 +17,15 @@ HEAD = ("nats/character", "perplexity", "characters")
 
 
 def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> None:
-    """Print the documents that surprise the model most, and write all of them to the CSV `file`, if there is one.
-
-    Args:
-        candidate: a model trained on documents, and the text: lines, paragraphs, or documents with end marks.
-        name: of the text, for the table and for errors.
-        file: an open text file, or None.
+    """Print the documents that surprise the model most; unless `file` is None, write all documents to it as CSV.
 
     The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
+
+    Args:
+        candidate: a model trained on documents, and the text to score, which consists of lines, paragraphs, or
+            documents with end marks.
+        name: name of the text, for the table and for errors.
+        file: an open text file, or None.
     """
     assert candidate.documents
     tokenizer, rule = candidate.tokenizer, Rule(**candidate.documents)
@@ -67,10 +68,13 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
 
 
 def shown(loss: float, perplexity: float, characters: int) -> tuple[str, str, str]:
-    """Return the numbers of a row of the table as text; `loss` is in nats per character."""
+    """Return (loss, perplexity, characters) as text, for a row of the table.
+
+    `loss` is in nats per character, `perplexity` is per character, and `characters` is the number of characters.
+    """
     return f"{loss:.6f}", f"{perplexity:.6f}", f"{characters:,}"
 
 
 def row(loss: str, perplexity: str, characters: str, text: str) -> str:
-    """Return a line of the table, with aligned columns."""
+    """Return one line of the table of documents; its cells are aligned in columns."""
     return f"{loss:>14}{perplexity:>16}{characters:>13}  {text}"

@@ -11,7 +11,7 @@ SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
 def visible(character: str) -> str:
-    """Return a visible symbol for an invisible character, such as ↵ for a line break, else `character` itself."""
+    """Return a visible symbol for an invisible character, such as ↵ for a line break, otherwise `character` itself."""
     if len(character) != 1:
         return character
     if character in SHOWN:
@@ -25,7 +25,10 @@ def visible(character: str) -> str:
 
 @cache
 def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
-    """Return an installed monospace font, `size` pixels high, else Pillow's own, which covers little beyond ASCII."""
+    """Return an installed monospace font, `size` pixels high.
+
+    If there is none, return Pillow's own font, which has few characters beyond ASCII.
+    """
     for name in FONTS:
         with suppress(OSError):
             return ImageFont.truetype(name, size)
@@ -34,7 +37,7 @@ def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
 
 @cache
 def label(character: str) -> str:
-    """Return a visible form of a character, or its code point if the font lacks it, as for Chinese characters."""
+    """Return a visible form of a character, or the code point if the font lacks the character, as for Chinese ones."""
     shown, lacking = visible(character), bytes(font(24).getmask("\U0010ffff"))
     if all(bytes(font(24).getmask(each)) != lacking for each in shown):
         return shown

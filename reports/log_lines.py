@@ -20,13 +20,13 @@ MEMORISED_NATS = 25  # per window, with a margin
 
 
 def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
-    """Return a log line with a validation loss and how it was measured.
+    """Return a log line with a validation loss and how the loss was measured.
 
     Args:
         name: first word of the line, such as `validation`, or "".
-        score: the loss, and the number of tokens that it was measured on.
-        text: the text, whose validation split was used.
-        context: window length in tokens.
+        score: the loss, and the number of tokens on which it was measured.
+        text: the text, on whose validation split the loss was measured.
+        context: context length in tokens.
         which: the model, such as `best checkpoint, step 300`.
     """
     unit, split = text.tokenizer.unit, len(text.validation)
@@ -38,15 +38,20 @@ def describe_score(name: str, score: Score, text: Text, context: int, which: str
 
 
 def in_nats(loss: float) -> str:
-    """Return a loss in nats as text, with bits in brackets."""
+    """Return `loss`, given in nats, as text such as `1.2345 nats`, with the loss in bits in brackets."""
     return f"{loss:.4f} nats ({loss / math.log(2):.4f} bits)"
 
 
 def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
     """Log what a run is about to do, before its first step: text, model, machine, validations and number of steps.
 
-    `run` is its directory, `machine` describes the device, `parameters` counts the model's weights, and `notes` are
-    further lines.
+    Args:
+        run: directory of the run.
+        config: configuration of the run.
+        text: the text to train on.
+        machine: a description of the device.
+        parameters: number of the model's parameters.
+        notes: further lines to log.
     """
     shape = config.model
     first, *others = describe(text)
@@ -93,14 +98,14 @@ def epochs(number: float) -> str:
 
 
 def describe(text: Text) -> list[str]:
-    """Return log lines about a text: the number of documents, if it has any, the sizes of splits and vocabulary."""
+    """Return log lines about a text: the number of its documents, if it has any, and the sizes of splits and vocabulary."""
     lines = [describe_documents(text.documents)] if text.documents else []
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     return [*lines, f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"]
 
 
 def describe_documents(documents: Documents) -> str:
-    """Return a phrase on how many documents a text contains, by their kind, such as `200 lines, 3 of them repeated`."""
+    """Return a phrase that says how many documents a text contains, such as `200 lines, 3 of them repeated`."""
     said = count(sum(documents.counts.values()), documents.rule.kind)
     said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
     blank = count(documents.blank, f"blank {documents.rule.kind}") if documents.rule.kind != "row" else ""
@@ -111,9 +116,10 @@ def describe_documents(documents: Documents) -> str:
 
 
 def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
-    """Log the exact validation losses of the best and the last checkpoint, each given as (step, score).
+    """Log the exact validation losses of the best and the last checkpoint, each given as a pair (step, score).
 
-    Also log the commands that score what has not been evaluated: the whole validation split and the test split.
+    Also log the commands that score the text that has not been evaluated: the rest of the validation split, and the
+    test split.
     """
     (best_step, best_score), (last_step, last_score) = best, last
     context, steps = config.model.context, config.trainer.max_steps
@@ -132,9 +138,9 @@ def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], 
 
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
-    """Return a sentence on how much of its samples a model copied from the training text; `copies` is in summary.json.
+    """Return a sentence that says how much of a model's samples is copied from the training text.
 
-    `unit` is what a token is: character or byte.
+    `copies` contains the statistics, as in summary.json. `unit` is what a token is: character or byte.
     """
     most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
     shared = "the longest passage that a sample shares with the training text"
@@ -142,13 +148,13 @@ def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
 
 
 def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:
-    """Log samples of the best model, and how much of them is copied from the training text.
+    """Log samples of the best model, and how much of the samples is copied from the training text.
 
     Args:
-        text: the text that the model was trained on.
-        samples: [temperature, prompt, text] of each sample.
-        copied: a line on the longest copy in the samples.
-        copies: statistics of copies over more samples, as in summary.json; None if there are none.
+        text: the text on which the model was trained.
+        samples: for each sample [temperature, prompt, text].
+        copied: a line about the longest copy in the samples.
+        copies: statistics of copies in more samples, as in summary.json; None if there are none.
     """
     what = f"writes {text.documents.rule.kind}s" if text.documents else "continues two passages of the validation text"
     log.info(f"\nsample     the best checkpoint {what}, at temperature {samples[0][0]:g}")
@@ -160,7 +166,10 @@ def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copi
 
 
 def conclude(run: Path, config: Config, report: Path | None) -> None:
-    """Log the last lines of a run: where its files are, and which commands to run next."""
+    """Log the last lines of a run: where its files are, and which commands to run next.
+
+    `report` is the path of report.html; None if there is no report.
+    """
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if report:
         log.info(f"report     {report}")

@@ -1,4 +1,4 @@
-"""Plot what a model does with a passage of the validation text: attention and surprisal."""
+"""Plot what a model does with a passage of the validation text: attention, and the surprisal of each character."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -24,10 +24,10 @@ ORANGES = ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"]
 
 
 def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
-    """Yield (TensorBoard tag, picture): the attention of each (layer, head) in `heads`, and last the surprisal.
+    """Yield pairs (TensorBoard tag, picture): the attention of each head in `heads`, and at the end the surprisal.
 
-    The model reads a passage of the validation text. `step` is shown in the titles. If `heads` is empty, `NUM_HEADS`
-    heads are chosen evenly.
+    The model reads a passage of the validation text. `heads` contains pairs (layer, head); if it is empty, `NUM_HEADS`
+    evenly spaced heads are chosen. The titles of the pictures show `step`.
     """
     begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
     passage = text.validation[begin : begin + NUM_TOKENS].astype("int64")
@@ -47,15 +47,18 @@ def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> It
 
 
 def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
-    """Return up to `most` pairs (layer, head), spread evenly from the first head of the first layer to the last."""
+    """Return up to `most` pairs (layer, head), evenly spaced among all heads of a model.
+
+    `layers` is the number of layers, and `heads` the number of heads in each layer.
+    """
     chosen = np.linspace(0, layers * heads - 1, min(most, layers * heads))
     return [divmod(round(index), heads) for index in chosen.tolist()]
 
 
 def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Image.Image:
-    """Plot the attention weights of a head, (T, T): a row for each query, a column for each key.
+    """Plot the attention weights of a head, (T, T), with queries from top to bottom and keys from left to right.
 
-    `characters` are the labels of rows and columns.
+    `characters` contains the T characters of the text, which label the queries and the keys.
     """
     left, top, side = 84, 94, 600  # pixels
     image, draw = canvas(784, title)
@@ -73,7 +76,10 @@ def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Ima
 
 
 def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Image.Image:
-    """Plot a text, given as `characters`, each on a background whose colour shows its surprisal, given in `nats`."""
+    """Plot a text with each character on a background whose colour shows the character's surprisal.
+
+    `characters` contains the characters of the text, and `nats` the surprisal of each character.
+    """
     cells, line, column = [], 0, 0
     for character in characters:
         line, column = (line + 1, 0) if column == COLUMNS else (line, column)
@@ -96,14 +102,18 @@ def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Im
 
 
 def colours(values: np.ndarray, stops: list[str]) -> np.ndarray:
-    """Map values in [0, 1] to colours between `stops`, such as ["#ffffff", "#08306b"]: (...) -> (..., 3) uint8."""
+    """Map values in [0, 1] to RGB colours: (...) -> (..., 3) uint8.
+
+    `stops` contains colours such as ["#ffffff", "#08306b"], evenly spaced from 0 to 1; colours between them are
+    interpolated.
+    """
     at = np.linspace(0, 1, len(stops))
     channels = np.array([[int(stop[i : i + 2], 16) for stop in stops] for i in (1, 3, 5)])  # (3, stops)
     return np.stack([np.interp(values, at, channel) for channel in channels], -1).round().astype(np.uint8)
 
 
 def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    """Return a white image, `WIDTH` pixels wide, with a title, and the object to draw on it."""
+    """Return (image, draw): a white image, `WIDTH` pixels wide, with a title, and the Pillow object to draw on it."""
     image = Image.new("RGB", (WIDTH, height), "white")
     draw = ImageDraw.Draw(image)
     draw.text((18, 30), title, INK, ImageFont.load_default(28), "lm")
@@ -111,9 +121,14 @@ def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
 
 
 def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mapping[str, float], name: str) -> None:
-    """Add a horizontal colour bar to a picture, `top` pixels below its upper edge.
+    """Add a horizontal colour bar to a picture.
 
-    `stops` are its colours, `ticks` maps labels to places from 0 to 1, and `name` is written beside it.
+    Args:
+        image: the picture.
+        top: distance of the bar from the upper edge of the picture, in pixels.
+        stops: colours of the bar, evenly spaced from left to right.
+        ticks: by label, the position of a tick on the bar, from 0 to 1.
+        name: text that is written beside the bar.
     """
     left, width, draw, small = 50, 504, ImageDraw.Draw(image), ImageFont.load_default(22)
     image.paste(Image.fromarray(np.tile(colours(np.linspace(0, 1, width), stops), (16, 1, 1))), (left, top))
@@ -125,6 +140,9 @@ def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mappin
 
 
 def write(draw: ImageDraw.ImageDraw, x: float, y: float, character: str, size: float, ink: str = INK) -> None:
-    """Write a character centred at (x, y); a label of several letters, such as a code point, is written smaller."""
+    """Write a character centred at (x, y), in pixels; a label of several letters, such as a code point, is smaller.
+
+    `size` is the height of the font in pixels, and `ink` the colour.
+    """
     shown = label(character)
     draw.text((x, y), shown, ink, font(size if len(shown) < 2 else 1.4 * size / len(shown)), "mm")

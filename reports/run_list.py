@@ -10,14 +10,14 @@ from base.jobs import run_directory, run_lock
 
 
 def run_list() -> str:
-    """Return a table of all runs in the order in which they began, so that the newest is the last line."""
+    """Return a table of all runs as text, sorted by when they began, so that the newest run is in the last line."""
     runs = run_directory.newest_first("summary.json")[::-1]
     rows = [("name", "status", "steps", "loss", "text"), *map(_row, runs)]
     return aligned(rows) if runs else f"no run in {run_directory.RUNS}/ yet"
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:
-    """Return rows of cells as lines of text with aligned columns."""
+    """Return rows of cells as lines of text in which the cells of a column are aligned."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 

@@ -70,7 +70,11 @@ def page(
 
 
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
-    """Return the tiles with the most important numbers, at the top of the page: each as [name, value, unit, *notes]."""
+    """Return the tiles at the top of the page, each as [name, value, its unit, *notes].
+
+    `summary` is the content of summary.json, `config` describes the model, and `unit` is what losses are per, such as
+    `character`.
+    """
     nats = summary["val_loss"]
     step = f"best checkpoint, step {summary['best_step']:,}"
     found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step]]
@@ -87,10 +91,10 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
 
 
 def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the data of the bar chart that compares the model with guessing and counting.
+    """Return the data of the bar chart that compares the model's loss with those of guessing and of an n-gram model.
 
-    It is a dict of `title` and `losses`, a list of [name, nats per token]. `unit` is what a token is: character or
-    byte.
+    The data is a dict: `title` is the title of the chart, and `losses` a list of [name, nats per token]. `unit` is what
+    a token is: character or byte. `summary` is the content of summary.json.
     """
     losses = [["guessing", summary["guessing_loss"]], ["this model", summary["val_loss"]]]
     if summary["counting_loss"] is not None:
@@ -99,7 +103,10 @@ def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
 
 
 def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
-    """Return sentences on how the losses were measured, and on the last checkpoint's loss unless it is the best one."""
+    """Return sentences about how the best checkpoint's loss was measured, and the last checkpoint's loss if it differs.
+
+    `summary` is the content of summary.json. `unit` is what a token is: character or byte.
+    """
     measured = summary["evaluation"]
     number, split = f"{measured['characters']:,}", measured["split_characters"]
     part = f"all {number}" if measured["characters"] == split else f"{number} evenly spaced of {split:,}"
@@ -111,7 +118,10 @@ def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
 
 
 def origin(summary: Mapping[str, Any]) -> str:
-    """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
+    """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages.
+
+    `summary` is the content of summary.json.
+    """
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     start = f", started from {summary['init_from']}" if summary["init_from"] else ""
     return f"{summary['device']}, {summary['precision']}, seed {summary['seed']}{start}; {versions}"
@@ -120,10 +130,16 @@ def origin(summary: Mapping[str, Any]) -> str:
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
     """Return the attention weights of up to `MAX_HEADS` heads, spread over the layers, as data for the page.
 
-    The model reads `tokens`, (T,) int64, where T is at most the context; `names` are those of all tokens in the
-    vocabulary. The result is a dict of `tokens`, the names of these; `heads`, the names of the heads; `of`, how many
-    heads the model has; and `weights`, the lower triangle of each head, row by row, as bytes in base64. A weight w is
-    stored as the byte round(255 √w), because the square root keeps small weights distinct.
+    Args:
+        model: the model.
+        tokens: the tokens that the model reads, (T,) int64, where T is at most the context length.
+        names: how each token of the vocabulary is shown.
+
+    Returns:
+        A dict. `tokens`: how each of the T tokens is shown. `heads`: the names of the heads. `of`: the number of heads
+            that the model has. `weights`: the lower triangle of each head's attention weights, row by row, as bytes in
+            base64, where a weight w is stored as the byte round(255 √w), because the square root keeps small weights
+            distinct.
     """
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     chosen = spread_over(model.config.layers, model.config.heads, MAX_HEADS)
@@ -140,9 +156,14 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the surprisal of each character of a passage, as data for the page.
 
-    The model reads only `tokens`, (T,) int64, without the text before them; T is at most context + 1. The result is a
-    dict of `letters`, a string with one code point for each character; `nats`, their surprisals in thousandths of a
-    nat; and `likely`, for each character a list of [name, probability] of the most likely tokens.
+    Args:
+        model: the model.
+        tokens: the passage, (T,) int64, where T is at most context + 1. The model does not read the text before it.
+        tokenizer: tokenizer of the model.
+
+    Returns:
+        A dict. `letters`: a str with one code point for each character. `nats`: the surprisal of each character, in
+            thousandths of a nat. `likely`: for each character, a list of [name, probability] of the most likely tokens.
     """
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])

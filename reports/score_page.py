@@ -15,7 +15,10 @@ TEMPLATE = Path(__file__).with_name("assets") / "score_page.html"
 
 
 class Columns:
-    """The surprisals of a text's characters under one model, and the top tokens at each, as bytes for a page."""
+    """The surprisals of a text's characters under one model, and the most likely tokens at each character, for a page.
+
+    `vocabulary` is the number of tokens in the model's vocabulary. The numbers are stored as bytes.
+    """
 
     def __init__(self, vocabulary: int) -> None:
         self.nats = bytearray()  # surprisal in thousandths of a nat, uint16
@@ -24,7 +27,7 @@ class Columns:
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 
     def add(self, characters: Surprisals) -> None:
-        """Append the surprisals and the most likely tokens of the next characters."""
+        """Append the surprisals of the next characters, and the most likely tokens at each of these characters."""
         self.nats += characters.millinats.to(torch.uint16).numpy().tobytes()
         self.likely += characters.top.to(self._token).numpy().tobytes()
         self.chances += (characters.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
@@ -34,11 +37,11 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
     """Return the HTML page of a text whose characters are coloured by their surprisal.
 
     Args:
-        about: `title`; `characters`, their number; `difference`, the row B - A of two models, or None; `trained`, the
-            fraction of the text that a model was trained on; and `models`, each with `name`, `mode`, `figures` and
-            `vocabulary`.
+        about: a dict. `title`: title of the page. `characters`: their number. `difference`: if two models are compared,
+            the scores of the second minus those of the first, otherwise None. `trained`: the fraction of the text on
+            which a model was trained. `models`: for each model a dict with `name`, `mode`, `figures` and `vocabulary`.
         text: the text, with one code point for each character.
-        columns: the surprisals, for each model.
+        columns: the surprisals under each model.
     """
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]

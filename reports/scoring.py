@@ -36,14 +36,14 @@ def print_scores(
     options: argparse.Namespace,
     out_file: TextIO | None,
 ) -> None:
-    """Score the text, print the table, and write the page (`--html`) or the CSV (`--csv`) to `out_file`.
+    """Score the text and print the table; write the page (`--html`) or the CSV file (`--csv`) to `out_file`.
 
     Args:
-        checkpoints: the model file, and with `--compare` a second one.
+        checkpoints: the model file and, with `--compare`, a second model file.
         loaded: the contents of these files.
         text: the text, encoded for each model.
-        options: the command line of score.py.
-        out_file: the opened output file; None without `--html` and `--csv`.
+        options: the options of the command line of score.py.
+        out_file: the open output file; None without `--html` and `--csv`.
     """
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
@@ -94,8 +94,13 @@ def score_in_detail(
 ) -> list[Score]:
     """Score the text character by character; return the score of each model.
 
-    Print a JSON line for each character (`--per-char`), and write the page (`--html`) to `page_file`. `mode` is how
-    windows cover the text: disjoint, strided or sample.
+    With `--per-char`, print a JSON line for each character.
+
+    Args:
+        candidates: the models, each with its encoding of the text.
+        mode: how windows cover the text: disjoint, strided or sample.
+        options: the options of the command line of score.py.
+        page_file: the open file to which the page is written with `--html`, otherwise None.
     """
     names = [candidate.tokenizer.names for candidate in candidates]
     sums = [torch.zeros(4, dtype=torch.float64) for _ in candidates]
@@ -130,7 +135,10 @@ def score_in_detail(
 
 
 def save_test_score(model: Path, score: Score) -> Path | None:
-    """Store the test loss in summary.json if `model` is the best model of a run; return the file's path, else None."""
+    """Store the test loss `score` in the run's summary.json if `model` is the path of the run's best model.
+
+    Return the path of summary.json if the loss was stored, otherwise None.
+    """
     run = run_of(model)
     summary = run_directory.summary_of(run)
     if model.name != run_directory.model_of(run, "best").name or not summary:
@@ -143,9 +151,9 @@ def save_test_score(model: Path, score: Score) -> Path | None:
 def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
-    """Return a `Candidate` for each model: the model, built and on its device, with its encoding of the text.
+    """Return a `Candidate` for each model: the model on its device, and the text as encoded for the model.
 
-    For the arguments see `print_scores`.
+    See `print_scores` for the arguments.
 
     Raises:
         InputError: the device or the context cannot be used.
@@ -172,7 +180,7 @@ def candidates_of(
 def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
     """Return how windows cover the text, such as `strided windows of 256, stride 128`.
 
-    `mode` is disjoint, strided or sample. For a page, add what the model reads before each character.
+    `mode` is disjoint, strided or sample. If `page` is true, what the model reads before each character is added.
     """
     context, stride = candidate.model.config.context, candidate.stride
     words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
@@ -184,13 +192,14 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
 
 
 def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:
-    """Yield the JSON lines of `--per-char`, one for each character of `text`.
+    """Yield the JSON lines of `--per-char`, one line for each character of `text`.
 
     Args:
-        first: position of the first character in the whole text.
+        first: position of the first character of `text` in the whole text.
         text: the characters.
-        found: their surprisals, for one model or two; those of a second model are stored as "other".
-        names: the names of all tokens, for each model.
+        found: the surprisals of the characters, for one model or two; the second model's are stored under the key
+            "other".
+        names: for each model, how each token of its vocabulary is shown.
     """
     values = zip(*map(json_surprisals, found, names), strict=True)
     for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
@@ -201,32 +210,41 @@ def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list
 
 
 def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each character: `nats`, its surprisal, and `likely`, the probabilities of the top tokens."""
+    """Yield for each character a dict: `nats` is its surprisal, and `likely` the probabilities of the top tokens.
+
+    `names` says how each token of the vocabulary is shown.
+    """
     for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
         yield {"nats": round(nats, 9), "likely": best}
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
-    """Return the numbers of a table's row as text: nats per character, perplexity, bits per character and per byte."""
+    """Return a score as the texts in a row of the table: nats per character, perplexity, bits per character and per byte.
+
+    `digits` is the number of decimals.
+    """
     return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), perplexity(score), score.bpc, score.bpb)]
 
 
 def perplexity(score: Score) -> float:
     """Return the perplexity per character: e to the power of the loss in nats per character.
 
-    Guessing among that many equally probable characters has the same loss.
+    Guessing among this number of equally probable characters has the same loss.
     """
     nats = score.bpc * math.log(2)
     return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
-    """Return the numbers of score B minus those of score A as text with signs, in the order of `figures`."""
+    """Return the numbers of score `b` minus those of score `a` as text with signs, in the order of `figures`.
+
+    `digits` is the number of decimals.
+    """
     nats, more = (b.bpc - a.bpc) * math.log(2), perplexity(b) - perplexity(a)
     return [f"{value:+.{digits}f}" for value in (nats, more, b.bpc - a.bpc, b.bpb - a.bpb)]
 
 
 def row(name: str, cells: list[str]) -> str:
-    """Return a line of the table, with aligned columns."""
+    """Return one line of the table: `name` and `cells`, aligned in columns."""
     return f"{name:<42}" + "".join(f"{cell:>16}" for cell in cells)

@@ -14,7 +14,7 @@ ROW_SUFFIX = ".hparams"  # of the event file with the row of HPARAMS, which is r
 
 
 def watch(folder: Path) -> None:
-    """Log how to watch the runs in a folder: the command, and the address of TensorBoard's page with the curves."""
+    """Log how to watch the runs in a folder: the command that starts TensorBoard, and the address of its page."""
     log.info(f"watch      {command('tensorboard', '--logdir', folder.resolve())}")
     log.info("           http://localhost:6006/#custom_scalars&_smoothingWeight=0 (or the port that it prints)")
 
@@ -24,9 +24,10 @@ def _chart(*tags: str) -> list[Any]:
 
 
 def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
-    """Return the charts of TensorBoard's page CUSTOM SCALARS, by group and title.
+    """Return the charts of TensorBoard's page CUSTOM SCALARS as a dict by group and title.
 
-    The share of peak is included only if the peak FLOP/s of the GPU is known, because other runs do not log it.
+    If `peak_is_known` is true, the peak FLOP/s of the GPU is known, and a chart shows which share of the peak is
+    reached.
     """
     share_of_peak = {"share of peak (MFU)": _chart("perf/mfu")} if peak_is_known else {}
     return {
@@ -52,10 +53,10 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
     """Write a row for the run into TensorBoard's table HPARAMS; do nothing if the run has no event files.
 
     Args:
-        run: its directory.
-        settings: by key, the values of the hyperparameters.
+        run: directory of the run.
+        settings: values of the hyperparameters, by key.
         step: step at which TensorBoard shows `scores`.
-        scores: by tag, the metrics of the row.
+        scores: values of the metrics in the row, by tag.
     """
     if not list(run.glob("events.out.tfevents.*")):
         return

@@ -27,7 +27,12 @@ MAX_PAGE = 10_000_000  # maximum characters in an HTML page
 
 
 class EncodedText(NamedTuple):
-    """A text, encoded for each model."""
+    """A text, encoded for each model.
+
+    `encoded` contains the tokens for each model as bytes, and `characters` is the number of characters, or 0 if all
+    models are byte models. `size` is the number of bytes of the file, or 0 if characters were skipped or replaced.
+    `sha256` is the hash of the file, or "" if the text is not a file.
+    """
 
     encoded: list[bytes | bytearray]  # tokens, in the tokenizer's `dtype`
     characters: int  # of the text as character models read it; 0 if all are byte models
@@ -39,9 +44,9 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
     """Read the text that score.py scores, and encode it for each model.
 
     Args:
-        checkpoints: the model file, and with `--compare` a second one.
+        checkpoints: the model file and, with `--compare`, a second model file.
         loaded: the contents of these files.
-        options: the command line of score.py.
+        options: the options of the command line of score.py.
 
     Raises:
         InputError: the text or an option does not fit the models.
@@ -67,9 +72,10 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
-    """Return a name for the scored text: that of its file, or `validation split of RUN`.
+    """Return a name for the scored text: the name of its file, or `validation split of RUN`.
 
-    With `path` (for messages) it includes the folders, without (for pages) only the last component.
+    If `path` is true, the name includes the folders, as in messages; otherwise it is only the last component of the
+    path, as on pages.
     """
     name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
     if options.split:
@@ -78,9 +84,10 @@ def display_name(options: argparse.Namespace, path: bool = True) -> str:
 
 
 def split_of_run(model: Path, split: str) -> bytes:
-    """Return a split of the text that a model was trained on, as UTF-8 or, for a byte model, its bytes unchanged.
+    """Return the `validation` or `test` split of the text that a model was trained on, as bytes.
 
-    `model` is the model file in the run directory, and `split` is `validation` or `test`.
+    The bytes are UTF-8 or, for a byte model, the unchanged bytes of the text. `model` is the path of the model file in
+    the run directory, and `split` the name of the split.
     """
     if not model.with_name("last.ckpt").is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
@@ -96,12 +103,15 @@ def split_of_run(model: Path, split: str) -> bytes:
 
 
 def run_of(model: Path) -> Path:
-    """Return the run directory RUN of a model file, such as RUN/checkpoints/best.safetensors."""
+    """Return the run directory RUN of a model file whose path is RUN/checkpoints/best.safetensors, for example."""
     return model.resolve().parent.parent
 
 
 def rule_of(loaded: list[Model]) -> Rule | None:
-    """Return how the models' training texts were divided into documents, or None if they were not or if they differ."""
+    """Return how the models' training texts were divided into documents.
+
+    Return None if the texts were not divided into documents, or if they were divided in different ways.
+    """
     first, *others = (model.meta["documents"] for model in loaded)
     return Rule(**first) if first is not None and all(other == first for other in others) else None
 
@@ -111,8 +121,11 @@ def open_source(
 ) -> tuple[AbstractContextManager[IO[bytes]], int, str, str]:
     """Open the text that the options of score.py name: a file, standard input, or a split of a run.
 
+    `checkpoints` contains the model files.
+
     Returns:
-        The open file; its size in bytes, or 0 if unknown; its name; its sha256, or "" if it is not a file.
+        (file, size, name, sha256): the open file; its size in bytes, or 0 if unknown; its name; its SHA-256, or "" if
+            the text is not a file.
     """
     if options.split:
         split = split_of_run(checkpoints[0], options.split)
@@ -132,17 +145,17 @@ def open_source(
 
 
 def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:
-    """Return a text in the form in which a model trained on documents reads it, as a file in memory.
+    """Return a file in memory with the text as a model trained on documents reads it: an end mark follows each document.
 
-    The end mark follows each document, and separators and the syntax of tables are left out. A text of lines or
-    paragraphs has this form already.
+    Separators between documents and the syntax of tables are left out. A text of lines or paragraphs is not changed,
+    because it contains the end marks already.
 
     Args:
         file: the text.
-        rule: how the model's training text was divided.
+        rule: how the model's training text was divided into documents.
         tokenizer: tokenizer of the model.
         name: name of the text, for messages.
-        options: the command line of score.py.
+        options: the options of the command line of score.py.
     """
     if rule.kind in WHITESPACE:
         return file
@@ -157,15 +170,16 @@ def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options
 def encode_text(
     file: IO[bytes], tokenizers: list[Tokenizer], options: argparse.Namespace, progress: Any
 ) -> tuple[list[bytes | bytearray], int, int]:
-    """Encode a text for each tokenizer, piece by piece, so that only the tokens are in memory.
+    """Encode a text for each tokenizer, chunk by chunk, so that only the tokens are in memory.
 
-    As in training, a byte model reads the bytes unchanged, and for a character model a byte-order mark is dropped and
-    line ends become LF. But all models read the text of the character models if `--per-char` or `--html` compares them
-    by character, or if `--unknown` skips or replaces a character that one tokenizer lacks, which it does for all.
+    As in training, a byte model reads the bytes unchanged, and for a character model a byte order mark is dropped and
+    line ends become LF. But all models read the text as the character models do if `--per-char` or `--html` compares
+    models by character, or if `--unknown` skips or replaces a character that a tokenizer lacks. `progress` is updated
+    with the number of bytes read.
 
     Returns:
-        The tokens for each tokenizer; the number of characters that a character model reads, or 0 without one; and the
-        size of the file in bytes, or 0 if characters were skipped or replaced.
+        (encoded, characters, size): the tokens for each tokenizer; the number of characters that a character model
+            reads, or 0 if there is none; the size of the file in bytes, or 0 if characters were skipped or replaced.
     """
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
@@ -216,7 +230,7 @@ def encode_text(
 
 
 def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
-    """Read a file as a whole and return its content; `progress` is told how many bytes have been read."""
+    """Read a file as a whole and return its content; `progress` is updated with the number of bytes read."""
     raw = bytearray()
     while chunk := file.read(CHUNK):
         progress.update(len(chunk))
@@ -225,9 +239,10 @@ def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
 
 
 def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
-    """Return `text` without the characters that one of the tokenizers lacks.
+    """Return `text` without the characters that at least one of the tokenizers lacks.
 
-    With `unknown="skip"`, they are dropped; with "replace", each becomes the nearest character if there is one.
+    If `unknown` is "skip", these characters are dropped. If `unknown` is "replace", each of these characters is
+    replaced by the nearest known character, or dropped if no character is near.
     """
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
@@ -236,15 +251,18 @@ def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
 
 
 def changed_characters(text: str, tokenizers: list[Tokenizer], unknown: str) -> Counter[tuple[str, str]]:
-    """Count the characters of `text` that `adapt_for_all` changes, by pairs (character, what it becomes)."""
+    """Count the characters of `text` that `adapt_for_all` changes, by pairs (character, replacement).
+
+    The replacement is "" if the character is dropped. `unknown` is skip or replace.
+    """
     forms = {letter: adapt_for_all(letter, tokenizers, unknown) for letter in set(text)}
     return Counter((letter, forms[letter]) for letter in text if forms[letter] != letter)
 
 
 def whole_words(text: Iterable[str]) -> Iterator[str]:
-    """Join and cut a text's chunks so that each piece ends after a space or a line break, if any; yield the pieces.
+    """Yield a text, given in chunks, in other chunks, each of which ends after a space or a line break if it has one.
 
-    So a letter and its accents, which may be separate code points, stay in one piece.
+    So a letter and its accents, which may be separate code points, stay in the same chunk.
     """
     left = ""
     for piece in text:

@@ -1,4 +1,4 @@
-"""Judge the loss of a run: compare it with yardsticks, and say what helps if the model memorised or learned little."""
+"""Judge the loss of a run: compare it with baselines, and say what helps if the model memorised or learned little."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,9 +13,9 @@ HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
 def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
-    """Return a line that compares the best model's loss with those of guessing and of counting n-grams.
+    """Return a line that compares the best model's loss with the losses of guessing and of an n-gram model.
 
-    `unit` is what a token is: character or byte.
+    `summary` is the content of summary.json. `unit` is what a token is: character or byte.
     """
     parts = [f"guessing {summary['guessing_loss']:.2f}"]
     if summary["counting_loss"] is None:
@@ -26,13 +26,13 @@ def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
 
 
 def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]], enough: int) -> list[str]:
-    """Return a sentence for each problem of a finished run, with what helps; [] if there is none.
+    """Return a list with a sentence for each problem of a finished run, which also says what helps.
 
     Args:
-        run: its directory.
+        run: directory of the run.
         summary: contents of summary.json.
-        losses: history of the training loss, a list of [step, nats per token].
-        enough: number of steps that are enough to learn something.
+        losses: training loss over time, a list of [step, nats per token].
+        enough: number of steps after which a model should have learned something.
     """
     best, last, counting, step = (summary[key] for key in ("val_loss", "last_val_loss", "counting_loss", "best_step"))
     said = []
@@ -50,7 +50,8 @@ def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[flo
 def has_learned_nothing(summary: Mapping[str, Any], enough: int) -> bool:
     """Return whether the best model is no better than guessing after `enough` steps, or far worse after any number.
 
-    `summary` is the content of summary.json.
+    The loss of guessing is that of equal probabilities for all tokens, and far worse means a loss that is over 1 nat
+    higher. `summary` is the content of summary.json.
     """
     excess = summary["val_loss"] - summary["guessing_loss"]
     return excess >= 0 and summary["steps"] >= enough or excess > 1

@@ -149,7 +149,7 @@ def check_same_texts(directory: Path, texts: Collection[str]) -> None:
 
 @dataclass
 class Sweep:
-    """The trials of a sweep. All trials are known from the start, but a subclass may propose trials from earlier results.
+    """The trials of a sweep. A subclass may propose trials from earlier results; here, all are known from the start.
 
     Attributes:
         name: name of the directory `runs/<name>/`.
