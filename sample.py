@@ -96,7 +96,7 @@ def unescaped(text: str) -> str:
 
 
 def sample(parser: Parser, options: argparse.Namespace) -> None:
-    """Do what the command line asks: write texts with a model, or continue prompts from the terminal (`--interactive`)."""
+    """Do what the command line asks: write texts, or continue prompts from the terminal if `--interactive` is set."""
     checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
     excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json", "novelty") if getattr(options, key)]
     if options.interactive and excluded:
@@ -134,7 +134,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
-    """Return the tokens of the training text of a model's run, (N,), or None, with a message, if it is too long to search."""
+    """Return the tokens of the training text of a model's run, (N,), or None (and print why) if it is too long."""
     from data.novelty import skipped
     from data.text import text_of_run
 

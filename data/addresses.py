@@ -1,7 +1,7 @@
-"""Download texts from addresses such as s3:// and https:// into the cache; all other code reads these local copies.
+"""Download texts from addresses such as s3:// and https:// into the cache; all other code reads the local copies.
 
 Decided here: which files an address stands for, when a copy is up to date (same address, size and ETag or modification
-time, or the right sha256), and what happens if the store cannot be reached.
+time, or the right sha256), and what happens if the server cannot be reached.
 """
 
 import glob
@@ -42,15 +42,17 @@ NOT_OF_STORES = (AssertionError, AttributeError, MemoryError, NameError, TypeErr
 def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
     """Download the files that the address `entry` stands for; return a dict from each file's address to its local copy.
 
-    `entry` is a value of `data.path`, or one entry of its list, such as `s3://bucket/dir`. With `sha256` it is the
-    address of one file, and a copy with this hash is used without asking the server. Otherwise, an address that exists
-    is a file or a directory, and one that does not exist is a glob. Globs do not work on the web, because web servers
-    cannot list their files. A directory stands for the files in and below it that are not hidden: those named `*.txt`
-    (or `*.txt.gz`) if there are any, else all.
+    A file is not downloaded if `folder` contains a copy with the same address, size and ETag or modification time. If
+    the server cannot be reached, the copies of the previous start are returned and the log says so.
 
-    A file is downloaded into `folder` unless its copy there has the same address, size and ETag or modification time.
-    If the store cannot be reached, the copies of the previous start are returned and the log says so. If only some
-    files of a directory are read, a line is added to `notes`.
+    Args:
+        entry: an address from `data.path`, such as `s3://bucket/dir`: a file, a directory or, if neither exists, a
+            glob. Globs do not work on the web, because web servers cannot list their files. A directory stands for the
+            files in and below it that are not hidden: those named `*.txt` (or `*.txt.gz`) if there are any, otherwise
+            all files.
+        folder: where the copies are stored.
+        notes: a list to which a line for the log is appended if only some files of a directory are read.
+        sha256: if not "", `entry` is a file with this hash, and a copy with the hash is used without asking the server.
     """
     if sha256:
         with Progress("downloading the text") as progress:
@@ -86,13 +88,12 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
 def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[str, Path]:
     """Return the copies that an earlier start of train.py downloaded: a dict from each file's address to its path.
 
-    Args:
-        error: why the store could not be listed this time.
-        listing: the JSON file in which the earlier start recorded the addresses and the names of their copies.
-        folder: contains the copies.
+    The dict is empty if a copy is missing, or if `error` shows that the server was reached.
 
-    Returns:
-        The dict, or {} if `error` does not mean that the store cannot be reached, or if a copy is missing.
+    Args:
+        error: why the files at the address could not be listed this time.
+        listing: the JSON file in which the earlier start recorded the addresses and the names of their copies.
+        folder: the folder that contains the copies.
     """
     causes = (error, error.__cause__)  # fsspec raises `FileNotFoundError` from whatever fails on the web
     if UNREACHABLE.isdisjoint(kind.__name__ for cause in causes for kind in type(cause).__mro__):

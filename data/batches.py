@@ -150,8 +150,8 @@ def batches_on_device(
 def num_validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
     """Return how many tokens of the validation split one validation evaluates.
 
-    Validations during training evaluate at most `VALIDATION_CHARACTERS` tokens. The last one evaluates the whole split,
-    unless the run has trained on fewer tokens than the split has.
+    A validation during training evaluates at most `VALIDATION_CHARACTERS` tokens. The last validation evaluates the
+    whole split, unless the run has trained on fewer tokens than the split has.
 
     Args:
         split: number of tokens in the validation split.

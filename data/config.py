@@ -112,10 +112,10 @@ class DataConfig:
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the cache: the folder in which encoded texts and downloads are stored.
+    """Return the folder in which encoded texts and downloads are stored, as set by `data.cache_dir`.
 
     Raises:
-        InputError: the path begins with `~`, but that home directory does not exist.
+        InputError: the path begins with `~`, but the home directory does not exist.
     """
     path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
     try:

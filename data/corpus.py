@@ -41,8 +41,8 @@ STDLIB_WITHOUT = {
 class Document:
     """One file of a text: `path` is the file on disk, and `name` is its path relative to the folder of the text.
 
-    If `path` was downloaded, `address` is its address. If `path` is a zip file, `member` is the path of the document in
-    the zip file. If data.validation is set, `split` is the split to which the file belongs. Otherwise, these fields are
+    If `path` was downloaded, `address` is its address, otherwise "". If `path` is a zip file, `member` is the path of
+    the document inside the zip file, otherwise "". If data.validation is set, `split` is the file's split, otherwise
     "".
     """
 
@@ -201,7 +201,8 @@ def entries(path: str) -> list[str]:
 def of_run(config: DataConfig) -> DataConfig:
     """Return a run's `data.` settings with paths that are valid in the current directory.
 
-    A path that does not exist here is looked up beside runs/, because it may be relative to where the run was started.
+    A path that does not exist in the current directory may be relative to the directory in which the run was started,
+    so it is looked up beside runs/.
     """
     root = run_directory.RUNS.parent
 
@@ -328,7 +329,8 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
 def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows: bool) -> list[Document]:
     """Return `documents` without binary files, which are listed in `notes`; a single file is never left out.
 
-    Another line in `notes` names the columns of the first table, unless each row is a document (`has_rows`).
+    If `has_rows` is false, rows of tables are not documents, and a line with the columns of the first table is added,
+    too.
     """
     texts, refused, tables = [], list[tuple[Document, NotText]](), list[str]()
     for document in documents:

@@ -162,9 +162,9 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
 def is_divided(rule: Rule, label: str) -> bool:
     """Return whether the file `label` must go through `divide` before a model that was trained with `rule` reads it.
 
-    That is so if separators stand between the documents, or if the file is a table of which one field is read: the
-    model has never read separators or the syntax of tables. `label` is the file's name, whose suffix tells whether it
-    is a table.
+    The result is True if separators stand between the documents, or if the file is a table of which one field is read,
+    because the model has never read separators or the syntax of tables. `label` is the file's name, whose suffix tells
+    whether the file is a table.
     """
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 

@@ -1,7 +1,7 @@
 """Recognise and unpack compressed and zip files; recognise office documents, binary files and UTF-16 without a BOM.
 
-A file is recognised by its name and its first bytes. It counts as binary if it contains a NUL or over 1 % control
-characters. Of a zip file, hidden files are read only if there are no others.
+The kind of a file is recognised by the file's name and first bytes. A file counts as binary if it contains a NUL or
+over 1 % control characters. Hidden files in a zip file are read only if all files in it are hidden.
 """
 
 import codecs

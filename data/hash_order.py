@@ -184,9 +184,9 @@ def _differs(hashes: np.ndarray) -> np.ndarray:
 
 
 class HashOrder:
-    """Encodes the documents of a text in the order of their hashes. A document is never divided between splits.
+    """Encodes the documents of a text in the order of their hashes, each document as a whole in one split.
 
-    In the encoded text, the end mark follows each document.
+    In the encoded text, each document is followed by its end mark.
     """
 
     def __init__(self, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
@@ -284,7 +284,7 @@ class HashOrder:
         return np.array(ORDER)[np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))].tolist()
 
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
-        """Encode all documents of `corpus` that are not blank and append them to `runs`; return how many tokens."""
+        """Encode all documents of `corpus` that are not blank and append them to `runs`; return the sum of tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)

@@ -81,7 +81,7 @@ def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> lis
 def are_sorted(text: str) -> bool:
     """Return whether the lines of `text` are sorted, with or without regard to case; a few may be out of order.
 
-    A text of fewer than 100 non-blank lines never counts as sorted.
+    The result is False if the text has fewer than 100 lines that are not blank.
     """
     for written in (text, text.casefold()):
         lines = [line for line in written.split("\n") if line.strip()]

@@ -61,8 +61,8 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
     """Predict each token of `text` with the n-gram models of `train`; yield the probabilities, (M,), for n = 1, 2, ...
 
     The highest n is `MAX_ORDER`, or less if the vocabulary is large, because an n-gram is stored in 63 bits. The same
-    array is yielded for every n, and each n overwrites it. The models are interpolated: if a context occurred n times,
-    with k different next tokens, the prediction of the next shorter context has the weight k / (n + k). The empty
+    array is yielded for every n, and each n overwrites it. The models are interpolated: if a context occurred m times,
+    with k different next tokens, the prediction of the next shorter context has the weight k / (m + k). The empty
     context is interpolated with equal probabilities for all tokens. The first token has probability 1 / size, as in a
     model's loss.
 

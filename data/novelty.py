@@ -1,8 +1,9 @@
 """Find the longest passage that a text copies from the training text, to tell a new text from a memorised one.
 
-A copy is a passage that both contain, token for token. Windows of k tokens that both contain are found by a rolling
-hash (Karp and Rabin, Efficient randomized pattern-matching algorithms, 1987): the sum of (t_i + 1) b^i modulo 2^64. The
-longest passage is then compared token by token, so a collision of hashes costs time but does not change the result.
+A copy is a passage that occurs, token for token, in the text and in the training text. Windows of k tokens that occur
+in both are found by a rolling hash (Karp and Rabin, Efficient randomized pattern-matching algorithms, 1987): the sum of
+(t_i + 1) b^i modulo 2^64. The longest passage is then compared token by token, so a collision of hashes costs time but
+does not change the result.
 """
 
 import json

@@ -220,7 +220,7 @@ def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, A
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
-    """Return a score as the texts in a row of the table: nats per character, perplexity, bits per character and per byte.
+    """Return a score as texts for a row of the table: nats per character, perplexity, bits per character and per byte.
 
     `digits` is the number of decimals.
     """

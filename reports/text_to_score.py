@@ -145,7 +145,7 @@ def open_source(
 
 
 def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:
-    """Return a file in memory with the text as a model trained on documents reads it: an end mark follows each document.
+    """Return a text as a model trained on documents reads it: a file in memory with an end mark after each document.
 
     Separators between documents and the syntax of tables are left out. A text of lines or paragraphs is not changed,
     because it contains the end marks already.

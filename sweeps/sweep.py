@@ -1,6 +1,6 @@
-"""Run a sweep (`-m`): check all its trials, run each in its own process and write a table of the results.
+"""Run a sweep (`-m`): check all its trials, run each trial in its own process and write a table of the results.
 
-`runs/<sweep>/` holds the table `sweep.csv` and a run directory for each trial. This module does not load torch.
+`runs/<sweep>/` contains the table `sweep.csv` and a run directory for each trial. This module does not load torch.
 """
 
 import os

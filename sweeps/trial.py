@@ -41,7 +41,7 @@ class Trial:
 
     @property
     def title(self) -> str:
-        """The name of the trial in log lines: `name` or, if that is only a number, the settings that vary in a sweep."""
+        """The name of the trial in log lines: `name` or, if that is only a number, the settings that trials vary."""
         if not self.name.startswith("trial-"):
             return self.name
         return ",".join(f"{key}={value}" for key, value in sorted(self.varied.items()))
