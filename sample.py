@@ -189,7 +189,7 @@ def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -
 
 
 def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unknown") -> str:
-    """Return `prompt` without characters outside the vocabulary: `unknown` is `skip` (drop them), `replace` or `error`.
+    """Return `prompt` with the characters outside the vocabulary handled as `unknown` says: error, skip or replace.
 
     A line on standard error lists the characters that were dropped or replaced.
 
@@ -213,7 +213,7 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
 def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Continue all `prompts`, each (T,) tokens, in one batch; after each token, yield the list of all continuations."""
+    """Continue all `prompts`, (T,) tokens each, in one batch; after each token, yield the list of all continuations."""
     params = SamplingParams(
         options.repetition_penalty,
         options.no_repeat_ngram,
@@ -318,7 +318,7 @@ def report_new(
 
 
 def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return for each text the pair (line about the longest passage that is also in the training text, the passage)."""
+    """Return for each text (a line about its longest passage that also occurs in the training text, that passage)."""
     from data.novelty import describe, longest_copies
 
     tokens = [tokenizer.encode(text) for text in texts]
@@ -342,7 +342,7 @@ def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO
 
 
 def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
-    """Read prompts from the terminal and continue each; Ctrl-C stops the current text, :quit or Ctrl-D the loop."""
+    """Read prompts from the terminal and continue each prompt, until Ctrl-D or :quit; Ctrl-C stops the current text."""
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:

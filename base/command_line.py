@@ -1,4 +1,4 @@
-"""Options, output files and exit status of the commands. Imports nothing heavy."""
+"""Options, output files and exit status of the commands. This module does not load torch."""
 
 import argparse
 import io
@@ -154,7 +154,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--version", action=_PrintVersions, nargs=0, help="print the versions of the packages")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments as argparse does, and remember them for the message of `error`."""
+        """Parse the arguments as argparse does, and store them for the message of the method `error`."""
         self.arguments = list(sys.argv[1:] if args is None else args)
         return super().parse_known_args(args, namespace)
 
@@ -200,7 +200,7 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 
 
 def about_unknown(option: str = "--unknown") -> str:
-    """Return advice for the end of an error about an unknown character; `option` is the option that changes this."""
+    """Return the advice at the end of an error about an unknown character: how `option` would drop or replace it."""
     return f"{option} skip drops it, {option} replace uses the nearest"
 
 

@@ -1,4 +1,4 @@
-"""Write files and folders atomically: a reader finds the old version or the whole new one."""
+"""Write files and folders atomically: a reader sees either the old version or the complete new version."""
 
 import os
 import shutil
@@ -60,7 +60,7 @@ def remove_unfinished(directory: Path, name: str = "*") -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder. Ignore errors: the next `remove_unfinished` tries again."""
+    """Remove a file or a folder. Errors are ignored, because the next call of `remove_unfinished` tries again."""
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()

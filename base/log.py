@@ -1,4 +1,4 @@
-"""The log: lines on the console and in a run's train.log, `visible` in both. Imports nothing heavy."""
+"""The log: lines on the console and in a run's train.log, with symbols for control characters. Does not load torch."""
 
 import logging
 import sys
@@ -54,6 +54,6 @@ def to_console() -> None:
 
 
 def to_file(path: Path) -> None:
-    """On rank 0, send the log to the console and to the file `path`, and to no other file; otherwise change nothing."""
+    """On rank 0, also append the log to the file `path`. On every rank, stop appending the log to any other file."""
     handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
     log.handlers[:] = [*handlers, _LogFile(path)] if ranks.rank() == 0 else handlers

@@ -1,4 +1,7 @@
-"""Declare and check the options of a configuration: dataclass fields with a help text, a range and a resume rule."""
+"""Declare and check the options of a configuration: dataclass fields with a help text, a range and a resume rule.
+
+The resume rule says whether a resumed run may change the value of the option.
+"""
 
 import dataclasses
 import operator

@@ -1,4 +1,4 @@
-"""Set up the threads and the memory of a process, and spell the commands that it prints. Imports nothing heavy."""
+"""Set up the threads and the memory of a process, and format the commands that it prints. Does not load torch."""
 
 import ctypes
 import math

@@ -1,4 +1,4 @@
-"""Show the progress of slow work. Imports nothing heavy."""
+"""Show the progress of slow work. This module does not load torch."""
 
 import os
 import sys

@@ -1,7 +1,7 @@
-"""Read from environment variables which process of a run this is (its rank) and how many there are.
+"""Read from environment variables the rank of this process in a run, and how many processes the run has.
 
-torchrun, SLURM's srun or `training.launch` starts all processes of a run and sets the variables. This module imports
-nothing heavy.
+torchrun, SLURM's srun or `training.launch` starts all processes of a run and sets the variables. This module does not
+load torch.
 """
 
 import ctypes

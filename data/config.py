@@ -1,4 +1,4 @@
-"""Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size. Imports nothing heavy."""
+"""Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size. Does not load torch."""
 
 import codecs
 import os
@@ -16,7 +16,10 @@ DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.docume
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The options `data.*` of train.py: the text, its tokenizer and splits, and the batch size."""
+    """The options `data.*` of train.py: the text, its tokenizer and splits, and the batch size.
+
+    The help text in the `option(...)` of each field says what the field means.
+    """
 
     path: str | None = option(
         None,

@@ -183,13 +183,13 @@ def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
 
 
 def _documents(paths: Iterable[Path], root: Path) -> list[Document]:
-    """Return a document for each file, named by its path relative to `root`, and sorted by name."""
+    """Return a document for each file in `paths`, named by the file's path relative to `root`, sorted by name."""
     documents = [Document(path.relative_to(root).as_posix(), path) for path in paths]
     return sorted(documents, key=lambda document: document.name)
 
 
 def entries(path: str) -> list[str]:
-    """Return the paths in a list such as `[a.txt,b.txt]`; return [path] if `path` is no list or is an existing file."""
+    """Return the paths in a list such as `[a.txt,b.txt]`, or [path] if `path` is an existing file or not a list."""
     if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
@@ -235,17 +235,17 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
 
 
 def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Document]:
-    """Return the files that `data.path` names as documents, sorted by name.
+    """Return the files that `path`, a value of `data.path`, names as documents, sorted by name.
 
-    - A list, `[a.txt,b.txt]`: the files of its entries, each once. Write `?` for a comma within a name.
-    - A file: that file. A name that exists is never a glob, so `[a].txt` is found.
+    - A list, `[a.txt,b.txt]`: the files of its entries, each file once. Write `?` for a comma within a name.
+    - A file: only this file. A name that exists is never a glob, so `[a].txt` is found.
     - A directory: the files in and below it; only those named `*.txt` (or `*.txt.gz`) if there are any, else all.
     - A glob, where `**` matches any number of directories: the files that match.
     - An address, `s3://bucket/dir`: files by the same rules, downloaded into the folder `downloads`; see
       `data.addresses.fetch`.
 
     Hidden files and directories, and links to directories, are left out unless they are named. If only the `*.txt`
-    files of a directory are read, a line is added to `notes`.
+    files of a directory are read, a line for the log is added to `notes`.
     """
     names = entries(path)
     if len(names) > 1 or "://" in path:
@@ -312,7 +312,7 @@ def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Docum
 
 
 def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
-    """Return `documents` with each zip file replaced by the `*.txt` files in it, or by all its files if it has none."""
+    """Return `documents` with the `*.txt` files (if none: all files) in each zip file in place of the zip file."""
     found = []
     for document in documents:
         files = document.unzip()
@@ -357,7 +357,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows:
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Return the corpus that `config` names: find its files, download those at addresses, leave out binary files."""
+    """Return the corpus that `config` names: find its files, download files at addresses, leave out binary files."""
     encoding, downloads = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config) / "downloads"
     if config.path is None:
         if config.field is not None:

@@ -1,4 +1,4 @@
-"""Load training batches and validation windows for Lightning; a short training text is copied to the GPU."""
+"""Load training batches and validation windows for Lightning; a training text that fits is copied to the GPU."""
 
 from collections.abc import Callable, Iterator
 from itertools import count

@@ -1,8 +1,8 @@
 """Decode files in chunks, and hash a text so that copies in another encoding have the same hash.
 
 - A byte order mark (BOM) is dropped, and CRLF and lone CR become LF.
-- A file with many NULs or control characters, or with bytes that are not in the given encoding, is refused; the error
-  suggests the right encoding or names the damaged line.
+- If a file contains many NULs or control characters, or bytes that are not in the given encoding, an error is raised,
+  which suggests the right encoding or names the damaged line.
 """
 
 import codecs

@@ -137,7 +137,7 @@ def _sorted(hashes: np.ndarray) -> np.ndarray:
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Concatenate the slices `tokens[start : start + size]`, one for each pair of `starts` and `sizes`, into one array.
+    """Concatenate the slices `tokens[start : start + size]` for each pair of `starts` and `sizes` into one array.
 
     There must be at least one slice.
     """
@@ -284,7 +284,7 @@ class HashOrder:
         return np.array(ORDER)[np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))].tolist()
 
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
-        """Encode all documents of `corpus` that are not blank and append them to `runs`; return the sum of tokens."""
+        """Encode all documents that are not blank and append them to `runs`; return the number of tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)

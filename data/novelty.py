@@ -122,7 +122,7 @@ class _Search:
         self.known: tuple[int, np.ndarray] = (0, np.empty(0))  # k, the sorted hashes of all windows of k tokens
 
     def windows(self, k: int) -> np.ndarray:
-        """Return the sorted hashes of all windows of k tokens of the text."""
+        """Return the sorted hashes of all windows of k tokens of the text (not of the training text): (n,) uint64."""
         if self.known[0] != k:
             self.known = k, np.sort(self.hashes.all(k, len(self.letters)))
         return self.known[1]

@@ -1,11 +1,12 @@
 """Decide where the splits fall in a text that is not divided into documents; for documents, see `data.hash_order`.
 
-- With `data.validation`, each file belongs to the split that names it.
-- From `BY_FILE` = 40 files on, each file belongs whole to one split (`split_by_file`). Files with equal bytes are
-  copies of each other and share a split.
-- With fewer files, the first part of each is training, the next validation, and the last test (`split_within`).
+- If `data.validation` is set, each file belongs to the split whose option names the file.
+- Otherwise, from `BY_FILE` = 40 files on, each file as a whole belongs to one split (`split_by_file`). Files with equal
+  bytes are copies of each other and belong to the same split.
+- If there are fewer files, the beginning of each file is training, the next section validation, and the end test
+  (`split_within`).
 
-`check_lengths` refuses splits that are shorter than one window.
+`check_lengths` raises an error if a split is shorter than one window.
 """
 
 import hashlib

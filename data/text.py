@@ -239,7 +239,7 @@ def rare_characters(folder: Path) -> tuple[str, ...]:
 
 
 def _checksum(path: Path) -> int:
-    """Return the CRC-32 of a file, read in chunks because a memory map would keep all its pages in memory."""
+    """Return the CRC-32 of a file. It is read in chunks because a memory map would keep all its pages in memory."""
     checksum = 0
     with open(path, "rb") as file:
         while chunk := file.read(2**20):

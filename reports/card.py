@@ -127,5 +127,5 @@ def fenced(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return `text` on one line, with a backslash before each character that Markdown would read as markup."""
+    """Return `text` on one line, with a backslash before each character that Markdown would interpret as markup."""
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))

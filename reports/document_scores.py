@@ -1,4 +1,4 @@
-"""Score each document of a text by itself, and print those that surprise the model most."""
+"""Score each document of a text separately, and print the documents that surprise the model most."""
 
 import csv
 import math

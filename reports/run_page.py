@@ -38,10 +38,11 @@ def page(
     """Return the page of a run and its best model as HTML.
 
     Args:
-        about: `name` of the run; `text`, a line that describes the text; `notes`, lines about it; `verdict`, a list of
-            sentences; `written`, a list of [temperature, prompt, text]; `copied`, a sentence on what samples share with
-            the training text, or None; `differences`, a list of [key, value, default] for each changed setting;
-            `command`, which repeats the run; `config`, all settings as YAML.
+        about: a dict. `name`: name of the run. `text`: a line that describes the text. `notes`: a list of lines about
+            the text. `verdict`: a list of sentences. `written`: a list of [temperature, prompt, text]. `copied`: a
+            sentence about what samples share with the training text, or None. `differences`: a list of [key, value,
+            default] for each changed setting. `command`: the command that repeats the run. `config`: all settings as
+            YAML.
         summary: contents of summary.json.
         record: training record of the last checkpoint: losses, validations and samples by step.
         model: the best model.

@@ -77,10 +77,10 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
 
 
 def as_markdown(samples: list[tuple[str, str]]) -> str:
-    """Format (prompt, text) pairs so that TensorBoard shows every character literally.
+    """Format `samples`, pairs (prompt, text), as Markdown in which TensorBoard shows every character literally.
 
-    All characters except ASCII letters and digits become numeric entities, so that Markdown and HTML leave them alone.
-    `visible` symbols replace the invisible characters except line breaks, spaces and tabs.
+    All characters except ASCII letters and digits become numeric entities, which Markdown and HTML do not interpret.
+    Invisible characters, except line breaks, spaces and tabs, are replaced by visible symbols.
     """
 
     def block(text: str) -> str:

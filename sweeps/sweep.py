@@ -166,7 +166,7 @@ class Sweep:
     kind: str = "sweep"  # the first word of the first log line
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials to run; `run_trials` asks for the next one when a worker is free."""
+        """Yield the trials to run; `run_trials` requests the next trial when a worker is free."""
         yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
 
     def tell(self, trial: Trial, outcome: str) -> None:
@@ -224,7 +224,8 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
     """Run the trials of a sweep, at most `workers` at the same time; yield (trial, exit status) when a trial has ended.
 
     A trial is requested only when a worker is free, because a search proposes it from earlier outcomes. Signal handlers
-    append the numbers of signals to the list `received`. After a signal, running trials are stopped and no more start.
+    append the numbers of signals to the list `received`. After a signal, running trials are stopped and no trials
+    start.
     """
     waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
     passed = 0  # number of signals that were passed on to the trials

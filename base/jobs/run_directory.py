@@ -1,4 +1,4 @@
-"""Find, name and check run directories, `runs/<name>/`. Imports nothing heavy, so errors appear before torch loads."""
+"""Find, name and check run directories, `runs/<name>/`. Does not load torch, so that errors appear at once."""
 
 import errno
 import hashlib
@@ -52,12 +52,12 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def all_runs() -> list[Path]:
-    """List the runs with a checkpoint or a model, including trials of sweeps, the most recently begun first."""
+    """List the runs with a checkpoint or a model, including trials of sweeps, the most recently begun run first."""
     return newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
 
 
 def unfinished() -> list[Path]:
-    """List the runs that have not finished, without debug runs, the most recently begun first."""
+    """List the runs that have not finished, except debug runs, sorted by when they began, the newest first."""
     runs = [run for run in newest_first("config.yaml", "checkpoints/*.ckpt") if not is_debug(run.name)]
     return [run for run in runs if summary_of(run).get("status") != "finished"]
 
@@ -94,7 +94,8 @@ def lacks_checkpoints(run: Path) -> bool:
 def is_debug(name: str) -> bool:
     """Return whether `name` is the name of a debug run (`debug=…`).
 
-    The next debug run with the same name replaces such a run. Commands that use the newest run ignore debug runs.
+    A debug run is replaced by the next debug run with the same name. Commands that use the newest run ignore debug
+    runs.
     """
     return name.startswith("debug-")
 

@@ -1,4 +1,4 @@
-"""Lock the directories of runs, sweeps and searches: one process works in each at a time."""
+"""Lock the directories of runs, sweeps and searches, so that only one process at a time works in a directory."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ _held: dict[Path, ExitStack] = {}  # by directory, the locks that this process h
 
 
 def lock(run: Path) -> None:
-    """Lock the directory of a run, a sweep or a search until `release` or the end of this process."""
+    """Lock `run`, the directory of a run, a sweep or a search, until `release` is called or this process ends."""
     from filelock import Timeout
 
     if run in _held:

@@ -1,4 +1,4 @@
-"""Requeue a SLURM job that is about to reach its time limit. Imports nothing heavy."""
+"""Requeue a SLURM job that is about to reach its time limit. This module does not load torch."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def time_is_up(number: int | None) -> bool:
 
 
 def requeue() -> None:
-    """Ask SLURM to restart this job. SLURM then ends all its processes, so the request is logged before it is made."""
+    """Ask SLURM to restart this job. The request is logged first, because SLURM then ends all processes of the job."""
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
