@@ -88,7 +88,7 @@ def redacted(text: str) -> str:
 
 
 def public(text: str) -> str:
-    """Return `text` after `redacted`, with characters that UTF-8 cannot encode replaced by U+FFFD.
+    """Return `text` without passwords in URLs (see `redacted`) and with characters that UTF-8 cannot encode as U+FFFD.
 
     Python uses such characters for the undecodable bytes of a file name.
     """
@@ -96,7 +96,10 @@ def public(text: str) -> str:
 
 
 def printable(text: object) -> str:
-    """Return `text` after `redacted`, with each line break and each unprintable character replaced by U+FFFD."""
+    """Return `text` without passwords in URLs (see `redacted`) and with every unprintable character as U+FFFD.
+
+    Line breaks count as unprintable.
+    """
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in redacted(str(text)))
 
 
@@ -109,7 +112,7 @@ def visible(text: str) -> str:
 
 
 def for_output(text: str, out: TextIO) -> str:
-    """Return `text` after `visible` if `out` is a terminal; otherwise return `text` unchanged."""
+    """Return `text`, without control characters (see `visible`) if the stream `out` is a terminal."""
     return visible(text) if out.isatty() else text
 
 
@@ -127,7 +130,7 @@ def shorten(message: str, arguments: Iterable[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return `text` as one line in which every character is `printable`.
+    """Return `text`, a message or an exception, on one line and without unprintable characters (see `printable`).
 
     If `text` is an `OSError`, return only the operating system's description of the error.
     """

@@ -11,7 +11,7 @@ from pathlib import Path
 def atomic(path: Path) -> Iterator[Path]:
     """Context manager that yields a temporary path; the file or folder written there is renamed to `path` at the end.
 
-    So nobody sees a half-written file or folder. It is flushed to disk before it is renamed. A file at `path` is
+    So nobody sees a half-written file or folder, which is flushed to disk before it is renamed. A file at `path` is
     replaced; a folder at `path` must be empty. If the block raises an exception, `path` stays unchanged. A killed
     process leaves a file `.NAME.*.tmp`, which `remove_unfinished` removes.
     """

@@ -30,7 +30,7 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Append the lines of the log to the file `path`, once its directory exists.
+    """Append the lines of the log to the file `path`, once the file's directory exists.
 
     If a line cannot be written, the exception ends the run. The exception is then logged as an error, so a failure to
     write a line about an error is ignored.

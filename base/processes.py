@@ -22,9 +22,10 @@ CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
 def from_here(name: str) -> str:
-    """Return the path of `name`, a file of the checkout, relative to the working directory if that is a subfolder.
+    """Return the path at which `name`, a file of the checkout, can be found from the working directory.
 
-    If the working directory is not a subfolder of the checkout, return `name` unchanged.
+    If the working directory is a subfolder of the checkout, the path is relative to the working directory. Otherwise
+    the path is `name` unchanged.
     """
     with suppress(OSError):  # the working directory has been removed
         if CHECKOUT in Path.cwd().parents:
@@ -89,9 +90,9 @@ _BEGUN = (time.perf_counter(), _used_elsewhere()) if sys.platform == "linux" els
 
 
 def busy_cores() -> float:
-    """Return how many cores other processes have used on average since this process began; 0 except on Linux.
+    """Return how many cores other processes have used on average since this process began.
 
-    Only the cores that this process may use are counted.
+    Only the cores that this process may use are counted. The result is 0 on other systems than Linux.
     """
     if sys.platform != "linux":
         return 0.0

@@ -98,9 +98,9 @@ class Progress:
 
 @cache
 def load_tqdm() -> Any:
-    """Return the class `tqdm` after setting its lock to one for threads.
+    """Return the class `tqdm`, with a thread lock set as the lock of its progress bars.
 
-    tqdm's default is a lock for processes, which on Python 3.14 starts another process.
+    The default is a lock for processes, and on Python 3.14 creating a lock for processes starts another process.
     """
     from tqdm import tqdm
 

@@ -68,9 +68,9 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
 
 
 def shown(loss: float, perplexity: float, characters: int) -> tuple[str, str, str]:
-    """Return (loss, perplexity, characters) as text, for a row of the table.
+    """Return the tuple (loss, perplexity, characters), each as text, for a row of the table.
 
-    `loss` is in nats per character, `perplexity` is per character, and `characters` is the number of characters.
+    `loss` is in nats per character, `perplexity` is per character, and `characters` is the document's length.
     """
     return f"{loss:.6f}", f"{perplexity:.6f}", f"{characters:,}"
 

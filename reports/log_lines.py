@@ -98,7 +98,7 @@ def epochs(number: float) -> str:
 
 
 def describe(text: Text) -> list[str]:
-    """Return log lines about a text: the sizes of splits and vocabulary and, if it is divided, the number of documents."""
+    """Return log lines about a text: the number of documents, if any, and the sizes of splits and vocabulary."""
     lines = [describe_documents(text.documents)] if text.documents else []
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     return [*lines, f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"]

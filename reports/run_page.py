@@ -121,7 +121,7 @@ def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
 def origin(summary: Mapping[str, Any]) -> str:
     """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages.
 
-    `summary` is the content of summary.json.
+    `summary` is the content of the run's summary.json.
     """
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     start = f", started from {summary['init_from']}" if summary["init_from"] else ""

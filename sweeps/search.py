@@ -130,10 +130,9 @@ class Search(Sweep):
             self.study.tell(number, state=TrialState.PRUNED)
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log the command that repeats the best trial; return the exit status, which is 1 if no trial has finished.
+        """Log the command that repeats the best trial; return the exit status: 1 if no trial has finished, otherwise 0.
 
-        `results` contains the rows of the table of trials, the best first. If a trial has finished, the exit status is
-        0.
+        `results` contains the rows of the table of trials, the best first.
         """
         if not results[0]["val_loss"]:
             return 1

@@ -103,8 +103,8 @@ def is_debug(name: str) -> bool:
 def to_resume(resume: str, name: str | None) -> Path | None:
     """Return the directory of the run that `resume=` and `name=` ask to continue, or None if a new run is to begin.
 
-    If `resume` is `auto`, it is the directory of the run `name`, or None if that run has not begun. Otherwise `resume`
-    is the directory or name of a run, or a checkpoint file of the run, and `name` must be None.
+    If `resume` is `auto`, the result is the directory of the run `name`, or None if the run has not begun. Otherwise
+    `resume` is the directory or name of a run, or a checkpoint file of the run, and `name` must be None.
 
     Raises:
         InputError: the run does not exist or cannot be continued.
