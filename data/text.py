@@ -150,7 +150,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
 
 
 def text_of_run(model: Path) -> Text:
-    """Return the text on which the run of the model file `model` was trained, such as RUN/checkpoints/best.safetensors.
+    """Return the text on which a model was trained; `model` is a path such as RUN/checkpoints/best.safetensors.
 
     Raises:
         InputError: there is no training checkpoint beside the model, or the text is missing or has changed.

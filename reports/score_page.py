@@ -37,9 +37,10 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
     """Return the HTML page of a text whose characters are coloured by their surprisal.
 
     Args:
-        about: a dict. `title`: title of the page. `characters`: their number. `difference`: if two models are compared,
-            the scores of the second minus those of the first, otherwise None. `trained`: the fraction of the text on
-            which a model was trained. `models`: for each model a dict with `name`, `mode`, `figures` and `vocabulary`.
+        about: a dict. `title`: title of the page. `characters`: number of characters in the text. `difference`: if two
+            models are compared, the scores of the second minus those of the first, otherwise None. `trained`: the
+            fraction of the text on which a model was trained. `models`: for each model a dict with its `name`, `mode`
+            (how windows cover the text), `figures` (its scores) and `vocabulary` (how each token is shown).
         text: the text, with one code point for each character.
         columns: the surprisals under each model.
     """
