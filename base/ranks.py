@@ -83,7 +83,11 @@ def child_environment() -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """On Linux, make the kernel kill this process when its parent ends, if CHARGPT_PARENT contains the parent's id."""
+    """On Linux, make the kernel kill this process when its parent ends.
+
+    CHARGPT_PARENT contains the parent's process id and is removed; without it, nothing happens. If the parent has ended
+    already, this process exits at once with status 1.
+    """
     parent = os.environ.pop("CHARGPT_PARENT", None)
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG

@@ -171,9 +171,10 @@ def take_config_dir(arguments: list[str]) -> list[str]:
 
 
 def _as_setting(flag: str, arguments: list[str]) -> str:
-    """Return a hint for an unknown flag: the setting that was probably meant or, if no key is similar, all flags.
+    """Return the end of the error message about an unknown flag.
 
-    For `--max-steps 10`, the hint is `trainer.max_steps=10`.
+    It names the setting of the same name (`; settings have no dashes: trainer.max_steps=10` for `--max-steps 10`), or
+    else a hint from `HINTS`, or else all flags.
 
     Args:
         flag: the unknown flag.

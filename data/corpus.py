@@ -123,7 +123,7 @@ class Corpus:
         return total.hexdigest()
 
     def sha256(self, contents: list[str]) -> str:
-        """Return a SHA-256 of the text, made of the hashes `contents`: a single hash itself, or `digest` of several."""
+        """Return the hash of the text. `contents` lists that of each document; `digest` combines several of them."""
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:

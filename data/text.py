@@ -358,10 +358,10 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
 def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Encode a text in the order of its files; yield pairs (split, tokens).
+    """Encode a text file by file, and yield it in pieces (split, tokens); the pieces of a split are in order.
 
     If a split consists of slices of several files, a newline is put between them. `parts_of` lists for each file its
-    slices (split, begin, end), and `tick` is called with the number of bytes after each read.
+    slices (split, begin, end), in tokens, and `tick` is called with the number of bytes after each read.
     """
     begun = set()
     for document, parts in zip(corpus.documents, parts_of, strict=True):

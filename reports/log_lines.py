@@ -138,9 +138,10 @@ def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], 
 
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
-    """Return a sentence that says how much of a model's samples is copied from the training text.
+    """Return the median and maximum length of the longest passage that a sample shares with the training text.
 
-    `copies` contains the statistics, as in summary.json. `unit` is what a token is: character or byte.
+    `copies` has the keys `median`, `longest`, `length`, `samples` and `temperature`. `unit` is what a token is:
+    character or byte.
     """
     most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
     shared = "the longest passage that a sample shares with the training text"

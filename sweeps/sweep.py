@@ -190,9 +190,10 @@ class Sweep:
 
 
 def run_sweep(sweep: Sweep, workers: int) -> int:
-    """Run the trials of a sweep, at most `workers` at the same time, and log the results; return the exit status.
+    """Run the trials of a sweep, at most `workers` at the same time, and log the results.
 
-    If a signal N stopped the sweep, the exit status is 128 + N.
+    Returns:
+        The exit status: that of `sweep.conclude`, or 128 + N if the signal N stopped the sweep.
     """
     directory = run_directory.RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")

@@ -92,9 +92,14 @@ def spelled(config: Config) -> Row:
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
-    """Average the rows of runs that differ only in their seed; return (varied keys, rows of means with the best first).
+    """Average the columns `MEANS` of a table over the runs that differ only in their seed.
 
-    `table` is the result of `rows_of`. If `seed` does not differ between the runs, the list of rows is empty.
+    Args:
+        table: the result of `rows_of`.
+
+    Returns:
+        The columns of `table` that are settings, and a row of means for each combination of the settings other than
+        `seed`, the lowest loss first. There are no rows if `seed` is not a column of `table`.
     """
     settings = [key for key in table[0] if key not in RESULTS] if table else []
     groups = dict[tuple[str, ...], list[Row]]()

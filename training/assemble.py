@@ -58,8 +58,9 @@ def build_module(plan: RunPlan) -> LitGPT:
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     """Return the callbacks of a run in the order in which Lightning must call them.
 
-    `Metrics` comes first, because it shows after a validation that the other callbacks are at work. `Checkpoints` comes
-    after all callbacks whose state it saves, and `stops` comes last.
+    `Metrics` comes first, so that its state in a checkpoint includes the last step, and so that its progress display
+    announces the work of the other callbacks after a validation. `Checkpoints` comes after all callbacks whose state
+    it saves, and `stops` comes last.
 
     Args:
         plan: the plan of the run, whose configuration names the optional callbacks.

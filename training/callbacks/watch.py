@@ -73,5 +73,5 @@ class Watch(L.Callback):
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def _write(self, model: GPT) -> list[list[Any]]:
-        """Generate a continuation of each prompt; return a list of [temperature, prompt, continuation] as text."""
+        """Generate a continuation of each prompt; return a list [temperature, prompt, continuation] for each prompt."""
         return written(model, self.text, self.prompts, self.config.sample_length or SAMPLE_LENGTH, seed=0)[1]
