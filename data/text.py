@@ -258,9 +258,8 @@ def _encode(
 ) -> Encoded:
     """Encode a corpus into `folder` and load it. If several processes need it, one process encodes and the others wait.
 
-    `rule` says how the text is divided into documents, or is None. `stamps` are the results of `Corpus.stamps` when the
-    files were hashed: a file that has changed since then raises an `InputError`. `shares` are the fractions of
-    training, validation and test, and `alike` maps the names of files to hashes, see `split_by_file`.
+    `rule` divides the text into documents, unless it is None. `stamps` are the `Corpus.stamps` of the hashed files: one
+    that has changed raises an `InputError`. `shares` are the fractions of the splits; `alike`: see `split_by_file`.
     """
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:

@@ -55,7 +55,7 @@ class TrainingRecord:
 
     @classmethod
     def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
-        """Return the record contained in `callbacks`, the states of Lightning's callbacks: class name -> state."""
+        """Return the record in `callbacks`, which maps the class name of each callback of Lightning to its state."""
         metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
         return cls(
             losses=metrics["history"]["losses"]["entries"],
