@@ -35,12 +35,15 @@ def quick_samples(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("optuna", extra="search")
     begun: list[str] = []
+    for name in ("a", "b", "c"):
+        Path(f"{name}.txt").write_text(Path("book.txt").read_text())
     for kind in ("training.run.main", "train.begin_sweep", "sweeps.search.begin_search"):
         monkeypatch.setattr(kind, lambda *_, kind=kind: begun.append(kind) or 0)
     every = commands("train")
     for arguments in every:
         several = "-m" in arguments or "hparams_search" in " ".join(arguments)  # whose text is opened before
-        ended = train(*arguments, *["data.path=book.txt"] * several, defaults=False)
+        small = several and "data.path" not in " ".join(arguments)
+        ended = train(*arguments, *["data.path=book.txt"] * small, defaults=False)
         assert (ended.status, ended.err) == (0, ""), arguments
     assert len(begun) == len([each for each in every if each != ["--runs"]]) > 35
     assert (begun.count("train.begin_sweep"), begun.count("sweeps.search.begin_search")) == (5, 2)
