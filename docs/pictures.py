@@ -233,8 +233,8 @@ def main() -> None:
             return
         animate("learning", validations(browser.new_page(viewport={"width": 1000, "height": 470})))
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        page.set_viewport_size({"width": 1280, "height": 1090})
-        for run, name in ((RUN, "report"), (SWEEP, "sweep")):
+        for run, name, height in ((RUN, "report", 1090), (SWEEP, "sweep", 780)):
+            page.set_viewport_size({"width": 1280, "height": height})
             page.goto((ROOT / run / "report.html").as_uri())
             page.wait_for_timeout(1000)
             save(page, name)
