@@ -35,10 +35,10 @@ class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {"<": [("tag:yaml.org,2002:merge", re.compile("<<$"))]}  # noqa: RUF012
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value if key.value != "<<"]
-        for (key, _), name in zip(node.value, names, strict=False):
-            if names.count(name) > 1:
-                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {name}", key.start_mark)
+        names = [key.value for key, _ in node.value]
+        for key, _ in node.value:
+            if names.count(key.value) > 1 and key.value != "<<":
+                raise yaml.constructor.ConstructorError(None, None, f"found duplicate key {key.value}", key.start_mark)
         return super().construct_mapping(node, deep)
 
 
