@@ -62,10 +62,11 @@ def run(options: argparse.Namespace) -> None:
     single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
     if trials and options.file is None and not single:
         return score_trials(trials, options)
-    checkpoints = [run_directory.find_model(name) for name in (options.checkpoint, options.compare) if name is not None]
+    keys = [key for key in ("checkpoint", "compare") if getattr(options, key) is not None]
+    checkpoints = [run_directory.find_model(getattr(options, key)) for key in keys]
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
-    for key, model in zip(("checkpoint", "compare"), checkpoints, strict=False):
+    for key, model in zip(keys, checkpoints, strict=True):
         if run_directory.sweep_of(name := getattr(options, key)):
             setattr(options, key, run_directory.name_of(model.parent.parent))
             print(f"{printable(name)}: its best trial is {printable(getattr(options, key))}", file=sys.stderr)
@@ -116,7 +117,8 @@ def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
     tables = {sweep: write_table(sweep) for sweep in sweeps}
     for sweep, table in tables.items():
         write_page(sweep, table)
-    print(f"\n{leaderboard(table) if run_directory.sweep_of(options.checkpoint) else table_of_runs(trials)}")
+    is_sweep = run_directory.sweep_of(options.checkpoint)
+    print(f"\n{leaderboard(*tables.values()) if is_sweep else table_of_runs(trials)}")
 
 
 if __name__ == "__main__":
