@@ -15,7 +15,8 @@ import score as score_script
 from tests.conftest import ROOT, Call, needs
 from tests.test_house import PACKAGES
 
-PAGES = {path.name: path.read_text("utf-8") for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))}
+FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
+PAGES = {path.name: path.read_text("utf-8") for path in FILES}
 EVERY = re.findall(r"^(?:cat .*)?python [\w/]+\.py.*", "\n".join(PAGES.values()), re.MULTILINE)
 COMMANDS = list(dict.fromkeys(EVERY))
 
@@ -23,7 +24,9 @@ COMMANDS = list(dict.fromkeys(EVERY))
 def commands(script: str, *pages: str) -> list[list[str]]:
     """What follows the script in each command, of some pages or of all."""
     lines = [line for line in COMMANDS if not pages or any(line in PAGES[page] for page in pages)]
-    return [shlex.split(line.partition(f"{script}.py")[2], comments=True) for line in lines if f"python {script}.py" in line]
+    return [
+        shlex.split(line.partition(f"{script}.py")[2], comments=True) for line in lines if f"python {script}.py" in line
+    ]
 
 
 @pytest.fixture(autouse=True)
