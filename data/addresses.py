@@ -1,7 +1,8 @@
-"""Download texts from addresses such as s3:// and https:// into the cache; all other code reads the local copies.
+"""Download texts from addresses, such as s3:// and https://, into the cache.
 
-Decided here: which files an address stands for, when a copy is up to date (same address, size and ETag or modification
-time, or the right sha256), and what happens if the server cannot be reached.
+All other code reads only the local copies. Decided here: which files an address stands for, when a copy is up to date
+(same address, size and ETag or modification time, or the right sha256), and what happens if the server cannot be
+reached.
 """
 
 import glob
@@ -40,10 +41,11 @@ NOT_OF_STORES = (AssertionError, AttributeError, MemoryError, NameError, TypeErr
 
 
 def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
-    """Download the files that the address `entry` stands for; return a dict from each file's address to its local copy.
+    """Download the files at the address `entry`, and return a dict from each file's address to its local copy.
 
     A file is not downloaded if `folder` contains a copy with the same address, size and ETag or modification time. If
-    the server cannot be reached, the copies of the previous start are returned and the log says so.
+    the server cannot be reached, the copies that an earlier start of train.py downloaded are returned, and a log line
+    says so.
 
     Args:
         entry: an address from `data.path`, such as `s3://bucket/dir`: a file, a directory or, if neither exists, a
@@ -53,6 +55,9 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
         folder: where the copies are stored.
         notes: a list to which a line for the log is appended if only some files of a directory are read.
         sha256: if not "", `entry` is a file with this hash, and a copy with the hash is used without asking the server.
+
+    Raises:
+        InputError: the address cannot be read and there are no earlier copies, or a download fails.
     """
     if sha256:
         with Progress("downloading the text") as progress:
@@ -91,7 +96,7 @@ def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[
     The dict is empty if a copy is missing, or if `error` shows that the server was reached.
 
     Args:
-        error: why the files at the address could not be listed this time.
+        error: the exception that was raised while the files at the address were being listed.
         listing: the JSON file in which the earlier start recorded the addresses and the names of their copies.
         folder: the folder that contains the copies.
     """
@@ -110,16 +115,19 @@ def _open(address: str) -> tuple[Any, str]:
 
 
 def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict[str, Any]]:
-    """Find the files at the path `root` of a store; return a dict from each file's path to its metadata.
+    """Return the files at the path `root` of a file system, as a dict from each file's path to its metadata.
 
-    If only some files of a directory are read, a line about this directory is added to `notes`.
+    The metadata is the dict that fsspec reports, with size and ETag for example. A directory stands for the files in
+    and below it that are not hidden. If some of these files are named `*.txt`, only they are returned.
 
     Args:
-        store: the fsspec file system; the metadata of a file is the dict that it reports, with size and ETag for
-            example.
+        store: the fsspec file system.
         root: a file, a directory or a glob.
         entry: the address that stands for `root`, for the line in `notes`.
-        notes: a list to which lines for the log are appended.
+        notes: a list to which a line for the log is appended if only the `*.txt` files of a directory are returned.
+
+    Raises:
+        ValueError: no file matches, or `root` is a directory on the web, which cannot be listed.
     """
     store.invalidate_cache()
     is_web = "https" in store.protocol  # `protocol` is a string or a tuple of strings
@@ -148,6 +156,9 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
 
     `size` and `sha256` are compared only if they are given. `progress` is updated with the number of bytes that have
     arrived. If several processes need the file, one process downloads it and the others wait.
+
+    Raises:
+        InputError: the download fails, or the downloaded file does not have the given size and hash.
     """
 
     def is_right(file: Path) -> bool:
@@ -181,9 +192,10 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
 
 
 def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
-    """Return in a few words why an address cannot be read, or why the file cannot be copied into the local `folder`.
+    """Return a few words for an error message: why an address cannot be read, or its file not be written to `folder`.
 
-    `error` is the exception that was raised. If it is an error of the disk, the words are about `folder`.
+    `error` is the exception that was raised. `folder` is the local folder into which the file is downloaded; None if
+    nothing is written. If the exception is about a path in `folder`, the returned text says how to set another folder.
     """
     if isinstance(error, ImportError) and "s3fs" in str(error):
         return "needs s3fs: pip install -c constraints.txt -e '.[s3]'"

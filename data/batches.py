@@ -1,8 +1,8 @@
 """Compute training batch k from the text, the seed and k alone, so that a run can be resumed at any step.
 
 - An epoch cuts the text into adjacent windows, beginning at a random position, and visits the windows in random order.
-  Batches are consecutive slices of an endless sequence of epochs. Each rank computes only its share of the sequences in
-  a batch.
+  Batches are consecutive slices of an endless sequence of epochs. Each rank computes only its share of the windows in a
+  batch.
 - If the text is divided into documents, a window that would begin inside a document is moved back to the document's
   beginning, unless that is more than a window away (`at_documents`).
 - A validation during training may evaluate only a sample of the validation split (`num_validated`).
@@ -45,7 +45,7 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
     """Return the positions in the text at which the `batch` windows of training step `step` begin: (batch,) int64.
 
     The text has `length` tokens, and a window has `context` input tokens. Batches are consecutive slices of an endless
-    sequence of epochs (see `epoch_starts`).
+    sequence of epochs (see `epoch_starts`). A `ValueError` is raised if `length` is not greater than `context`.
     """
     if length <= context:
         raise ValueError(f"{length} tokens are too few for a window of {context} tokens and its targets")
@@ -58,11 +58,11 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
 
 
 def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray) -> np.ndarray:
-    """Move each window start back to the beginning of the document that it is in: (windows,) -> (windows,) int64.
+    """Return the window starts, each moved back to the beginning of the document that it is in: (windows,) int64.
 
-    In `tokens`, (N,), each document is followed by the end mark `end`, (M,) tokens. A moved window begins with the end
-    mark before its document, because sample.py also gives the model an end mark first. A start is not moved if no end
-    mark begins within the `context` tokens that end at the start, for example in the middle of a long document.
+    `starts` are positions in `tokens`, (N,), where the end mark `end`, (M,) tokens, follows each document. A moved
+    window begins with the end mark before its document, because sample.py also gives the model an end mark first. A
+    start is not moved if no end mark begins at it or at the `context` - 1 positions before, as in a long document.
     """
     places = starts[:, None] - np.arange(context)  # (windows, context)
     found = places >= 0
@@ -76,11 +76,11 @@ class Windows:
     """The training data of a run: windows of `context` + 1 tokens of the text, chosen by the seed and the step.
 
     Attributes:
-        tokens: the text, (N,), of any integer type; N must be greater than `context`.
+        tokens: the text, (N,), of any integer type, where N must be greater than `context`.
         seed: seed of the random order of windows.
         batch: number of windows per step, over all micro-batches and ranks.
         context: number of input tokens in a window.
-        end: tokens of the end mark that follows each document, (M,); None if the text is not divided into documents.
+        end: tokens of the end mark that follows each document, (M,), or None if the text is not divided into documents.
     """
 
     tokens: np.ndarray  # one-dimensional, of any integer type and longer than `context`
@@ -90,10 +90,10 @@ class Windows:
     end: np.ndarray | None = None  # tokens of the documents' end mark, see `at_documents`; None without documents
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
-        """Return the positions in `tokens` where the windows of several successive steps begin: (steps * batch,) int64.
+        """Return the positions in `tokens` where the windows of `steps` successive steps begin: (steps * batch,) int64.
 
-        The steps are those numbered from `steps * step` to `steps * step + steps - 1`, so by default only `step`
-        itself.
+        The steps are numbered from `steps * step` to `steps * step + steps - 1`, so with the default `steps` = 1 it is
+        only step `step`. If `end` is set, windows begin at documents where possible (see `at_documents`).
         """
         starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
         return starts if self.end is None else at_documents(self.tokens, starts, self.context, self.end)
@@ -110,7 +110,7 @@ def train_batch(windows: Windows, step: int, rows: slice = slice(None)) -> torch
 
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
-    """Copy the tokens of a text, (N,), to a GPU and return the copy; return `tokens` if a copy needs over `max_bytes`.
+    """Return a copy of the tokens of a text, (N,), on a GPU, or `tokens` itself if a copy would need over `max_bytes`.
 
     The copy needs 1 byte per token if `tokens` is uint8, otherwise 4 bytes per token.
     """
@@ -151,13 +151,14 @@ def num_validated(split: int, trained: int, last: bool, most: int | None = None)
     """Return how many tokens of the validation split one validation evaluates.
 
     A validation during training evaluates at most `VALIDATION_CHARACTERS` tokens. The last validation evaluates the
-    whole split, unless the run has trained on fewer tokens than the split has.
+    whole split, unless the run has trained on fewer tokens than the split has: then it also evaluates at most
+    `VALIDATION_CHARACTERS` tokens.
 
     Args:
         split: number of tokens in the validation split.
         trained: number of tokens that the run has trained on.
         last: whether this is the validation at the last step.
-        most: upper limit for every validation; None for no limit.
+        most: maximum number of tokens of every validation, including the last, or None for no limit.
     """
     split = min(split, most or split)
     return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)

@@ -1,4 +1,7 @@
-"""Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size. Does not load torch."""
+"""Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size.
+
+Importing this module does not load torch.
+"""
 
 import codecs
 import os
@@ -18,7 +21,8 @@ DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.docume
 class DataConfig:
     """The options `data.*` of train.py: the text, its tokenizer and splits, and the batch size.
 
-    The help text in the `option(...)` of each field says what the field means.
+    The help text in the `option(...)` of each field says what the field means. A value that is not allowed raises an
+    `InputError`.
     """
 
     path: str | None = option(
@@ -109,13 +113,15 @@ class DataConfig:
     def places(self) -> dict[str, str | None]:
         """Return the values of `path`, `validation` and `test`, which say where the text is, as a dict with these keys.
 
-        An address in them may contain a password, so among the files of a run only config.yaml stores them.
+        An address among the values may contain a password, so config.yaml is the only file of a run that stores them.
         """
         return {"path": self.path, "validation": self.validation, "test": self.test}
 
 
 def cache_dir(config: DataConfig) -> Path:
-    """Return the folder in which encoded texts and downloads are stored, as set by `data.cache_dir`.
+    """Return the folder in which encoded texts and downloads are stored.
+
+    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else in ~/.cache.
 
     Raises:
         InputError: the path begins with `~`, but the home directory does not exist.

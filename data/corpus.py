@@ -3,8 +3,7 @@
 Decided here: which files of a directory, glob or zip file are read (`find_documents`), that binary files are left out
 (`open_corpus`), and which lines of the standard library, the default text, are dropped (`without_rulers`). Compressed
 files are decompressed while they are read. With `data.tokenizer=char`, files are decoded with `data.encoding`, a byte
-order mark (BOM) at the start is dropped, and CRLF and lone CR become LF. With `data.tokenizer=byte`, the bytes of a
-file stay unchanged.
+order mark (BOM) is dropped, and CRLF and lone CR become LF. With `data.tokenizer=byte`, bytes stay unchanged.
 """
 
 import glob
@@ -39,11 +38,14 @@ STDLIB_WITHOUT = {
 
 @dataclass(frozen=True)
 class Document:
-    """One file of a text: `path` is the file on disk, and `name` is its path relative to the folder of the text.
+    """One file of a text.
 
-    If `path` was downloaded, `address` is its address, otherwise "". If `path` is a zip file, `member` is the path of
-    the document inside the zip file, otherwise "". If data.validation is set, `split` is the file's split, otherwise
-    "".
+    Attributes:
+        name: path of the file relative to the folder of the text.
+        path: path of the file on disk, or of the zip file that contains the file.
+        address: the address from which `path` was downloaded, or "" if it was not downloaded.
+        member: path of the file inside the zip file `path`, or "" if `path` is not a zip file.
+        split: the split to which the file belongs if data.validation is set, otherwise "".
     """
 
     name: str  # path within the corpus
@@ -54,12 +56,12 @@ class Document:
 
     @property
     def label(self) -> str:
-        """The path or address of the document, for messages; a path inside a zip file is appended."""
+        """The document's path or address, with its path inside a zip file appended if it is in one, for messages."""
         return printable(f"{self.address or self.path}{self.member and '/'}{self.member}")
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Open the document for reading its decompressed bytes; nothing is extracted to disk."""
+        """Context manager that yields a file of the document's decompressed bytes. Nothing is extracted to disk."""
         with (
             readable(self.label),
             archive(self.path).open(self.member) if self.member else open(self.path, "rb") as file,
@@ -80,10 +82,10 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a text (`documents`), and how to read them.
+    """The files of a text (`documents`), how to read them, and the text's `name` for messages.
 
-    `encoding` is None if files are read as bytes. `python` is the version of Python if the text is its standard
-    library, otherwise "". `notes` are lines to log. If `hashes` is a list, `read` appends a hash of each file to it.
+    `encoding` is the files' encoding, or None if bytes are read. `python` is the version of Python if the text is its
+    standard library, otherwise "". `notes` are lines to log. If `hashes` is a list, `read` appends a hash of each file.
     """
 
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
@@ -98,12 +100,12 @@ class Corpus:
         return sum(size for size, _ in self.stamps())
 
     def stamps(self) -> list[tuple[int, int]]:
-        """Return the size and modification time of each file; comparing them detects a changed file."""
+        """Return (size in bytes, modification time in ns) of each file. Comparing them detects a changed file."""
         stats = [path.stat() for path in dict.fromkeys(document.path for document in self.documents)]
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
     def digests(self, tick: Tick = lambda size: None) -> list[str]:
-        """Return the SHA-256 of each document as hexadecimal str; `tick` is called with the size of each chunk read."""
+        """Return each document's SHA-256 in hexadecimal, and call `tick` with the number of bytes after each read."""
         found = []
         for document in self.documents:
             with document.open() as file:
@@ -115,7 +117,7 @@ class Corpus:
         return found
 
     def digest(self, contents: Iterable[str]) -> str:
-        """Return one SHA-256 of the documents' hashes, `contents`, and, if there are several, the documents' names."""
+        """Return one SHA-256 of the documents' hashes, `contents`, and, if there are several documents, their names."""
         total = hashlib.sha256()
         for document, content in zip(self.documents, contents, strict=True):
             name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
@@ -123,11 +125,11 @@ class Corpus:
         return total.hexdigest()
 
     def sha256(self, contents: list[str]) -> str:
-        """Return the hash of the text. `contents` lists that of each document; `digest` combines several of them."""
+        """Return the hash of the text: the only hash in `contents`, the documents' hashes, or else their `digest`."""
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
-        """Yield the content of a document in chunks: bytes if `encoding` is None, else str (`tick`: see `digests`)."""
+        """Yield a document in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
         chunks = self._chunks(document, tick)
         return chunks if self.hashes is None else hashed(chunks, self.hashes)
 
@@ -147,7 +149,7 @@ class Corpus:
 
 
 def without_rulers(source: str) -> str:
-    """Return Python source without comment lines and rulers such as `-----`, which models repeat endlessly."""
+    """Return Python source without comment lines and lines with a `RULER`: five equal punctuation marks in a row."""
     lines = source.split("\n")
     return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))
 
@@ -170,7 +172,7 @@ def _stdlib(encoding: str | None) -> Corpus:
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
-    """Return the files in and below `root`; hidden files and folders, and folders named in `without`, are skipped."""
+    """Return a document for each file in and below `root`, except hidden files and folders and folders in `without`."""
 
     def fail(error: OSError) -> None:
         raise InputError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
@@ -189,7 +191,7 @@ def _documents(paths: Iterable[Path], root: Path) -> list[Document]:
 
 
 def entries(path: str) -> list[str]:
-    """Return the paths in a list such as `[a.txt,b.txt]`, or [path] if `path` is an existing file or not a list."""
+    """Return the paths in `path` if it is a list such as `[a.txt,b.txt]` but not an existing file, otherwise [path]."""
     if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
@@ -201,8 +203,7 @@ def entries(path: str) -> list[str]:
 def of_run(config: DataConfig) -> DataConfig:
     """Return a run's `data.` settings with paths that are valid in the current directory.
 
-    A path that does not exist in the current directory may be relative to the directory in which the run was started,
-    so it is looked up beside runs/.
+    A path that does not exist there is looked up beside runs/, in the directory where the run was probably started.
     """
     root = run_directory.RUNS.parent
 
@@ -221,7 +222,7 @@ def of_run(config: DataConfig) -> DataConfig:
 def split_fragment(entry: str) -> tuple[str, str, str]:
     """Split an address such as `https://a.org/b.txt#name=Book&sha256=HASH` into the tuple (address, name, sha256).
 
-    If `entry` is a local path or an address without `#…`, the tuple is (entry, entry, "").
+    If `entry` is a local path or has no `#…`, the tuple is (entry, entry, ""). A wrong `#…` raises an `InputError`.
     """
     address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
     if "://" not in entry or not fragment:
@@ -235,17 +236,16 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
 
 
 def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Document]:
-    """Return the files that `path`, a value of `data.path`, names as documents, sorted by name.
+    """Return a document for each file that `path`, a value of `data.path`, stands for, sorted by name.
 
     - A list, `[a.txt,b.txt]`: the files of its entries, each file once. Write `?` for a comma within a name.
     - A file: only this file. A name that exists is never a glob, so `[a].txt` is found.
-    - A directory: the files in and below it; only those named `*.txt` (or `*.txt.gz`) if there are any, else all.
+    - A directory: the files in and below it, but only those named `*.txt` (or `*.txt.gz`) if there are any.
     - A glob, where `**` matches any number of directories: the files that match.
-    - An address, `s3://bucket/dir`: files by the same rules, downloaded into the folder `downloads`; see
-      `data.addresses.fetch`.
+    - An address, `s3://bucket/dir`: files by the same rules, downloaded into `downloads` (see `data.addresses.fetch`).
 
     Hidden files and directories, and links to directories, are left out unless they are named. If only the `*.txt`
-    files of a directory are read, a line for the log is added to `notes`.
+    files of a directory are read, a line for the log is added to `notes`. If there is no file, `InputError` is raised.
     """
     names = entries(path)
     if len(names) > 1 or "://" in path:
@@ -289,7 +289,7 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
 
 
 def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Document]:
-    """Return the files at `entries` (paths or addresses), each file once; file names omit the folders shared by all."""
+    """Return each file at `entries` (paths or addresses) once, named without the folders that all files share."""
     found: dict[str, Document] = {}  # by absolute path or address
     times = Counter[str]()
     for entry in entries:
@@ -312,7 +312,7 @@ def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Docum
 
 
 def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
-    """Return `documents` with the `*.txt` files (if none: all files) in each zip file in place of the zip file."""
+    """Return `documents`, each zip file replaced by its `*.txt` files or, if it has none, by all files in it."""
     found = []
     for document in documents:
         files = document.unzip()
@@ -327,10 +327,10 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
 
 
 def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows: bool) -> list[Document]:
-    """Return `documents` without binary files, which are listed in `notes`; a single file is never left out.
+    """Return `documents` without binary files, and append a line for the log with the names of these files to `notes`.
 
-    If `has_rows` is false, rows of tables are not documents, and a line with the columns of the first table is added,
-    too.
+    A single file is never left out. If `has_rows` is false, rows of tables are not documents, and a line with the
+    columns of the first table is appended, too. If all files are binary, a `NotText` error is raised.
     """
     texts, refused, tables = [], list[tuple[Document, NotText]](), list[str]()
     for document in documents:
@@ -357,7 +357,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows:
 
 
 def open_corpus(config: DataConfig) -> Corpus:
-    """Return the corpus that `config` names: find its files, download files at addresses, leave out binary files."""
+    """Return the corpus that `config` names: its files, downloaded if they are at addresses, without binary files."""
     encoding, downloads = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config) / "downloads"
     if config.path is None:
         if config.field is not None:
@@ -388,7 +388,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def published_splits(documents: Sequence[Document]) -> list[str]:
-    """Return a list with a hint to set data.validation= if files are named like `ptb.valid.txt`, otherwise []."""
+    """Return [a hint to set data.validation=] if there is one file per split, such as `ptb.valid.txt`, otherwise []."""
     found = {
         key: shlex.quote(f"data.{key}={document.label}")
         for key, words in {"path": "train|training", "validation": "valid|validation|val|dev", "test": "test"}.items()
