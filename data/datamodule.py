@@ -1,4 +1,4 @@
-"""Load training batches and validation windows for Lightning; a training text that fits is copied to the GPU."""
+"""Load training batches and validation windows for Lightning, and copy a training text that fits to the GPU."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -20,7 +20,7 @@ RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
 
 
 class _Batches(IterableDataset):
-    """An iterable dataset that calls `make` at the beginning of each pass and iterates over the returned batches."""
+    """An iterable dataset that calls `make` at the beginning of each pass and iterates over the batches it returns."""
 
     def __init__(self, make: Callable[[], Iterator[Any]]) -> None:
         self.make = make
@@ -31,7 +31,7 @@ class _Batches(IterableDataset):
 
 class _EndlessBatches(_Batches):
     def __len__(self) -> int:
-        """Return a constant: training is a single endless epoch, but Lightning only resumes epochs with a length."""
+        """Return a constant, because training is one endless epoch but Lightning only resumes epochs with a length."""
         return ENDLESS
 
 
@@ -41,7 +41,7 @@ class TextDataModule(L.LightningDataModule):
     A training batch is (rows, context + 1) int64: the inputs and, shifted by one token, the targets. A validation batch
     is `(inputs, targets, counted)`, each of shape (rows, context), where `counted` is True for the targets that count
     towards the loss. A training text is copied to a CUDA GPU if it needs at most the fraction `RESIDENT` of the GPU's
-    free memory; the GPU then assembles the batches itself.
+    free memory, and then the GPU assembles the batches itself.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
@@ -52,7 +52,7 @@ class TextDataModule(L.LightningDataModule):
         self.windows = Windows(text.train, seed, config.batch, context, end)
 
     def train_dataloader(self) -> DataLoader:
-        """Return a loader of this device's sequences of every batch, starting with the batch of the current step."""
+        """Return a loader of this device's share of every training batch, starting with the current step's batch."""
         assert self.trainer is not None
         trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)

@@ -21,7 +21,7 @@ Tick = Callable[[int], object]  # called after each read with the number of byte
 
 
 def hashed(chunks: Iterable[str | bytes], found: list[str]) -> Iterator[str | bytes]:
-    """Yield the chunks of a text unchanged; after the last chunk, append the hash of the whole text to `found`.
+    """Yield the chunks of a text unchanged and, after the last chunk, append the hash of the whole text to `found`.
 
     The hash is the SHA-256 of the text in a normal form: NFC in UTF-8, with LF line ends and without a byte order mark.
     So two copies of a text have the same hash even if they differ in Unicode normalization, encoding, line ends or byte
@@ -65,7 +65,7 @@ def decode(
         option: the option that sets the encoding, for messages.
 
     Raises:
-        InputError: the file is not in this encoding; the message suggests another encoding or names the damaged line.
+        InputError: the file is not in this encoding. The message suggests another encoding or names the damaged line.
         NotText: the file is not text, such as an office document or a picture.
     """
     try:
@@ -107,9 +107,9 @@ class _Failure(NamedTuple):
 
 
 def _refuse(file: IO[bytes], name: str, encoding: str, option: str, failure: _Failure) -> NoReturn:
-    """Raise the error of `decode` for a file that is not in `encoding`; `failure` says where decoding failed.
+    """Raise the `InputError` or `NotText` that `decode` raises for a file that is not in `encoding`.
 
-    The other arguments are those of `decode`.
+    `failure` says where decoding failed and in which bytes. The other arguments are those of `decode`.
     """
     what, wrong, cut, first, chunk = failure
     codec, fix, end = codecs.lookup(encoding).name, "", ""
@@ -142,7 +142,8 @@ def _refuse(file: IO[bytes], name: str, encoding: str, option: str, failure: _Fa
 def _check_characters(text: str, at_start: bool) -> None:
     """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in the given encoding.
 
-    Control characters, such as those of a picture, count only if `at_start` is true: the chunk is the file's first.
+    The error is raised if over a quarter of the characters are NUL or, in the first chunk of the file, if over 5 % are
+    control characters. `at_start` says whether `text` is this first chunk.
     """
     if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
         raise UnicodeError("over a quarter of its characters are NUL")
@@ -153,11 +154,14 @@ def _check_characters(text: str, at_start: bool) -> None:
 def _refuse_damaged_utf8(what: str, bad: int, letters: int, end: str) -> None:
     """Raise an `InputError` if a file is UTF-8 except for a few damaged bytes, so that another encoding would not help.
 
+    A file is taken for UTF-8 if it contains at least ten valid characters beyond ASCII per damaged byte. One such
+    character is enough if the file ends in the middle of a character.
+
     Args:
         what: the beginning of the message, which names the file and the damaged line.
         bad: number of damaged bytes.
         letters: number of characters beyond ASCII that are valid UTF-8.
-        end: the end of the message if the file ends in the middle of a character; otherwise "".
+        end: the end of the message if the file ends in the middle of a character, otherwise "".
     """
     if end and letters:
         raise InputError(f"{what}: {end}")

@@ -38,7 +38,7 @@ class Rule:
 
     @classmethod
     def of(cls, config: DataConfig) -> "Rule | None":
-        """Return the `Rule` that `config` asks for, or None if neither data.documents nor data.field is set."""
+        """Return the `Rule` for the options in `config`, or None if neither data.documents nor data.field is set."""
         if config.field is not None:
             return cls("row", END, config.field)
         if config.documents is None:
@@ -51,10 +51,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Documents:
-    """The result of dividing a text into documents.
+    """How a text was divided into documents, and how many documents there are.
 
     Attributes:
-        rule: how the text is divided.
+        rule: how the text was divided.
         counts: number of documents by split.
         repeated: number of documents that equal an earlier document.
         blank: number of documents that were dropped because they contain only whitespace.
@@ -141,10 +141,13 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 
 
 def divide(text: Any, rule: Rule, label: str) -> list[Any]:
-    """Divide the whole `text` of one file as `rule` says; return its documents, which have the type of `text`.
+    """Divide the whole `text` of one file as `rule` says, and return a list of the documents that are not blank.
 
-    The type is str, or bytes with the byte tokenizer. Blank documents are left out. `label` is the file's name: if each
-    row of a table is a document, the suffix of the name says whether the table is CSV, TSV or JSON lines.
+    `text` and its documents are str, or bytes with the byte tokenizer. `label` is the file's name. If each row of a
+    table is a document, the suffix of the name says whether the table is CSV, TSV or JSON lines.
+
+    Raises:
+        InputError: a file cannot be read as a table, or a row contains U+0003, the end mark of rows.
     """
     if rule.kind == "row":
         values = list(fields([text], label, rule.name))
@@ -211,8 +214,8 @@ def _cut_parts(separator: str) -> Cut:
 def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
     """Divide a text into lines, and return (the complete lines as a batch, the incomplete line at the end of the text).
 
-    Lines end with LF or, if the text is bytes, also with CRLF. If `last` is true, the file ends with this text: then
-    the last line is complete even without a line end.
+    Lines end with LF or, if the text is bytes, also with CRLF. If `last` is true, the file ends with this text, so the
+    last line is complete even without a line end.
     """
     newline = b"\n" if isinstance(text, bytes) else "\n"
     if last and not text.endswith(newline):
@@ -228,9 +231,9 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Divide a text into paragraphs; return (the complete paragraphs as a batch, the incomplete one at the text's end).
+    """Divide a text into paragraphs, and return (the complete paragraphs as a batch, the incomplete text at the end).
 
-    A paragraph is a run of lines that are not blank. If `last` is true, the file ends with this text: then the last
+    A paragraph is a run of lines that are not blank. If `last` is true, the file ends with this text, so the last
     paragraph is complete.
     """
     lines, rest = _cut_lines(text, last)
@@ -245,7 +248,10 @@ def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _joined(documents: list[Any], empty: Any) -> Batch:
-    """Join documents, without a separator, into one `Batch`; `empty` is "" for text, b"" for bytes."""
+    """Join documents, without a separator, into one `Batch`.
+
+    `empty` is "" if the documents are str, and b"" if they are bytes.
+    """
     text = empty.join(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
     ends = sizes.cumsum()
@@ -273,12 +279,19 @@ def are_blank(batch: Batch) -> np.ndarray:
 
 
 def _read_file(corpus: Corpus, document: Document, _: str, tick: Tick) -> Iterator[Any]:
-    """Yield the whole content of a file as one document: a str or, with the byte tokenizer, bytes."""
+    """Yield the whole content of a file as one document: a str or, with the byte tokenizer, bytes.
+
+    `tick` is called with the number of bytes after each read. The unused argument is the `field` of `_read_rows`.
+    """
     yield (b"" if corpus.encoding is None else "").join(corpus.read(document, tick))  # type: ignore[arg-type]
 
 
 def _read_rows(corpus: Corpus, document: Document, field: str, tick: Tick) -> Iterator[Any]:
-    """Yield the `field` of each row of a table as one document: a str or, with the byte tokenizer, bytes."""
+    """Yield the `field` of each row of a table as one document: a str or, with the byte tokenizer, bytes.
+
+    `tick` is called with the number of bytes after each read. An `InputError` is raised if a row contains U+0003,
+    because this character is the end mark of documents.
+    """
     chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
     for line, value in fields(chunks, document.label, field):  # type: ignore[arg-type]
         if END in value:

@@ -1,4 +1,4 @@
-"""Recognise and unpack compressed and zip files; recognise office documents, binary files and UTF-16 without a BOM.
+"""Recognise and unpack compressed and zip files, and recognise office documents, binary files and UTF-16 without a BOM.
 
 The kind of a file is recognised by the file's name and first bytes. A file counts as binary if it contains a NUL or
 over 1 % control characters. Hidden files in a zip file are read only if all files in it are hidden.
@@ -37,7 +37,7 @@ RTF = b"{\\rtf"  # RTF is ASCII, so `is_binary` does not recognise it
 
 
 def suffix(name: str) -> str:
-    """Return the lower-case suffix of a file name, ignoring that of a compression: .txt for both a.txt and a.txt.gz."""
+    """Return the lower-case suffix of a file name, ignoring a compression suffix: .txt for both a.txt and a.txt.gz."""
     path = PurePath(name.lower())
     return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
 
@@ -75,7 +75,7 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
 
 
 def archive(path: Path) -> zipfile.ZipFile:
-    """Open a zip file, and cache the result so that the list of files in it is read only once."""
+    """Return the zip file `path`, opened for reading and cached, so that the list of files in it is read only once."""
     stat = path.stat()
     return _archive(path, stat.st_size, stat.st_mtime_ns)
 
@@ -88,7 +88,8 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
 def members(path: Path, label: str) -> list[str]:
     """Return the sorted names of the files in the zip file `path`, without hidden files unless all files are hidden.
 
-    `label` is the name of the zip file, for messages.
+    `label` is the name of the zip file, for messages. An `InputError` is raised if the zip file contains no files or
+    one that needs a password.
     """
     files = {info.filename: info for info in archive(path).infolist() if not info.is_dir()}
     for name, info in files.items():
@@ -112,7 +113,7 @@ def office(name: str, first: bytes) -> tuple[str, str] | None:
 
 
 def utf16_order(chunk: bytes) -> str:
-    """Return "le" or "be", the likely byte order, if bytes look like UTF-16 without a byte order mark; otherwise "".
+    """Return the likely byte order, "le" or "be", if bytes look like UTF-16 without a byte order mark, otherwise "".
 
     In UTF-16, one of the two bytes of each ASCII character is NUL, and its position shows the byte order.
     """

@@ -49,7 +49,7 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
 
     `points` are the code points or bytes of the batch. No document may be empty, and `starts` and `ends` must be
     sorted. The polynomial hash of a document, the sum of point[i] * BASE ** i modulo 2**64 with i counted from the
-    document's start, is added to the document's length times an odd constant; the bits of the sum are then mixed.
+    document's start, is added to the document's length times an odd constant. Then the bits of the sum are mixed.
     Source of the mixing: Steele et al., Fast Splittable Pseudorandom Number Generators (2014).
     """
     hashes = (ends - starts).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -83,7 +83,7 @@ class _Runs:
     and how often it occurs. The files have no names, so they vanish with the process.
 
     Args:
-        bits: binary logarithm of the number of buckets.
+        bits: binary logarithm of the number of buckets, which are equal ranges of hashes.
         dtype: dtype of the tokens.
         entries: the temporary file for the `ENTRY` records.
         tokens: the temporary file for the tokens.
@@ -137,7 +137,7 @@ def _sorted(hashes: np.ndarray) -> np.ndarray:
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Concatenate the slices `tokens[start : start + size]` for each pair of `starts` and `sizes` into one array.
+    """Return the slices `tokens[start : start + size]`, for each pair of `starts` and `sizes`, joined into one array.
 
     There must be at least one slice.
     """
@@ -155,10 +155,11 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
 
 
 def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (entries, tokens), the documents of a batch as a sorted run: an `ENTRY` record for each, sorted by `_top`.
+    """Return (entries, tokens): the documents of a batch as a sorted run.
 
-    `tokens` contains the tokens of each document followed by those of its end mark, `mark`. Equal neighbours become one
-    record that counts the copies, so that a bucket stays small even if a document is repeated millions of times.
+    `entries` are `ENTRY` records of the documents, sorted by `_top` of their hashes. Equal neighbours become one record
+    that counts the copies, so that a bucket stays small even if a document is repeated millions of times. `tokens`
+    contains, for each record in turn, the tokens of the document and of its end mark, `mark`.
     """
     text, points, starts, ends = batch
     hashes = content_hashes(points, starts, ends)
@@ -195,7 +196,7 @@ class HashOrder:
         Args:
             rule: how the text is divided into documents.
             tokenizer: its vocabulary contains the characters of the documents and of the end mark.
-            size: number of characters, or bytes, of all documents; an estimate is enough.
+            size: number of characters, or bytes, of all documents, which may be an estimate.
             folder: where temporary files are written.
             tick: called with the number of bytes while the text is read, and again while the documents are sorted.
         """
@@ -208,7 +209,7 @@ class HashOrder:
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
     def encode_own(self, corpus: Corpus) -> Iterator[tuple[str, np.ndarray]]:
-        """Encode a text whose files are assigned to splits by data.validation; yield pairs (split, tokens).
+        """Encode a text whose files are assigned to splits by data.validation, and yield pairs (split, tokens).
 
         Within a split, documents are sorted by hash. Validation and test are encoded before training, so that the
         training documents can be compared with the held-out documents.
@@ -221,7 +222,7 @@ class HashOrder:
                 yield from self.encode(of_split, [1.0, 0.0, 0.0], split)
 
     def encode(self, corpus: Corpus, shares: list[float], own: str = "") -> Iterator[tuple[str, np.ndarray]]:
-        """Encode all documents, sorted by hash; yield pairs (split, tokens), each with the tokens of some documents.
+        """Encode all documents, sorted by hash, and yield pairs (split, tokens of some of the split's documents).
 
         All tokens, in the order of the hashes, are divided between the splits according to `shares`. A document belongs
         to the split that contains the document's middle. Validation contains at least one document, and so does test if
@@ -277,14 +278,14 @@ class HashOrder:
         self.found["repeated"] += sum(counts.values()) - distinct
 
     def splits_of_files(self) -> list[str]:
-        """Return a list with the split of each file, if each file is one document; a blank file counts as training.
+        """Return the split of each file as a list, for a text in which each file is one document.
 
-        Call this after all documents are encoded.
+        A blank file counts as training. Call this after all documents are encoded.
         """
         return np.array(ORDER)[np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))].tolist()
 
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
-        """Encode all documents that are not blank and append them to `runs`; return the number of tokens."""
+        """Encode all documents that are not blank, append them to `runs`, and return the number of their tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)
@@ -303,13 +304,13 @@ class HashOrder:
     def _compare(self, hashes: np.ndarray, copies: np.ndarray, own: str) -> None:
         """Count the held-out documents that equal a training document, in `found["copied"]`, if data.validation is set.
 
-        The documents of validation and test come first, and their hashes are stored. The hashes of the training
-        documents are then looked up among the stored hashes.
+        The hashes of validation and test documents are stored, because these splits are encoded first. The hashes of
+        training documents are then looked up among the stored hashes.
 
         Args:
             hashes: sorted hashes of documents, (n,) uint64.
             copies: how often each document occurs, (n,).
-            own: the split of the documents; "" if data.validation is not set, and then nothing is counted.
+            own: the split of the documents, or "" if data.validation is not set, in which case nothing is counted.
         """
         if own in ("validation", "test"):
             self.held_out.append(hashes.repeat(copies))

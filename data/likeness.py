@@ -23,20 +23,26 @@ SORTED = 0.95  # fraction of neighbouring lines that are in order in a sorted te
 
 
 def likeness(train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Compare the tokens of validation, (M,), with those of training, (N,); return a dict for `describe_likeness`.
+    """Compare the validation split with the training split, and return a dict for `describe_likeness`.
 
-    Key `losses` is the result of `counting_losses`, and `sorted` tells whether the lines of the training text are
-    sorted.
+    Key `losses` of the dict is the result of `counting_losses`, and `sorted` tells whether the first `MOST_LINES`
+    tokens of the training text are sorted lines.
+
+    Args:
+        train: tokens of the training split, (N,).
+        validation: tokens of the validation split, (M,).
+        tokenizer: tokenizer of both splits.
     """
     lines = are_sorted(tokenizer.decode(train[:MOST_LINES]))
     return {"losses": counting_losses(train, validation, tokenizer.size), "sorted": lines}
 
 
 def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
-    """Return a one-tuple with a warning, in one line, if `found` gives a reason for a warning; otherwise return ().
+    """Return a one-tuple with a warning in one line if `found` gives a reason for one, otherwise ().
 
-    `found` is the result of `likeness`. If `can_mix` is true, the text is not divided into documents, and the warning
-    names an option that shuffles the text.
+    `found` is the result of `likeness`. The reasons are that the lines of the training text are sorted, that validation
+    is unlike the training text, or that validation repeats passages of the training text. `can_mix` says that the text
+    is not divided into documents: only then are sorted lines a reason, because data.documents can shuffle them.
     """
     if can_mix and found["sorted"]:
         return ("the lines are sorted: data.documents=line shuffles them",)
@@ -54,10 +60,10 @@ def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
 def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> list[float]:
     """Return the losses of an n-gram model on validation and on `BLOCKS` passages of training, in nats per token.
 
-    The passages are evenly spaced in training, and the n-grams are counted in the rest of training, so neither
-    validation nor the passages were counted. Each loss is that of the best n, see `data.ngrams`. A passage is as long
-    as validation, but has at most `LONGEST` tokens, and together the passages are at most half of training. The result
-    is empty if the text is too short or too long.
+    The passages are evenly spaced in training. The n-grams are counted only in the training tokens outside the
+    passages, so neither validation nor the passages were counted. Each loss is the lowest over n (see `data.ngrams`). A
+    passage is as long as validation, but has at most `LONGEST` tokens, and together the passages are at most half of
+    training. The result is empty if the text is too short or too long.
 
     Args:
         train: tokens of the training split, (N,).
@@ -79,9 +85,10 @@ def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> lis
 
 
 def are_sorted(text: str) -> bool:
-    """Return whether the lines of `text` are sorted, with or without regard to case; a few may be out of order.
+    """Return whether the lines of `text` are sorted, with or without regard to case.
 
-    The result is False if the text has fewer than 100 lines that are not blank.
+    Blank lines are ignored, and 5 % of the neighbouring lines may be out of order. The result is False if the text has
+    fewer than 100 lines that are not blank, or if its first line is not before its last.
     """
     for written in (text, text.casefold()):
         lines = [line for line in written.split("\n") if line.strip()]

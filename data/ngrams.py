@@ -51,14 +51,14 @@ def ngram_losses(
 ) -> list[float]:
     """Return the losses of `text` under the n-gram models counted in `train`, in nats per token, for n = 1, 2, ...
 
-    `scored`, (M,) bool or a slice, selects the tokens over which the loss is averaged; by default these are all tokens.
-    See `probabilities` for the other arguments.
+    `scored`, (M,) bool or a slice, selects the tokens over which the loss is averaged, by default all. The other
+    arguments are those of `probabilities`.
     """
     return [-float(np.log(probability[scored]).mean()) for probability in probabilities(train, text, size)]
 
 
 def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np.ndarray]:
-    """Predict each token of `text` with the n-gram models of `train`; yield the probabilities, (M,), for n = 1, 2, ...
+    """Yield the probability of each token of `text` under the n-gram models of `train`: (M,) for each of n = 1, 2, ...
 
     The highest n is `MAX_ORDER`, or less if the vocabulary is large, because an n-gram is stored in 63 bits. The same
     array is yielded for every n, and each n overwrites it. The models are interpolated: if a context occurred m times,
@@ -100,9 +100,9 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
 
 
 def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
-    """Pack the `length` tokens that begin at each position into one integer: (N,) -> (N - length + 1,) int64.
+    """Return the `length` tokens that begin at each position, packed into one integer: (N,) -> (N - length + 1,) int64.
 
-    Each token takes `bits` bits of the integer.
+    Each token occupies `bits` bits of the integer.
     """
     packed = np.zeros(len(tokens) - length + 1, np.int64)
     for offset in range(length):

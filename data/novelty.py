@@ -113,7 +113,7 @@ class _Hashes:
 class _Search:
     """Searches the training text, chunk by chunk, for the longest passage that it shares with one text.
 
-    `hashes` are those of the text. `best` is the longest shared passage in the chunks searched so far.
+    `hashes` are the rolling hashes of the one text. `best` is the longest shared passage in the chunks searched so far.
     """
 
     def __init__(self, hashes: _Hashes) -> None:
@@ -128,7 +128,7 @@ class _Search:
         return self.known[1]
 
     def improve(self, chunk: _Hashes, positions: np.ndarray) -> bool:
-        """Look in a chunk of the training text for a copied passage longer than `best`; return whether one was found.
+        """Update `best` if a chunk of the training text contains a longer copied passage, and return whether it does.
 
         Only passages that begin at one of `positions` in the chunk are considered.
         """
@@ -167,8 +167,8 @@ class _Search:
 class _Filter:
     """Finds the positions in the training text at which a copied passage longer than the best so far could begin.
 
-    One filter serves several texts whose longest copies so far are about equally long: it compares windows of `k`
-    tokens of the training text with those of the texts. `searches` are the searches of these texts.
+    One filter serves several texts whose longest copies so far are about equally long. It compares windows of `k`
+    tokens of the training text with the windows of these texts. `searches` are the searches of the texts.
     """
 
     def __init__(self, k: int, searches: Sequence[_Search]) -> None:
@@ -180,7 +180,10 @@ class _Filter:
         self.table[hashes >> self.shift] = True
 
     def search(self, chunk: _Hashes, size: int) -> bool:
-        """Search the first `size` positions of a chunk of the training text; return whether a longer copy was found."""
+        """Search a chunk of the training text for copies, and return whether one longer than the best so far was found.
+
+        Only copies that begin at the first `size` positions of the chunk are considered.
+        """
         hashes = chunk.all(self.k, size)
         hashes >>= self.shift
         positions = np.flatnonzero(self.table[hashes.view(np.int64)])
@@ -190,9 +193,9 @@ class _Filter:
 def _filters(searches: Iterable[_Search]) -> list[_Filter]:
     """Return the filters for the next chunk of the training text, each for one window length and several texts.
 
-    A text whose longest copy so far has n tokens needs windows of n + 1 tokens, and none if it is already copied as a
-    whole. From 16 tokens on, window lengths are rounded down to 2^i or 1.5 * 2^i: so there are few filters, and yet few
-    windows match by chance.
+    A text whose longest copy so far has n tokens needs windows of n + 1 tokens. A text that is already copied as a
+    whole needs no filter. From 16 tokens on, window lengths are rounded down to 2^i or 1.5 * 2^i, so that there are few
+    filters and yet few windows match by chance.
     """
     groups = defaultdict(list)
     for search in searches:
@@ -219,7 +222,10 @@ def skipped(trained: np.ndarray, unit: str) -> str:
 
 
 def describe(copy: Copy, tokens: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Return one line that says how long a text's longest copy is and how it begins; `tokens` are those of the text."""
+    """Return one line that says how long a text's longest copy, `copy`, is and how it begins.
+
+    `tokens` are the tokens of the text, (n,).
+    """
     passage = tokenizer.decode(tokens[copy.begin : copy.begin + copy.length])
     shown = printable(json.dumps(passage[:SHOWN], ensure_ascii=False)[1:-1]) + "…" * (len(passage) > SHOWN)
     return f"longest copy: {copy.length:,} of {count(len(tokens), tokenizer.unit)}" + (

@@ -41,13 +41,13 @@ def prompt(text: Text, at: float = 0.5) -> Tensor:
 
 
 def _line_starts(text: Text, tokens: np.ndarray) -> list[int]:
-    """Return the positions in `tokens` at which lines begin: those after a newline."""
+    """Return the positions in `tokens` that follow a newline, which are the beginnings of lines."""
     names = text.tokenizer.names
     return (np.flatnonzero(tokens == names.index("\n")) + 1).tolist() if "\n" in names else []
 
 
 def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, str]:
-    """Decode the tokens of a prompt, `given`, and of its continuation, `written`, for display; return both as str.
+    """Return the texts of a prompt and of its continuation for display, decoded from the tokens `given` and `written`.
 
     If the text is divided into documents, the prompt is an end mark, which becomes "", and an unfinished document at
     the end of the continuation is left out.
@@ -69,7 +69,8 @@ def prompts(text: Text) -> Tensor:
 def varied_line(text: Text) -> int:
     """Return the position in the validation split at which a line begins that is worth plotting.
 
-    Of the lines near the middle of the split, it is the line whose beginning has the most distinct tokens.
+    It is the line, among those near the middle of the split, whose first `ATTENDED` tokens include the most distinct
+    tokens.
     """
     middle = max(1, len(text.validation) // 2 - SEARCHED // 2)
     stretch = text.validation[middle : middle + SEARCHED]
@@ -80,7 +81,7 @@ def varied_line(text: Text) -> int:
 def passage(text: Text, length: int) -> Tensor:
     """Return `length` tokens of the validation split, starting at `varied_line`: (length,) int64.
 
-    If too few tokens follow that position, return the last `length` tokens of the split, or all if the split is
+    If too few tokens follow that position, the last `length` tokens of the split are returned, or all if the split is
     shorter.
     """
     begin = max(0, min(varied_line(text), len(text.validation) - length))
@@ -114,15 +115,19 @@ def game_passages(
 
     A passage contains only characters of the vocabulary and does not occur in the text that the model was trained on.
     If the model was trained on documents, a passage is the beginning of a document, otherwise the beginning of a line.
-    No passage contains U+0003, because nobody can enter this character on a keyboard.
+    No passage contains U+0003, because nobody can enter this character on a keyboard. If there is no such passage,
+    `passages` is [] and `line` says why.
 
     Args:
         source: where the passages come from: `validation`, the validation split of the model's run, or the path of a
             text file.
         file: the model file.
         tokenizer: tokenizer of the model.
-        documents: how the model's training text was divided into documents, see `gpt.model_file.FIELDS`; None if it was
-            not.
+        documents: how the model's training text was divided into documents (see `gpt.model_file.FIELDS`), or None if it
+            was not divided.
+
+    Raises:
+        InputError: `source` cannot be read.
     """
     rule = Rule(**documents) if documents else None
     end = rule.end if rule else ""
