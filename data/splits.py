@@ -1,4 +1,6 @@
-"""Decide where the splits fall in a text that is not divided into documents; for documents, see `data.hash_order`.
+"""Decide where the splits fall in a text that is not divided into documents.
+
+If the text is divided into documents, `data.hash_order` decides instead. Otherwise these rules apply:
 
 - If `data.validation` is set, each file belongs to the split whose option names the file.
 - Otherwise, from `BY_FILE` = 40 files on, each file as a whole belongs to one split (`split_by_file`). Files with equal
@@ -29,10 +31,13 @@ Part = tuple[str, int, int]  # a part of a document: split, begin, end
 def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
     """Raise an `InputError` if train or validation is shorter than one window, or test is shorter than two tokens.
 
+    A test split that the options do not ask for may be empty. If `data.overfit` is set, only the whole text must be at
+    least one window long.
+
     Args:
         arrays: tokens of each split, by the name of the split.
-        config: the options of the text, for advice in the message.
-        context: context length in tokens; a window has `context` + 1 tokens.
+        config: the options of the text, which say whether it needs a test split.
+        context: context length in tokens, which is one token less than a window.
         corpus: the text, whose name is used in the message.
     """
     unit = "characters" if corpus.encoding else "bytes"
@@ -76,10 +81,10 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
 def split_by_file(
     sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Assign each file of a text as a whole to one split; return a dict from the file's name to the name of the split.
+    """Assign each file of a text as a whole to one split, and return a dict from each file's name to its split.
 
     Files are visited in the order of a hash of their names. They fill validation up to its share of the tokens, and
-    then test; the remaining files are training. A file is skipped if it is more than twice as long as what is missing
+    then test. The remaining files are training. A file is skipped if it is more than twice as long as what is missing
     from the split that is being filled.
 
     Args:
@@ -116,7 +121,7 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
 def split_documents(
     corpus: Corpus, sizes: list[int], shares: list[float], alike: Mapping[str, str]
 ) -> list[list[Part]]:
-    """Decide how a text is split; return for each file a list of slices (split, begin, end), in tokens.
+    """Decide how a text is split, and return for each file a list of its slices (split, begin, end), in tokens.
 
     Equal files are divided at the same positions, so a passage is in the same split in each of the files.
 
@@ -124,7 +129,7 @@ def split_documents(
         corpus: the files.
         sizes: number of tokens of each file.
         shares: fractions of training, validation and test.
-        alike: hash of each file's content, by name; see `split_by_file`.
+        alike: hash of each file's content, by name, see `split_by_file`.
     """
     if corpus.documents[0].split:
         return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
@@ -137,7 +142,10 @@ def split_documents(
 
 
 def num_copies(digests: Iterable[str]) -> int:
-    """Return how many files equal an earlier file; `digests` are hashes of the files, and empty files do not count."""
+    """Return how many files equal an earlier file, not counting empty files.
+
+    `digests` are the hashes of all files.
+    """
     full = [digest for digest in digests if digest != EMPTY]
     return len(full) - len(set(full))
 
@@ -145,7 +153,9 @@ def num_copies(digests: Iterable[str]) -> int:
 def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
     """Return log lines that say how a text of several files is split, and how many of the files are copies of others.
 
-    The text is not divided into documents. The result is () for a single file and for the standard library.
+    The text is not divided into documents. The result is () for a single file and for the standard library. If
+    `data.validation` is set, the only line says how many validation and test files equal a training file, and the
+    result is () if there are none.
 
     Args:
         corpus: the files.

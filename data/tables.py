@@ -18,7 +18,9 @@ MAX_COLUMNS = 10  # columns named in the line about a table
 
 
 def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (line number, text of the field) for each row of a table; the text is "" if a row lacks the field.
+    """Yield pairs (line number, text of the field) for each row of a table.
+
+    The text is "" if a row lacks the field.
 
     Args:
         chunks: the content of the file.
@@ -74,7 +76,8 @@ def _delimiter(kind: str, header: str) -> str:
 def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the row's last line, text of `field`) for each row of a CSV or TSV file.
 
-    The first row contains the names of the columns. `kind` is the suffix of the file.
+    The first row contains the names of the columns. `kind` is the suffix of the file. A `_BadRow` is raised if there is
+    not exactly one column `field`, or if a row cannot be read.
     """
     header = next(lines, "")
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
@@ -99,7 +102,11 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
 
 
 def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (line number, text of `field`) for each line of a file; each line must be a JSON object."""
+    """Yield pairs (line number, text of `field`) for each line of a file of JSON objects, except blank lines.
+
+    A `_BadRow` is raised if a line is not a JSON object, if the first object has no `field`, or if a value of `field`
+    is neither a string nor null.
+    """
     known = False
     for number, line in enumerate(lines, 1):
         if line.isspace():

@@ -1,8 +1,8 @@
 """Split and encode a text once, and load it from `<cache>/encoded/<fingerprint>/` at every later start.
 
 The folder contains `meta.json` and the tokens as uint8 or uint16 in `train.bin`, `validation.bin` and `test.bin`. A
-split of at least `MAPPED_FROM` = 16 MiB is memory-mapped; a smaller split is read into memory. The fingerprint includes
-a hash of the text, which is computed at every start, so a changed text is encoded anew.
+split of at least `MAPPED_FROM` = 16 MiB is memory-mapped, but a smaller split is read into memory. The fingerprint
+includes a hash of the text, which is computed at every start, so a changed text is encoded anew.
 
 Also decided here: the vocabulary, which characters count as rare, which text `data.overfit` trains on, and whether the
 model of `init_from` has read text that is held out in this run.
@@ -53,19 +53,19 @@ class Text:
     Attributes:
         train: tokens of the training split, (N,) uint8 or uint16, read-only.
         validation: tokens of the validation split, of the same dtype.
-        test: tokens of the test split, of the same dtype; empty if its fraction is 0.
-        tokenizer: its vocabulary contains the characters of all splits.
+        test: tokens of the test split, of the same dtype, empty if its fraction is 0.
+        tokenizer: the tokenizer, whose vocabulary contains the characters of all splits.
         name: name of the text, for messages.
         fingerprint: hexadecimal hash that is equal for equal content, settings and tokenizer.
-        characters: number of characters by split; with the byte tokenizer, at most the number of tokens.
+        characters: number of characters by split. With the byte tokenizer, a character may be several tokens.
         extra_chars: characters that are in the vocabulary whether the text contains them or not.
         sha256: SHA-256 of the file or, if there are several, a hash of their names and hashes.
         hashes: hashes of the content of at most `MAX_HASHES` training files, see `gpt.model_file`.
-        share: fraction of each of these files, from the file's beginning, that training may read.
+        share: fraction of each training file, from the file's beginning, that training may read.
         split_hash: hexadecimal hash that is equal for equal content that is split in the same way.
         held_out: by hash of a file's content, the fraction of the file after which the text is held out.
         before: descriptions of the texts that the model of `init_from` has read, see `gpt.model_file`.
-        documents: how many documents the text contains; None if it is not divided into documents.
+        documents: how the text was divided into documents, or None if it was not divided.
         notes: lines about the text, logged when a run starts.
     """
 
@@ -87,9 +87,9 @@ class Text:
     notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
 
     def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
-        """Return this text with `before` set to `texts`, the texts on which the model of `init_from` was trained.
+        """Return a copy with `before` set to `texts`, the texts on which the model of `init_from` was trained.
 
-        If that model has read text that is held out here, the line `SEEN` is added to `notes`.
+        If that model has read text that is held out here, the line `SEEN` is added to the copy's `notes`.
         """
         read = shares_read(each for each in texts if each["split"] != self.split_hash)
         if any(read.get(sha, 0.0) > share for sha, share in self.held_out.items()):
@@ -98,7 +98,7 @@ class Text:
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
-    """Return the text that `config` names, split and encoded; it is loaded from the cache if it is there.
+    """Return the text that `config` names, split and encoded, from the cache if it is there.
 
     If `data.validation` is set, each split is the text of the files given for it. Otherwise, if `data.documents` or
     `data.field` is set, each document belongs to one split (see `data/hash_order.py`). Otherwise, 40 or more files,
@@ -107,7 +107,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
 
     Args:
         config: the text, its splits and its tokenizer.
-        context: context length in tokens; train and validation must each have at least context + 1 tokens.
+        context: context length in tokens. If train or validation has at most `context` tokens, `InputError` is raised.
         extra_chars: characters to add to the vocabulary, whether the text contains them or not.
     """
     corpus = open_corpus(config)
@@ -149,7 +149,7 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
 
 
 def text_of_run(model: Path) -> Text:
-    """Return the text on which a model was trained; `model` is a path such as RUN/checkpoints/best.safetensors.
+    """Return the text on which the model in the file `model`, such as RUN/checkpoints/best.safetensors, was trained.
 
     Raises:
         InputError: there is no training checkpoint beside the model, or the text is missing or has changed.
@@ -173,9 +173,9 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Return the text for `data.overfit`, whose first `length` tokens are training, validation and test alike.
+    """Return a copy of `text` for `data.overfit`: its first `length` tokens are training, validation and test alike.
 
-    The training split continues for `2 * context` more tokens.
+    The training split continues for `2 * context` more tokens. `length` must be above `context`.
     """
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
@@ -190,7 +190,7 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
 
 
 def _load(folder: Path) -> Encoded | None:
-    """Load the encoded text in `folder`, memory-mapping large splits; return None if a file is missing or damaged."""
+    """Return the encoded text in `folder`, with large splits memory-mapped, or None if a file is missing or damaged."""
     try:
         meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
         tokenizer = tokenizer_from(meta["vocabulary"])
@@ -211,7 +211,7 @@ def _load(folder: Path) -> Encoded | None:
 
 
 def _likeness(text: Text, folder: Path) -> dict[str, Any]:
-    """Return the result of `likeness` for the splits of `text`; it is computed once and stored in `folder`."""
+    """Return the result of `likeness` for the splits of `text`, which is computed once and stored in `folder`."""
     path = folder / "likeness.json"
     try:
         return json.loads(path.read_text(encoding="ascii"))
@@ -224,10 +224,9 @@ def _likeness(text: Text, folder: Path) -> dict[str, Any]:
 
 
 def rare_characters(folder: Path) -> tuple[str, ...]:
-    """Return a one-tuple with a log line if many characters of the text in `folder` are rare; otherwise return ().
+    """Return a one-tuple with a log line if many characters of the encoded text in `folder` are rare, otherwise ().
 
-    A character is rare if it occurs fewer than `RARE` times. Many means at least ten characters, and over a tenth of
-    the vocabulary.
+    Rare means fewer than `RARE` times in the text. Many means at least ten, and over a tenth of the vocabulary.
     """
     meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
     rare, size = meta.get("rare", 0), len(meta["vocabulary"].get("characters", ""))
@@ -255,10 +254,11 @@ def _encode(
     folder: Path,
     alike: Mapping[str, str],
 ) -> Encoded:
-    """Encode a corpus into `folder` and load it. If several processes need it, one process encodes and the others wait.
+    """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait.
 
-    `rule` divides the text into documents, unless it is None. `stamps` are the `Corpus.stamps` of the hashed files: one
-    that has changed raises an `InputError`. `shares` are the fractions of the splits; `alike`: see `split_by_file`.
+    `rule` divides the text into documents, unless it is None. `stamps` are the `Corpus.stamps` from when the files were
+    hashed: if a file has changed since, an `InputError` is raised. `shares` are the fractions of the splits,
+    `extra_chars` are added to the vocabulary, and `alike` contains each file's hash by name, see `split_by_file`.
     """
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:
@@ -311,8 +311,8 @@ def _encode(
 def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
     """Return (length of each text, all distinct characters in sorted order, number of rare characters).
 
-    A character is rare if it occurs fewer than `RARE` times. Each text is an iterable of chunks; if the chunks are
-    bytes, the characters are the byte values.
+    A character is rare if it occurs fewer than `RARE` times. Each text is an iterable of chunks, which are str or
+    bytes. Characters of bytes are the byte values.
     """
     sizes, counts = [], np.zeros(0x110000, np.uint8)  # occurrences of each code point, at most RARE
     frequent = b""  # characters of ASCII chunks, or bytes, that occur RARE times
@@ -356,7 +356,7 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
 def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Encode a text file by file, and yield it in pieces (split, tokens); the pieces of a split are in order.
+    """Encode a text file by file, and yield pairs (split, tokens), in the order of the text within each split.
 
     If a split consists of slices of several files, a newline is put between them. `parts_of` lists for each file its
     slices (split, begin, end), in tokens, and `tick` is called with the number of bytes after each read.
