@@ -194,7 +194,7 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
 def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
     """Return a few words for an error message: why an address cannot be read, or its file not be written to `folder`.
 
-    `error` is the exception that was raised. `folder` is the local folder into which the file is downloaded; None if
+    `error` is the exception that was raised. `folder` is the local folder into which the file is downloaded, or None if
     nothing is written. If the exception is about a path in `folder`, the returned text says how to set another folder.
     """
     if isinstance(error, ImportError) and "s3fs" in str(error):

@@ -85,7 +85,7 @@ class Corpus:
     """The files of a text (`documents`), how to read them, and the text's `name` for messages.
 
     `encoding` is the files' encoding, or None if bytes are read. `python` is the version of Python if the text is its
-    standard library, otherwise "". `notes` are lines to log. If `hashes` is a list, `read` appends a hash of each file.
+    standard library, otherwise "". `notes` are log lines. If `hashes` is a list, `read` appends each file's hash to it.
     """
 
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
@@ -100,7 +100,7 @@ class Corpus:
         return sum(size for size, _ in self.stamps())
 
     def stamps(self) -> list[tuple[int, int]]:
-        """Return (size in bytes, modification time in ns) of each file. Comparing them detects a changed file."""
+        """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""
         stats = [path.stat() for path in dict.fromkeys(document.path for document in self.documents)]
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
@@ -125,7 +125,7 @@ class Corpus:
         return total.hexdigest()
 
     def sha256(self, contents: list[str]) -> str:
-        """Return the hash of the text: the only hash in `contents`, the documents' hashes, or else their `digest`."""
+        """Return `digest` of the documents' hashes, `contents`, or the hash itself if there is only one document."""
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
@@ -203,7 +203,7 @@ def entries(path: str) -> list[str]:
 def of_run(config: DataConfig) -> DataConfig:
     """Return a run's `data.` settings with paths that are valid in the current directory.
 
-    A path that does not exist there is looked up beside runs/, in the directory where the run was probably started.
+    A path that does not exist there is looked up in the directory that contains runs/, where the run was started.
     """
     root = run_directory.RUNS.parent
 
@@ -330,7 +330,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows:
     """Return `documents` without binary files, and append a line for the log with the names of these files to `notes`.
 
     A single file is never left out. If `has_rows` is false, rows of tables are not documents, and a line with the
-    columns of the first table is appended, too. If all files are binary, a `NotText` error is raised.
+    columns of the first table is appended, too. If all of several files are binary, a `NotText` error is raised.
     """
     texts, refused, tables = [], list[tuple[Document, NotText]](), list[str]()
     for document in documents:

@@ -147,7 +147,7 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
     table is a document, the suffix of the name says whether the table is CSV, TSV or JSON lines.
 
     Raises:
-        InputError: a file cannot be read as a table, or a row contains U+0003, the end mark of rows.
+        InputError: the file is to be read as a table but is not one, or a row contains U+0003, the end mark of rows.
     """
     if rule.kind == "row":
         values = list(fields([text], label, rule.name))
@@ -281,7 +281,7 @@ def are_blank(batch: Batch) -> np.ndarray:
 def _read_file(corpus: Corpus, document: Document, _: str, tick: Tick) -> Iterator[Any]:
     """Yield the whole content of a file as one document: a str or, with the byte tokenizer, bytes.
 
-    `tick` is called with the number of bytes after each read. The unused argument is the `field` of `_read_rows`.
+    `tick` is called with the number of bytes after each read. The unused argument is only needed by `_read_rows`.
     """
     yield (b"" if corpus.encoding is None else "").join(corpus.read(document, tick))  # type: ignore[arg-type]
 

@@ -157,9 +157,9 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
 def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return (entries, tokens): the documents of a batch as a sorted run.
 
-    `entries` are `ENTRY` records of the documents, sorted by `_top` of their hashes. Equal neighbours become one record
-    that counts the copies, so that a bucket stays small even if a document is repeated millions of times. `tokens`
-    contains, for each record in turn, the tokens of the document and of its end mark, `mark`.
+    `entries` are `ENTRY` records of the documents, sorted by `_top` of their hashes. Successive equal documents share
+    one record that counts the copies, so that a bucket stays small even if a document is repeated millions of times.
+    `tokens` contains, for each record in turn, the tokens of the document and of its end mark, `mark`.
     """
     text, points, starts, ends = batch
     hashes = content_hashes(points, starts, ends)
@@ -180,7 +180,7 @@ def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarr
 
 
 def _differs(hashes: np.ndarray) -> np.ndarray:
-    """Return for each of the sorted `hashes` whether it differs from the previous one: (n,) bool, the first is True."""
+    """Return for each of the sorted `hashes` whether it is the first or differs from the previous one: (n,) bool."""
     return np.concatenate(([True], hashes[1:] != hashes[:-1]))[: len(hashes)]
 
 
