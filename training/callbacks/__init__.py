@@ -1,1 +1,1 @@
-"""The Lightning callbacks of a run; training/assemble.py creates them and sets their order."""
+"""The Lightning callbacks of a run, which training/assemble.py creates and puts in order."""

@@ -18,7 +18,7 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 
 
 class Checkpoints(L.Callback):
-    """Saves the checkpoint `last.ckpt` after every validation; the checkpoint saved before it becomes `previous.ckpt`.
+    """Saves the checkpoint `last.ckpt` after every validation, and renames the old `last.ckpt` to `previous.ckpt`.
 
     A checkpoint is also saved after a step if the last save was `seconds` ago, or if a process (rank) has received a
     signal. Several GPUs decide together whether to save, but only after steps whose losses the callback `Metrics` has
@@ -27,9 +27,9 @@ class Checkpoints(L.Callback):
 
     Args:
         directory: the folder `checkpoints` of the run.
-        interval: steps between validations; 0 if validations are spaced by time.
+        interval: steps between validations, or 0 if validations are spaced by time.
         seconds: maximum time between two checkpoints, in seconds.
-        stops: the callback that receives signals.
+        stops: the callback that receives signals such as Ctrl-C and then ends the run.
     """
 
     def __init__(self, directory: Path, interval: int, seconds: float, stops: StopSignals) -> None:
@@ -68,7 +68,7 @@ class Checkpoints(L.Callback):
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
-        """Save a checkpoint after the latest step; all processes (ranks) must call this method."""
+        """Save a checkpoint after the latest step. All processes (ranks) must call this method."""
         for logger in trainer.loggers:
             logger.save()  # flush the events of these steps before the checkpoint that counts them
         trainer.save_checkpoint(self.directory / LAST)
@@ -82,7 +82,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     executes no code from the file.
 
     Args:
-        resumed: the checkpoint to continue from, which has already been read; None for a new run.
+        resumed: the checkpoint to continue from, which has already been read, or None for a new run.
         last_is_damaged: whether `last.ckpt` is damaged, so that the next save must not rename it to `previous.ckpt`.
     """
 
@@ -92,13 +92,13 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.saved: dict[str, Any] = {}  # the last checkpoint; its tensors are those in training, not copies
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
-        """Write a checkpoint; if its validation loss is the lowest so far, write best.safetensors first.
+        """Write a checkpoint, and before it the model best.safetensors if the validation loss is the lowest so far.
 
         If the process is killed between the two writes, the resumed run repeats the validation.
 
         Args:
             checkpoint: the contents, a dict that Lightning has assembled.
-            path: the file to write; the file that it replaces is renamed to `previous.ckpt`.
+            path: the file to write. The file that it replaces is renamed to `previous.ckpt`.
             storage_options: not used.
 
         Raises:

@@ -19,13 +19,13 @@ LATE = 0.05  # fraction of the run's time: if it would end later by more, steps 
 
 
 class Deadline(L.Callback):
-    """Chooses the number of steps while the run trains: when the learning rate must begin to fall (cooldown).
+    """Chooses the number of steps of a run with a time limit when its learning rate must begin to fall (cooldown).
 
-    The choice can wait until then, because a trapezoid schedule does not depend on the number of steps before its
-    cooldown. If k steps are done and r more fit into the remaining time, the cooldown is due as soon as k >= (1 -
-    cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that its weights are those of a run with
-    this number of steps, even if the machine has just paused. If the machine becomes slower later, the number of steps
-    is lowered, and the learning rate falls faster.
+    The choice can wait until the cooldown, because the learning rates of a trapezoid schedule do not depend on the
+    number of steps before. If k steps are done and r more fit into the remaining time, the cooldown is due as soon as
+    k >= (1 - cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that it trains like a run whose
+    number of steps was set at the start, even if the machine has just paused. If the machine becomes slower later, the
+    number of steps is lowered, and the learning rate falls faster.
     """
 
     def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:
@@ -53,7 +53,7 @@ class Deadline(L.Callback):
         self.stepping = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        """Choose the number of steps of the run if the cooldown is due; lower it if the machine has become slower."""
+        """Choose the number of steps of the run if the cooldown is due, or lower it if the machine has slowed down."""
         step, now = trainer.global_step, time.perf_counter()
         if self.began is None:
             self.began = step, now
@@ -77,7 +77,7 @@ class Deadline(L.Callback):
         log.info(f"minutes    {count(steps, 'step')} in all: {why}")
 
     def _is_due(self, trainer: L.Trainer) -> bool:
-        """Return whether to choose the number of steps after this step or, if it is already chosen, to lower it."""
+        """Return whether to choose the number of steps after this step or, if one is already chosen, to lower it."""
         step, now, timed = trainer.global_step, time.perf_counter(), len(self.recent) == TIMED_STEPS
         if trainer.max_steps < 0:
             over = now + self.end_seconds >= self.ends_at

@@ -35,10 +35,10 @@ class Metrics(L.Callback):
 
     Args:
         tokens_per_step: tokens in the batch of a step, over all devices.
-        tokens_per_character: mean number of tokens per character of the training text; 1 unless tokens are bytes.
+        tokens_per_character: mean number of tokens per character of the training text (1 unless tokens are bytes).
         unit: what a token is, `character` or `byte`, for the display of the speed.
-        checkpoints: the callback that saves checkpoints; the time of its saves does not count as training time.
-        deadline: the callback that chooses the number of steps during training; None if the number is fixed.
+        checkpoints: the callback that saves checkpoints, whose saves do not count as training time.
+        deadline: the callback that chooses the number of steps during training, or None if the number is fixed.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Metrics(L.Callback):
         self.waiting: Progress | None = None
 
     def show(self, what: str, total: int = 0) -> None:
-        """Show what the run waits for, such as `what="validating"`; a text shown earlier is removed.
+        """Show `what` the run is waiting for, such as "validating", in place of the text shown before.
 
         `total` is the amount of work, such as a number of tokens, of which a bar then shows the finished fraction. If
         it is 0, no bar is shown.
@@ -69,7 +69,7 @@ class Metrics(L.Callback):
         self.waiting = Progress(what, total).__enter__()
 
     def hide(self) -> None:
-        """Remove the text that `show` has displayed; do nothing if no text is displayed."""
+        """Remove the text that `show` has displayed, if there is one."""
         if self.waiting is not None:
             self.waiting.__exit__()
             self.waiting = None
@@ -166,10 +166,10 @@ class Metrics(L.Callback):
     on_exception = _stop
 
     def _end_step_time(self, counts: bool = True) -> None:
-        """Add the seconds that a step took to `self.stepping`; this method must be called when the step ends.
+        """Add the seconds of the step that ends with this call to `self.stepping`.
 
         The step began when the previous step or the last save ended, whichever was later. If `counts` is false, the
-        seconds are not added.
+        seconds are not added, and only the time at which the step ended is stored.
         """
         now = time.perf_counter()
         if counts:
@@ -184,7 +184,7 @@ class Metrics(L.Callback):
             self.grad_norm = grad_norm
 
     def _expected(self, trainer: L.Trainer) -> int:
-        """Return the number of steps of the run; if `Deadline` has not chosen the number yet, return its estimate."""
+        """Return the number of steps of the run, or the estimate of `Deadline` if it has not chosen the number yet."""
         if trainer.max_steps > 0 or self.deadline is None:
             return trainer.max_steps
         return self.deadline.fitting(trainer)

@@ -9,7 +9,7 @@ from training.callbacks.checkpoints import Checkpoints
 
 
 class Snapshots(L.Callback):
-    """Writes the weights that each validation evaluates to `checkpoints/step-N.safetensors`, where N is the step.
+    """At each validation, writes the evaluated weights to `checkpoints/step-N.safetensors`, where N is the step.
 
     If another callback averages the weights, the module contains the average only during validation. So `Snapshots`
     copies the weights before the first validation batch and writes them when the validation has ended. `Checkpoints`

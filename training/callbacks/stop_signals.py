@@ -11,14 +11,14 @@ from training.errors import Stopped
 
 
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:
-    """Return whether `decision` is true in any process (rank) of the run; all processes must call this function."""
+    """Return whether `decision` is true in any process (rank) of the run. All processes must call this function."""
     return decision if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
 class StopSignals(L.Callback):
     """Ends the run after Ctrl-C, SIGTERM or SLURM's SIGUSR1: the step is finished and saved, then `Stopped` is raised.
 
-    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`, which raises `Stopped`; after a
+    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`, which raises `Stopped`. After a
     validation, `on_validation_end` calls `stop_if_asked`. Before and after training there is nothing to save, so the
     signal handler itself raises `Stopped`. A second Ctrl-C during training exits at once.
     """
@@ -51,7 +51,7 @@ class StopSignals(L.Callback):
             self.stop_if_asked(trainer)
 
     def stop_if_asked(self, trainer: L.Trainer) -> None:
-        """Raise `Stopped` if any process (rank) has received a signal; all processes must call this method."""
+        """Raise `Stopped` if any process (rank) has received a signal. All processes must call this method."""
         if any_rank(trainer, self.received is not None):
             raise Stopped(self.received or signal.SIGTERM, trainer.global_step)
 

@@ -22,7 +22,7 @@ MAX_SAVED = 20  # max validations whose texts a checkpoint contains
 
 
 def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> tuple[np.ndarray, list[list[Any]]]:
-    """Generate a continuation of each prompt.
+    """Generate a continuation of each prompt, and return the new tokens and the decoded texts.
 
     Args:
         model: the model that generates.
@@ -73,5 +73,5 @@ class Watch(L.Callback):
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def _write(self, model: GPT) -> list[list[Any]]:
-        """Generate a continuation of each prompt; return a list [temperature, prompt, continuation] for each prompt."""
+        """Generate a continuation of each prompt, and return [temperature, prompt, continuation] for each prompt."""
         return written(model, self.text, self.prompts, self.config.sample_length or SAMPLE_LENGTH, seed=0)[1]
