@@ -1,4 +1,4 @@
-"""Replace each `auto` in a configuration by a value before the first step; config.yaml stores the chosen values."""
+"""Before the first step, replace each `auto` in the configuration by a value, which config.yaml then stores."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -56,15 +56,15 @@ class Choice:
 
 
 def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]) -> Choice:
-    """Return the configuration with each `auto` replaced by a value that suits the text, machine and time limit.
+    """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
     If the run has a time limit (`minutes=N`), two keys may stay `auto`: `trainer.max_steps`, which the callback
     `Deadline` chooses when the learning rate must begin to fall, and `trainer.val_check_interval`, because validations
     are then equally spaced in time.
 
     Args:
-        config: the configuration of a new run, or that of a resumed run, which already contains the values chosen for
-            it.
+        config: the configuration of the run. If the run is resumed, the values chosen at its first start are already
+            in it.
         text: the text of the run.
         machine: the devices of the run.
         seconds_left: function that returns the seconds left until the time limit.
@@ -118,7 +118,7 @@ def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
 
     Args:
         config: the configuration of the run as the user has set it.
-        steps: the number of steps of the run; None if the callback `Deadline` will choose it during training.
+        steps: the number of steps of the run, or None if the callback `Deadline` will choose it during training.
         machine: the devices of the run.
     """
     asked = config.trainer
@@ -153,15 +153,16 @@ def _fit_into_minutes(
     """Time a training step of the default model, and choose the size of the model and the batch for the time limit.
 
     Args:
-        asked: the configuration of the run; the model and the batch are chosen only if they are `auto`.
+        asked: the configuration as the user has set it. The model size is chosen only if `layers`, `heads` and `dim` of
+            `model` are all `auto`, the batch only if it is `auto`.
         default: the configuration with the default model and batch, with which the step is timed.
         text: the text of the run.
         machine: the devices of the run.
         seconds_left: function that returns the seconds left until the time limit (`minutes=N`).
 
     Returns:
-        The model's configuration, the data configuration with the batch, the estimated number of steps that fit into
-        the time, and lines to log.
+        A tuple: the configuration of the model, the data configuration with the batch, the estimated number of steps
+        that fit into the time limit, and lines to log.
     """
     assert asked.minutes is not None
     minutes, model, data = asked.minutes, default.model, default.data
@@ -195,11 +196,11 @@ def _choose_compile(
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
     """Return the configured callbacks, with the argument `patience: auto` of early stopping replaced by `patience`.
 
-    If `patience` is None, early stopping is left out if its patience is `auto`.
+    If `patience` is None, early stopping with `patience: auto` is left out.
 
     Args:
         callbacks: the arguments of each callback, by its name.
-        patience: validations without improvement before training stops; None for no early stopping.
+        patience: number of validations without improvement after which training stops, or None for no early stopping.
     """
     chosen = {}
     for name, arguments in callbacks.items():
@@ -216,7 +217,7 @@ def too_few(steps: int) -> str:
 
 
 def _with_defaults(config: Any) -> Any:
-    """Return a copy of `config` in which each `auto` is replaced by the default of the dataclass.
+    """Return a copy of `config` in which each `auto` is replaced by the default of its field.
 
     `config` is an instance of a configuration dataclass, such as `ModelConfig`.
     """

@@ -21,7 +21,8 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
     """Return the precision of the run, such as `bf16-mixed`, and the reason for it.
 
     Args:
-        precision: the configured precision. If it is `auto`, the fastest precision on this machine is returned.
+        precision: the configured precision. If it is `auto`, the fastest precision on this machine is returned,
+            otherwise the configured one.
         device: the kind of device: cuda, mps or cpu.
     """
     if precision != "auto":
@@ -44,7 +45,7 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
 
 
 def choose_compile(asked: str, device: str, seconds: float, compiled_before: bool = False) -> tuple[str, str]:
-    """Return whether to use torch.compile, as `true` or `false`, and the reason.
+    """Return whether to use torch.compile, as the string `true` or `false`, and the reason.
 
     Args:
         asked: the value of the key `compile`. `auto` becomes `true` only on Linux with a C++ compiler and Python.h:
@@ -75,7 +76,7 @@ def choose_compile(asked: str, device: str, seconds: float, compiled_before: boo
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
-    """Set the number of threads of torch; return the number and the reason for it.
+    """Set the number of threads of torch, and return the number and the reason for it.
 
     The reason is "" unless other programs are using some of the cores and the number is therefore lower. A thread
     without a core of its own slows down all others, because they wait for it at the end of each operation. In processes
@@ -99,7 +100,7 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
 
 
 def missing_to_compile() -> str:
-    """Return what this machine lacks for torch.compile, a C++ compiler or Python.h; "" if it lacks neither."""
+    """Return what this machine lacks for torch.compile, a C++ compiler or Python.h, or "" if it has both."""
     if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
         return "C++ compiler, such as g++"
     if not Path(sysconfig.get_path("include"), "Python.h").exists():

@@ -23,7 +23,7 @@ PATIENCE = VALIDATIONS // 3
 
 
 def steps_for(tokens: int, started: bool) -> int:
-    """Return the number of training steps for a training text with this many tokens.
+    """Return the number of training steps for a training text with `tokens` tokens.
 
     If `started` is true, the run starts from a trained model (`init_from=`) and needs fewer steps.
     """
@@ -32,7 +32,7 @@ def steps_for(tokens: int, started: bool) -> int:
 
 
 def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -> float:
-    """Return the dropout that keeps a model from memorising its training text; 0 if no dropout is needed for this.
+    """Return the dropout that keeps a model from memorising its training text, or 0 if no dropout is needed for this.
 
     Args:
         model: the configuration of the model, which determines its number of weights.
@@ -47,7 +47,7 @@ def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -
 
 
 def interval_for(tokens: int, started: bool, steps: int) -> int:
-    """Return the number of steps between two validations of a run on a short text, of fewer than `WHOLE` tokens.
+    """Return the number of steps between two validations of a run on a short text (fewer than `WHOLE` tokens).
 
     Args:
         tokens: the length of the training text in tokens.

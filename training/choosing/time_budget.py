@@ -32,10 +32,10 @@ TIMING = 0.03  # max fraction of the seconds left that timing may use
 
 
 class _Clock(L.Callback):
-    """Measures the seconds of each training step in the list `steps`, and ends the training after a short time.
+    """Appends the seconds of each training step to the list `steps`, and ends the training after a short time.
 
-    The training ends when the steps after the first `UNTIMED_STEPS`, which are slower, have taken `TIMED_SECONDS` in
-    all, or when all steps together have taken `limit` seconds.
+    The first `UNTIMED_STEPS` steps are slower. The training ends when the steps after them have taken `TIMED_SECONDS`
+    seconds in all, or when all steps together have taken `limit` seconds.
     """
 
     def __init__(self, limit: float) -> None:
@@ -131,7 +131,7 @@ class Budget:
         """Return the number of sequences in a batch of `model`.
 
         The number is twice the default if at least `DOUBLED_FROM` steps fit into the time and the training text is read
-        at most `EPOCHS` times; otherwise it is the default.
+        at most `EPOCHS` times. Otherwise it is the default.
         """
         doubled = self.steps(model) >= DOUBLED_FROM and self.read(model) <= EPOCHS * len(self.text.train)
         return 2 * self.batch if doubled else self.batch
