@@ -20,7 +20,7 @@ class Diverged(RunFailed):
 
 
 def diverged(seen: str, optim: OptimConfig) -> Diverged:
-    """Return the error to raise when training has diverged; its message ends with the learning rates to lower.
+    """Return the error to raise when training has diverged, whose message names the learning rates to lower.
 
     Args:
         seen: beginning of the message, such as "step 3: the loss is nan".
@@ -31,11 +31,11 @@ def diverged(seen: str, optim: OptimConfig) -> Diverged:
 
 
 class Stopped(SystemExit):
-    """Raised when a signal stops the run; a `SystemExit`, so that no `except Exception` catches it.
+    """Raised when a signal stops the run. It is a `SystemExit`, so that no `except Exception` catches it.
 
     Args:
         number: the number of the signal, such as `signal.SIGTERM`.
-        step: the last completed step; None before and after training.
+        step: the last completed step, or None before and after training.
     """
 
     def __init__(self, number: int, step: int | None = None) -> None:
@@ -54,6 +54,8 @@ def is_lost_process(error: BaseException) -> bool:
 def way_on(run: Path, *changes: str) -> str:
     """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it.
 
+    If there is no run or no checkpoint yet, the text says so.
+
     Args:
         run: the directory of the run.
         changes: settings to add to the command, such as "optim.lr=0.003".
@@ -69,7 +71,7 @@ def way_on(run: Path, *changes: str) -> str:
 
 @contextmanager
 def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
-    """Context manager for training: add what the user can do to the message of an error that ends the run early.
+    """Context manager for training that adds advice to the message of an error that ends the run early.
 
     If a signal has stopped the run (`Stopped`), log the command that continues the run. If SLURM sent the signal
     because the time of the job is up, also requeue the job.
@@ -80,8 +82,8 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
         devices: the number of devices of the run.
 
     Raises:
-        InputError: memory has run out; the message names the keys to lower.
-        Diverged: training has diverged; the message contains the command that continues at lower learning rates, or the
+        InputError: memory has run out. The message names the keys to lower.
+        Diverged: training has diverged. The message contains the command that continues at lower learning rates, or the
             advice to start a new run.
         RunFailed: another process (rank) of the run has died or does not answer.
     """
@@ -106,7 +108,7 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
 
 
 def rates_far_above(optim: OptimConfig) -> str:
-    """Return a text with each learning rate that is over `FAR_ABOVE` times its default; "" if there is none."""
+    """Return a text with each learning rate that is over `FAR_ABOVE` times its default, or "" if there is none."""
     high = {key: pair for key, pair in _rates(optim).items() if pair[0] > FAR_ABOVE * pair[1]}
     return "; ".join(f"{key}={rate:g} is far above {usual:g}" for key, (rate, usual) in high.items())
 
@@ -114,7 +116,7 @@ def rates_far_above(optim: OptimConfig) -> str:
 def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
     """Return the peak learning rates that the optimizer uses, as key -> (learning rate, default).
 
-    A key is that of the configuration, such as `optim.lr`.
+    The keys are configuration keys, such as `optim.lr`.
     """
     keys = ("lr", "muon_lr") if optim.name == "muon" else ("lr",)
     return {f"optim.{key}": (getattr(optim, key), getattr(OptimConfig, key)) for key in keys}

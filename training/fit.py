@@ -28,6 +28,12 @@ def fit(plan: RunPlan) -> None:
     """Train the model of a run as `plan` says, evaluate it and write the results into the run directory.
 
     If a resumed run has no steps left, nothing is trained, and only missing results are written.
+
+    Raises:
+        InputError: a setting cannot be used, or memory has run out.
+        RunFailed: training has diverged (`Diverged`), the trained model predicts no better than guessing, or another
+            process (rank) has died.
+        Stopped: a signal has stopped the run.
     """
     if plan.is_over:
         return write_missing(plan)
@@ -62,7 +68,8 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
         parameters: the number of parameters of the model.
 
     Raises:
-        InputError: a run with the name of the new run exists already, or a logger cannot start.
+        InputError: a run with the name of the new run exists already, another process is training in the directory, or
+            a logger cannot start.
     """
     run = plan.directory
     run.mkdir(parents=True, exist_ok=True)

@@ -28,7 +28,7 @@ class InitModel:
 
     @property
     def characters(self) -> str:
-        """The characters of the model's vocabulary as one string; "" if the model's tokens are bytes."""
+        """The characters of the model's vocabulary as one string, or "" if the model's tokens are bytes."""
         return self.meta["vocabulary"].get("characters", "")
 
     @property
@@ -79,7 +79,7 @@ def load_init_model(init_from: str) -> InitModel:
     """Load the trained model that `init_from` names: a run or a model file.
 
     Raises:
-        InputError: the model does not exist or cannot be used.
+        InputError: the model does not exist or cannot be read.
     """
     try:
         path = run_directory.find_model(init_from)

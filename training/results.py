@@ -78,13 +78,13 @@ def evaluate_models(
     """Evaluate the best and the last model on the validation split, write both model files, and return (best, last).
 
     The best model was chosen by validations during training, each on a part of the split. If the last model has a lower
-    loss here, it is returned and written as the best model, too. The whole split is evaluated, unless the run was
-    trained on fewer tokens than the split contains.
+    loss in this evaluation, it is returned and written as the best model, too. The whole split is evaluated, unless the
+    run was trained on fewer tokens than the split contains, or `data.val_tokens` limits the evaluation.
 
     Args:
         plan: the plan of the run.
         contents: the contents of the last checkpoint.
-        scored: the score of the last model if the last validation evaluated the whole split; otherwise None.
+        scored: the score of the last model if the last validation evaluated the whole split, otherwise None.
     """
     context, data, step = plan.config.model.context, plan.config.data, contents["global_step"]
     count = num_validated(len(plan.text.validation), step * data.batch * context, last=True, most=data.val_tokens)
@@ -116,7 +116,7 @@ def evaluate_models(
 def write_missing(plan: RunPlan) -> None:
     """Write the results of a resumed run that has no steps left, if it has no results yet.
 
-    Log how to train the run further.
+    Also log the command that trains the run further.
 
     Args:
         plan: the plan of the run, with the checkpoint from which it resumes.
@@ -153,7 +153,7 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
         plan: the plan of the run.
         summary: the contents of summary.json, in which the fields about training are already set.
         contents: the contents of the last checkpoint.
-        scored: the score of the last model if the last validation evaluated the whole split; otherwise None.
+        scored: the score of the last model if the last validation evaluated the whole split, otherwise None.
 
     Raises:
         RunFailed: the model predicts no better than guessing. All results are written first.
@@ -188,16 +188,17 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None, str]:
     """Generate samples of a model, and find the longest passages that they copy from the training text.
 
-    Two samples are shown: they continue two prompts from the validation text or, if the text is divided into documents,
-    are whole documents. `NUM_COMPARED` more samples are only compared with the training text.
+    Two samples are shown, which continue two prompts from the validation text or, if the text is divided into
+    documents, are whole documents. `NUM_COMPARED` more samples are only compared with the training text.
 
     Args:
         plan: the plan of the run.
         model: the model that generates.
 
     Returns:
-        The shown samples, each [temperature, prompt, text]; the value of `Summary.copies`, None if no sample was
-        compared; and a line about the longest passage that a shown sample copies, or why no sample was compared.
+        A tuple (samples, copies, line). `samples` are the shown samples, each [temperature, prompt, text]. `copies` is
+        the value of `Summary.copies`, or None if no sample was compared. `line` describes the longest passage that a
+        shown sample copies, or says why no sample was compared.
     """
     tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH

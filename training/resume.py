@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
-    """Find and lock the run to resume; return its configuration, changed by the command line, and its directory.
+    """Find and lock the run to resume, and return its configuration, changed by the command line, and its directory.
 
     If no run is to be resumed, return `config` and None.
 
@@ -31,8 +31,8 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
         config: the configuration that Hydra composed for `command`, as for a new run.
 
     Raises:
-        InputError: the run to resume does not exist, is invalid or is in use; or, for a new run, the name is taken or
-            `allow` is set.
+        InputError: the run to resume does not exist, is invalid or is in use. If no run is to be resumed: the name of
+            the new run is taken, or `allow` is set.
     """
     literals = dict(command.literals)
     if config.resume is None and ranks.restarted():  # a restart repeats the command line of the first start
@@ -62,12 +62,13 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
 
 
 def newest_unfinished(command: Command) -> Path:
-    """Return the directory of the newest unfinished run that can be resumed, and log why newer unfinished runs cannot.
+    """Return the directory of the newest unfinished run that can be resumed.
 
-    `command` is the parsed command line, which may name a text for the resumed run.
+    For each newer unfinished run, log why it cannot be resumed. `command` is the parsed command line, which may set
+    another text for the resumed run.
 
     Raises:
-        InputError: no unfinished run can be resumed; the message says why each of them cannot.
+        InputError: no unfinished run can be resumed. The message says why for each unfinished run.
     """
     skipped: list[str] = []
     for run in run_directory.unfinished():
@@ -91,7 +92,7 @@ def newest_unfinished(command: Command) -> Path:
 
 
 def why_not(run: Path, command: Command) -> str:
-    """Return why the run in the directory `run` cannot be resumed; "" if it can.
+    """Return why the run in the directory `run` cannot be resumed, or "" if it can.
 
     Reasons are damaged files, a missing text, or an edited config.yaml that does not fit the checkpoint. A text at a
     URL is not opened, because the network may be back by the time the run needs it. If `command`, the parsed command
@@ -126,10 +127,10 @@ class ResumePoint:
         path: the file of the checkpoint.
         step: the number of optimizer steps after which it was saved.
         record: what the callbacks recorded during training, such as the losses.
-        conditions: everything that the results depend on (`training.machine.conditions`), when the checkpoint was
-            saved.
+        conditions: the result of `training.machine.conditions` when the checkpoint was saved: everything that the
+            results of the run depend on.
         extra_chars: characters that the vocabulary contains besides those of the text.
-        texts_read: the texts on which the model was trained before this run.
+        texts_read: descriptions of the texts on which the model was trained before this run.
     """
 
     def __init__(self, path: Path, contents: dict[str, Any], record: "TrainingRecord") -> None:
@@ -139,9 +140,9 @@ class ResumePoint:
         self._contents: dict[str, Any] | None = contents
 
     def take(self) -> dict[str, Any]:
-        """Return the contents of the checkpoint and drop the reference to them; this works only once.
+        """Return the contents of the checkpoint and drop the reference to them, so that they do not stay in memory.
 
-        So the contents do not stay in memory for the whole run.
+        This method can be called only once.
         """
         contents, self._contents = self._contents, None
         assert contents
@@ -149,9 +150,9 @@ class ResumePoint:
 
 
 def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
-    """Return the newest valid checkpoint in `directory`, and a message for each newer checkpoint that is damaged.
+    """Return the newest valid checkpoint in `directory`, and a list of messages about newer, damaged checkpoints.
 
-    The first element of the tuple is None if no checkpoint is valid; the second is the list of messages.
+    The checkpoint is None if no checkpoint is valid.
     """
     from gpt.model_file import CheckpointError
     from gpt.training_checkpoint import TrainingRecord, read  # loading torch takes a second
@@ -174,7 +175,7 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 
     Args:
         run: the directory of the run.
-        resume: the value of the key `resume`, which names the run or its newest checkpoint.
+        resume: the value of the key `resume`: `auto`, the name or directory of the run, or its newest checkpoint.
 
     Raises:
         CheckpointError: no checkpoint is valid, or `resume` names a checkpoint that is not the newest valid one.
@@ -199,17 +200,18 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 
 
 def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
-    """Check that the results of a resumed run will be the same, then remove the unfinished files of killed processes.
+    """Check that a resumed run will match an uninterrupted one, then remove the unfinished files of killed processes.
 
     Args:
         run: the directory of the run.
         now: everything that the results depend on in this process (`training.machine.conditions`), by name.
         point: the checkpoint to resume from, whose conditions must equal `now`. If it is None, the settings in
             config.yaml must equal those in `now`.
-        allow: the names in `now` that may differ; their difference is only logged.
+        allow: the names in `now` that may differ. Their differences are only logged.
 
     Raises:
-        InputError: a name that is not in `allow` differs.
+        InputError: a value whose name is not in `allow` differs, or `allow` contains a name that does not exist or
+            that may never differ.
     """
     before = point.conditions if point else {**now, **settings(read_config(run))}
     if differing := check_unchanged(before, now, allow, run):

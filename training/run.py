@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def main(command: Command, config: Config, started: float) -> int:
-    """Train and evaluate a run and write its report; return the exit status of the process.
+    """Train and evaluate a run, write its report, and return the exit status of the process.
 
     If the run uses one device, it trains in this process. If it uses several devices, this process starts another
     process for each device and waits for them.
@@ -60,8 +60,12 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
     Args:
         command: the parsed command line.
         config: the configuration of the run, in which values may be `auto`.
-        resumed: the directory of the run to resume; None for a new run.
+        resumed: the directory of the run to resume, or None for a new run.
         started: value of `time.perf_counter()` when the process began.
+
+    Raises:
+        InputError: the text, the checkpoint or the model of `init_from` cannot be used, the machine does not suit the
+            configuration, or a resumed run would reach other results.
     """
     resume, allow = config.resume, config.allow
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
@@ -113,7 +117,10 @@ def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path |
         given: whether the command line sets a key of `data`. If it does not, the path of a resumed run's text comes
             from the run's config.yaml, so an error message also names this file.
         extra_chars: characters that the vocabulary must contain besides those of the text.
-        resumed: the directory of the run to resume; None for a new run.
+        resumed: the directory of the run to resume, or None for a new run.
+
+    Raises:
+        InputError: the text does not exist or cannot be used.
     """
     from data.corpus import of_run
     from data.text import open_text

@@ -30,15 +30,15 @@ class Beginning(Enum):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything that is fixed before the first step of a run; `settle` in `training/run.py` creates it.
+    """Everything that is fixed before the first step of a run, as `settle` in `training/run.py` returns it.
 
     Attributes:
         directory: the run directory, runs/<name>/.
         choice: the configuration in which each `auto` is replaced, and the reasons for the chosen values.
         text: the text of the run.
         machine: the devices of the run.
-        init_model: the trained model from which a new run starts (`init_from=`); None without one.
-        resume_point: the checkpoint from which a resumed run continues; None without one.
+        init_model: the trained model from which a new run starts (`init_from=`), or None without such a model.
+        resume_point: the checkpoint from which a resumed run continues, or None if the run has none.
         beginning: whether the run is new or resumed.
         started: value of `time.perf_counter()` when the process began.
     """

@@ -38,7 +38,7 @@ class Summary:
         status: running, finished, interrupted, diverged or failed.
         begun: when the run was first started, as an ISO 8601 time in UTC.
         text: the name of the text.
-        text_sha256: hash of the text's file; for several files, hash of their names and hashes.
+        text_sha256: hash of the text's file or, if it has several files, of their names and hashes.
         notes: remarks about the text.
         val_loss: validation loss of the best model.
         val_bpc: `val_loss` in bits per character.
@@ -157,9 +157,9 @@ def commit() -> str | None:
 
 @contextmanager
 def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Summary]:
-    """Context manager for training: when it ends, by an error or not, write summary.json with the run's status.
+    """Context manager for training that writes summary.json, with the run's status, at the end or after an error.
 
-    Yield the summary, whose fields about training are set when the context ends.
+    It yields the summary, whose fields about training are set when the context ends.
 
     Args:
         plan: the plan of the run.
@@ -192,7 +192,7 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
 def write_summary(run: Path, summary: Summary) -> None:
     """Write `summary` to summary.json in the run directory `run`, and set its field `begun`.
 
-    If the run is resumed, `begun` stays the time of its first start; otherwise it becomes the present time.
+    If the run is resumed, `begun` stays the time of its first start. Otherwise it becomes the present time.
     """
     summary.begun = run_directory.summary_of(run).get("begun") or datetime.now(UTC).isoformat()
     write_text(run / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
