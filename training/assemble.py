@@ -1,4 +1,4 @@
-"""Create the LightningModule of a run, its callbacks in their order and the Trainer; compile the training step."""
+"""Create the LightningModule, the callbacks and the Trainer of a run, and compile its training step."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -35,8 +35,8 @@ TIMED_VALIDATIONS = 6  # of a run with `minutes`, equally spaced in time
 def build_module(plan: RunPlan) -> LitGPT:
     """Return the LightningModule of the run that `plan` describes.
 
-    Its weights are random, unless the run is new and starts from a trained model (`init_from=`): then the weights of
-    the trained model are copied.
+    If a new run starts from a trained model (`init_from=`), the model's weights are copied. Otherwise the weights are
+    random, but if the run is resumed, Lightning later replaces them by the weights in the checkpoint.
     """
     config, text = plan.config, plan.text
     saved = ("name", "fingerprint", "extra_chars", "hashes", "share", "split_hash", "before")
@@ -64,7 +64,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
 
     Args:
         plan: the plan of the run, whose configuration names the optional callbacks.
-        stops: the callback that ends the run after a signal; its signal handlers are already installed.
+        stops: the callback that ends the run after a signal, whose signal handlers are already installed.
     """
     config, text = plan.config, plan.text
     interval = config.trainer.val_check_interval

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class BoundedSeries:
-    """A list of at most `size` of the entries added to it, at equal distances, such as every fourth entry.
+    """A list that stores at most `size` of the entries added to it: first all, then every second, then every fourth.
 
     Whenever the list is full, every second stored entry is removed, and from then on only half as many of the added
     entries are stored. The stored entries depend only on the number of added entries, so a resumed run stores the same
@@ -25,7 +25,7 @@ class BoundedSeries:
     every: int = 1  # one in this many added entries is stored
 
     def add(self, entry: Any) -> None:
-        """Add `entry`, which is then stored or skipped.
+        """Count `entry` as added, and store it unless it is skipped because only one in `every` entries is stored.
 
         `entry` must be plain data, such as numbers, strings and lists, because checkpoints contain it.
         """

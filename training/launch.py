@@ -55,7 +55,7 @@ def share_out(config: Config) -> Config:
 def rows_per_device(data: DataConfig, devices: int) -> int:
     """Return the number of sequences in a forward pass on one device.
 
-    The number is `data.micro_batch` if it is set; otherwise it is the batch divided by the number of devices.
+    The number is `data.micro_batch` if it is set. Otherwise it is the batch divided by the number of devices.
 
     Args:
         data: the options `data.*`, with the batch and the micro-batch.
@@ -77,7 +77,7 @@ def device_kind(accelerator: str) -> str:
     `accelerator` is the value of the key `trainer.accelerator`, such as `auto` or `gpu`.
 
     Raises:
-        InputError: this machine has no such device.
+        InputError: this machine has no device that `accelerator` allows.
     """
     import torch  # loading it takes a second
 
@@ -89,7 +89,11 @@ def device_kind(accelerator: str) -> str:
 
 
 def count_devices(config: Config) -> int:
-    """Return the number of devices that the run uses on this machine."""
+    """Return the number of devices that the run uses on this machine.
+
+    Raises:
+        InputError: this machine has no device that `trainer.accelerator` allows.
+    """
     devices = config.trainer.devices
     if devices != "auto":
         return len(devices) if isinstance(devices, list) else devices

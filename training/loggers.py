@@ -21,7 +21,8 @@ class Curves(TensorBoardLogger):
 
     Args:
         save_dir: the run directory.
-        purge_step: the first step of a resumed run. TensorBoard hides what earlier processes logged from this step on.
+        purge_step: the first step that a resumed run takes, or 0 or None for a new run. TensorBoard hides what earlier
+            processes logged from this step on.
     """
 
     def __init__(self, save_dir: str, purge_step: int | None = None) -> None:
@@ -49,7 +50,7 @@ class Curves(TensorBoardLogger):
                     sync(path)
 
     def finalize(self, status: str) -> None:
-        """Close the event files; `status` is Lightning's, such as `success`."""
+        """Close the event files. `status` is how the run ended, in Lightning's words, such as `success`."""
         super().finalize(status)
         self.validation.experiment.close()
 

@@ -90,7 +90,7 @@ def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
 
 
 def untrained(config: ModelConfig, vocabulary: int) -> GPT:
-    """Return a model without values, on the meta device, to count its parameters and FLOPs.
+    """Return a model whose weights have no values (PyTorch's meta device), to count its parameters and FLOPs.
 
     Args:
         config: the configuration of the model.
@@ -101,7 +101,7 @@ def untrained(config: ModelConfig, vocabulary: int) -> GPT:
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`; None if it is unknown.
+    """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown.
 
     `precision` is Lightning's name of the precision, such as `bf16-mixed`.
     """

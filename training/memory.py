@@ -28,7 +28,7 @@ def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
 
 
 def available(device: str) -> float:
-    """Return the number of bytes of memory that this process can use on a device; infinity if the number is unknown.
+    """Return the number of bytes of memory that this process can use on a device, or infinity if it is unknown.
 
     `device` is the kind of device: cuda, mps or cpu.
     """

@@ -120,7 +120,7 @@ class LitGPT(L.LightningModule):
 
     @property
     def max_steps(self) -> int | None:
-        """Number of optimizer steps of the run; None if the run has a time limit and has not chosen the number yet."""
+        """Number of optimizer steps of the run, or None if a run with a time limit has not chosen the number yet."""
         return self.trainer.max_steps if self.trainer.max_steps > 0 else None
 
     @property
@@ -136,8 +136,8 @@ class LitGPT(L.LightningModule):
             _: Lightning's index of the batch, which is not used.
 
         Raises:
-            Diverged: the loss or the gradient norm is NaN or infinite; the weights are unchanged. On an asynchronous
-                device, `read` raises this error later.
+            Diverged: the loss or the gradient norm is NaN or infinite. The weights are then unchanged. On an
+                asynchronous device, this error is raised later, by `read`.
         """
         step = self.global_step
         optimizer = self.optimizers()
@@ -188,7 +188,7 @@ class LitGPT(L.LightningModule):
         If the device is asynchronous, the call waits until the device has computed the steps.
 
         Raises:
-            Diverged: a loss or gradient norm is NaN or infinite; later steps may already have changed the weights.
+            Diverged: a loss or gradient norm is NaN or infinite. Later steps may already have changed the weights.
         """
         unread, self.unread = self.unread, []
         if not unread:
@@ -219,7 +219,7 @@ class LitGPT(L.LightningModule):
         """Add the losses of one batch, computed in fp32, to the totals of this validation.
 
         Args:
-            batch: the inputs, the targets and a mask of the targets that count; see `gpt.evaluation`.
+            batch: the inputs, the targets and a mask of the targets that count, as `evaluation_windows` yields them.
             _: Lightning's index of the batch, which is not used.
         """
         inputs, targets, counted = batch

@@ -36,7 +36,7 @@ def _ignore_warnings() -> None:
 
 
 def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
-    """Print the error that has ended a thread, like `threading.excepthook`, except a failed write of TensorBoard.
+    """Print the error that has ended a thread, like `threading.excepthook`, unless a write of TensorBoard has failed.
 
     A failed write needs no message here, because the next call of TensorBoard raises its error in the main thread.
 
