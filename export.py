@@ -65,6 +65,9 @@ def run(options: argparse.Namespace) -> None:
     """Check `options`, the options of the command line, and export the model.
 
     Print the name of the output, how to load it, and one line for each fact about the export.
+
+    Raises:
+        InputError: the options cannot be combined, the model or the output cannot be used, or a package is missing.
     """
     out = Path(options.out)
     suffix, _, usage = FORMATS[options.to]
@@ -128,7 +131,7 @@ def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
 
 @contextmanager
 def written(target: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path; the file or folder written there is renamed to `target` at the end.
+    """Context manager that yields a temporary path, and finally renames the file or folder written there to `target`.
 
     This is like `atomic`, but may also replace a folder that is not empty.
     """
@@ -147,7 +150,7 @@ def written(target: Path) -> Iterator[Path]:
 
 
 def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> list[str]:
-    """Write the model in `file` in the format `options.to`, and check the result; return a list of facts to print.
+    """Write the model in `file` in the format `options.to`, check the result, and return a list of facts to print.
 
     The first fact is about the file that was written.
 
@@ -155,7 +158,10 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
         options: the options of the command line.
         file: the model file.
         new: where to write the output, a file or a folder.
-        beside: where to write the model card; None if it is README.md in a folder for transformers.
+        beside: where to write the model card of a file for onnx or torch, or None for the other formats.
+
+    Raises:
+        ModuleNotFoundError: a package that the format needs is not installed.
     """
     with Progress("loading the model"):
         from gpt.model_file import read

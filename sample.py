@@ -91,7 +91,7 @@ def make_parser() -> Parser:
 
 
 def unescaped(text: str) -> str:
-    r"""Replace the escapes \n, \t and \\ by their characters; other backslashes stay (argparse type)."""
+    r"""Return `text` with the escapes \n, \t and \\ replaced by their characters, and other backslashes unchanged."""
     return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
 
 
@@ -134,7 +134,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
 
 
 def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
-    """Return the tokens of the training text of a model's run, (N,), or None (and print why) if it is too long."""
+    """Return the tokens of the training text of a model's run, (N,), or None (and print why) if there are too many."""
     from data.novelty import skipped
     from data.text import text_of_run
 
@@ -152,8 +152,8 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
 def is_piped() -> bool:
     """Return whether standard input is a file with text, or a pipe in which text arrives within `PIPE_SECONDS`.
 
-    If no text arrives, print a line about it: some programs neither write to a pipe nor close it, so waiting could
-    block.
+    Waiting longer could block, because some programs neither write to a pipe nor close it. So if no text arrives,
+    print that standard input is not read.
     """
     try:
         number = sys.stdin.fileno()
@@ -172,10 +172,10 @@ def is_piped() -> bool:
 
 
 def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -> str:
-    """Read a prompt in UTF-8 from a file or, if `name` is `-`, standard input; `newline`: see `io.TextIOWrapper`.
+    """Return the UTF-8 text of a file or, if `name` is `-`, of standard input. `newline` is as in `io.TextIOWrapper`.
 
     Raises:
-        InputError: the text is empty or cannot be read; the message begins with `option`.
+        InputError: the text is empty or cannot be read. The message begins with `option`.
     """
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
@@ -194,7 +194,7 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
     A line on standard error lists the characters that were dropped or replaced.
 
     Raises:
-        InputError: `unknown` is `error` and there is such a character; the message says how to change `option`.
+        InputError: `unknown` is `error`, and `prompt` has such a character. The message says how to change `option`.
     """
     if unknown == "error":
         try:
@@ -213,7 +213,7 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
 def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Continue all `prompts`, (T,) tokens each, in one batch; after each token, yield the list of all continuations."""
+    """Continue all `prompts`, (T,) tokens each, in one batch, and yield the continuations so far after each token."""
     params = SamplingParams(
         options.repetition_penalty,
         options.no_repeat_ngram,
@@ -241,7 +241,7 @@ def write(
     weights: Weights, tokenizer: Tokenizer, prompts: list[str], options: argparse.Namespace,
     trained: np.ndarray | None, out: TextIO,
 ) -> None:  # fmt: skip
-    """Write all texts to `out`: if there is a single text, while it grows; otherwise, each text when it is complete.
+    """Generate all texts and write them to `out`: a single text while it grows, several texts when each is complete.
 
     If `trained`, the tokens of the training text, (N,), is not None, the longest copy in each text is printed, too.
     Several texts are then written only when the last text is complete.
@@ -293,7 +293,7 @@ def write(
 
 
 def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
-    """Return the text to continue: the end mark and `prompt` or, without documents, `prompt` (`beginning` if empty)."""
+    """Return the end mark of documents, `options.end`, plus `prompt`. If both are "", return a default, `beginning`."""
     return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
 
 
@@ -301,7 +301,7 @@ def report_new(
     prompts: list[str], texts: Iterable[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
     options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """Print to standard error how many of the documents in `texts` do not occur in the training text, `trained`.
+    """Print to standard error how many documents in `texts` do not occur in the training text, the tokens `trained`.
 
     Only documents that are complete and not blank count. With --no-stop, or without documents, nothing is printed.
     """
@@ -318,7 +318,7 @@ def report_new(
 
 
 def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return for each text (a line about its longest passage that also occurs in the training text, that passage)."""
+    """For each text, return (log line, passage) about its longest passage that also occurs in the tokens `trained`."""
     from data.novelty import describe, longest_copies
 
     tokens = [tokenizer.encode(text) for text in texts]
@@ -329,7 +329,7 @@ def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[
 
 
 def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> Continuation:
-    """Print `prompt` and its continuation as it grows, and return the continuation; `end` is the end mark, or ""."""
+    """Print `prompt` and its continuation as it grows, and return the continuation. `end` is the end mark, or ""."""
     out.write(for_output(readable(prompt, end), out))
     out.flush()
     printed = 0  # pieces of the text
@@ -342,7 +342,7 @@ def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO
 
 
 def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
-    """Read prompts from the terminal and continue each prompt, until Ctrl-D or :quit; Ctrl-C stops the current text."""
+    """Read prompts from the terminal and continue each prompt, until Ctrl-D or :quit. Ctrl-C stops the current text."""
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:
@@ -371,7 +371,7 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
 
 
 def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
-    """Run a line of the interactive mode that begins with a colon, such as `:set temperature 0.7`; change `options`."""
+    """Run a command of the interactive mode, a line such as `:set temperature 0.7`, which changes `options`."""
     names = (
         "num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "no-repeat-ngram", "stop", "seed",
         "unknown",

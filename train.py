@@ -1,4 +1,4 @@
-"""Train a character-level GPT, one run or many; `python train.py --help` lists the options."""
+"""Train a character-level GPT, in one run or many. `python train.py --help` lists the options."""
 
 import gc
 import os
@@ -26,16 +26,16 @@ STARTED = time.perf_counter() - time.process_time()
 
 
 def cli() -> int:
-    """Run the command line of train.py; return the exit status."""
+    """Run the command line of train.py, and return the exit status."""
     ranks.end_with_parent()
     slurm.requeue_before_start()
     return main("train.py", interruptible, unnamed="")
 
 
 def interruptible() -> int | None:
-    """Do what the command line says and return the exit status, which is 130 after Ctrl-C.
+    """Do what the command line says and return the exit status: 0 or None for success, and 130 after Ctrl-C.
 
-    Finally, unlock the run's directory.
+    At the end, the directory of the run is unlocked, even if an error is raised.
     """
     try:
         return dispatch(sys.argv[1:])
@@ -50,6 +50,9 @@ def dispatch(arguments: list[str]) -> int | None:
     """Print what an option such as `--runs` asks for, or start one run, a sweep (`-m`) or a search (`hparams_search=`).
 
     `arguments` contains the words of the command line. Return the exit status, or None for 0.
+
+    Raises:
+        InputError: the command line contains an unknown key, a wrong value or options that cannot be combined.
     """
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))
