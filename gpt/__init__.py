@@ -11,8 +11,8 @@ Read the files in this order; the lessons are in docs/lessons:
 7. `evaluation.py`: the exact loss on a text.
 8. `inference/decoder.py`: generation with a KV cache. Lesson 4 builds the cache.
 
-Read the others in any order: `dropout.py`, `tokenizer.py`, `analysis.py` (arrays to plot), `scoring.py`,
-`checkpoint.py`, `model_file.py` and `training_checkpoint.py` (files), `export/` (other formats).
+Read the other files in any order: `dropout.py`, `tokenizer.py`, `analysis.py` (arrays to plot), `scoring.py`,
+`checkpoint.py`, `model_file.py`, `training_checkpoint.py`, `export/` (other file formats).
 """
 
 from importlib import import_module
@@ -37,9 +37,10 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Return the public object `name` of this package, such as `GPT`; its module is imported when it is first used.
+    """Import the module that defines the public object `name`, such as `GPT`, and return the object.
 
-    Therefore `import gpt` alone does not load torch. For an unknown name, raise `AttributeError`.
+    Because modules are imported only when they are needed, `import gpt` alone does not load torch. For an unknown name,
+    raise `AttributeError`. For `LitGPT`, raise `ImportError`, whose message says where the class is.
     """
     if name == "LitGPT":
         raise ImportError("the Lightning module is training.module.LitGPT; gpt.load(path) loads a trained model")

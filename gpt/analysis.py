@@ -21,7 +21,7 @@ NUM_TOP = 5  # number of most likely tokens to keep for each character
 def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     """Return the attention weights of every head for one text: (T,) int64 -> (layers, H, T, T) fp32 on the CPU.
 
-    Entry [l, h, i, j] is the weight with which position i attends to position j. T must be at most the context.
+    Entry [l, h, i, j] is the weight with which position i attends to position j. T must be at most `context`.
     """
     config = model.config
     with exact(model):
@@ -59,7 +59,7 @@ class Surprisals(NamedTuple):
 
     @property
     def millinats(self) -> Tensor:
-        """The surprisals in thousandths of a nat, (N,): rounded, and clipped to 65,535 so that they fit into uint16."""
+        """`nats` in thousandths of a nat, (N,), rounded, and clipped to 65,535 so that the values fit into uint16."""
         return (self.nats * 1000).round().clamp(max=2**16 - 1)
 
 
@@ -88,7 +88,7 @@ def token_surprisals(
 
 
 def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Surprisals]:
-    """Merge the surprisals of tokens into surprisals of characters, and yield them for `size` characters at a time.
+    """Merge the surprisals of tokens into surprisals of characters, and yield one `Surprisals` per `size` characters.
 
     The surprisal of a character is the sum over its tokens. Its most likely tokens are the ones predicted at its first
     token. The last `Surprisals` may have fewer characters.
@@ -96,7 +96,7 @@ def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int
     Args:
         pieces: batches of tokens with their surprisals, as `token_surprisals` yields them.
         starts: (V,), nonzero for each token that begins a character; any other token continues the preceding character.
-        size: the number of characters to yield at a time.
+        size: the number of characters in each `Surprisals`.
     """
     held: list[Tensor] = []
     for piece in pieces:
@@ -109,7 +109,7 @@ def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int
 
 
 def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
-    """Return N characters as a string of exactly N code points.
+    """Return the N characters whose surprisals are in `characters`, as a string of exactly N code points.
 
     `decode` converts tokens to text, like the method `decode` of a tokenizer. If the bytes of a character are not valid
     UTF-8, U+FFFD represents the character.

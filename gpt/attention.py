@@ -59,9 +59,9 @@ class Attention(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Return queries or keys x with pairs of channels rotated by angles that depend on the position: (B, H, T, D).
 
-    Channels i and i + R/2 form a pair for i < R/2 (GPT-NeoX's layout). `cos` and `sin`, (T, R/2), are the cosines and
-    sines of the angles. Channels from R on are not changed. If both queries and keys are rotated, q . k depends on the
-    distance between their positions, not on the positions themselves.
+    Of the D channels, the first R are rotated: channels i and i + R/2 form a pair for i < R/2 (GPT-NeoX's layout).
+    `cos` and `sin`, (T, R/2), are the cosines and sines of the angles. If both queries and keys are rotated, q . k
+    depends on the distance between their positions, not on the positions themselves.
     Source: RoFormer, arXiv:2104.09864, equation 34.
     """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -71,11 +71,11 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def offset_keys(k: Tensor) -> Tensor:
-    """Return the keys with half of the channels of each taken from the previous position: (B, H, T, D) -> (B, H, T, D).
+    """Return the keys, each with half of its channels taken from the previous position: (B, H, T, D) -> (B, H, T, D).
 
-    These are the last D // 2 channels of each head; at the first position they are zeros. With the offset, a single
-    layer can look up what came after an earlier occurrence of a character. Without the offset, two layers must work
-    together to do so (an induction head).
+    The last D // 2 channels of each head are taken from the previous position. At the first position they are zeros.
+    With the offset, a single layer can look up what came after an earlier occurrence of a character, which otherwise
+    requires two layers (an induction head).
     Source: the partial key offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
     """
     half = k.shape[-1] // 2

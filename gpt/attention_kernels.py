@@ -40,15 +40,15 @@ def choose_kernel(
 ) -> tuple[Kernel, Callable[..., Tensor] | None]:
     """Return the two functions that together compute attention fastest, as (kernel, pattern).
 
-    The kernel is `explicit_attention` or `fused_attention`. The pattern is the function that creates the biases of a
-    window or of ALiBi and calls the kernel with them, such as `biased_attention`. It is None if there is neither a
-    window shorter than the text nor ALiBi.
+    The kernel is `explicit_attention` or `fused_attention`. The pattern is `biased_attention`, `attention_in_parts` or
+    `windowed_attention`: it creates the biases of a window or of ALiBi and calls the kernel with them. If there is
+    neither a window shorter than the text nor ALiBi, no biases are needed, and the pattern is None.
 
     Args:
         config: the architecture of the model. `config.attention` sets the kernel unless it is `auto`.
         length: the number of tokens, T. While a graph is exported for all lengths, `length` is symbolic, so no
             condition may depend on its value.
-        device: the device type, such as cpu.
+        device: the type of the device, such as cpu or cuda.
         training: whether the model is trained, so that a backward pass follows.
     """
     pattern: Callable[..., Tensor] | None = None
@@ -101,7 +101,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, bias: Tensor | None = None,
 
 
 def make_bias(queries: Tensor, attended: Tensor, window: int | None = None, slopes: Tensor | None = None) -> Tensor:
-    """Return the bias to add to attention scores: -inf for masked keys, ALiBi's bias or 0 for the others.
+    """Return the bias to add to attention scores: -inf for masked keys, and for other keys ALiBi's bias or 0.
 
     A key is masked if it comes after the query, lies outside the window or is padding.
     Source: Train Short, Test Long, arXiv:2108.12409, section 3, for the bias; Mistral 7B, arXiv:2310.06825, section 2,

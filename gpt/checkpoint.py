@@ -20,17 +20,19 @@ PREFIX = "net."  # the model is the attribute `net` of the LightningModule
 
 
 def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
-    """Return the weights of the `GPT` inside a `LitGPT` from the state dict of the `LitGPT`: name -> fp32 array.
+    """Return the weights in a state dict as NumPy arrays: name -> fp32 array.
 
-    The names are those of the `GPT`'s own state dict, without the prefix `net.`.
+    `state_dict` comes from a `GPT`, or from a `LitGPT`, the LightningModule that contains a `GPT`. The prefix `net.`
+    of the names in a `LitGPT` is removed.
     """
     return {name.removeprefix(PREFIX): value.detach().float().cpu().numpy() for name, value in state_dict.items()}
 
 
 def without_folders(name: str) -> str:
-    """Return the file name in a text's path or URL, without folders and URL query, for files that may be shared.
+    """Return only the file name from the path or URL of a text, so that files which store it can be shared.
 
-    If `name` is a list in brackets, the names of all its texts are returned: "[a/b,c/d]" becomes "b, d".
+    Folders and the query of a URL are left out. If `name` is a list in brackets, the file names of all texts in the
+    list are returned: "[a/b,c/d]" becomes "b, d".
     """
     if name.startswith("[") and name.endswith("]"):
         return ", ".join(map(without_folders, name[1:-1].split(",")))
@@ -40,22 +42,23 @@ def without_folders(name: str) -> str:
 
 
 def load(path: str | Path) -> tuple[GPT, Tokenizer]:
-    """Return a trained model and its tokenizer; the model is on the CPU, in evaluation mode.
+    """Return a trained model and its tokenizer.
 
-    `path` is a model file, a run directory or a run's name. If it cannot be loaded, raise `InputError`.
+    The model is on the CPU, in evaluation mode. `path` is a model file, a run directory or a run's name. If the model
+    cannot be loaded, raise `InputError`.
     """
     model, meta = load_checkpoint(path)
     return model, tokenizer_from(meta["vocabulary"])
 
 
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
-    """Return a trained model and its description; the model is on the CPU, in evaluation mode.
+    """Return a trained model and its description.
 
-    `path` is a model file, a run directory or a run's name. The description is a dict with the keys of
-    `gpt.model_file.FIELDS`, such as `vocabulary` and `step`.
+    The model is on the CPU, in evaluation mode. The description is a dict with the keys of `gpt.model_file.FIELDS`,
+    such as `vocabulary` and `step`. `path` is a model file, a run directory or a run's name.
 
     Raises:
-        InputError: the file or run is missing or unusable; the message names it.
+        InputError: the file or run, which the message names, is missing or unusable.
     """
     config, state, meta = model_file.read(run_directory.find_model(str(path)))
     return build(config, state), meta

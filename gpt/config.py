@@ -30,7 +30,8 @@ class ModelConfig:
         window: attention window in tokens, including the current one; None: the whole context.
         qk_norm: whether RMS norm is applied to the queries and keys of each head.
         key_offset: whether half of each key's channels come from the previous position.
-        token_shift: whether each token's embedding includes the previous one, scaled by a learned factor per channel.
+        token_shift: whether the embedding of the previous token, scaled by a learned factor per channel, is added to
+            the embedding of each token.
         conv_taps: kernel size of the causal depthwise convolution after the MLP; 1: no convolution.
         tied: whether the output head shares its weights with the token embedding.
         attention: attention kernel: explicit, sdpa, or auto for the faster one.

@@ -44,10 +44,10 @@ class Score:
 
 
 def measured(score: Score, context: int) -> dict[str, Any]:
-    """Return a dict that describes how a score was measured; model files and summary.json store it as `evaluation`.
+    """Return a dict that describes how a score was measured, with the keys `mode`, `context`, `stride`, `characters`.
 
-    The score must come from disjoint windows of `context` tokens, as in validation. The keys of the dict are `mode`,
-    `context`, `stride` and `characters`.
+    The score must come from disjoint windows of `context` tokens, as in validation. Model files and summary.json store
+    the dict as `evaluation`.
     """
     return {"mode": "disjoint", "context": context, "stride": context, "characters": score.characters}
 
@@ -70,8 +70,8 @@ def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
     """Return the sums `[nats, tokens, characters, bytes]` over the counted targets of a batch: (4,) float64 on the CPU.
 
-    `logits` are (B, T, V) and `targets` (B, T). `counted`, (B, T) bool, says which targets to include. `sizes`, (V, 2),
-    is the tokenizer's `token_sizes`.
+    `logits` are (B, T, V) and `targets` (B, T). `counted`, (B, T) bool, is True for each target to include. `sizes`,
+    (V, 2), is the tokenizer's `token_sizes`.
     """
     return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
@@ -98,7 +98,7 @@ def make_score(totals: Tensor) -> Score:
 
 @contextmanager
 def exact(model: GPT) -> Iterator[None]:
-    """Run the model in fp32 and without dropout inside this context; afterwards, restore its training mode."""
+    """Run the model in fp32 and without dropout inside a `with` block, then restore its training mode."""
     training = model.training
     model.eval()
     try:
@@ -182,6 +182,9 @@ def evaluation_windows(
         A tuple (inputs, targets, counted) of tensors (B, T): int64, int64 and bool. `counted` is True for targets whose
         loss counts. Every batch has B rows and every rank yields the same number of batches. Padding repeats tokens of
         the text and is not counted.
+
+    Raises:
+        ValueError: `stride` is less than 1 or greater than `context`.
     """
     stride = context if stride is None else stride
     if not 1 <= stride <= context:

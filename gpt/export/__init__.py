@@ -1,7 +1,7 @@
 """Write a model in other formats, each with a function `write_NAME(model, meta, path)`.
 
-`meta` is the description of the model that `load_checkpoint` returns, and `path` is the file or folder to write. If
-another library can run the file, the function returns the largest difference between the file's logits and the model's.
+`meta` is the description of the model that `load_checkpoint` returns, and `path` is the file or folder to write.
+`write_torch` and `write_onnx` return the largest difference between the logits of the exported model and of the model.
 The model card has no `write_NAME` function, because `reports.card` writes it.
 """
 

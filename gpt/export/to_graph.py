@@ -56,9 +56,9 @@ def trace(model: GPT) -> ExportedProgram:
 def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> float:
     """Return the largest difference between the logits of a model and of its export, divided by the largest logit.
 
-    `exported` runs the export: tokens (B, T) int64 -> logits (B, T, V). Both read the same random tokens, in several
-    batch sizes and lengths. The longest text has the length of the context, or less if its attention would have more
-    than `MAX_COMPARED` scores.
+    `exported` runs the export: tokens (B, T) int64 -> logits (B, T, V). The model and its export read the same random
+    tokens, in several batch sizes and lengths. The longest text has the length of the context, or less if its attention
+    would have more than `MAX_COMPARED` scores.
 
     Raises:
         InputError: the difference is NaN or above `TOLERANCE`.
@@ -88,12 +88,15 @@ def graph_metadata(meta: dict[str, Any]) -> dict[str, str]:
 def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
     """Write a model as a `torch.export` program, a .pt2 file, and return the `largest_difference` of its logits.
 
-    The extra files in the .pt2 file contain `graph_metadata`.
+    The extra files in the .pt2 file contain the result of `graph_metadata`.
 
     Args:
         model: the model to export.
         meta: its description, which `load_checkpoint` returns.
         path: file to write.
+
+    Raises:
+        InputError: the context is too long (see `trace`), or the difference is above `TOLERANCE`.
     """
     program = io.BytesIO()  # torch aborts the process if it cannot write a file to its end
     torch.export.save(trace(model), program, extra_files=graph_metadata(meta))
@@ -106,7 +109,7 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
     """Write a model as one .onnx file and return the `largest_difference` of its logits.
 
     The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32. Its `metadata_props`
-    contain `graph_metadata`.
+    contain the result of `graph_metadata`.
 
     Args:
         model: the model to export.
@@ -114,7 +117,8 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
         path: file to write.
 
     Raises:
-        InputError: the weights need more than 2 GB, the maximum of one ONNX file.
+        InputError: the weights need more than 2 GB, the maximum of one ONNX file, the context is too long (see
+            `trace`), or the difference is above `TOLERANCE`.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
     import onnx

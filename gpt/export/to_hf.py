@@ -30,9 +30,9 @@ DATA = (
 
 
 def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
-    """Write a model for transformers into the empty folder `path`: all files of the export except README.md.
+    """Write all files of an export to transformers, except README.md, into the empty folder `path`.
 
-    They are the files that `DATA` lists and the Python files that `code` returns. `meta` is the description of the
+    The files are those that `DATA` lists and the Python files that `code` returns. `meta` is the description of the
     model that `load_checkpoint` returns.
     """
     from safetensors.numpy import save
@@ -73,7 +73,7 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return the names of the files in `folder` that no export wrote, so that `--overwrite` must not delete them.
+    """Return the names of the files in `folder` that no export wrote, which `--overwrite` must not delete.
 
     If the folder is not an export to transformers, the names of all its files are returned.
     """

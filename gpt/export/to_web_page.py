@@ -1,6 +1,6 @@
 """Export to one HTML file that generates text in a browser, without a server or a network.
 
-The page is plain HTML, CSS and JavaScript from `web_page/`; `web_page/gpt.js` computes the model.
+The page is plain HTML, CSS and JavaScript from the folder `web_page/`, in which `gpt.js` computes the logits.
 """
 
 import base64
@@ -40,8 +40,8 @@ def write_web(
         path: file to write.
         passages: texts for the game, in which the visitor guesses the next character; None or empty: the page has no
             game.
-        bf16: None stores the weights in fp32. A string stores them in bf16; the page shows the string, which says how
-            much the rounding changes the loss.
+        bf16: a phrase for the page that says how much the rounding of the weights to bf16 changes the loss. If it is
+            given, the page stores the weights in bf16, otherwise in fp32.
         title: heading and title of the page; None: both name the training text.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
@@ -80,7 +80,7 @@ def encoded(tensor: Tensor, bf16: bool) -> bytes:
 
 @torch.no_grad()
 def rounded(model: GPT) -> GPT:
-    """Return a copy of the model with its weights rounded to bf16 precision; their dtype stays fp32."""
+    """Return a copy of the model with its weights rounded to bf16 precision, although their dtype stays fp32."""
     copy = deepcopy(model)
     for weight in copy.parameters():
         weight.copy_(weight.bfloat16())
@@ -90,8 +90,8 @@ def rounded(model: GPT) -> GPT:
 def about(model: GPT, meta: dict[str, Any]) -> str:
     """Return one sentence that describes the model to a visitor of the page, without a full stop.
 
-    It contains the model's size, its training and, if known, its loss on held-out text. `meta` is the description of
-    the model that `load_checkpoint` returns.
+    The sentence states the number of weights, the steps and the text of the training and, if known, the loss on
+    held-out text. `meta` is the description of the model that `load_checkpoint` returns.
     """
     weights, loss = model.num_parameters(), meta["val_loss"]
     size = f"{weights / 1e6:.2g} million weights" if weights >= 1e5 else count(weights, "weight")
