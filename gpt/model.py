@@ -85,14 +85,14 @@ class Block(nn.Module):
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
         """Return x with the output of both branches added: (B, T, C) -> (B, T, C).
 
-        `tables` is the result of `position_tables` for T positions, or None to compute it here.
+        `tables` is the result of `position_tables` for T positions. If it is None, attention calls `position_tables`.
         """
         x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
 
 class GPT(nn.Module):
-    """A causal language model over a vocabulary of V tokens: tokens (B, T) int64 -> logits (B, T, V)."""
+    """A causal language model over a vocabulary of V = `vocabulary` tokens: (B, T) int64 -> logits (B, T, V)."""
 
     def __init__(self, config: ModelConfig, vocabulary: int) -> None:
         super().__init__()
@@ -141,7 +141,7 @@ class GPT(nn.Module):
         """Return the input of the first block: (B, T) int64 -> (B, T, C).
 
         This is the token embedding of each position plus, if `config.token_shift` is true, the scaled embedding of the
-        previous token and, for learned or sinusoidal positions, the position encoding. Dropout follows.
+        previous token and, for learned or sinusoidal positions, the position encoding. Dropout is applied to the sum.
         """
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
@@ -153,15 +153,15 @@ class GPT(nn.Module):
         return self.dropout(x)
 
     def num_parameters(self) -> int:
-        """Return the number of weights in the model; if the head is tied to the embedding, both count as one."""
+        """Return the number of weights in the model, counting the head and the embedding once if they are tied."""
         return sum(parameter.numel() for parameter in self.parameters())
 
     def flops_per_token(self) -> int:
         """Return the floating-point operations per token, forward and backward, for windows of `context` tokens.
 
-        Each weight of a matrix costs 6 operations; embeddings cost nothing, because they are only looked up. The
-        attention of each block adds 12 * S * C, with S = `attention_window`, because the masked half of the scores is
-        also computed.
+        Each weight of a matrix costs 6 operations, but embeddings cost nothing, because they are only looked up. The
+        attention of each block adds 12 * S * C operations, with S = `attention_window`. This includes the masked half
+        of the scores, because it is computed, too.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()

@@ -46,7 +46,7 @@ MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all set
 
 
 class CheckpointError(InputError):
-    """Raised for a model file or checkpoint that cannot be used; the message is one line."""
+    """Raised for a model file or checkpoint that cannot be used, with a message of one line."""
 
     def __init__(self, message: str) -> None:
         super().__init__(printable(message))
@@ -91,7 +91,7 @@ def digest(state: Mapping[str, np.ndarray]) -> str:
 
 
 def read(path: str | Path) -> Model:
-    """Return the contents of a model file, which need not be trusted.
+    """Return the contents of a model file, safely even if the file comes from a stranger.
 
     Raises:
         CheckpointError: the file is missing, unreadable, damaged or in another format, or its weights do not match its
@@ -239,8 +239,8 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
 def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise `ValueError` unless a safetensors header lists exactly the weights in `shapes`, all of them fp32.
 
-    `header` maps the name of each weight to a dict with the keys `dtype` and `shape`; `shapes` maps the name to the
-    shape.
+    `header` maps the name of each weight to a dict with the keys `dtype` and `shape`. `shapes` maps the name of each
+    weight to its shape.
     """
     if more := header.keys() - shapes.keys():
         raise ValueError(f"{min(more)} is not a weight of such a model")

@@ -29,8 +29,8 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer that `config.name` names, AdamW or `Muon`, for all weights of the model.
 
-    If `bf16_on_cpu` is true, `Muon` orthogonalises in bf16 even on a CPU. Call `set_rates` before each step to set the
-    learning rates.
+    Call `set_rates` before each step to set the learning rates. If `bf16_on_cpu` is true, `Muon` orthogonalises in bf16
+    even on a CPU.
     """
     first, second = config.betas
     if config.name == "adamw":
@@ -91,8 +91,8 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
     """Divide each row of `update` by its running root mean square, then restore the norm of `update`, all in place.
 
-    `update` is (R, C). `moment`, (R, 1), is the running mean of the sum of squares of each row, with decay `beta2`; it
-    is updated first.
+    `update` is (R, C). `moment`, (R, 1), is the running mean of the sum of squares of each row, with decay `beta2`.
+    `moment` is updated before `update` is divided.
     Source: NorMuon, arXiv:2510.05491, algorithm 1, which sets the norm to a constant instead.
     """
     squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
@@ -106,9 +106,9 @@ class Muon(torch.optim.Optimizer):
     """An optimizer that updates parameter groups with `muon=True` by Muon and all other groups by AdamW.
 
     Groups with `muon=True` must contain only matrices. Muon orthogonalises the momentum of each matrix before applying
-    it. Matrices of the same shape are orthogonalised in one batch; a weight that stacks the projections to queries,
-    keys and values counts as three matrices. If a group's `beta2` is above 0, `normalise_rows` is applied after
-    orthogonalisation. If its learning rate is 0, only the momentum is updated.
+    it. Matrices of the same shape are orthogonalised in one batch, in which a weight that stacks the projections to
+    queries, keys and values counts as three matrices. If a group's `beta2` is above 0, `normalise_rows` is applied
+    after orthogonalisation. If a group's learning rate is 0, only the momentum of its matrices is updated.
 
     Args:
         groups: the parameter groups, as for any PyTorch optimizer.
@@ -186,9 +186,9 @@ class Muon(torch.optim.Optimizer):
 
 
 def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:
-    """Return AdamW's learning rate for optimizer step `step`, counted from 0, of `max_steps`.
+    """Return AdamW's learning rate for optimizer step `step`, counted from 0, in a training of `max_steps` steps.
 
-    It depends only on the arguments, so that a resumed run continues exactly.
+    The rate depends only on the arguments, so that a resumed run continues exactly.
 
     Warm-up: linear, (step + 1) / (warmup + 1) of lr.
     Cosine: half a cosine from lr at the end of the warm-up to min_lr at max_steps (SGDR, arXiv:1608.03983).

@@ -38,7 +38,7 @@ class Candidate(NamedTuple):
         tokens: the whole text, (N,) uint8 or uint16.
         stride: tokens from the start of one window to the start of the next if windows are strided.
         trained: fraction of the text, from its beginning, that the model was trained on.
-        characters: characters of the text, the divisor in bits per character; 0: use the number in `tokens`.
+        characters: number of characters in the text, the divisor in bits per character; 0: use the number in `tokens`.
         bytes: size of the text's file, the divisor in bits per byte; 0: use the size of `tokens` as UTF-8.
         documents: how the training text is divided into documents (`data.documents.Rule`); None: it is not divided.
     """
@@ -55,10 +55,11 @@ class Candidate(NamedTuple):
     documents: dict[str, str] | None = None  # `data.documents.Rule` of the training text; None: not divided
 
     def per_file(self, score: Score) -> Score:
-        """Return `score` with bits per character of the whole text and bits per byte of its file.
+        """Return a copy of `score` whose bits per character are of the whole text and bits per byte of the text's file.
 
-        The divisors are `self.characters` and `self.bytes`, or the numbers in `score` if they are 0. With the same
-        divisors, candidates can be compared even if the tokens of some leave out characters of the text.
+        The total bits are divided by `self.characters` and `self.bytes`. A divisor that is 0 is replaced by the number
+        in `score`. Because the divisors are the same for all candidates, candidates can be compared even if the tokens
+        of one leave out characters of the text.
         """
         characters, size = self.characters or score.characters, self.bytes or score.bytes
         bpc, bpb = score.bpc * score.characters / max(1, characters), score.bpb * score.bytes / size
@@ -77,7 +78,8 @@ class Candidate(NamedTuple):
 def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the model's predictions for every token of the candidate's text but the first, in order.
 
-    `mode` is a value of score.py's option `--window`: disjoint, strided or sample. A progress bar is shown meanwhile.
+    `mode` is a value of score.py's option `--window`: disjoint, strided or sample. A progress bar shows how many tokens
+    have been predicted.
 
     Yields:
         For each batch of N tokens, the logits (N, V) and the targets (N,).
@@ -99,9 +101,10 @@ def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]
 
 
 def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield what `predicted` yields with the mode sample, but without a progress bar.
+    """Yield the decoder's predictions for every token of the candidate's text but the first, as in sampling.
 
-    `batch` is the number of tokens that the decoder reads at once, N.
+    The yielded tuples are the logits (N, V) and the targets (N,). N is `batch`, the number of tokens that the decoder
+    reads at once, but may be less in the last tuple.
     """
     decoder = Decoder(weights_of(candidate.model))
     for start in range(0, len(candidate.tokens) - 1, batch):
@@ -147,9 +150,9 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], context
 def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield batches of windows that cover `documents`, as tuples (inputs, targets, counted) like `evaluation_windows`.
 
-    `documents` are the tokens of each document, sorted by length, the shortest first, so that a batch needs little
-    padding. The padding is on the right, where a causal model does not see it. The context length and the stride are
-    those of `candidate`.
+    `documents` are the tokens of each document. They must be sorted by length, the shortest first, so that a batch
+    needs little padding. The padding is on the right, where a causal model does not see it. The windows have the
+    context length of `candidate.model` and the stride `candidate.stride`, or less in a shorter document.
     """
     batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
     held: list[tuple[Tensor, ...]] = []

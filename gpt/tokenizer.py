@@ -20,12 +20,12 @@ MAX_CHARACTERS = 65_536  # tokens are uint16
 
 
 class UnknownCharacter(InputError):
-    """Raised for a character that is not in the vocabulary; the message is one line.
+    """Raised for a character that the tokenizer cannot encode, with a message of one line.
 
     Args:
         character: the character.
-        position: its index in the text.
-        nearest: a replacement from the vocabulary that the message suggests; "" if there is none.
+        position: index of the character in the text.
+        nearest: a replacement from the vocabulary that the message suggests, or "" if there is none.
     """
 
     def __init__(self, character: str, position: int, nearest: str = "") -> None:
@@ -41,7 +41,11 @@ class UnknownCharacter(InputError):
 
 
 class CharTokenizer:
-    """A tokenizer with one token per character; token i is the i-th smallest of `characters` by code point."""
+    """A tokenizer with one token per character of `characters`, in the order of their code points.
+
+    If `characters` is empty, contains half of a surrogate pair or has more than `MAX_CHARACTERS` distinct characters,
+    `ValueError` is raised.
+    """
 
     kind = "char"  # the value of data.tokenizer
     unit = "character"  # what a token is, for messages
@@ -72,7 +76,7 @@ class CharTokenizer:
         self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
-        """Return the closest replacement for `character` that the vocabulary can spell; "" if there is none.
+        """Return the closest replacement for `character` that the vocabulary can spell, or "" if there is none.
 
         The candidates are, in this order: the character itself, its Unicode normal forms NFC and NFKC, the character
         without accents, and each of these four with upper and lower case swapped. A replacement may consist of several
@@ -103,8 +107,8 @@ class CharTokenizer:
     def adapt(self, text: str, *, replace: bool) -> str:
         """Return the text in a form that `pack` accepts, with only characters from the vocabulary.
 
-        The text is made `canonical` first. If `replace` is true, a character that is still unknown is then replaced by
-        its `nearest` form. An unknown character is left out if `replace` is false or it has no such form.
+        The text is made `canonical` first. If `replace` is true, each character that is still unknown is then replaced
+        by the result of `nearest`, or left out if there is no replacement. If `replace` is false, it is left out.
         """
         known, text = set(self.characters), self.canonical(text)
         forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
@@ -134,7 +138,7 @@ class CharTokenizer:
         return self.pack(self.canonical(text)).astype(np.int64)
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Return the text that a sequence or array of tokens represents; each token must be from 0 to V - 1."""
+        """Return the text that a sequence or array of tokens, each from 0 to V - 1, represents."""
         return self._points[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
 
     def utf8(self, tokens: ArrayLike) -> bytes:
@@ -177,12 +181,12 @@ class ByteTokenizer:
     def adapt(self, text: str, *, replace: bool) -> str:
         """Return the text in a form that `pack` accepts, without lone surrogates, which UTF-8 cannot encode.
 
-        Each lone surrogate is replaced by U+FFFD if `replace` is true; otherwise it is left out.
+        Each lone surrogate is replaced by U+FFFD if `replace` is true, and left out otherwise.
         """
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Return the text that a sequence or array of bytes from 0 to 255 represents; invalid UTF-8 becomes U+FFFD."""
+        """Return the text that a sequence or array of bytes from 0 to 255 represents, with U+FFFD for invalid UTF-8."""
         return self.utf8(tokens).decode("utf-8", errors="replace")
 
     def utf8(self, tokens: ArrayLike) -> bytes:

@@ -2,8 +2,8 @@
 
 A checkpoint is a dict of plain data and tensors. Its keys are `format model_config vocabulary data state_dict
 global_step val_loss evaluation`, `conditions` (`training.machine.conditions`) and the ones that Lightning adds
-(`optimizer_states loops ...`). Resume only your own checkpoints; for models from strangers there are model files
-(`gpt/model_file.py`).
+(`optimizer_states loops ...`). Resume only your own checkpoints. A model from a stranger should be a model file
+(`gpt/model_file.py`), because a model file is safe to open.
 """
 
 import errno
@@ -70,8 +70,8 @@ class TrainingRecord:
 def save(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:
     """Write a training checkpoint atomically.
 
-    If writing raises `OSError`, an existing file at `path` is unchanged. If there was a file at `path`, at least one of
-    `path` and `previous` is complete even if the process is killed.
+    If writing raises `OSError`, an existing file at `path` is unchanged. If there was a file at `path`, a complete
+    checkpoint exists at `path` or at `previous` even if the process is killed.
 
     Args:
         path: file to write.
@@ -174,7 +174,7 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
 def is_finite(contents: Any) -> bool:
     """Return whether all tensors in `contents` are free of NaN and infinity.
 
-    `contents` consists of nested dicts, lists and tuples; anything in it that is not a tensor is ignored.
+    `contents` consists of nested dicts, lists and tuples. Values in it that are not tensors are ignored.
     """
     if isinstance(contents, dict):
         contents = list(contents.values())

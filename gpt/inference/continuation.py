@@ -24,10 +24,9 @@ def complete_documents(text: str, end: str) -> str:
 
 
 def readable(text: str, end: str) -> str:
-    """Return a text in which the end mark of documents is readable; `end` is the end mark.
+    """Return the text with its end marks of documents replaced by blank lines if the end mark `end` is U+0003.
 
-    If `end` is U+0003, which few programs display, each U+0003 in the text is replaced by a blank line. Otherwise the
-    text is returned unchanged.
+    Few programs display U+0003. If `end` is anything else, the text is returned unchanged.
     """
     return text.replace(end, "\n\n") if end == "\x03" else text
 
@@ -59,9 +58,11 @@ class Continuation:
         return "".join(self.pieces) + self.held
 
     def add(self, token: int, logprob: float | None = None) -> None:
-        """Append a token to the text and, if `logprob` is given, its log-probability to `self.logprobs`.
+        """Append a token to the text.
 
         If the token completes a stop string, the text ends before the stop string, and `self.ended` becomes true.
+        `logprob` is the log-probability of the token. If it is given, it is included in `self.logprobs`, which contains
+        one number per character.
         """
         new = self.utf8.decode(self.tokenizer.utf8([token]))
         if logprob is not None:
@@ -78,7 +79,7 @@ class Continuation:
         self.held = self.held[sure:]
 
     def close(self) -> None:
-        """End the text after the last token; if the last character is incomplete, U+FFFD replaces its bytes."""
+        """End the text after the last token, and replace the bytes of an incomplete last character by U+FFFD."""
         if not self.ended:
             rest = self.utf8.decode(b"", final=True)
             self._count(rest)

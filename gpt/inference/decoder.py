@@ -36,12 +36,12 @@ class Chunk(NamedTuple):
     For each text, the cache is a ring buffer whose slots each store the key and the value of one position.
 
     Attributes:
-        texts: the indices of the B texts among all texts of the decoder, (B,), or a slice that selects all of them.
-            They index NumPy arrays.
+        texts: the indices of the B texts among all texts of the decoder, (B,), or a slice that selects all of them,
+            to index NumPy arrays.
         rows: the same indices or slice, to index arrays of the weights' library, which is NumPy or torch.
         positions: the positions of the tokens, (B, n), or one int if n is 1 and all texts are at the same position.
-        slots: a tuple that indexes the first two dimensions of a cache (rows, slots, H, D), where the last S of the n
-            tokens are stored.
+        slots: a pair of indices for the first two dimensions of a cache (rows, slots, H, D), which select where the
+            last S of the n tokens are stored. S is the attention window.
         filled: number of slots that contain keys to attend to. If n > 1, the keys of the n tokens themselves come after
             the keys in the slots.
         bias: added to the attention scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
@@ -121,10 +121,10 @@ class Decoder:
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
     def _chunk(self, texts: Any, longest: int, n: int) -> Chunk:
-        """Return the `Chunk` of the next n tokens of some texts.
+        """Return the `Chunk` that describes how to read the next n tokens of each of B texts.
 
-        `texts` are the indices of the texts, (B,), or a slice that selects all of them. `longest` is the number of
-        tokens already read of the longest of these texts.
+        `texts` are the indices of the texts, (B,), or a slice that selects all texts of the decoder. `longest` is the
+        position of the next token in the longest of the B texts.
         """
         w, S = self.weights, self.weights.config.attention_window
         rows = texts if isinstance(texts, slice) else w.to_array(texts)
@@ -149,8 +149,8 @@ class Decoder:
     def _bias(self, distance: np.ndarray, visible: np.ndarray) -> Array:
         """Return the biases to add to attention scores: (B, n, m) -> (B, 1 or H, n, m).
 
-        `visible`, (B, n, m) bool, is False for keys that are masked; their bias is -inf. For all other keys it is
-        ALiBi's bias at `distance`, (B, n, m), the number of positions from query to key, or 0 without ALiBi.
+        `visible`, (B, n, m) bool, is False for masked keys, whose bias is -inf. For all other keys the bias is ALiBi's
+        bias at `distance`, (B, n, m), the number of positions from query to key, or 0 without ALiBi.
         """
         w = self.weights
         bias = w.numbers(np.where(visible, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
@@ -203,10 +203,11 @@ class Decoder:
         self.moved[i][rows] = shifted[:, -1]
 
     def _store(self, cache: Array, new: Array, chunk: Chunk) -> Array:
-        """Store the keys or values of n new tokens in the cache of a block.
+        """Store the keys or values of n new tokens in a block's cache, and return all keys or values to attend to.
 
-        `cache` contains the keys or the values of the block, (rows, H, slots, D), and `new` those of the new tokens,
-        (B, n, H, D). Return the keys or values of all m positions to which the new tokens may attend: (B, H, m, D).
+        `cache`, (rows, H, slots, D), contains either the keys or the values of the block. `new`, (B, n, H, D), contains
+        the keys or values of the new tokens. The result, (B, H, m, D), contains the keys or values of the m positions
+        to which the new tokens may attend.
         """
         by_slot = cache.swapaxes(1, 2)  # (rows, slots, H, D)
         if new.shape[1] == 1:  # overwrites the position that has just left the window
@@ -274,9 +275,9 @@ class Decoder:
     def _project(self, layer: Layer, h: Array, rotation: Array) -> tuple[Array, Array, Array]:
         """Return the queries, keys and values of a block: (..., C) -> 3 x (..., H, D).
 
-        `h` is the normalised input of the block. `rotation` is the `_encoding` by which queries and keys are rotated,
-        or None if positions are not rotary. Queries and keys are scaled so that q . k includes the factor 1 / sqrt(D)
-        of attention.
+        `h` is the normalised input of the block. `rotation` is the result of `_encoding`, by which queries and keys are
+        rotated, or None if positions are not rotary. Queries and keys are scaled so that q . k includes the factor
+        1 / sqrt(D) of attention.
         """
         w = self.weights
         qkv = layer.qkv(h).reshape(*h.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
@@ -291,7 +292,7 @@ class Decoder:
     def _attend(self, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
         """Return softmax(q k^T + bias) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D).
 
-        `bias` is that of the `Chunk`. The scores are not divided by sqrt(D), because q and k are already scaled.
+        `bias` is `Chunk.bias`. The scores are not divided by sqrt(D), because q and k are already scaled.
         """
         xp = self.weights.xp
         scores = q @ k.swapaxes(2, 3)  # (B, H, n, m)

@@ -42,8 +42,8 @@ def stream(
         seeds: one seed for each prompt.
 
     Yields:
-        `count` times a tuple: the next token of each text, (B,) int64, and the logits it was sampled from, (B, V)
-        float64.
+        In each of `count` steps, a tuple of the next token of each text, (B,) int64, and the logits from which it was
+        sampled, (B, V) float64.
     """
     generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
     B, V = len(prompts), len(weights.embedding)
@@ -78,7 +78,7 @@ def generate_many(
     weights: Weights,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> Iterator[Result]:
-    """Divide many texts into batches that fit into memory, and generate each batch with `work`.
+    """Generate many texts with `work`, in batches that fit into memory, and yield the result for each batch.
 
     On a CPU the batches run in parallel threads, on CUDA one after the other.
 
@@ -87,7 +87,8 @@ def generate_many(
             each token.
         rows: number of texts.
         weights: the model's weights, which determine the device and the size of the KV cache.
-        progress: called with the number of tokens just added, possibly in another thread.
+        progress: called each time `work` yields, with the number of texts in the batch, to which a token was added. The
+            call may come from another thread.
 
     Yields:
         The last result of `work` for each batch, in the order of the texts.

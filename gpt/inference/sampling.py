@@ -14,7 +14,9 @@ TEMPERATURE = 0.9  # the default: the text then repeats itself about as often as
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is sampled from the logits; the parameters apply in the order in which they are listed.
+    """How the next token is sampled from the logits.
+
+    The parameters apply in the order in which they are listed.
 
     Args:
         repetition_penalty: divides the positive logits of tokens that have occurred in the text, and multiplies the

@@ -20,7 +20,7 @@ Array = Any  # numpy.ndarray or torch.Tensor
 
 
 class Linear(NamedTuple):
-    """A linear layer: `weight` is (in, out), transposed from `nn.Linear`; `bias` is (out,) or None."""
+    """A linear layer with `weight`, (in, out), which is transposed from `nn.Linear`, and `bias`, (out,) or None."""
 
     weight: Array
     bias: Array | None
@@ -57,8 +57,8 @@ class Weights:
 
     - The gain and bias of a norm are folded into the matrix that follows the norm.
     - Everything that is added to the residual stream has its mean subtracted. The mean of the stream is therefore 0,
-      and layer norm is the same as RMS norm. For linear layers the mean is subtracted from the weights here; for the
-      output of a convolution the decoder subtracts it.
+      and layer norm is the same as RMS norm. `Weights` subtracts the mean from the weights of linear layers, and the
+      decoder subtracts it from the output of a convolution.
     - The two channels that rotary positions rotate together are adjacent, so that they can be viewed as one complex
       number.
 
@@ -170,10 +170,10 @@ class Weights:
         return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def ring(self, slots: int) -> Array:
-        """Return ALiBi's biases for the keys in a cache of N = `slots` slots: (H, 1, 2N); None without ALiBi.
+        """Return ALiBi's biases for the keys in a cache of N = `slots` slots, (H, 1, 2N), or None without ALiBi.
 
-        Entry j is the bias at distance -j mod N, so the distances are 0, N - 1, ..., 1, twice. The cache is a ring
-        buffer. Whichever slot contains the newest key, the biases of all slots are a slice of N entries.
+        Entry j is the bias at distance -j mod N, so the distances are 0, N - 1, ..., 1, twice. Because the cache is a
+        ring buffer, the biases of its slots are a slice of N entries, whichever slot contains the newest key.
         """
         return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
 
@@ -200,7 +200,7 @@ class Weights:
         return self.to_array(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
-        """Return `values`, float64 or complex128, in the precision and library of the weights, on their device."""
+        """Return `values`, float64 or complex128, in the precision, library and device of the weights."""
         wide = self.dtype == np.float64
         kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
         return self.to_array(values.astype(kind))
@@ -243,8 +243,8 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
 def weights_of(model: "GPT") -> Weights:
     """Return the weights of a model, rearranged for the decoder.
 
-    On a CPU the weights are NumPy arrays, on other devices torch tensors. If they are float64 they stay float64; other
-    dtypes become float32.
+    On a CPU the weights are NumPy arrays, on other devices torch tensors. Weights that are float64 stay float64, but
+    all other dtypes become float32.
     """
     import torch
 
