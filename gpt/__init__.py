@@ -1,6 +1,6 @@
 """The GPT model, its optimizer, evaluation, text generation and export, in PyTorch without Lightning.
 
-Read the files in this order; the lessons are in docs/lessons:
+Read the files in this order. The lessons are in docs/lessons.
 
 1. `config.py`: the options of the model and of the optimizer.
 2. `model.py`: `GPT`, `Block`, `MLP`. Lesson 3 builds blocks.

@@ -42,13 +42,13 @@ class Surprisals(NamedTuple):
     """The surprisals of N consecutive characters of a text, and the tokens that the model considered most likely.
 
     Attributes:
-        tokens: the tokens of the characters, (M,) int64; M > N if a character consists of several tokens.
+        tokens: the tokens of the characters, (M,) int64, with M > N if a character consists of several tokens.
         begins: index in `tokens` of the first token of each character, (N,) int64.
         nats: surprisal of each character in nats, summed over its tokens, (N,) float64.
         top: the K tokens that were most likely at the first token of each character, the most likely first, (N, K)
             int64.
-        probabilities: the probabilities of the tokens in `top`, (N, K) float32; all 0 for the first token of a text,
-            because it is not predicted.
+        probabilities: the probabilities of the tokens in `top`, (N, K) float32. For the first token of a text, which is
+            not predicted, they are all 0.
     """
 
     tokens: Tensor
@@ -73,7 +73,7 @@ def token_surprisals(
             `gpt.evaluation.predictions` yields them.
         first: the first token of the text. Its surprisal is ln V, because no text precedes it.
         vocabulary: the number of tokens in the vocabulary, V.
-        k: how many of the most likely tokens to yield; K is the smaller of k and V.
+        k: how many of the most likely tokens to yield. K is the smaller of k and V.
 
     Yields:
         For each batch a tuple of four tensors: the tokens (N,), their surprisals in nats (N,), the K most likely tokens
@@ -95,7 +95,7 @@ def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int
 
     Args:
         pieces: batches of tokens with their surprisals, as `token_surprisals` yields them.
-        starts: (V,), nonzero for each token that begins a character; any other token continues the preceding character.
+        starts: (V,), nonzero for each token that begins a character, and 0 for each token that continues a character.
         size: the number of characters in each `Surprisals`.
     """
     held: list[Tensor] = []

@@ -109,12 +109,12 @@ def make_bias(queries: Tensor, attended: Tensor, window: int | None = None, slop
 
     Args:
         queries: positions of the queries, (..., T).
-        attended: positions of the keys, (..., M); a negative position marks padding.
+        attended: positions of the keys, (..., M), where a negative position marks padding.
         window: number of positions that a query attends to, including its own; None: no limit.
         slopes: ALiBi's slopes, (H,); None without ALiBi.
 
     Returns:
-        The bias, (H, ..., T, M) float32 with ALiBi, (1, ..., T, M) without.
+        The bias, float32, which is (H, ..., T, M) with ALiBi and (1, ..., T, M) without ALiBi.
     """
     distance = queries[..., :, None] - attended[..., None, :]  # (..., T, M)
     hidden = (distance < 0) | (attended < 0)[..., None, :]  # (..., T, M)
@@ -148,8 +148,8 @@ def attention_in_parts(
 ) -> Tensor:
     """Return the result of `biased_attention`, computed for a few queries at a time so that less memory is needed.
 
-    The arguments are those of `biased_attention`. `dropout` is ignored, because this function is only used outside
-    training.
+    The arguments are the same as those of `biased_attention`, but `dropout` is ignored, because this function is only
+    used outside training.
     """
     H, T = q.shape[1:3]
     positions, parts, count = torch.arange(T, device=q.device), [], max(1, MAX_SCORES // (H * T))
@@ -166,9 +166,9 @@ def windowed_attention(
 ) -> Tensor:
     """Return the result of `biased_attention` with a window, at a cost that is linear in T.
 
-    The arguments are those of `biased_attention`. The text is cut into blocks of b >= `window` positions. The queries
-    of a block need only the keys of the same block and of the block before it, so each block is a small attention of b
-    queries to 2b keys.
+    The arguments are the same as those of `biased_attention`. The text is cut into blocks of b >= `window` positions.
+    The queries of a block need only the keys of the same block and of the block before it, so each block is a small
+    attention of b queries to 2b keys.
     Source: Longformer, arXiv:2004.05150, section 3.1 and appendix A ("sliding chunks").
     """
     (B, H, T, D), b = q.shape, max(window, MIN_BLOCK)

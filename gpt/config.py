@@ -19,7 +19,7 @@ class ModelConfig:
 
     Attributes:
         layers: number of transformer blocks.
-        heads: attention heads per block; must divide `dim`.
+        heads: number of attention heads per block, which must divide `dim`.
         dim: model width, the number of channels.
         context: context length in tokens.
         dropout: dropout probability on embeddings, attention and residual branches.
@@ -105,7 +105,7 @@ class ModelConfig:
 
     @property
     def rotary_dims(self) -> int:
-        """Number of channels per head that rotary positions rotate; 0 for other position encodings.
+        """Number of channels per head that rotary positions rotate, or 0 for other position encodings.
 
         If `key_offset` is true, only half of the channels are rotated. The other half, which in each key comes from the
         previous position, is not rotated, so that a query can match it at any distance.

@@ -40,5 +40,5 @@ class Dropout(nn.Dropout):
     """A layer that applies `dropout` in training and does nothing in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `dropout(x, p)` in training and x itself in evaluation; x may have any shape."""
+        """Return `dropout(x, p)` in training and x itself in evaluation, with x of any shape."""
         return dropout(x, self.p) if self.training else x

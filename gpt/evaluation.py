@@ -143,7 +143,7 @@ def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first
     """Return a model's score on a text.
 
     Args:
-        model: the model; it runs in fp32 and without dropout.
+        model: the model, which runs in fp32 and without dropout.
         windows: the windows of the text, from `evaluation_windows`.
         first: the first token of the text, whose loss is ln V, because no window contains it as a target.
         sizes: the tokenizer's `token_sizes`, (V, 2).
@@ -171,9 +171,9 @@ def evaluation_windows(
         tokens: the text, one-dimensional, of any integer type.
         context: window length in tokens, T.
         batch: windows per batch on this rank, B.
-        stride: tokens from the start of one window to the start of the next, at least 1; the maximum and the default
+        stride: tokens from the start of one window to the start of the next, at least 1. The maximum and the default
             are `context`.
-        rank: rank of this process; together the ranks count every target once.
+        rank: rank of this process. Together the ranks count every target once.
         ranks: number of processes that share the work.
         most: maximum number of counted targets; None: all. If `most` is less than the number of all targets, the
             windows are evenly spaced in the text. The first window is always included, with all its targets.

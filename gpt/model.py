@@ -58,11 +58,10 @@ class MLP(nn.Module):
 
 
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
-    """Return x plus, at each position, the preceding positions scaled per channel: (B, T, C) -> (B, T, C).
+    """Return the causal depthwise convolution of x along T: (B, T, C) -> (B, T, C).
 
-    This is a causal depthwise convolution along T in which the factor of the current position is 1. `taps` contains the
-    factors of the preceding positions: a tensor (C,) for the previous position, then one for the position before that,
-    and so on.
+    The factor of the current position is 1. `taps` contains the factors of the preceding positions: a tensor (C,) for
+    the previous position, then one for the position before that, and so on.
     Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
     """
     mixed = x

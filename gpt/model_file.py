@@ -68,7 +68,7 @@ def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) 
     Args:
         path: file to write.
         state: name -> array of each weight that `ModelConfig.shapes` lists.
-        meta: the description of the model; it must have the keys of `FIELDS`.
+        meta: the description of the model, a mapping that has the keys of `FIELDS`.
     """
     from safetensors.numpy import save
 
@@ -151,10 +151,11 @@ def read(path: str | Path) -> Model:
 
 
 def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the texts that a model was trained on, at most `MAX_TEXTS`, each a dict with the keys of `TRAINED_ON`.
+    """Return descriptions of the texts that a model was trained on, as at most `MAX_TEXTS` dicts.
 
-    `meta` is the description in the model file. The first dict describes the text of the run that wrote the file. If
-    that run started from a trained model, the texts of the trained model follow.
+    `meta` is the description in the model file. Each dict has the keys of `TRAINED_ON`: `sha256`, `share` and `split`.
+    The first dict describes the text of the run that wrote the file. If that run started from a trained model, the
+    texts of the trained model follow.
     """
     own = {key: meta["trained_on"][key] for key in TRAINED_ON}
     return [own, *(each for each in meta["trained_on"]["before"] if each != own)][:MAX_TEXTS]

@@ -16,8 +16,8 @@ from gpt.model import GPT
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """Return two parameter groups for an optimizer: one with weight decay, one without.
 
-    Matrices and embeddings are in the first group, with the given `weight_decay`. Vectors, such as gains and biases,
-    are in the second.
+    Matrices and embeddings are in the first group, with the given `weight_decay`. All vectors, such as gains and
+    biases, are in the second group.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [

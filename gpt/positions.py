@@ -1,6 +1,6 @@
 """Position encodings: their formulas in NumPy, and the tables that the model needs as tensors.
 
-Learned and sinusoidal encodings are added to the embeddings; rotary encodings rotate queries and keys; ALiBi lowers
+Learned and sinusoidal encodings are added to the embeddings, rotary encodings rotate queries and keys, and ALiBi lowers
 attention scores in proportion to the distance. With positions=none, a causal model can still infer the order of
 characters, but does not receive their distances. Only `position_tables` imports torch, so that sampling starts fast
 without it.

@@ -57,9 +57,9 @@ class Candidate(NamedTuple):
     def per_file(self, score: Score) -> Score:
         """Return a copy of `score` whose bits per character are of the whole text and bits per byte of the text's file.
 
-        The total bits are divided by `self.characters` and `self.bytes`. A divisor that is 0 is replaced by the number
-        in `score`. Because the divisors are the same for all candidates, candidates can be compared even if the tokens
-        of one leave out characters of the text.
+        The total bits are divided by `self.characters` and `self.bytes`, or by the numbers in `score` if these are 0.
+        If the divisors of all candidates are the same, the results can be compared, even if the tokens of a candidate
+        leave out characters of the text.
         """
         characters, size = self.characters or score.characters, self.bytes or score.bytes
         bpc, bpb = score.bpc * score.characters / max(1, characters), score.bpb * score.bytes / size
@@ -127,10 +127,10 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], context
     The model reads each document separately.
 
     Args:
-        candidate: the model to score; its `tokens` are not used.
+        candidate: the model to score. Its `tokens` are not used.
         documents: the tokens of each document, at least two per document.
-        context: number of tokens at the beginning of each document that are given, so their losses do not count; at
-            least 1.
+        context: number of tokens, at least 1, at the beginning of each document that are given, so that their losses do
+            not count.
     """
     order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
     sums, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
@@ -181,7 +181,7 @@ def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
-    """Yield a text and the surprisal of each of its characters under several models, `PIECE` characters at a time.
+    """Yield a text, `PIECE` characters at a time, with the surprisal of each character under several models.
 
     All candidates must contain the same text. `mode` is a value of score.py's option `--window`: disjoint, strided or
     sample.

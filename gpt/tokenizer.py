@@ -41,7 +41,7 @@ class UnknownCharacter(InputError):
 
 
 class CharTokenizer:
-    """A tokenizer with one token per character of `characters`, in the order of their code points.
+    """A tokenizer whose tokens are the distinct characters in `characters`, numbered in the order of their code points.
 
     If `characters` is empty, contains half of a surrogate pair or has more than `MAX_CHARACTERS` distinct characters,
     `ValueError` is raised.
@@ -108,7 +108,8 @@ class CharTokenizer:
         """Return the text in a form that `pack` accepts, with only characters from the vocabulary.
 
         The text is made `canonical` first. If `replace` is true, each character that is still unknown is then replaced
-        by the result of `nearest`, or left out if there is no replacement. If `replace` is false, it is left out.
+        by the result of `nearest`, or left out if there is no replacement. If `replace` is false, all characters that
+        are still unknown are left out.
         """
         known, text = set(self.characters), self.canonical(text)
         forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
@@ -200,7 +201,7 @@ Tokenizer = CharTokenizer | ByteTokenizer
 def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
     """Return the tokenizer that `vocabulary`, the attribute of a `CharTokenizer` or `ByteTokenizer`, describes.
 
-    If `vocabulary` is invalid or has other keys, raise `ValueError`.
+    If `vocabulary` is invalid or has additional keys, raise `ValueError`.
     """
     match vocabulary:
         case {"kind": "byte", **more} if not more:

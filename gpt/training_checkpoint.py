@@ -155,8 +155,8 @@ def check_parts(contents: Mapping[str, Any]) -> None:
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     """Write the model of a training checkpoint to `path` as a model file.
 
-    `contents` are the contents of the checkpoint. If the run used `callbacks=ema`, the weights in it are averaged
-    weights.
+    `contents` are the contents of the checkpoint. If the run used `callbacks=ema`, both `state_dict` in the checkpoint
+    and the model file contain the averaged weights.
     """
     state = model_state(contents["state_dict"])
     if contents["model_config"]["tied"]:

@@ -117,7 +117,7 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
         path: file to write.
 
     Raises:
-        InputError: the weights need more than 2 GB, the maximum of one ONNX file, the context is too long (see
+        InputError: the weights need more than 2 GB (the maximum of one ONNX file), the context is too long (see
             `trace`), or the difference is above `TOLERANCE`.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported

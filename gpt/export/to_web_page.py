@@ -35,7 +35,7 @@ def write_web(
     """Write an HTML page that contains a model and generates text with it.
 
     Args:
-        model: the model; it is not changed.
+        model: the model, which is not changed.
         meta: its description, which `load_checkpoint` returns.
         path: file to write.
         passages: texts for the game, in which the visitor guesses the next character; None or empty: the page has no
@@ -120,10 +120,10 @@ def scores_in_bf16(model: GPT, tokens: np.ndarray, sizes: np.ndarray, most: int)
     """Return two scores of a model: with its weights in fp32, and with its weights rounded to bf16.
 
     Args:
-        model: the model; it is not changed.
-        tokens: the text to score, one-dimensional.
+        model: the model, which is not changed.
+        tokens: the tokens of the text to score, one-dimensional.
         sizes: the tokenizer's `token_sizes`, (V, 2).
-        most: maximum number of tokens to score; both scores count the same tokens.
+        most: maximum number of tokens to score. Both scores count the same tokens.
     """
     batch = max(1, EVALUATION_BATCH // model.config.context)
     scores = []

@@ -39,7 +39,7 @@ class Continuation:
 
     Args:
         tokenizer: the tokenizer of the model.
-        stops: the stop strings; the text ends before the first of them.
+        stops: the stop strings. The text ends before the first stop string that occurs.
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:

@@ -100,8 +100,8 @@ class Decoder:
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Read the next n tokens of B texts and return the logits after each token: (B, n) int64 -> (B, n, V) float64.
 
-        n is at least 1. `rows`, (B,), are the indices of the texts that `tokens` continue; None: all texts of the
-        decoder, in order.
+        n is at least 1. `rows`, (B,), are the indices of the texts that `tokens` continue. If `rows` is None, `tokens`
+        continue all texts of the decoder, in order.
         """
         config, n = self.weights.config, tokens.shape[1]
         texts: Any = slice(None) if rows is None else rows  # slices are faster

@@ -36,7 +36,7 @@ def stream(
 
     Args:
         weights: the weights of the model.
-        prompts: the prompts, each (n,) int64 with n >= 1; their lengths may differ.
+        prompts: the prompts, each (n,) int64 with n >= 1. Their lengths may differ.
         count: number of tokens to sample for each prompt.
         params: how to sample a token from the logits.
         seeds: one seed for each prompt.
@@ -87,8 +87,8 @@ def generate_many(
             each token.
         rows: number of texts.
         weights: the model's weights, which determine the device and the size of the KV cache.
-        progress: called each time `work` yields, with the number of texts in the batch, to which a token was added. The
-            call may come from another thread.
+        progress: called each time `work` yields, with the number of tokens added, one per text of the batch. The call
+            may come from another thread.
 
     Yields:
         The last result of `work` for each batch, in the order of the texts.
@@ -130,9 +130,9 @@ def generate(
     """Return a prompt, or several prompts of the same length, followed by `count` sampled tokens.
 
     Args:
-        model: the model; it runs without dropout, and its training mode does not change.
+        model: the model, which runs without dropout. Its training mode does not change.
         tokens: the prompt (T0,) or the prompts (B, T0), at least one token each: a tensor, an array or a list.
-        count: number of tokens to add. The text may exceed the context; gpt/inference/decoder.py explains how.
+        count: number of tokens to add. The text may exceed the context, as gpt/inference/decoder.py explains.
         seed: prompt i is continued with the random seed `seed` + i; None: a random seed. No global generator is used.
         **params: the fields of `SamplingParams`, such as `temperature`.
 

@@ -87,7 +87,8 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
 
     Args:
         logits: the logits, (B, V) float64.
-        params: the sampling parameters; this function ignores `no_repeat_ngram_size`, which `NGrams` applies.
+        params: the sampling parameters, except `no_repeat_ngram_size`, which is ignored here because `NGrams` applies
+            it.
         seen: True for tokens that have occurred in a text, (B, V); None: no repetition penalty.
     """
     if params.repetition_penalty != 1 and seen is not None:

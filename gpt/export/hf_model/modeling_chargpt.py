@@ -25,7 +25,7 @@ class CharGPTConfig(PretrainedConfig):
 
 
 class Ended(StoppingCriteria):
-    """Stops each text once it ends with the tokens `end`: a stop string, or an end mark of several tokens."""
+    """Stops a text that ends with the tokens `end`, a stop string or end mark, and pads it then if `pads` is true."""
 
     def __init__(self, end: list[int], pads: bool = False) -> None:
         self.end = end
@@ -59,7 +59,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor | None = None, labels: Tensor | None = None, **_: Any
     ) -> CausalLMOutput:
-        """Return the logits (B, T, V) of tokens (B, T), and the mean loss if `labels` are given, -100 where ignored."""
+        """Return the logits (B, T, V) and, if `labels` (B, T) are given, their mean loss, which ignores labels -100."""
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask: has zeros, but padding is not supported; pass texts of the same length")
         logits = self.net(input_ids)  # (B, T, V)
@@ -69,7 +69,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
     def generate(
         self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), stop_strings: Any = (), **options: Any
     ) -> Any:
-        """Return the texts `inputs`, (B, T), continued to a stop string or their end; without any, a new document."""
+        """Return the texts `inputs`, (B, T), continued to a stop string or their end. Without any, start a document."""
         inputs = options.pop("input_ids", None) if inputs is None else inputs
         if end := list(self.config.end_mark):
             inputs = torch.tensor([end], device=self.device) if inputs is None else inputs
