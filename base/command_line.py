@@ -26,17 +26,17 @@ REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its e
 def main(
     program: str, work: Callable[[], int | None], *, out_of_memory: str = "", unnamed: str = "standard output"
 ) -> int:
-    """Call `work` and return the exit status; report an expected error in one line on standard error.
+    """Call `work`, report an expected error in one line on standard error, and return the exit status.
 
     Args:
         program: name of the command, with which the error line begins.
-        work: the function to call; it returns the exit status, or None for 0.
+        work: the function to call, which returns the exit status, or None for 0.
         out_of_memory: advice for the error line if memory runs out.
         unnamed: the file name to report for an `OSError` that carries none.
 
     Returns:
-        The exit status: the result of `work`, or the `status` of its `InputError` or `RunFailed`. It is 2 if memory ran
-            out, 1 for an `OSError` and 130 for Ctrl-C.
+        The exit status: the result of `work`, or the `status` of the `InputError` or `RunFailed` that it raised. It is
+            2 if memory ran out, 1 for an `OSError` and 130 for Ctrl-C.
     """
     processes.limit_spinning()
     _open_closed_streams()
@@ -111,6 +111,9 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
 
     The file is also renamed if Ctrl-C stops the block after something was written. If `name` is a device, such as
     /dev/stdout, the device itself is yielded. See `output_path` for the arguments.
+
+    Raises:
+        InputError: `output_path` refuses `name`, or the file cannot be opened for writing.
     """
     stopped, stack = False, ExitStack()
     try:
@@ -159,7 +162,10 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def _with_equals_sign(self, message: str) -> str:
-        """Return advice if argparse took a value that begins with a hyphen for an option (see `message`), else ""."""
+        """Return advice to write `OPTION=VALUE` if argparse took a value with a leading hyphen for an option, else "".
+
+        `message` is argparse's error message.
+        """
         option = re.search(r"argument (?:.*/)?(--[\w-]+): expected one argument", message)
         if not option or option[1] not in self.arguments[:-1]:
             return ""
@@ -219,7 +225,10 @@ def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
-    """Return an argparse type that reads a number between `least` and `most`; `kind` is int or float."""
+    """Return an argparse type: a function that reads a number of type `kind`, from `least` to `most`.
+
+    `kind` is int or float. For any other text, the function raises an `argparse.ArgumentTypeError`.
+    """
     what = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> Any:
@@ -232,7 +241,11 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
 
 
 def device(text: str) -> str:
-    """Check that `text` is the name of a device, such as `cuda:1`, and return it (argparse type)."""
+    """Return `text` if it is the name of a device, such as `cuda:1`; this function is an argparse type.
+
+    Raises:
+        argparse.ArgumentTypeError: `text` is not `cpu`, `mps`, `cuda` or `cuda:N`.
+    """
     if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
         raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
     return text

@@ -21,7 +21,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class InputError(ValueError):
-    """Input that cannot be used; the message says why in one line.
+    """Input that cannot be used. The message says why in one line.
 
     The message is `key: reason; advice`, where `key` is a setting such as `data.path=a.txt`. Because `reason` names no
     settings, a command whose options have other names can report `reason` alone.
@@ -35,7 +35,7 @@ class InputError(ValueError):
 
 
 class RunFailed(Exception):
-    """A run that cannot continue; the message says why in one line."""
+    """A run that cannot continue. The message says why in one line."""
 
     status = 1
 
@@ -88,15 +88,15 @@ def redacted(text: str) -> str:
 
 
 def public(text: str) -> str:
-    """Return `text` without passwords in URLs (see `redacted`) and with characters that UTF-8 cannot encode as U+FFFD.
+    """Return `text` without passwords in URLs (see `redacted`) and with U+FFFD for each surrogate.
 
-    Python uses such characters for the undecodable bytes of a file name.
+    Surrogates, which cannot be encoded as UTF-8, stand for the undecodable bytes of a file name in Python.
     """
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", redacted(text))
 
 
 def printable(text: object) -> str:
-    """Return `text` without passwords in URLs (see `redacted`) and with every unprintable character as U+FFFD.
+    """Return `text` without passwords in URLs (see `redacted`) and with U+FFFD for each unprintable character.
 
     Line breaks count as unprintable.
     """
@@ -104,7 +104,11 @@ def printable(text: object) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with symbols for control characters, which could move the cursor, and for bidirectional ones."""
+    """Return `text` with a visible symbol for each control character except tabs and line breaks.
+
+    Control characters could move the cursor of a terminal. Unicode's bidirectional controls, which could reorder the
+    text, are replaced, too.
+    """
     pictures = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
     pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
     turns = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # bidirectional controls
@@ -112,15 +116,16 @@ def visible(text: str) -> str:
 
 
 def for_output(text: str, out: TextIO) -> str:
-    """Return `text`, without control characters (see `visible`) if the stream `out` is a terminal."""
+    """Return `text`, with symbols for control characters (see `visible`) if the stream `out` is a terminal."""
     return visible(text) if out.isatty() else text
 
 
 def shorten(message: str, arguments: Iterable[str]) -> str:
-    """Return `message` with command-line arguments of more than `LONGEST` characters cut off.
+    """Return `message` with the values of command-line arguments cut off after `LONGEST` characters.
 
-    `arguments` are those of the command line. Each argument is shortened only where it first occurs in the message, so
-    a command at the end of the message stays complete.
+    `arguments` contains the arguments of the command line. The value of an argument is the text after its first equals
+    sign, or the whole argument if it has none. Each value is cut only where it first occurs in the message, so a
+    command at the end of the message stays complete.
     """
     for argument in arguments:
         value = one_line(argument.partition("=")[2] or argument)

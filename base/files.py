@@ -9,10 +9,10 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path; the file or folder written there is renamed to `path` at the end.
+    """Context manager that yields a temporary path and renames the file or folder written there to `path` at the end.
 
-    So nobody sees a half-written file or folder, which is flushed to disk before it is renamed. A file at `path` is
-    replaced; a folder at `path` must be empty. If the block raises an exception, `path` stays unchanged. A killed
+    The file or folder is flushed to disk before it is renamed, so nobody sees a half-written one. A file at `path` is
+    replaced, but a folder at `path` must be empty. If the block raises an exception, `path` stays unchanged. A killed
     process leaves a file `.NAME.*.tmp`, which `remove_unfinished` removes.
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
@@ -30,7 +30,7 @@ def atomic(path: Path) -> Iterator[Path]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to the file `path` atomically, see `atomic`."""
+    """Write `text` to the file `path` in UTF-8, atomically (see `atomic`)."""
     with atomic(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
 
@@ -38,7 +38,7 @@ def write_text(path: Path, text: str) -> None:
 def sync(path: Path) -> None:
     """Flush a file or a folder to disk.
 
-    On Windows, only files can be flushed, and only after they have been opened for writing; a folder is left alone.
+    On Windows, a folder is left alone, because only files can be flushed there.
     """
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":

@@ -15,7 +15,7 @@ log.propagate = False
 
 
 class _Console(logging.Handler):
-    """Print rank 0's information to standard output, and the errors of every process to standard error."""
+    """Log handler that prints rank 0's information to standard output, and every process's errors to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.levelno >= logging.ERROR
@@ -30,7 +30,7 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Append the lines of the log to the file `path`, once the file's directory exists.
+    """Log handler that appends each message to the file `path`, once the file's directory exists.
 
     If a line cannot be written, the exception ends the run. The exception is then logged as an error, so a failure to
     write a line about an error is ignored.

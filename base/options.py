@@ -59,7 +59,7 @@ def option(
 
 
 def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
-    """Describe the values that an option accepts, such as 'a whole number, at least 1'.
+    """Return a description of the values that an option accepts, such as 'a whole number, at least 1'.
 
     `hint` is the type of the dataclass field, and `metadata` is what `option` stored in the field.
     """
@@ -76,7 +76,7 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
-    """Split a type into (the type without None, the type of its items if it is a list, whether None is allowed)."""
+    """Return (the type `hint` without None, the type of its items if it is a list, whether it allows None)."""
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # the only unions are `X | None`
     if optional:
         hint = typing.get_args(hint)[0]

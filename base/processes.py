@@ -66,7 +66,7 @@ def cores() -> int:
 
 
 def _quota() -> float:
-    """Return how many CPUs a container's quota allows, as in `docker run --cpus=1.5`; infinity if there is no quota."""
+    """Return how many CPUs a container may use, as set by `docker run --cpus=1.5`, or infinity if there is no limit."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroup v2, v1
         with suppress(OSError, ValueError):  # no such file, or "max"
             quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
@@ -110,7 +110,7 @@ def limit_spinning() -> None:
 
 
 def max_memory() -> float:
-    """Return the peak memory use (resident set) of this process in bytes; NaN on Windows, which does not report it."""
+    """Return the peak memory use (resident set) of this process in bytes, or NaN on Windows, where it is unknown."""
     if sys.platform == "win32":
         return math.nan
     import resource

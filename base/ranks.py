@@ -18,7 +18,12 @@ class JobError(InputError):
 
 
 def adopt_srun() -> None:
-    """If srun started this process, set torchrun's environment variables, which torch, Lightning and `ranks` read."""
+    """If srun started this process, set torchrun's environment variables, which torch, Lightning and `ranks` read.
+
+    Raises:
+        JobError: a variable of torchrun or srun is missing or not a number, or machines have different numbers of
+            tasks.
+    """
     launched(), rank(), is_local_rank_0()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name in os.environ for name in needed[:2]) and (missing := [n for n in needed if n not in os.environ]):
@@ -85,8 +90,8 @@ def child_environment() -> dict[str, str]:
 def end_with_parent() -> None:
     """On Linux, make the kernel kill this process when its parent ends.
 
-    CHARGPT_PARENT contains the parent's process id and is removed; without it, nothing happens. If the parent has ended
-    already, this process exits at once with status 1.
+    This happens only if the environment variable CHARGPT_PARENT contains the parent's process id. The variable is
+    removed. If the parent has ended already, this process exits at once with status 1.
     """
     parent = os.environ.pop("CHARGPT_PARENT", None)
     if parent and sys.platform == "linux":

@@ -27,6 +27,9 @@ def new_name(settings: str) -> str:
 
     In a job of SLURM or torchrun, the name is the job's id and a hash of `settings`, the configuration as text. So all
     processes of the job generate the same name, and a restarted job finds the directories of its runs.
+
+    Raises:
+        InputError: a launcher has started several processes, but there is no job id that gives all the same name.
     """
     identity = ranks.identity()
     if identity is not None:
@@ -37,7 +40,7 @@ def new_name(settings: str) -> str:
 
 
 def model_of(run: Path, name: str) -> Path:
-    """Return the path of the model file in the run directory `run`; `name` is `best` or `last`."""
+    """Return the path of the model file called `name`, which is `best` or `last`, in the run directory `run`."""
     return run / "checkpoints" / f"{name}.safetensors"
 
 
@@ -52,20 +55,24 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def all_runs() -> list[Path]:
-    """List the runs with a checkpoint or a model, including trials of sweeps, the most recently begun run first."""
+    """Return the directories of the runs that have a checkpoint or a model, the newest run first.
+
+    Trials of sweeps are included. The newest run is the one that began last.
+    """
     return newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
 
 
 def unfinished() -> list[Path]:
-    """List the runs that have not finished, except debug runs, sorted by when they began, the newest first."""
+    """Return the directories of the runs that have not finished, except debug runs, the newest run first."""
     runs = [run for run in newest_first("config.yaml", "checkpoints/*.ckpt") if not is_debug(run.name)]
     return [run for run in runs if summary_of(run).get("status") != "finished"]
 
 
 def newest_first(*patterns: str) -> list[Path]:
-    """List the runs that contain a file matching one of `patterns`, sorted by when they began, the newest first.
+    """Return the directories of the runs that contain a file matching one of `patterns`, the newest run first.
 
-    If a run has no summary.json, it counts as begun at the time at which the newest matching file was last written.
+    A pattern such as `checkpoints/*.ckpt` is relative to the directory of a run. The runs are sorted by when they
+    began. If a run has no summary.json, the time at which its newest matching file was last written is used instead.
     """
     if RUNS.is_dir():
         os.listdir(RUNS)  # raises if it cannot be read, which `glob` does not
@@ -149,11 +156,11 @@ def named_path(resume: str) -> Path:
 def _named(name: str, fits: Callable[[Path], bool]) -> Path:
     """Return the path that `name` means: `name` itself, or `runs/<name>`.
 
-    Of these two paths, the one for which `fits` is true is returned. If `fits` is true for neither of the two, the
-    result is `runs/<name>` if that exists, else `name`.
+    `fits` says whether a path is what the caller looks for, such as a model. Of the two paths, the one that fits is
+    returned. If neither path fits, the result is `runs/<name>` if that exists, else `name`.
 
     Raises:
-        InputError: `fits` is true for both.
+        InputError: both paths fit.
     """
     here, run = Path(name), RUNS / name
     if name.startswith(("./", "../")) or not run.exists() or (here.exists() and here.samefile(run)):
@@ -164,13 +171,16 @@ def _named(name: str, fits: Callable[[Path], bool]) -> Path:
 
 
 def check_writable() -> None:
-    """Raise a `PermissionError` if no run can be created in the working directory; call this before slow work."""
+    """Raise a `PermissionError` if no run can be created in the working directory.
+
+    Call this before slow work.
+    """
     if not os.access(RUNS if RUNS.exists() else ".", os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(RUNS))
 
 
 def check_free(name: str) -> None:
-    """Raise an `InputError` if a new run cannot have this name, for example because another run has it.
+    """Raise an `InputError` if a new run cannot be called `name`, for example because another run has this name.
 
     A debug run may have the name of an older debug run, which it replaces.
     """
@@ -216,21 +226,27 @@ def is_sweep(directory: Path) -> bool:
 
 
 def matching(pattern: str) -> list[Path]:
-    """List the runs whose name, or the name of whose sweep, matches a pattern such as `abl-*`, the newest first."""
+    """Return the directories of the runs that match a pattern such as `abl-*`, the newest run first.
+
+    A trial of a sweep also matches if the pattern matches the name of the sweep.
+    """
     runs = newest_first("config.yaml")
     return [run for run in runs if any(fnmatchcase(name_of(run), each) for each in (pattern, f"{pattern}/*"))]
 
 
 def sweep_of(argument: str) -> Path | None:
-    """Return the directory of a sweep, given its directory or its name; return None if `argument` is not a sweep."""
+    """Return the directory of the sweep that `argument` names, or None if `argument` is not a sweep.
+
+    `argument` is the directory of the sweep, or its name, which is a folder of runs/.
+    """
     return next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
 
 
 def trials_of(argument: str) -> list[Path]:
-    """Return the runs of a sweep, or the runs that match a pattern, as a sorted list of directories.
+    """Return the directories of the runs of a sweep, or of the runs that match a pattern, sorted by path.
 
-    `argument` is the directory or name of a sweep, or a pattern such as `abl-*`; otherwise the list is empty. Runs
-    without a validation loss are left out.
+    `argument` is the directory or name of a sweep, or a pattern such as `abl-*`. If it is the name of another file or
+    folder, the list is empty. Runs without a validation loss are left out.
     """
     if sweep := sweep_of(argument):
         trials = [file.parent for file in sweep.glob("*/summary.json")]
@@ -240,7 +256,7 @@ def trials_of(argument: str) -> list[Path]:
 
 
 def name_of(run: Path) -> str:
-    """Return the name of a run, as `name=` sets it; the name of a trial of a sweep is SWEEP/TRIAL."""
+    """Return the name of a run, as `name=` sets it, or SWEEP/TRIAL for a trial of a sweep."""
     whole, inside = run.resolve(), RUNS.resolve()
     return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
 
@@ -255,10 +271,13 @@ def val_bpc_of(run: Path) -> float:
 
 
 def find_model(argument: str | None) -> Path:
-    """Return the path of a model file: the best model of a run, or of the best trial of a sweep.
+    """Return the path of the model file that `argument` means.
 
-    `argument` is a model file, a training checkpoint with a model file beside it, a run or a sweep. If `argument` is
-    None, the newest run is used.
+    `argument` is a model file, a training checkpoint with a model file beside it, a run or a sweep. A run means its
+    best model, and a sweep means the best model of its best trial. If `argument` is None, the newest run is used.
+
+    Raises:
+        InputError: there is no such model, or `argument` could mean two of them.
     """
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]

@@ -11,7 +11,11 @@ _held: dict[Path, ExitStack] = {}  # by directory, the locks that this process h
 
 
 def lock(run: Path) -> None:
-    """Lock `run`, the directory of a run, a sweep or a search, until `release` is called or this process ends."""
+    """Lock `run`, the directory of a run, a sweep or a search, until `release` is called or this process ends.
+
+    Raises:
+        InputError: another process has locked the directory.
+    """
     from filelock import Timeout
 
     if run in _held:
@@ -41,7 +45,7 @@ def in_use(run: Path) -> bool:
 
 
 def _acquire(run: Path, seconds: float) -> ExitStack:
-    """Lock the directory `run` and the file `.lock` in it; return an `ExitStack` that unlocks both when it is closed.
+    """Lock the directory `run` and the file `.lock` in it, and return an `ExitStack` that unlocks both when closed.
 
     The lock on the directory remains even if someone removes the file. `seconds` is how long to wait for the locks.
 
