@@ -74,6 +74,9 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
         settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
         literals: the values from the command line that Hydra does not parse, such as paths, by key.
         stored: the configuration in the run's config.yaml.
+
+    Raises:
+        InputError: a value is invalid.
     """
     base = asdict(stored) | {"resume": None, "allow": []}
     base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})

@@ -30,7 +30,10 @@ def parse(arguments: list[str]) -> list[Override]:
 
 
 def quoted(value: Any) -> str:
-    """Return the string that Hydra's grammar reads as `value`; a text is quoted unless it looks like a name."""
+    """Return the string that Hydra's grammar reads as `value`.
+
+    A text is quoted unless it consists of letters, digits and `_./-` and begins with a letter or `_`.
+    """
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
         return QuotedString(value, Quote.single).with_quotes()
     return spell(value)

@@ -29,7 +29,7 @@ HINTS["ckpt_path"] = "resume=RUN continues a run, init_from=RUN starts from its 
 
 @dataclass(frozen=True)
 class Key:
-    """What is known about a key of the configuration, such as `optim.lr`, from the dataclass field that it sets.
+    """The properties of a key of the configuration, such as `optim.lr`, read from the dataclass field that it sets.
 
     Attributes:
         kind: the type annotation of the field.

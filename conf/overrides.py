@@ -76,10 +76,9 @@ class Command:
         return any(key.partition(".")[0] == group for key in keys)
 
     def runs(self) -> Iterator[list[Setting]]:
-        """Yield the settings of each run: in a sweep, every combination of the values of the keys.
+        """Yield the settings of each run: in a sweep, one list for every combination of the values of the keys.
 
-        Without a sweep, the settings of the only run are yielded. If the command line sets a key twice, the last value
-        counts.
+        Without a sweep, a single list is yielded. If the command line sets a key twice, the last value counts.
 
         Raises:
             InputError: there are more than `MAX_RUNS` combinations.
@@ -91,7 +90,7 @@ class Command:
 
 
 def settings(override: Override) -> list[Setting]:
-    """Return the settings in an override that Hydra has parsed: one for each of its values.
+    """Return a `Setting` for each value of an override that Hydra has parsed.
 
     In a sweep, `optim.lr=3e-3,6e-3` has two values.
     """
@@ -173,8 +172,8 @@ def take_config_dir(arguments: list[str]) -> list[str]:
 def _as_setting(flag: str, arguments: list[str]) -> str:
     """Return the end of the error message about an unknown flag.
 
-    It names the setting of the same name (`; settings have no dashes: trainer.max_steps=10` for `--max-steps 10`), or
-    else a hint from `HINTS`, or else all flags.
+    If a setting has the same name, the message names it, as in `; settings have no dashes: trainer.max_steps=10` for
+    `--max-steps 10`. Otherwise the message ends with a hint from `HINTS` or, if there is none, with all flags.
 
     Args:
         flag: the unknown flag.
@@ -280,7 +279,10 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
 
 
 def _about_word(word: str) -> str:
-    """Return a hint about `word`, an argument without `=`: the user may have meant a text to train on, or a key."""
+    """Return a hint about `word`, an argument without `=`, or "" if there is none.
+
+    The hint says how to train on a text, if `word` is or looks like a file, or which key is similar to `word`.
+    """
     names = [*KEYS, *SEARCH_KEYS, *groups()]
     if os.path.exists(word) and word not in names:
         return f"; to train on this text: data.path={word}"

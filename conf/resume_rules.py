@@ -55,8 +55,8 @@ def _difference(key: str, ours: Any, theirs: Any) -> str:
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
 
-    Dropout, the attention kernel, the attention window and the context may differ; but if the model has learned
-    positions, the context must not be longer.
+    Dropout, the attention kernel, the attention window and the context may differ. But if the model's positions are
+    learned (`model.positions=learned`), the context must not be longer than the trained one.
 
     Args:
         config: the configuration of the run, whose `init_from` names the trained model.
@@ -74,7 +74,7 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def is_fixed(name: str) -> bool:
-    """Return whether a resumed run may never change what `name` stands for, a key or `vocabulary`.
+    """Return whether a resumed run may never change `name`, which is a key of the configuration or `vocabulary`.
 
     With another value, the weights in the checkpoint would not fit or would mean something else.
     """
@@ -82,7 +82,7 @@ def is_fixed(name: str) -> bool:
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
-    """Raise an `InputError` if a run is resumed under other conditions than those under which it was trained.
+    """Compare the present conditions of a run with the conditions under which it was trained.
 
     Args:
         before: everything that the results of the run depend on, by name: the settings and, for example, the text, the
@@ -92,10 +92,10 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
         run: the run directory.
 
     Returns:
-        The differences as text; "" if nothing differs, so that the run continues bit for bit.
+        The differences as text, or "" if nothing differs, so that the run continues bit for bit.
 
     Raises:
-        InputError: a name differs that is not in `allow`; or `allow` contains a name that does not exist or that may
+        InputError: a name differs that is not in `allow`, or `allow` contains a name that does not exist or that may
             never differ.
     """
     for name in allow:

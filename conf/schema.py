@@ -127,8 +127,8 @@ class WatchConfig:
 class SearchConfig:
     """The options `hparams_search.*` of a hyper-parameter search with Optuna.
 
-    `space` contains the keys to search, each with its values or its interval in Hydra's grammar. `train.py --help=all`
-    prints the meaning and the range of each other option.
+    `space` maps each key to search to its values or its interval, in Hydra's grammar. `train.py --help=all` prints the
+    meaning and the range of the other options.
     """
 
     trials: int = option(20, "total number of trials, including those of earlier commands", least=1, most=10_000)
@@ -161,11 +161,11 @@ RANGES: dict[str, Any] = {"early_stopping": EarlyStopping, "ema": Ema}
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of a run; `train.py --help=all` prints the meaning and the range of each key.
+    """The whole configuration of a run.
 
-    A value that the run chooses itself is `auto` until `training.choosing.choose` replaces it. `callbacks` and `logger`
-    map the name of each callback or logger, which is the name of its file in conf/, to a dict with its class
-    (`_target_`) and its arguments.
+    `train.py --help=all` prints the meaning and the range of each key. A value that the run chooses itself is `auto`
+    until `training.choosing.choose` replaces it. `callbacks` and `logger` map the name of each callback or logger,
+    which is the name of its file in conf/, to a dict with its class (`_target_`) and its arguments.
     """
 
     name: str | None = option(

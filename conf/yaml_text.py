@@ -27,7 +27,10 @@ def read(stream: IO[str] | str) -> Any:
 
 
 def write(values: Any) -> str:
-    """Return plain data as YAML; a string that could be read as a number, a boolean, null or a date is quoted."""
+    """Return plain data as YAML.
+
+    A string that could be read as a number, a boolean, null or a date is quoted.
+    """
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 
