@@ -66,15 +66,26 @@ def distribution(override: Override) -> Any:
 
 
 def setting_of(key: str, value: Any) -> str:
-    """Return `key=value` as on the command line, such as `optim.lr=0.00312`; a float gets six significant digits."""
+    """Return `key=value` as on the command line, such as `optim.lr=0.00312`.
+
+    A float is rounded to six significant digits.
+    """
     return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
 
 
 class Search(Sweep):
-    """A sweep whose trials Optuna proposes: each trial has one value from every range in `space`.
+    """A sweep whose trials Optuna proposes.
 
-    All trials also have the settings `fixed`. `same` lists the settings that a command must repeat to continue the
-    search. Joined as lines, these settings are also the name of Optuna's study.
+    Args:
+        name: name of the directory `runs/<name>/`.
+        config: the options of the search, such as the number of trials.
+        space: by key, the Optuna distribution from which each trial gets a value.
+        fixed: the settings that all trials have, as `key=value`.
+        same: the settings that a command must repeat to continue the search. Joined as lines, they are also the name of
+            Optuna's study.
+
+    Raises:
+        InputError: the journal of the study cannot be read, or `name` is a search with other settings.
     """
 
     def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
@@ -120,7 +131,10 @@ class Search(Sweep):
             yield self.add(self.study.ask(dict(self.space)))
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store in Optuna's study how a trial has ended, such as `finished`; an interrupted trial stays RUNNING."""
+        """Store in Optuna's study how a trial has ended, such as `finished`.
+
+        An interrupted trial stays RUNNING in the study, so that the next command resumes it.
+        """
         super().tell(trial, outcome)
         number = int(trial.name.removeprefix("trial-")) - 1
         if outcome == "finished":
@@ -130,9 +144,10 @@ class Search(Sweep):
             self.study.tell(number, state=TrialState.PRUNED)
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log the command that repeats the best trial; return the exit status: 1 if no trial has finished, otherwise 0.
+        """Log the command that repeats the best trial, and return the exit status of the search.
 
-        `results` contains the rows of the table of trials, the best first.
+        The status is 1 if no trial has finished, otherwise 0. `results` contains the rows of the table of trials, the
+        best first.
         """
         if not results[0]["val_loss"]:
             return 1
@@ -142,10 +157,13 @@ class Search(Sweep):
 
 
 def begin_search(config: SearchConfig, command: Command) -> int:
-    """Run a search (`hparams_search=`) and return its exit status; check all values before writing any file.
+    """Check all values of a search (`hparams_search=`), then run the search and return its exit status.
 
     The preset of the search, `config`, gives a range for some keys. If the command line sets such a key to a value, the
-    key is fixed; if it sets the key to a range, this range replaces the range in the preset.
+    key is fixed. If it sets the key to a range, this range replaces the range in the preset.
+
+    Raises:
+        InputError: a value is invalid, or the directory belongs to a sweep or to another search.
     """
     literals, given = command.literals, {each.key_or_group: each for each in command.overrides}
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in {*given, *literals}]

@@ -105,9 +105,12 @@ def has_finished(trial: Trial, config: Config) -> bool:
 
 
 def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> list[str]:
-    """Check the text, batch size and initial model (`init_from`) of each run; return the sorted hashes of the texts.
+    """Check the text, batch size and initial model (`init_from`) of each run, and return the texts' hashes, sorted.
 
     `literals` contains, by key, the settings whose values Hydra must not parse. The hashes are SHA-256.
+
+    Raises:
+        InputError: a text cannot be read, or a setting does not fit the devices or the initial model.
     """
     from data.corpus import open_corpus
     from data.text import open_text
@@ -149,7 +152,9 @@ def check_same_texts(directory: Path, texts: Collection[str]) -> None:
 
 @dataclass
 class Sweep:
-    """The trials of a sweep. A subclass may propose trials from earlier results; here, all are known from the start.
+    """The trials of a sweep, and how they have ended.
+
+    All trials are known from the start, but a subclass may propose trials from earlier results.
 
     Attributes:
         name: name of the directory `runs/<name>/`.
@@ -166,11 +171,14 @@ class Sweep:
     kind: str = "sweep"  # the first word of the first log line
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials to run; `run_trials` requests the next trial when a worker is free."""
+        """Yield the trials to run: all that have not ended.
+
+        `run_trials` requests the next trial when a worker is free.
+        """
         yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store how a trial has ended: `outcome` is `finished`, for example."""
+        """Store `outcome`, which says how a trial has ended, such as `finished`."""
         self.outcomes[trial.name] = outcome
 
     def label(self, trial: Trial) -> str:
@@ -178,7 +186,7 @@ class Sweep:
         return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log which trials have failed; return the exit status, which is 1 if a trial has failed, otherwise 0.
+        """Log which trials have failed, and return the exit status: 1 if a trial has failed, otherwise 0.
 
         This is called when all trials have ended, unless a signal stopped the sweep. `results` contains the rows of the
         table, the best first.
@@ -193,7 +201,7 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
     """Run the trials of a sweep, at most `workers` at the same time, and log the results.
 
     Returns:
-        The exit status: that of `sweep.conclude`, or 128 + N if the signal N stopped the sweep.
+        The exit status: the result of `sweep.conclude`, or 128 + N if the signal N stopped the sweep.
     """
     directory = run_directory.RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")
@@ -222,7 +230,7 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
 
 
 def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tuple[Trial, int]]:
-    """Run the trials of a sweep, at most `workers` at the same time; yield (trial, exit status) when a trial has ended.
+    """Run the trials of a sweep, at most `workers` at the same time, and yield (trial, exit status) as each trial ends.
 
     A trial is requested only when a worker is free, because a search proposes it from earlier outcomes. Signal handlers
     append the numbers of signals to the list `received`. After a signal, running trials are stopped and no trials
@@ -267,7 +275,8 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
 def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line.
 
-    Before that, Hydra composes the configuration of each run, as a check.
+    Raises:
+        InputError: the settings of a run are not a valid configuration.
     """
     literals, fixed = command.literals, literal_settings(command.literals)
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
@@ -275,9 +284,10 @@ def combinations(command: Command) -> str:
 
 
 def begin_sweep(command: Command) -> int:
-    """Run the sweep (`-m`) that `command` asks for, and return the exit status.
+    """Check all trials of the sweep (`-m`) that `command` describes, then run the sweep and return its exit status.
 
-    All trials are checked before any file is written.
+    Raises:
+        InputError: a setting is invalid, or the directory belongs to other runs.
     """
     literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
     overrides += [each.text for values in command.swept.values() for each in values]

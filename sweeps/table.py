@@ -30,7 +30,7 @@ Row = dict[str, str]
 
 
 def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping[str, str] | None = None) -> list[Row]:
-    """Write `sweep.csv`, with a row for each trial of a sweep, and return the rows, the best first.
+    """Write `sweep.csv`, with a row for each trial of a sweep, and return the rows of the trials, the best first.
 
     Trials of earlier commands have rows, too. If the earlier commands varied other keys, missing values are read from
     the config.yaml of each run.
@@ -66,7 +66,7 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
     """Return a row for each run directory, with its varied settings and its results, the best run first.
 
     Args:
-        varied: by run directory, the settings that differ between the runs; the keys are the same for all runs.
+        varied: by run directory, the settings that differ between the runs, with the same keys for all runs.
         outcomes: by name of a trial, how the trial has ended. If a trial is missing here, its status in summary.json is
             used.
     """
@@ -82,7 +82,10 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
 
 
 def spelled(config: Config) -> Row:
-    """Return all settings by key, with values as on the command line; passwords and control characters are hidden."""
+    """Return all settings by key, with values as on the command line.
+
+    Passwords in URLs are replaced by `***`, and unprintable characters by U+FFFD.
+    """
     found = dict(leaves(to_dict(config)))
     for group in PLUGINS:
         names = list(plugins := found[group])
@@ -203,14 +206,15 @@ def caution(runs: Iterable[tuple[Path, Config]]) -> str:
 
 
 def figure(number: str) -> str:
-    """Return `number`, the text in a cell of `sweep.csv`, with four decimals; an empty cell stays empty."""
+    """Return `number`, the text in a cell of `sweep.csv`, with four decimals, or "" if the cell is empty."""
     return f"{float(number):.4f}" if number else ""
 
 
 def table_of_runs(runs: list[Path]) -> str:
-    """Return the leaderboard of any runs; its columns are the settings that differ and on which a result depends.
+    """Return the leaderboard of runs, which need not belong to the same sweep, as text.
 
-    Steps that `minutes=` has chosen, and values that were chosen for the machine, do not count as differences.
+    Its columns are the settings that differ between the runs and on which a result depends. Steps that `minutes=` has
+    chosen, and values that were chosen for the machine, do not count as differences.
     """
     configs = [read_config(run) for run in runs]
     values = [spelled(config) | ({"trainer.max_steps": ""} if config.minutes else {}) for config in configs]
