@@ -17,7 +17,7 @@ HEAD = ("nats/character", "perplexity", "characters")
 
 
 def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> None:
-    """Print the documents that surprise the model most; unless `file` is None, write all documents to it as CSV.
+    """Print the documents with the highest loss per character, and write all documents as CSV if there is a file.
 
     The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
 
@@ -25,7 +25,10 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
         candidate: a model trained on documents, and the text to score, which consists of lines, paragraphs, or
             documents with end marks.
         name: name of the text, for the table and for errors.
-        file: an open text file, or None.
+        file: an open text file for the CSV, or None.
+
+    Raises:
+        InputError: the text contains only whitespace.
     """
     assert candidate.documents
     tokenizer, rule = candidate.tokenizer, Rule(**candidate.documents)
@@ -76,5 +79,8 @@ def shown(loss: float, perplexity: float, characters: int) -> tuple[str, str, st
 
 
 def row(loss: str, perplexity: str, characters: str, text: str) -> str:
-    """Return one line of the table of documents; its cells are aligned in columns."""
+    """Return one line of the table of documents, with the four cells aligned in columns.
+
+    `text` is the beginning of the document.
+    """
     return f"{loss:>14}{perplexity:>16}{characters:>13}  {text}"

@@ -37,7 +37,7 @@ def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
 
 @cache
 def label(character: str) -> str:
-    """Return a visible form of a character, or the code point if the font lacks the character, as for Chinese ones."""
+    """Return a visible form of a character, or its code point, such as 4E2D, if the font lacks the character."""
     shown, lacking = visible(character), bytes(font(24).getmask("\U0010ffff"))
     if all(bytes(font(24).getmask(each)) != lacking for each in shown):
         return shown

@@ -118,8 +118,8 @@ def describe_documents(documents: Documents) -> str:
 def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
     """Log the exact validation losses of the best and the last checkpoint, each given as a pair (step, score).
 
-    Also log the commands that score the text that has not been evaluated: the rest of the validation split, and the
-    test split.
+    Also log the commands that score the rest of the validation split, if it was not evaluated as a whole, and the test
+    split.
     """
     (best_step, best_score), (last_step, last_score) = best, last
     context, steps = config.model.context, config.trainer.max_steps
@@ -138,10 +138,11 @@ def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], 
 
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
-    """Return the median and maximum length of the longest passage that a sample shares with the training text.
+    """Return a line about how long the passages are that samples share with the training text: median and maximum.
 
-    `copies` has the keys `median`, `longest`, `length`, `samples` and `temperature`. `unit` is what a token is:
-    character or byte.
+    `copies` is a dict. `median` and `longest` are the median and maximum, over all samples, of the length of the
+    longest shared passage. `length` is the length of a sample, `samples` the number of samples and `temperature` their
+    temperature. `unit` is what a token is: character or byte.
     """
     most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
     shared = "the longest passage that a sample shares with the training text"
@@ -169,7 +170,7 @@ def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copi
 def conclude(run: Path, config: Config, report: Path | None) -> None:
     """Log the last lines of a run: where its files are, and which commands to run next.
 
-    `report` is the path of report.html; None if there is no report.
+    `report` is the path of report.html, or None if there is no report.
     """
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if report:

@@ -26,7 +26,7 @@ ORANGES = ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"]
 def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
     """Yield pairs (TensorBoard tag, picture): the attention of each head in `heads`, and at the end the surprisal.
 
-    The model reads a passage of the validation text. `heads` contains pairs (layer, head); if it is empty, `NUM_HEADS`
+    The model reads a passage of the validation text. `heads` contains pairs (layer, head). If it is empty, `NUM_HEADS`
     evenly spaced heads are chosen. The titles of the pictures show `step`.
     """
     begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
@@ -140,9 +140,10 @@ def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mappin
 
 
 def write(draw: ImageDraw.ImageDraw, x: float, y: float, character: str, size: float, ink: str = INK) -> None:
-    """Write a character centred at (x, y), in pixels; a label of several letters, such as a code point, is smaller.
+    """Write a character centred at (x, y), in pixels.
 
-    `size` is the height of the font in pixels, and `ink` the colour.
+    `size` is the height of the font in pixels, and `ink` the colour. A character that the font lacks is written as its
+    code point, in smaller letters.
     """
     shown = label(character)
     draw.text((x, y), shown, ink, font(size if len(shown) < 2 else 1.4 * size / len(shown)), "mm")

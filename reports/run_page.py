@@ -92,10 +92,10 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
 
 
 def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the data of the bar chart that compares the model's loss with those of guessing and of an n-gram model.
+    """Return the data of the bar chart that compares the losses of guessing, of an n-gram model and of the model.
 
-    The data is a dict: `title` is the title of the chart, and `losses` a list of [name, nats per token]. `unit` is what
-    a token is: character or byte. `summary` is the content of summary.json.
+    The data is a dict: `title` is the title of the chart, and `losses` a list of [name, nats per token], one for each
+    bar. `unit` is what a token is: character or byte. `summary` is the content of summary.json.
     """
     losses = [["guessing", summary["guessing_loss"]], ["this model", summary["val_loss"]]]
     if summary["counting_loss"] is not None:
@@ -104,9 +104,10 @@ def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
 
 
 def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
-    """Return sentences about how the best checkpoint's loss was measured, and the last checkpoint's loss if it differs.
+    """Return sentences about how the best checkpoint's loss was measured.
 
-    `summary` is the content of summary.json. `unit` is what a token is: character or byte.
+    If the loss of the last checkpoint is different, another sentence reports it. `summary` is the content of
+    summary.json, and `unit` is what a token is: character or byte.
     """
     measured = summary["evaluation"]
     number, split = f"{measured['characters']:,}", measured["split_characters"]

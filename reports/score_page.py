@@ -27,7 +27,7 @@ class Columns:
         self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
 
     def add(self, characters: Surprisals) -> None:
-        """Append the surprisals of the next characters, and the most likely tokens at each of these characters."""
+        """Append the surprisals of further characters of the text, and the most likely tokens at each character."""
         self.nats += characters.millinats.to(torch.uint16).numpy().tobytes()
         self.likely += characters.top.to(self._token).numpy().tobytes()
         self.chances += (characters.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()

@@ -36,14 +36,14 @@ def print_scores(
     options: argparse.Namespace,
     out_file: TextIO | None,
 ) -> None:
-    """Score the text and print the table; write the page (`--html`) or the CSV file (`--csv`) to `out_file`.
+    """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`) to `out_file`.
 
     Args:
         checkpoints: the model file and, with `--compare`, a second model file.
-        loaded: the contents of these files.
+        loaded: the contents of the model files.
         text: the text, encoded for each model.
         options: the options of the command line of score.py.
-        out_file: the open output file; None without `--html` and `--csv`.
+        out_file: the open output file, or None without `--html` and `--csv`.
     """
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
@@ -92,9 +92,9 @@ def print_scores(
 def score_in_detail(
     candidates: list[Candidate], mode: str, options: argparse.Namespace, page_file: TextIO | None
 ) -> list[Score]:
-    """Score the text character by character; return the score of each model.
+    """Score the text character by character, and return the score of each model.
 
-    With `--per-char`, print a JSON line for each character.
+    With `--per-char`, also print a JSON line for each character.
 
     Args:
         candidates: the models, each with its encoding of the text.
@@ -180,7 +180,8 @@ def candidates_of(
 def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
     """Return how windows cover the text, such as `strided windows of 256, stride 128`.
 
-    `mode` is disjoint, strided or sample. If `page` is true, what the model reads before each character is added.
+    `mode` is disjoint, strided or sample. If `page` is true, the text for the page also says how much the model reads
+    before each character.
     """
     context, stride = candidate.model.config.context, candidate.stride
     words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
@@ -197,8 +198,8 @@ def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list
     Args:
         first: position of the first character of `text` in the whole text.
         text: the characters.
-        found: the surprisals of the characters, for one model or two; the second model's are stored under the key
-            "other".
+        found: for one model or two, the surprisals of the characters. The values of the second model are stored under
+            the key "other".
         names: for each model, how each token of its vocabulary is shown.
     """
     values = zip(*map(json_surprisals, found, names), strict=True)
@@ -210,9 +211,10 @@ def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list
 
 
 def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield for each character a dict: `nats` is its surprisal, and `likely` the probabilities of the top tokens.
+    """Yield a dict for each character: `nats` is its surprisal, and `likely` maps likely tokens to their probabilities.
 
-    `names` says how each token of the vocabulary is shown.
+    `found` contains the surprisals and the most likely tokens, and `names` says how each token of the vocabulary is
+    shown.
     """
     for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
@@ -237,7 +239,7 @@ def perplexity(score: Score) -> float:
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
-    """Return the numbers of score `b` minus those of score `a` as text with signs, in the order of `figures`.
+    """Return score `b` minus score `a` as a list of texts with signs, one for each number that `figures` returns.
 
     `digits` is the number of decimals.
     """

@@ -50,7 +50,7 @@ def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
 
 
 def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
-    """Write a row for the run into TensorBoard's table HPARAMS; do nothing if the run has no event files.
+    """Write a row for the run into TensorBoard's table HPARAMS, unless the run has no event files.
 
     Args:
         run: directory of the run.

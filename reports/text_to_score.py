@@ -29,9 +29,11 @@ MAX_PAGE = 10_000_000  # maximum characters in an HTML page
 class EncodedText(NamedTuple):
     """A text, encoded for each model.
 
-    `encoded` contains the tokens for each model as bytes, and `characters` is the number of characters, or 0 if all
-    models are byte models. `size` is the number of bytes of the file, or 0 if characters were skipped or replaced.
-    `sha256` is the hash of the file, or "" if the text is not a file.
+    Attributes:
+        encoded: for each model, the tokens as bytes, in the `dtype` of the model's tokenizer.
+        characters: number of characters of the text, or 0 if all models are byte models.
+        size: number of bytes of the file, or 0 if characters were skipped or replaced.
+        sha256: hash of the file, or "" if the text is not a file.
     """
 
     encoded: list[bytes | bytearray]  # tokens, in the tokenizer's `dtype`
@@ -41,11 +43,11 @@ class EncodedText(NamedTuple):
 
 
 def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
-    """Read the text that score.py scores, and encode it for each model.
+    """Read the text that score.py scores, and return it encoded for each model.
 
     Args:
         checkpoints: the model file and, with `--compare`, a second model file.
-        loaded: the contents of these files.
+        loaded: the contents of the model files.
         options: the options of the command line of score.py.
 
     Raises:
@@ -72,9 +74,9 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
-    """Return a name for the scored text: the name of its file, or `validation split of RUN`.
+    """Return a name for the scored text: the name of its file, `standard input`, or `validation split of RUN`.
 
-    If `path` is true, the name includes the folders, as in messages; otherwise it is only the last component of the
+    If `path` is true, the name includes the folders, as in messages. Otherwise it is only the last component of the
     path, as on pages.
     """
     name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
@@ -88,6 +90,9 @@ def split_of_run(model: Path, split: str) -> bytes:
 
     The bytes are UTF-8 or, for a byte model, the unchanged bytes of the text. `model` is the path of the model file in
     the run directory, and `split` the name of the split.
+
+    Raises:
+        InputError: the model file is not in a run directory, the text cannot be read, or the split is empty.
     """
     if not model.with_name("last.ckpt").is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
@@ -108,9 +113,9 @@ def run_of(model: Path) -> Path:
 
 
 def rule_of(loaded: list[Model]) -> Rule | None:
-    """Return how the models' training texts were divided into documents.
+    """Return the rule by which the models' training texts were divided into documents.
 
-    Return None if the texts were not divided into documents, or if they were divided in different ways.
+    The result is None if the texts were not divided into documents, or if they were divided in different ways.
     """
     first, *others = (model.meta["documents"] for model in loaded)
     return Rule(**first) if first is not None and all(other == first for other in others) else None
@@ -124,8 +129,11 @@ def open_source(
     `checkpoints` contains the model files.
 
     Returns:
-        (file, size, name, sha256): the open file; its size in bytes, or 0 if unknown; its name; its SHA-256, or "" if
-            the text is not a file.
+        (file, size, name, sha256): the file, as a context manager; its size in bytes, or 0 if unknown; its name; its
+            SHA-256, or "" if the text is not a file.
+
+    Raises:
+        InputError: the text cannot be read, or the file is an archive of several files.
     """
     if options.split:
         split = split_of_run(checkpoints[0], options.split)
@@ -155,7 +163,7 @@ def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options
         rule: how the model's training text was divided into documents.
         tokenizer: tokenizer of the model.
         name: name of the text, for messages.
-        options: the options of the command line of score.py.
+        options: the options of the command line of score.py, such as `--encoding`.
     """
     if rule.kind in WHITESPACE:
         return file
@@ -180,6 +188,9 @@ def encode_text(
     Returns:
         (encoded, characters, size): the tokens for each tokenizer; the number of characters that a character model
             reads, or 0 if there is none; the size of the file in bytes, or 0 if characters were skipped or replaced.
+
+    Raises:
+        InputError: a character is not in a model's vocabulary, or `--encoding` is set and all models are byte models.
     """
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
@@ -230,7 +241,7 @@ def encode_text(
 
 
 def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
-    """Read a file as a whole and return its content; `progress` is updated with the number of bytes read."""
+    """Read a file as a whole, update `progress` with the number of bytes read, and return the content."""
     raw = bytearray()
     while chunk := file.read(CHUNK):
         progress.update(len(chunk))
@@ -239,10 +250,10 @@ def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
 
 
 def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
-    """Return `text` without the characters that at least one of the tokenizers lacks.
+    """Return `text` with only those characters that all tokenizers know.
 
-    If `unknown` is "skip", these characters are dropped. If `unknown` is "replace", each of these characters is
-    replaced by the nearest known character, or dropped if no character is near.
+    If `unknown` is "skip", other characters are dropped. If `unknown` is "replace", each other character is replaced by
+    the nearest known character, or dropped if no character is near.
     """
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
@@ -260,7 +271,7 @@ def changed_characters(text: str, tokenizers: list[Tokenizer], unknown: str) -> 
 
 
 def whole_words(text: Iterable[str]) -> Iterator[str]:
-    """Yield a text, given in chunks, in other chunks, each of which ends after a space or a line break if it has one.
+    """Yield the text of the chunks `text` in new chunks, each of which ends after a space or a line break if possible.
 
     So a letter and its accents, which may be separate code points, stay in the same chunk.
     """

@@ -26,7 +26,7 @@ def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
 
 
 def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]], enough: int) -> list[str]:
-    """Return a list with a sentence for each problem of a finished run, which also says what helps.
+    """Return a sentence for each problem of a finished run, which says what is wrong and what helps.
 
     Args:
         run: directory of the run.
@@ -50,8 +50,8 @@ def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[flo
 def has_learned_nothing(summary: Mapping[str, Any], enough: int) -> bool:
     """Return whether the best model is no better than guessing after `enough` steps, or far worse after any number.
 
-    The loss of guessing is that of equal probabilities for all tokens, and far worse means a loss that is over 1 nat
-    higher. `summary` is the content of summary.json.
+    Guessing means that all tokens have equal probabilities, and far worse means a loss that is over 1 nat higher.
+    `summary` is the content of summary.json.
     """
     excess = summary["val_loss"] - summary["guessing_loss"]
     return excess >= 0 and summary["steps"] >= enough or excess > 1
