@@ -20,7 +20,7 @@ from measuring import at_once, in_turn, make_parser, of_text, our_speed, plain_s
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """Keep one core busy during the block."""
+    """Context manager that keeps one core busy during its block."""
     process = subprocess.Popen(["sh", "-c", "while :; do :; done"])
     try:
         yield
@@ -30,7 +30,10 @@ def busy() -> Iterator[None]:
 
 
 def measure(speed: Callable[[int], float], seed: int) -> tuple[float, float, float]:
-    """Return the speed alone in characters/s, and two shares of it: beside a busy process, and each of two at once."""
+    """Return (speed alone, share of it beside a busy process, share of it for each of two at once).
+
+    `speed` trains with a seed and returns the characters per second. The shares are relative to the speed alone.
+    """
     alone = speed(seed)
     with busy():
         beside = speed(seed)

@@ -24,7 +24,10 @@ OURS = {"its model and AdamW": "experiment=nanogpt_gpu", "default recipe": "expe
 
 
 def time_to_loss(settings: list[str], seed: int) -> list[tuple[float, float, float]]:
-    """Train with a cold and then a warm compile cache; return (process seconds, training seconds, loss) of each."""
+    """Train with a cold and then a warm compile cache, and return a tuple for each of the two trainings.
+
+    The tuple is (seconds of the process, seconds of training, validation loss in nats).
+    """
     results = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in ("cold", "warm"):
@@ -35,7 +38,7 @@ def time_to_loss(settings: list[str], seed: int) -> list[tuple[float, float, flo
 
 
 def print_losses(rounds: int, settings: list[str]) -> None:
-    """Measure the time to the loss and print a table."""
+    """Measure how long `settings` need to reach the loss `LOSS`, and print a table."""
     (seen,) = in_turn(rounds, {"time to a loss": partial(time_to_loss, settings)}).values()
     rows = []
     for name, runs in zip(("cold", "warm"), zip(*seen, strict=True), strict=True):
@@ -47,7 +50,10 @@ def print_losses(rounds: int, settings: list[str]) -> None:
 
 
 def print_speeds(rounds: int, text: str, where: list[str], quick: bool) -> None:
-    """Measure the speeds, with the systems in turn, and print a table."""
+    """Measure the speeds of the plain loop and of train.py in turn, and print a table.
+
+    `where` contains settings for the device, and `quick` says whether to train only tiny models for a few steps.
+    """
     shape = "--shape tiny --device cpu" if quick else "--shape gpu --device cuda --compile"
     systems = {PLAIN: partial(plain_speed, text, 10 if quick else 500, options=shape.split())}
     for name, experiment in OURS.items():
@@ -60,7 +66,7 @@ def print_speeds(rounds: int, text: str, where: list[str], quick: bool) -> None:
 
 
 def main() -> None:
-    """Measure, and print Markdown tables."""
+    """Measure the time to a loss and the speeds, and print a Markdown table of each."""
     parser = make_parser(__doc__)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu needs --quick (default cuda)")
     parser.add_argument("--only", choices=("loss", "speed"), help="measure only this")

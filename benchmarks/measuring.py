@@ -31,7 +31,11 @@ QUICK = (
 def make_parser(
     doc: str, rounds: int = 3, text: str = "text file, such as tiny Shakespeare"
 ) -> argparse.ArgumentParser:
-    """Return a parser with `--rounds`, `--quick` and, unless `text` is empty, a text file; `doc` is its help."""
+    """Return a parser with the options `--rounds` and `--quick` and a text file as its argument.
+
+    `doc` is the description in the help text, `rounds` the default of `--rounds`, and `text` the help for the text
+    file. If `text` is empty, the parser has no such argument.
+    """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if text:
         parser.add_argument("text", type=os.path.abspath, help=text)
@@ -51,12 +55,13 @@ def print_machine() -> None:
 
 
 def run(command: Sequence[str | Path], folder: str | Path = ".", **environment: str) -> tuple[float, str]:
-    """Run Python with `command`; return the seconds of the whole process and what it printed.
+    """Run Python with the arguments `command`, and return (seconds of the whole process, its standard output).
 
-    OpenMP's environment variables of the shell are not passed on, because they would override what a command sets.
+    `folder` is the working directory, and `environment` sets environment variables. OpenMP's environment variables of
+    the shell are not passed on, because they would override what a command sets.
 
     Raises:
-        SystemExit: the process failed; the message contains its standard error.
+        SystemExit: the process failed. The message contains its standard error.
     """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_"))}
     begun = time.perf_counter()
@@ -70,46 +75,56 @@ def run(command: Sequence[str | Path], folder: str | Path = ".", **environment: 
 
 
 def train(*settings: str, root: Path = ROOT, **environment: str) -> tuple[float, dict[str, Any]]:
-    """Train with train.py of the checkout `root`; return the seconds of the process and its summary.json."""
+    """Train with train.py of the checkout `root`, and return (seconds of the process, content of summary.json).
+
+    `environment` sets environment variables of the process.
+    """
     with tempfile.TemporaryDirectory() as folder:
         seconds, _ = run([root / "train.py", "name=run", *settings], folder, **environment)
         return seconds, json.loads(Path(folder, "runs/run/summary.json").read_text())
 
 
 def of_text(text: str, *settings: str, steps: int | None = None, quick: bool = False) -> list[str]:
-    """Return settings to train on the first 90 % of a text, for `steps` steps with one validation after the last."""
+    """Return settings that train on the first 90 % of a text, for `steps` steps with one validation after the last.
+
+    If `steps` is None, the number of steps is not set. If `quick` is true, a tiny model is trained for a few steps.
+    """
     of_steps = [] if steps is None else [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"]
     return [f"data.path={text}", "data.split=[0.9,0.1,0.0]", *of_steps, *settings, *(QUICK if quick else [])]
 
 
 def our_speed(settings: Sequence[str], seed: int, root: Path = ROOT) -> float:
-    """Train with train.py; return the characters per second during steps."""
+    """Train with train.py of the checkout `root`, and return the characters per second during steps."""
     return train(*settings, f"seed={seed}", root=root)[1]["characters_per_second"]
 
 
 def plain(text: str, *options: str, steps: int, seed: int) -> tuple[float, dict[str, float]]:
-    """Train with plain_loop.py; return the seconds of the process and its speed and loss."""
+    """Train with plain_loop.py, and return (seconds of the process, result).
+
+    The result is a dict with the keys `characters_per_second` and `loss`.
+    """
     command = [ROOT / "benchmarks/plain_loop.py", text, *options, "--steps", str(steps), "--seed", str(seed)]
     seconds, printed = run(command)
     return seconds, json.loads(printed.splitlines()[-1])
 
 
 def plain_speed(text: str, steps: int, seed: int, options: Sequence[str] = ()) -> float:
-    """Train with plain_loop.py; return the characters per second of the median step."""
+    """Train with plain_loop.py, and return the characters per second of the median step."""
     return plain(text, "--speed", *options, steps=steps, seed=seed)[1]["characters_per_second"]
 
 
 def at_once(works: Iterable[Callable[[], T]]) -> list[T]:
-    """Call functions, each in a thread, at the same time; return their results in order."""
+    """Call functions at the same time, each in a thread, and return their results in order."""
     works = list(works)
     with ThreadPoolExecutor(len(works)) as pool:
         return [begun.result() for begun in [pool.submit(work) for work in works]]
 
 
 def in_turn(rounds: int, systems: Mapping[str, Callable[[int], T]]) -> dict[str, list[T]]:
-    """Call each system once per round with the number of the round, from 1, as its seed; return the results by system.
+    """Call each system once per round, with the number of the round, from 1, as its seed, and return all results.
 
-    Even rounds call the systems in reverse order, so that none always runs first.
+    The results are lists by name of the system, with a value for each round. Even rounds call the systems in reverse
+    order, so that none always runs first.
     """
     seen: dict[str, list[T]] = {name: [] for name in systems}
     for number in range(1, rounds + 1):
@@ -120,17 +135,20 @@ def in_turn(rounds: int, systems: Mapping[str, Callable[[int], T]]) -> dict[str,
 
 
 def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
-    """Format values as their median and, in brackets, their range."""
+    """Return values as text: their median and, in brackets, their range.
+
+    `form` is the format of each number, and `unit` follows the median.
+    """
     return f"{statistics.median(values):{form}}{unit} ({min(values):{form}} to {max(values):{form}})"
 
 
 def ratios(values: Sequence[float], base: Sequence[float]) -> list[float]:
-    """Return each value divided by that of `base` in the same round."""
+    """Return each value divided by the value of `base` in the same round."""
     return [value / other for value, other in zip(values, base, strict=True)]
 
 
 def print_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print the machine and a Markdown table."""
+    """Print a line about the machine, and then a Markdown table."""
     print_machine()
     print(f"| {' | '.join(head)} |\n|{'---|' * len(head)}")
     for row in rows:

@@ -55,7 +55,7 @@ class Block(nn.Module):
         self.down = nn.Linear(4 * dim, dim, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Apply the block."""
+        """Return the result of attention and MLP, each added to its input: (B, T, C) -> (B, T, C)."""
         B, T, C = x.shape
         q, k, v = self.qkv(self.norm1(x)).split(C, dim=2)  # 3 x (B, T, C)
         q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2) for z in (q, k, v))  # 3 x (B, H, T, D)
@@ -89,7 +89,10 @@ class Model(nn.Module):
 
 
 def prepare(path: str, folder: str | Path) -> int:
-    """Write the first 90 % of a text as train.bin and the rest as val.bin, in uint16; return the vocabulary size V."""
+    """Write the first 90 % of a text as train.bin and the last 10 % as val.bin, and return the vocabulary size V.
+
+    The files contain a token for each character, as uint16.
+    """
     text = Path(path).read_text("utf-8")
     index = {character: i for i, character in enumerate(sorted(set(text)))}
     tokens = np.array([index[character] for character in text], dtype=np.uint16)
@@ -100,7 +103,10 @@ def prepare(path: str, folder: str | Path) -> int:
 
 
 def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets, each (B, T): random windows, stacked one by one."""
+    """Return (inputs, targets), each (B, T): random windows of `tokens`, stacked one by one.
+
+    The targets are the inputs shifted by one token.
+    """
     starts, T = torch.randint(len(tokens) - shape.context, (shape.batch,)), shape.context
     x = torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for i in starts])
     y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for i in starts])
@@ -110,21 +116,27 @@ def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor,
 
 
 def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean loss in nats of inputs and targets (B, T), in bf16 except on a CPU."""
+    """Return the mean loss in nats, computed in bf16 except on a CPU.
+
+    `x` contains the inputs and `y` the targets, each (B, T).
+    """
     with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type != "cpu"):
         return F.cross_entropy(model(x).view(-1, model.head.out_features), y.reshape(-1))
 
 
 @torch.no_grad()
 def estimate(model: Model, splits: list[np.ndarray], shape: Shape, device: str) -> list[float]:
-    """Return the mean loss in nats over 20 random batches, for each split."""
+    """Return, for each split, the mean loss in nats over 20 random batches."""
     losses = [[loss_of(model, *random_batch(split, shape, device)).item() for _ in range(20)] for split in splits]
     return list(map(statistics.mean, losses))
 
 
 @torch.no_grad()
 def exact(model: Model, tokens: np.ndarray, context: int, device: str) -> float:
-    """Return nats per character over a whole split in disjoint windows; its first character counts as ln V."""
+    """Return the loss in nats per character over a whole split, in disjoint windows of `context` tokens.
+
+    The first character of the split is not predicted, so it counts as ln V.
+    """
     total = math.log(model.head.out_features)
     for start in range(0, len(tokens) - 1, context):
         window = torch.from_numpy(tokens[start : start + context + 1].astype(np.int64)).to(device)
@@ -158,7 +170,12 @@ def make_optimizer(model: Model, device: str) -> torch.optim.AdamW:
 
 
 def train(options: argparse.Namespace) -> dict[str, float | None]:
-    """Train; return the characters per second of the median step and, without `--speed`, the exact loss."""
+    """Train as the options say, and return the speed and the loss.
+
+    Returns:
+        A dict. `characters_per_second`: the speed of the median step. `loss`: the exact validation loss in nats, or
+            None with `--speed`.
+    """
     shape, device, steps, evaluate = SHAPES[options.shape], options.device, options.steps, not options.speed
     torch.manual_seed(options.seed)
     training, validation = load(options.text)

@@ -32,7 +32,11 @@ VARIANTS = {
 
 
 def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[float | None]:
-    """Train, and return the losses in nats that score.py prints; None beyond a learned table of positions."""
+    """Train, and return the losses in nats that score.py prints for the validation split.
+
+    The losses are measured in disjoint windows of 1, 2 and 4 times `context`, and as sample.py reads. If `learned` is
+    true, the model has a learned table of positions, so the losses beyond the training context are None.
+    """
     longer = (2 * context, 4 * context)
     options = ["--window disjoint", *(f"--window disjoint --context {T}" for T in longer), "--window sample"]
     found: list[float | None] = []
@@ -48,7 +52,7 @@ def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[
 
 
 def seconds(model: GPT, batch: int, _: int) -> float:
-    """Return the seconds of one forward and backward pass of `batch` windows."""
+    """Return the seconds of one forward and backward pass of `batch` windows. The round, `_`, is ignored."""
     tokens = torch.randint(model.vocabulary, (batch, model.config.context))
     begun = time.perf_counter()
     with torch.autocast("cpu", torch.bfloat16):
@@ -58,7 +62,10 @@ def seconds(model: GPT, batch: int, _: int) -> float:
 
 
 def print_speed(rounds: int, config: ModelConfig, batch: int) -> None:
-    """Time all encodings and windows, at the context of `config` and at four times that context, and print a table."""
+    """Time all position encodings and attention windows, and print a table.
+
+    Each is timed at the context of `config` with `batch` windows, and at four times that context with fewer windows.
+    """
     torch.manual_seed(0)
     rows = []
     for context, windows in ((config.context, batch), (4 * config.context, max(1, batch // 4))):

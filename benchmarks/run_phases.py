@@ -56,7 +56,10 @@ def make_callback() -> "Callback":
 
 
 def run_once(root: Path, overrides: list[str], seed: int) -> dict[str, float]:
-    """Run once; return the seconds of each phase, the validation loss in nats and the characters per second."""
+    """Run train.py once, and return the seconds of each phase by name.
+
+    The dict also contains the validation loss in nats and the characters per second. `root` is the checkout.
+    """
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "phases-0.dist-info")
         package.mkdir()

@@ -70,12 +70,15 @@ BASES = {"whole, 64 texts": "decode, 64 texts, uncached"}
 
 
 def decode(options: list[str], name: str, _: int) -> float:
-    """Measure a row of the table in a process of its own; return its characters per second."""
+    """Measure the row `name` of the table in a process of its own, and return its characters per second.
+
+    `options` are arguments of this script. The round, `_`, is ignored, because the seed is fixed.
+    """
     return float(run([__file__, *options, "--only", name])[1].split()[-1])
 
 
 def whole(command: list[str | Path], characters: int, _: int) -> float:
-    """Return `characters` divided by the seconds of a whole process."""
+    """Return `characters` divided by the seconds of the whole process that runs `command`."""
     return characters / run(command)[0]
 
 

@@ -31,17 +31,20 @@ ROWS = {
 
 
 def amount(size: float) -> str:
-    """Format a number of bytes in GB or MB."""
+    """Return a number of bytes as text, in GB or MB."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def duration(seconds: float) -> str:
-    """Format seconds in s or ms."""
+    """Return a number of seconds as text, in s or ms."""
     return f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def print_communication() -> None:
-    """Print, for models of 96 characters, the bytes that each of many devices sends per step, and the minimal time."""
+    """Print how many bytes each device sends per step, for models of several sizes, and how long that takes at least.
+
+    The models have 96 characters, and the number of devices is large.
+    """
     import torch
 
     from gpt import GPT, ModelConfig
@@ -63,13 +66,16 @@ def print_communication() -> None:
 
 
 def speed(settings: list[str], runs: list[list[str]], seed: int) -> float:
-    """Run all `runs` at the same time; return the sum of their characters per second during steps."""
+    """Run train.py for each of `runs` at the same time, and return the sum of their characters per second.
+
+    `settings` are the settings of all runs, and each element of `runs` lists the settings of one run.
+    """
     begun = [partial(train, *settings, *each, f"seed={seed}", OMP_NUM_THREADS="1") for each in runs]
     return sum(summary["characters_per_second"] for _, summary in at_once(begun))
 
 
 def main() -> None:
-    """Measure, and print Markdown tables."""
+    """Measure the speed of one and two processes, or compute what communication costs, and print a Markdown table."""
     parser = make_parser(__doc__, text="")
     parser.add_argument("text", nargs="?", type=os.path.abspath, help="text file; without it: --communication")
     parser.add_argument("--steps", type=int, default=150, help="optimizer steps of each run (default 150)")

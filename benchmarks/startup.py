@@ -20,7 +20,10 @@ STEP = "data.path=text.txt name=first trainer.max_steps=1 trainer.accelerator=cp
 
 
 def seconds(folder: str, command: list[str], _: int) -> float:
-    """Return the seconds from the start of a process to the first byte that it writes."""
+    """Return the seconds from the start of a process to the first byte that it writes.
+
+    `folder` is the working directory, and `command` a script of the repository with its arguments.
+    """
     begun = time.perf_counter()
     errors = subprocess.DEVNULL if command[0] == "sample.py" else subprocess.STDOUT  # sample.py prints its seed there
     arguments = [sys.executable, str(ROOT / command[0]), *command[1:]]

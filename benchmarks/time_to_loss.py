@@ -28,13 +28,13 @@ RUNS = {
 
 
 def plain_run(text: str, steps: int, seed: int) -> tuple[float, float]:
-    """Train with the plain loop; return the seconds of the process and the loss in nats."""
+    """Train with plain_loop.py, and return (seconds of the process, loss in nats)."""
     seconds, result = plain(text, steps=steps, seed=seed)
     return seconds, result["loss"]
 
 
 def our_run(settings: list[str], seed: int) -> tuple[float, float]:
-    """Train with train.py; return the seconds of the process and the loss in nats of the final weights."""
+    """Train with train.py, and return (seconds of the process, loss of the final weights in nats)."""
     seconds, summary = train(*settings, f"seed={seed}")
     return seconds, summary["last_val_loss"]
 

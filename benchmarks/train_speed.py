@@ -44,7 +44,10 @@ OURS = {
 
 
 def peak(sizes: Sequence[int], _: int) -> float:
-    """Return the highest GFLOP/s of a bf16 product of square matrices, each size repeated for a second."""
+    """Return the highest GFLOP/s of a bf16 product of square matrices, each size repeated for a second.
+
+    `sizes` contains the numbers of rows.
+    """
     best = 0.0
     for size in sizes:
         matrix, until = torch.ones(size, size, dtype=torch.bfloat16), time.perf_counter() + 1
@@ -55,9 +58,9 @@ def peak(sizes: Sequence[int], _: int) -> float:
 
 
 def nanogpt_speed(text: str, checkout: Path, steps: int, _: int) -> float:
-    """Train with nanoGPT's own train.py on the same text; return the characters per second of the median step.
+    """Train with nanoGPT's own train.py on the same text, and return the characters per second of the median step.
 
-    Its evaluations are switched off.
+    `checkout` is the folder of nanoGPT. Its evaluations are switched off.
     """
     folder = checkout / "data" / "shakespeare_char"
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": prepare(text, folder)}))
