@@ -88,7 +88,7 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
 
     Args:
         name: file name that the user has given.
-        option: the option with which the user has given it, such as `--output`; error messages begin with it.
+        option: the option with which the user has given it, such as `--output`, with which error messages begin.
         inputs: the files that the command reads, which must not be overwritten.
         overwrite: whether an existing file may be replaced.
 
@@ -241,7 +241,7 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
 
 
 def device(text: str) -> str:
-    """Return `text` if it is the name of a device, such as `cuda:1`; this function is an argparse type.
+    """Return `text` if it is the name of a device, such as `cuda:1`. This function is an argparse type.
 
     Raises:
         argparse.ArgumentTypeError: `text` is not `cpu`, `mps`, `cuda` or `cuda:N`.

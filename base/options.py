@@ -35,10 +35,10 @@ def option(
     """Declare a dataclass field as an option, with a help text, the values that it accepts and a rule for resuming.
 
     Args:
-        default: the value if the user sets none; each instance gets its own copy of a list.
+        default: the value if the user sets none. Each instance gets its own copy of a list.
         meaning: one line for `--help`.
         choices: the allowed words; empty if any word is allowed.
-        auto: if `auto` is allowed, the type of all other values; annotate the field with `Any`.
+        auto: if `auto` is allowed, the type of all other values. The field must then be annotated with `Any`.
         on_resume: whether a resumed run may change the value: `free` (yes), `allow` (only with allow=) or `fixed`
             (never). If it is empty, the rule of the config group, such as `data`, applies, or `allow` if the group has
             none.

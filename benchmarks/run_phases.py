@@ -4,7 +4,7 @@
 
 Runs `python train.py seed=ROUND OVERRIDE ...` and prints a table with the seconds of each phase, median and range over
 the rounds. With `--other`, a checkout of another version runs in turn with this one. Nothing else should run meanwhile.
-A callback measures the phases; Lightning finds it by the entry point of a package that is written for the run.
+A callback measures the phases. Lightning finds it by the entry point of a package that is written for the run.
 """
 
 import json

@@ -37,8 +37,8 @@ def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[st
     Args:
         settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
         literals: the values from the command line that Hydra does not parse, such as paths, by key.
-        trained: settings of the trained model from which the run starts, as configuration group -> key -> value, which
-            replace the defaults. None without such a model.
+        trained: if the run starts from a trained model, the model's settings, which replace the defaults, as
+            configuration group -> key -> value.
 
     Raises:
         InputError: a value is invalid, or two settings contradict each other.
@@ -131,8 +131,7 @@ def read_config(run: Path) -> Config:
 def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
     """Return the configuration that results from the defaults and the presets in `settings`, as nested dicts.
 
-    `settings` contains arguments of the command line such as `model=small`; arguments of the form `key=value` are
-    ignored.
+    `settings` contains arguments of the command line, of which only presets such as `model=small` are used.
     """
     return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
@@ -165,7 +164,7 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
 
     Args:
         config: the configuration, which already contains the presets on the command line.
-        settings: the arguments whose values Hydra parses; arguments of the form `group=preset` are skipped.
+        settings: the arguments whose values Hydra parses, of which those of the form `group=preset` are skipped.
         literals: the values that Hydra does not parse, by key.
     """
     config = copy.deepcopy(config)
@@ -193,7 +192,7 @@ def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] 
 
     Args:
         primary: the file in conf/ with which Hydra begins: `train` or `resume`.
-        settings: the arguments of the command line; those of the form `key=value` are ignored.
+        settings: the arguments of the command line, of which those of the form `key=value` are ignored.
         base: values that replace the defaults of `Config`, as nested dicts.
     """
     chosen = tuple(each.text for each in settings if each.is_group)

@@ -19,7 +19,7 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
         more: further arguments, which each callback or logger receives.
 
     Raises:
-        InputError: a constructor fails; the message names the callback or logger.
+        InputError: a constructor fails. The message names the callback or logger.
     """
     instances = []
     for name, arguments in plugins.items():

@@ -59,7 +59,7 @@ def _keys(kind: type, prefix: str = "", rule: str = "allow", values: Any = None)
         kind: a dataclass whose fields are made with `base.options.option`.
         prefix: the beginning of all keys, such as `model.`.
         rule: the value of `Key.on_resume` for fields that set no value themselves.
-        values: an instance of `kind` whose values are the defaults; if None, the defaults of the fields are used.
+        values: an instance of `kind` whose values are the defaults. If it is None, the defaults of the fields are used.
     """
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
@@ -77,7 +77,7 @@ SEARCH_KEYS = dict(_keys(SearchConfig, "hparams_search."))
 
 
 def is_plugins(group: str) -> bool:
-    """Return whether the keys of a configuration group are arguments of classes: true for `callbacks` and `logger`."""
+    """Return whether `group` is `callbacks` or `logger`, whose keys are arguments of classes."""
     return group in KEYS and "plugins" in KEYS[group].metadata
 
 
@@ -96,9 +96,9 @@ def has_auto(value: Any) -> bool:
 
 
 def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Flatten nested dicts: yield (key, value) for each value that is not a dict, such as ("optim.lr", 0.003).
+    """Yield (key, value) for each value in nested dicts that is not a dict itself, such as ("optim.lr", 0.003).
 
-    The dicts `callbacks` and `logger` are not flattened, but each yielded as a single value.
+    The dicts `callbacks` and `logger` are exceptions: each of them is yielded as a single value.
 
     Args:
         values: the nested dicts.
@@ -112,7 +112,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def nearest_key(key: str, names: list[str]) -> str:
-    """Return a hint for an unknown key, such as "; nearest: optim.lr" for `LR`; "" if no known key is similar.
+    """Return a hint for an unknown key, such as "; nearest: optim.lr" for `LR`, or "" if no known key is similar.
 
     Args:
         key: the unknown key.
@@ -129,9 +129,9 @@ def nearest_key(key: str, names: list[str]) -> str:
 
 
 def presets() -> list[ModelConfig]:
-    """Return the sizes of models that a run with a time limit (`minutes=N`) may choose, from small to large.
+    """Return the model configurations among which a run with a time limit (`minutes=N`) chooses, from small to large.
 
-    The sizes are the presets of `model=` that set only the number of layers, the number of heads and the width.
+    They are the presets of `model=` that set only the number of layers, the number of heads and the width.
     """
     found = [choice_values("model", name) for name in groups()["model"]]
     sizes = [ModelConfig(**values) for values in found if values.keys() == {"layers", "heads", "dim"}]

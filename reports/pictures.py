@@ -56,7 +56,7 @@ def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
 
 
 def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Image.Image:
-    """Plot the attention weights of a head, (T, T), with queries from top to bottom and keys from left to right.
+    """Return a plot of a head's attention weights, (T, T), with queries from top to bottom and keys from left to right.
 
     `characters` contains the T characters of the text, which label the queries and the keys.
     """
@@ -76,9 +76,10 @@ def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Ima
 
 
 def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Image.Image:
-    """Plot a text with each character on a background whose colour shows the character's surprisal.
+    """Return a picture of a text in which the colour behind each character shows the character's surprisal.
 
-    `characters` contains the characters of the text, and `nats` the surprisal of each character.
+    `characters` contains the characters of the text, and `nats` the surprisal of each character. The title of the
+    picture shows `step`.
     """
     cells, line, column = [], 0, 0
     for character in characters:
@@ -104,7 +105,7 @@ def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Im
 def colours(values: np.ndarray, stops: list[str]) -> np.ndarray:
     """Map values in [0, 1] to RGB colours: (...) -> (..., 3) uint8.
 
-    `stops` contains colours such as ["#ffffff", "#08306b"], evenly spaced from 0 to 1; colours between them are
+    `stops` contains colours such as ["#ffffff", "#08306b"], evenly spaced from 0 to 1. The colours between them are
     interpolated.
     """
     at = np.linspace(0, 1, len(stops))

@@ -16,7 +16,7 @@ def page(about: Mapping[str, Any]) -> str:
     Args:
         about: a dict. `name`: name of the sweep. `caution`: a warning, or "". `unit`: what losses are per, such as
             character. `tables`: a list of tables, each a list of rows, where the first row contains the headings and a
-            row is a list of cells; the last table has a row for each run. `colours`: for each table a list with the
+            row is a list of cells. The last table has a row for each run. `colours`: for each table a list with the
             number of each row's colour, without the headings. `runs`: for each run [name, [[step, nats] for each
             validation]].
     """

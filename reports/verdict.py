@@ -26,7 +26,9 @@ def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
 
 
 def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]], enough: int) -> list[str]:
-    """Return a sentence for each problem of a finished run, which says what is wrong and what helps.
+    """Return a list of sentences, one for each problem of a finished run, which say what is wrong and what helps.
+
+    The problems are that the model has memorised its text, and that an n-gram model predicts better.
 
     Args:
         run: directory of the run.

@@ -101,8 +101,9 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
         table: the result of `rows_of`.
 
     Returns:
-        The columns of `table` that are settings, and a row of means for each combination of the settings other than
-        `seed`, the lowest loss first. There are no rows if `seed` is not a column of `table`.
+        (settings, averages): the names of the columns of `table` that are settings; and a row of means for each
+            combination of the settings other than `seed`, the lowest loss first. There are no rows if `seed` is not a
+            column of `table`.
     """
     settings = [key for key in table[0] if key not in RESULTS] if table else []
     groups = dict[tuple[str, ...], list[Row]]()

@@ -41,7 +41,7 @@ class Trial:
 
     @property
     def title(self) -> str:
-        """The name of the trial in log lines: `name` or, if that is only a number, the settings that trials vary."""
+        """The name of the trial in log lines: `name` or, for `trial-N`, the settings that differ between trials."""
         if not self.name.startswith("trial-"):
             return self.name
         return ",".join(f"{key}={value}" for key, value in sorted(self.varied.items()))
