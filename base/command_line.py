@@ -88,7 +88,7 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
 
     Args:
         name: file name that the user has given.
-        option: the option with which the user has given it, such as `--output`, with which error messages begin.
+        option: the option that sets `name`, such as `--output`. Error messages begin with the option.
         inputs: the files that the command reads, which must not be overwritten.
         overwrite: whether an existing file may be replaced.
 
@@ -144,10 +144,10 @@ def versions() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line and suggests an option.
+    """An argument parser that reports an error in one line and suggests the nearest option.
 
     `aliases` maps option names of other programs to the option names of this parser. The key "" of `aliases` stands for
-    an argument that is neither an option nor expected.
+    an unexpected argument that does not begin with a hyphen.
     """
 
     def __init__(self, *, aliases: Mapping[str, str] | None = None, **options: Any) -> None:
@@ -206,7 +206,7 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 
 
 def about_unknown(option: str = "--unknown") -> str:
-    """Return the advice at the end of an error about an unknown character: how `option` would drop or replace it."""
+    """Return advice for the end of an error about an unknown character: how `option` would drop or replace it."""
     return f"{option} skip drops it, {option} replace uses the nearest"
 
 

@@ -15,7 +15,7 @@ log.propagate = False
 
 
 class _Console(logging.Handler):
-    """Log handler that prints rank 0's information to standard output, and every process's errors to standard error."""
+    """Log handler that prints rank 0's messages to standard output, and the errors of every rank to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.levelno >= logging.ERROR

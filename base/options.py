@@ -45,7 +45,7 @@ def option(
         literal: whether the value is used verbatim, without Hydra's grammar for lists and quotes.
         launch: whether the option says where and how a run is started, and not what the run computes. If true, a
             resumed run may change the value.
-        aliases: maps the words that other programs use for the choices to the choices, which an error message suggests.
+        aliases: maps a word of other programs to the choice that means the same, which an error message then suggests.
         limits: bounds of the value, or of each item of a list: `least` and `most` (inclusive), `above` and `below`
             (exclusive).
     """

@@ -18,7 +18,7 @@ class JobError(InputError):
 
 
 def adopt_srun() -> None:
-    """If srun started this process, set torchrun's environment variables, which torch, Lightning and `ranks` read.
+    """If srun started this process, set torchrun's environment variables, which torch, Lightning and this module read.
 
     Raises:
         JobError: a variable of torchrun or srun is missing or not a number, or machines have different numbers of

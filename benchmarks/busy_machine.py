@@ -30,9 +30,11 @@ def busy() -> Iterator[None]:
 
 
 def measure(speed: Callable[[int], float], seed: int) -> tuple[float, float, float]:
-    """Return (speed alone, share of it beside a busy process, share of it for each of two at once).
+    """Return (speed alone, share beside a busy process, share of each of two at once).
 
-    `speed` trains with a seed and returns the characters per second. The shares are relative to the speed alone.
+    `speed` is a function that trains with a seed and returns the characters per second. The first share is the speed
+    beside a process that keeps a core busy, and the second the mean speed of two trainings at once, each divided by the
+    speed alone.
     """
     alone = speed(seed)
     with busy():

@@ -34,8 +34,8 @@ VARIANTS = {
 def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[float | None]:
     """Train, and return the losses in nats that score.py prints for the validation split.
 
-    The losses are measured in disjoint windows of 1, 2 and 4 times `context`, and as sample.py reads. If `learned` is
-    true, the model has a learned table of positions, so the losses beyond the training context are None.
+    The losses are measured in disjoint windows of 1, 2 and 4 times `context`, and as sample.py reads a text. If
+    `learned` is true, the model has a learned table of positions, so the losses beyond the training context are None.
     """
     longer = (2 * context, 4 * context)
     options = ["--window disjoint", *(f"--window disjoint --context {T}" for T in longer), "--window sample"]

@@ -54,11 +54,11 @@ class Command:
 
     Attributes:
         overrides: the arguments whose values Hydra parses, as Hydra has parsed them.
-        literals: the values that Hydra does not parse, such as paths, by key; see `split_literals`.
+        literals: the values that Hydra does not parse, such as paths, by key (see `split_literals`).
         swept: the keys to which a sweep gives several values that Hydra does not parse, each with a setting per value.
         sweep: whether the flag `-m` is set.
-        search: the options of the search (`hparams_search=`); None without a search.
-        part: the argument of the flag `--cfg`; "" without this flag.
+        search: the options of the search (`hparams_search=`), or None without a search.
+        part: the argument of the flag `--cfg`, or "" without this flag.
         resolve: whether the flag `--resolve` is set.
     """
 
@@ -206,8 +206,8 @@ def split_literals(
         sweep: whether a key may have several values.
 
     Returns:
-        The arguments for Hydra; the literal keys that have one value, as key -> value; and the literal keys that have
-        several values, as key -> settings.
+        (others, literals, swept): the arguments for Hydra; the literal keys that have one value, as key -> value; and
+            the literal keys that have several values, as key -> settings.
     """
     rest, literals, swept = [], dict[str, str | None](), dict[str, list[Setting]]()
     for argument in arguments:
@@ -234,7 +234,7 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
     The options are `hparams_search=` and `hparams_search.…=`.
 
     Returns:
-        The options of the search, None if `hparams_search=` is not set; and the other arguments.
+        (search, others): the options of the search, or None if `hparams_search=` is not set; and the other arguments.
     """
     own = [argument for argument in arguments if re.match(r"\+*hparams_search\b", argument)]
     others = [argument for argument in arguments if argument not in own]

@@ -50,10 +50,10 @@ def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[flo
 
 
 def has_learned_nothing(summary: Mapping[str, Any], enough: int) -> bool:
-    """Return whether the best model is no better than guessing after `enough` steps, or far worse after any number.
+    """Return whether a run's best model is no better than guessing after `enough` steps, or far worse than guessing.
 
-    Guessing means that all tokens have equal probabilities, and far worse means a loss that is over 1 nat higher.
-    `summary` is the content of summary.json.
+    Guessing means that all tokens have equal probabilities. Far worse means a loss that is over 1 nat higher, after any
+    number of steps. `summary` is the content of summary.json.
     """
     excess = summary["val_loss"] - summary["guessing_loss"]
     return excess >= 0 and summary["steps"] >= enough or excess > 1

@@ -123,7 +123,7 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
 
 
 def leaderboard(table: list[Row], *, named: bool = False) -> str:
-    """Return the best runs, with their settings and results, as text with aligned columns.
+    """Return the best runs, at most `MAX_ROWS`, with their settings and results, as text with aligned columns.
 
     `table` is the result of `rows_of`. If `seed` varies, a table of means over seeds comes first. If `named` is true,
     the first column is the name of the run.
@@ -163,7 +163,7 @@ def columns(table: list[Row]) -> list[list[list[str]]]:
 def write_page(directory: Path, table: list[Row]) -> str:
     """Write the page report.html, which compares the runs in `table`, into `directory`.
 
-    Return the result of `caution`: a warning about these runs, or "".
+    Return a warning if the runs were evaluated on different texts, otherwise "".
     """
     runs = []
     for row in table:
@@ -214,8 +214,9 @@ def figure(number: str) -> str:
 def table_of_runs(runs: list[Path]) -> str:
     """Return the leaderboard of runs, which need not belong to the same sweep, as text.
 
-    Its columns are the settings that differ between the runs and on which a result depends. Steps that `minutes=` has
-    chosen, and values that were chosen for the machine, do not count as differences.
+    The columns of the leaderboard are the settings that differ between the runs and on which a result depends. Steps
+    that `minutes=` has chosen, and values that were chosen for the machine, do not count as differences. If the runs
+    were evaluated on different texts, the text ends with a warning.
     """
     configs = [read_config(run) for run in runs]
     values = [spelled(config) | ({"trainer.max_steps": ""} if config.minutes else {}) for config in configs]
