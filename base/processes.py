@@ -13,7 +13,7 @@ from base.errors import InputError
 
 # Rounds that an OpenMP thread spins at a barrier before it sleeps. A spinning thread can occupy the core that the last
 # thread needs. Beside one busy process, training keeps 6 to 30 % of its speed with GNU's default of 300,000 rounds,
-# 35 % with 3,000 and 50 % with 1,000. But 1,000 rounds cost 4 to 17 % on a quiet machine (docs/experiments.md).
+# 35 % with 3,000 and 77 % with 100. But with 300 rounds or fewer it loses a third of its speed on a quiet machine.
 SPINS = 3000
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -123,7 +123,7 @@ def keep_freed_memory() -> None:
     """Make glibc keep freed memory, so that the next batch can reuse it.
 
     By default glibc returns large blocks to the operating system, which must fill each page with zeros when it is
-    allocated again. docs/experiments.md has the cost.
+    allocated again. docs/speed.csv has the cost.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:

@@ -256,9 +256,8 @@ def _encode(
 ) -> Encoded:
     """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait.
 
-    `rule` divides the text into documents, unless it is None. `stamps` are the `Corpus.stamps` from when the files were
-    hashed: if a file has changed since, an `InputError` is raised. `shares` are the fractions of the splits,
-    `extra_chars` are added to the vocabulary, and `alike` contains each file's hash by name, see `split_by_file`.
+    `rule` divides the text into documents, `shares` are the fractions of the splits, `extra_chars` join the vocabulary,
+    and `alike` maps each file's name to its hash. Raises InputError if a file has changed since `stamps` were taken.
     """
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:

@@ -16,7 +16,7 @@ from torch import Tensor
 from gpt.config import ModelConfig
 from gpt.dropout import dropout as drop
 
-FUSED_FROM = 1024  # length in tokens from which torch's fused kernel trains faster on a CPU, see docs/experiments.md
+FUSED_FROM = 1024  # length in tokens from which torch's fused kernel trains faster on a CPU
 MAX_SCORES = 2**25  # maximum number of attention scores in memory at once, outside training
 Kernel = Callable[..., Tensor]  # `explicit_attention` or `fused_attention`
 MIN_BLOCK = 16  # minimum queries per block of windowed attention: matmuls of smaller blocks are slow

@@ -185,12 +185,9 @@ def encode_text(
     models by character, or if `--unknown` skips or replaces a character that a tokenizer lacks. `progress` is updated
     with the number of bytes read.
 
-    Returns:
-        (encoded, characters, size): the tokens for each tokenizer; the number of characters that a character model
-            reads, or 0 if there is none; the size of the file in bytes, or 0 if characters were skipped or replaced.
-
-    Raises:
-        InputError: a character is not in a model's vocabulary, or `--encoding` is set and all models are byte models.
+    Returns (tokens for each tokenizer, characters that a character model reads or 0, size of the file in bytes or 0 if
+    characters were skipped or replaced).
+    Raises InputError if a vocabulary lacks a character, or if `--encoding` is set and all models are byte models.
     """
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]

@@ -29,7 +29,7 @@ def new_name(settings: str) -> str:
     processes of the job generate the same name, and a restarted job finds the directories of its runs.
 
     Raises:
-        InputError: a launcher has started several processes, but there is no job id that gives all the same name.
+        InputError: a launcher has started several processes, but no job id gives them a common name.
     """
     identity = ranks.identity()
     if identity is not None:
