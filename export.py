@@ -121,11 +121,11 @@ def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
         raise InputError(f"OUT {name or repr(name)}: must be the name of a folder")
     if path.is_dir() and any(path.iterdir()):
         if path in file.resolve().parents:
-            raise InputError(f"OUT {name}: is being read; write to another folder")
+            raise InputError(f"OUT {name}: is also an input; write to another folder")
         if foreign := foreign_files(path):
             raise InputError(f"OUT {name}: has files that no export wrote, such as {foreign[0]}; give another name")
         if not overwrite:
-            raise InputError(f"OUT {name}: exists; give another name, or --overwrite to replace it")
+            raise InputError(f"OUT {name}: already exists; give another name, or --overwrite to replace it")
     return path
 
 

@@ -99,9 +99,9 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
     if name in ("", "-") or path.is_dir():
         raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
     if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
-        raise InputError(f"{option} {name}: is being read; write to another file")
+        raise InputError(f"{option} {name}: is also an input; write to another file")
     if path.is_file() and not overwrite:
-        raise InputError(f"{option} {name}: exists; give another name, or --overwrite to replace it")
+        raise InputError(f"{option} {name}: already exists; give another name, or --overwrite to replace it")
     return path.resolve()
 
 
@@ -110,7 +110,13 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
     """Context manager that yields a temporary text file and renames it to `name` when the block ends.
 
     The file is also renamed if Ctrl-C stops the block after something was written. If `name` is a device, such as
-    /dev/stdout, the device itself is yielded. See `output_path` for the arguments.
+    /dev/stdout, the device itself is yielded. If the block raises another exception, the temporary file is deleted.
+
+    Args:
+        name: the path of the file, as given on the command line.
+        option: the option that gave it, such as `--html`, for messages.
+        inputs: files that the command reads, which `name` must not replace.
+        overwrite: whether an existing file may be replaced.
 
     Raises:
         InputError: `output_path` refuses `name`, or the file cannot be opened for writing.

@@ -123,7 +123,7 @@ def keep_freed_memory() -> None:
     """Make glibc keep freed memory, so that the next batch can reuse it.
 
     By default glibc returns large blocks to the operating system, which must fill each page with zeros when it is
-    allocated again. docs/speed.csv has the cost.
+    allocated again. docs/experiments/speed.csv has the cost.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:

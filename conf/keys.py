@@ -40,11 +40,11 @@ class Key:
             `fixed` (never).
     """
 
-    kind: Any  # the field's type annotation
+    kind: Any
     default: Any
-    usual: Any  # what `auto` becomes in most runs
-    metadata: Mapping[str, Any]  # of `base.options.option`; empty for groups of plug-ins
-    on_resume: str  # `free`, `allow` or `fixed`: the field's rule, else its group's, else `allow`
+    usual: Any
+    metadata: Mapping[str, Any]
+    on_resume: str
 
     @property
     def allowed(self) -> str:

@@ -62,13 +62,13 @@ class Command:
         resolve: whether the flag `--resolve` is set.
     """
 
-    overrides: list[Override]  # as Hydra has parsed them
-    literals: dict[str, str | None]  # values that Hydra does not parse, by key: see `split_literals`
-    swept: dict[str, list[Setting]]  # with -m: the keys with several such values
-    sweep: bool = False  # -m
-    search: SearchConfig | None = None  # hparams_search
-    part: str = ""  # the argument of --cfg; empty without --cfg
-    resolve: bool = False  # --resolve
+    overrides: list[Override]
+    literals: dict[str, str | None]
+    swept: dict[str, list[Setting]]
+    sweep: bool = False
+    search: SearchConfig | None = None
+    part: str = ""
+    resolve: bool = False
 
     def sets(self, group: str) -> bool:
         """Return whether the command line sets a key of a configuration group, or chooses a preset of the group."""

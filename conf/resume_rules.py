@@ -1,4 +1,7 @@
-"""Which settings may change when a run is resumed or starts from a trained model, or when a sweep is continued."""
+"""Which settings may change when a run is resumed or starts from a trained model, or when a sweep is continued.
+
+The option of a setting says whether it may change, with `on_resume=` in its dataclass (`base.options.option`).
+"""
 
 import shlex
 from collections.abc import Mapping

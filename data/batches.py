@@ -83,11 +83,11 @@ class Windows:
         end: tokens of the end mark that follows each document, (M,), or None if the text is not divided into documents.
     """
 
-    tokens: np.ndarray  # one-dimensional, of any integer type and longer than `context`
+    tokens: np.ndarray
     seed: int
-    batch: int  # windows per step, over all micro-batches and ranks
+    batch: int
     context: int
-    end: np.ndarray | None = None  # tokens of the documents' end mark, see `at_documents`; None without documents
+    end: np.ndarray | None = None
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
         """Return the positions in `tokens` where the windows of `steps` successive steps begin: (steps * batch,) int64.

@@ -48,11 +48,11 @@ class Document:
         split: the split to which the file belongs if data.validation is set, otherwise "".
     """
 
-    name: str  # path within the corpus
-    path: Path  # path of the file
-    address: str = ""  # where `path` was downloaded from
-    member: str = ""  # path in the zip file `path`
-    split: str = ""  # the split that the file belongs to, with data.validation; else empty
+    name: str
+    path: Path
+    address: str = ""
+    member: str = ""
+    split: str = ""
 
     @property
     def label(self) -> str:

@@ -62,10 +62,10 @@ class Documents:
     """
 
     rule: Rule
-    counts: Mapping[str, int]  # number of documents of each split
-    repeated: int  # number of documents that equal an earlier one
-    blank: int  # number of documents that were dropped because they contain only whitespace
-    copied: int  # with data.validation: number of held-out documents that equal one of training
+    counts: Mapping[str, int]
+    repeated: int
+    blank: int
+    copied: int
 
 
 class Batch(NamedTuple):

@@ -16,7 +16,7 @@ from gpt.tokenizer import Tokenizer
 BLOCKS = 4  # passages of the training text that validation is compared with
 LONGEST = 2**17  # tokens of a passage: looking up longer ones would need more time than counting
 SHORTEST = 500  # tokens of a passage: the loss of a shorter one is noisy
-# Warn if the counting loss of validation is above the passages' highest loss, or below their lowest, by this factor.
+# Warn if the n-gram loss of validation is above the passages' highest loss, or below their lowest, by this factor.
 UNLIKE, REPEATED = 1.35, 0.6
 MOST_LINES = 2**20  # tokens, from the beginning, whose lines are checked for order
 SORTED = 0.95  # fraction of neighbouring lines that are in order in a sorted text
@@ -25,7 +25,7 @@ SORTED = 0.95  # fraction of neighbouring lines that are in order in a sorted te
 def likeness(train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
     """Compare the validation split with the training split, and return a dict for `describe_likeness`.
 
-    Key `losses` of the dict is the result of `counting_losses`, and `sorted` tells whether the first `MOST_LINES`
+    Key `losses` of the dict is the result of `losses_of_passages`, and `sorted` tells whether the first `MOST_LINES`
     tokens of the training text are sorted lines.
 
     Args:
@@ -34,7 +34,7 @@ def likeness(train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer) ->
         tokenizer: tokenizer of both splits.
     """
     lines = are_sorted(tokenizer.decode(train[:MOST_LINES]))
-    return {"losses": counting_losses(train, validation, tokenizer.size), "sorted": lines}
+    return {"losses": losses_of_passages(train, validation, tokenizer.size), "sorted": lines}
 
 
 def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
@@ -50,14 +50,14 @@ def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
         return ()
     loss, *passages = found["losses"]
     low, high = min(passages), max(passages)
-    figures = f"counting {loss:.2f}, four passages of training {low:.2f} to {high:.2f}"
+    figures = f"n-gram loss {loss:.2f}, four passages of training {low:.2f} to {high:.2f}"
     if loss > UNLIKE * high:
         way = " data.documents=paragraph shuffles it" if can_mix else ""
         return (f"validation is unlike the training text ({figures}): a licence, an index, another language?{way}",)
     return (f"validation repeats passages of the training text ({figures})",) if loss < REPEATED * low else ()
 
 
-def counting_losses(train: np.ndarray, validation: np.ndarray, size: int) -> list[float]:
+def losses_of_passages(train: np.ndarray, validation: np.ndarray, size: int) -> list[float]:
     """Return the losses of an n-gram model on validation and on `BLOCKS` passages of training, in nats per token.
 
     The passages are evenly spaced in training. The n-grams are counted only in the training tokens outside the

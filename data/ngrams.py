@@ -1,4 +1,4 @@
-"""Compute baselines for a model's loss: uniform guessing, and n-gram models, which only count sequences of n tokens.
+"""Compute baselines for a model's loss: a uniform distribution, and n-gram models, which count sequences of n tokens.
 
 A model has learned more than frequencies only if its loss is below the loss of the n-gram model.
 """
@@ -13,19 +13,19 @@ MAX_ORDER = 7
 MAX_COUNTED = 3 * 10**7  # training tokens: counting these needs about 5 seconds and 1.2 GB of memory
 
 
-class Yardsticks(NamedTuple):
+class Baselines(NamedTuple):
     """The baselines that a model's loss is compared with, in nats per token.
 
-    `guessing` is the loss if all tokens are equally likely, and `counting` the loss of the best n-gram model, whose n
-    is `order`. Both `counting` and `order` are None for a text of more than `MAX_COUNTED` tokens.
+    `uniform` is the loss if all tokens are equally likely, and `ngram` the loss of the best n-gram model, whose n
+    is `order`. Both `ngram` and `order` are None for a text of more than `MAX_COUNTED` tokens.
     """
 
-    guessing: float  # all tokens equally likely
-    counting: float | None  # the best order of n-grams; None for a text of more than `MAX_COUNTED` tokens
-    order: int | None  # that best order; None without `counting`
+    uniform: float  # all tokens equally likely
+    ngram: float | None  # the best order of n-grams; None for a text of more than `MAX_COUNTED` tokens
+    order: int | None  # that best order; None without `ngram`
 
 
-def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
+def baselines(text: Any, context: int, tokens: int) -> Baselines:
     """Return the baselines of a model's validation loss, measured on the same tokens as the model.
 
     Args:
@@ -35,15 +35,15 @@ def yardsticks(text: Any, context: int, tokens: int) -> Yardsticks:
     """
     from gpt.evaluation import evaluation_windows  # loads torch
 
-    guessing = math.log(text.tokenizer.size)
+    uniform = math.log(text.tokenizer.size)
     if len(text.train) > MAX_COUNTED:
-        return Yardsticks(guessing, None, None)
+        return Baselines(uniform, None, None)
     scored = np.arange(len(text.validation)) == 0  # (M,)
     for _, positions, counted in evaluation_windows(np.arange(len(scored)), context, batch=256, most=tokens):
         scored[positions[counted].numpy()] = True
     losses = ngram_losses(text.train, text.validation, text.tokenizer.size, scored)
     best = min(range(len(losses)), key=losses.__getitem__)
-    return Yardsticks(guessing, losses[best], best + 1)
+    return Baselines(uniform, losses[best], best + 1)
 
 
 def ngram_losses(

@@ -69,22 +69,22 @@ class Text:
         notes: lines about the text, logged when a run starts.
     """
 
-    train: np.ndarray  # one-dimensional, uint8 or uint16, read-only
-    validation: np.ndarray  # the same dtype
-    test: np.ndarray  # the same dtype, empty if its fraction is 0
-    tokenizer: Tokenizer  # contains the characters of all splits
-    name: str  # name of the corpus, for messages
-    fingerprint: str  # hexadecimal; equal for equal content, settings and tokenizer
-    characters: Mapping[str, int]  # number of characters of each split; with bytes as tokens, at most its tokens
-    extra_chars: str  # added to the vocabulary, whether the corpus contains them or not
-    sha256: str  # of the file; of several files, a hash of their names and hashes
-    hashes: Sequence[str]  # of the content of at most `MAX_HASHES` files that were trained on, see `model_file`
-    share: float  # fraction of each of these files, from its beginning, that training may read
-    split_hash: str  # hexadecimal; equal for equal content that is split in the same way
-    held_out: Mapping[str, float]  # by hash of a file's content: the fraction of it after which text is held out
-    before: Sequence[Mapping[str, Any]]  # texts that the model of `init_from` has read, see `model_file`
-    documents: Documents | None = None  # what the text was divided into; None if it is one long text
-    notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
+    train: np.ndarray
+    validation: np.ndarray
+    test: np.ndarray
+    tokenizer: Tokenizer
+    name: str
+    fingerprint: str
+    characters: Mapping[str, int]
+    extra_chars: str
+    sha256: str
+    hashes: Sequence[str]
+    share: float
+    split_hash: str
+    held_out: Mapping[str, float]
+    before: Sequence[Mapping[str, Any]]
+    documents: Documents | None = None
+    notes: tuple[str, ...] = ()
 
     def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
         """Return a copy with `before` set to `texts`, the texts on which the model of `init_from` was trained.

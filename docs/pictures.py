@@ -1,8 +1,9 @@
 """Makes the pictures of docs/images anew: `python docs/pictures.py`.
 
 It trains the runs `first` and `sweep` if runs/ has none of these names, and shows their pages and those of TensorBoard
-in Chromium. writing.gif, demo.png and guess.png show docs/demo/shakespeare.html, and recipe.png docs/recipe.csv;
-`--fixed` makes only these. It needs `pip install -c constraints.txt -e '.[dev]'` and chromium.
+in Chromium. writing.gif, demo.png and guess.png show docs/demo/shakespeare.html, and recipe.png shows
+docs/experiments/recipe.csv; `--fixed` makes only these. Pictures need `pip install -c constraints.txt -e '.[dev]'` and
+chromium.
 """
 
 import argparse
@@ -28,7 +29,7 @@ IMAGES, DEMO = ROOT / "docs/images", ROOT / "docs/demo/shakespeare.html"
 RUN, SWEEP = Path("runs/first"), Path("runs/sweep")  # from ROOT, because TensorBoard shows them
 SETTINGS = {
     RUN: "trainer.val_check_interval=60 watch.attention_heads=[L0H0,L0H1,L1H0,L1H1]",
-    SWEEP: "-m data=shakespeare trainer.max_steps=200 trainer.val_check_interval=20 optim.lr=2e-3,6e-3 model.heads=2,4",
+    SWEEP: "-m data=shakespeare trainer.max_steps=200 trainer.val_check_interval=20 optim.lr=3e-3,6e-3 model.heads=2,4",
 }
 COLUMNS = {"model.heads", "optim.lr", "val_best/loss", "val_best/bpc"}
 # What a page must show before it is shot, as a selector that looks into TensorBoard's components.
@@ -185,10 +186,10 @@ i { display: inline-block; height: 13px; background: #1d4fd7; margin-right: 8px;
 
 
 def recipe(page: Any) -> None:
-    """Draw how much each kept change lowered the loss on the built-in corpus, from docs/recipe.csv."""
-    with (ROOT / "docs/recipe.csv").open(newline="") as file:
+    """Draw how much each kept change lowered the loss on the built-in corpus, from docs/experiments/recipe.csv."""
+    with (ROOT / "docs/experiments/recipe.csv").open(newline="") as file:
         kept = [row for row in csv.DictReader(file) if row["text"] == "corpus" and re.match("yes$|until", row["kept"])]
-    rows = [(-float(row["difference"]), re.split(r"[,:;] ", row["change"])[0]) for row in kept]
+    rows = [(-float(row["difference"]), re.split(r"[,:;] ", row["change"])[0].replace("`", "")) for row in kept]
     rows.sort(reverse=True)
     bars = (
         f"<span>{name}</span><span><i style='width:{gain / rows[0][0] * 340:.0f}px'></i>{gain:.3f}</span>"

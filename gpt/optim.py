@@ -89,11 +89,11 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
-    """Divide each row of `update` by its running root mean square, then restore the norm of `update`, all in place.
+    """Divide each row of `update` by the square root of its moment, then restore the norm of `update`, all in place.
 
-    `update` is (R, C). `moment`, (R, 1), is the running mean of the sum of squares of each row, with decay `beta2`.
-    `moment` is updated before `update` is divided.
-    Source: NorMuon, arXiv:2510.05491, algorithm 1, which sets the norm to a constant instead.
+    `update` is (R, C). `moment`, (R, 1), is an exponential moving average, with decay `beta2`, of the sum of squares of
+    each row; it is updated first.
+    Source: NorMuon, arXiv:2510.05491, algorithm 1, which rescales `update` to a constant norm instead.
     """
     squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
     moment.lerp_(squares, 1 - beta2)

@@ -45,14 +45,14 @@ class Candidate(NamedTuple):
 
     file: Path
     step: int
-    model: GPT  # on the chosen device
+    model: GPT
     tokenizer: Tokenizer
-    tokens: np.ndarray  # (N,) uint8 or uint16, the whole text
-    stride: int  # tokens from one strided window to the next
-    trained: float  # fraction of the text, from its beginning, that the model was trained on
-    characters: int  # of the text, the divisor of nats and bits per character; 0: the number in the tokens
-    bytes: int  # size of the text's file, the divisor of bits per byte; 0: the size of the tokens
-    documents: dict[str, str] | None = None  # `data.documents.Rule` of the training text; None: not divided
+    tokens: np.ndarray
+    stride: int
+    trained: float
+    characters: int
+    bytes: int
+    documents: dict[str, str] | None = None
 
     def per_file(self, score: Score) -> Score:
         """Return a copy of `score` whose bits per character are of the whole text and bits per byte of the text's file.

@@ -21,7 +21,7 @@ from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from reports.log_lines import describe_copies, epochs, in_nats
 from reports.run_page import origin
-from reports.verdict import describe_yardsticks
+from reports.verdict import describe_baselines
 
 PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings of which the card shows only the last path component
 HEAD = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n# license: to fill in, such as mit\n---\n\n"
@@ -88,7 +88,7 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
         split: how the text was split, for the end of the row about the text.
     """
     tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
-    unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("guessing_loss") is not None
+    unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("uniform_loss") is not None
     sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"
     if finished:
         read, validated = summary["characters"] / summary["epochs"], summary["evaluation"]["split_characters"]
@@ -106,7 +106,7 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split:
     if summary.get("test_loss") is not None and meta["step"] == summary["best_step"]:
         yield "test loss", f"{in_nats(summary['test_loss'])} per {unit}"
     if loss is not None and finished:
-        yield "yardsticks", describe_yardsticks({**summary, "val_loss": loss}, unit)
+        yield "baselines", describe_baselines({**summary, "val_loss": loss}, unit)
     if summary.get("copies") and meta["step"] == summary["best_step"]:
         yield "copied", describe_copies(summary["copies"], unit)
     window = f", window {shape.window}" if shape.window else ""

@@ -56,7 +56,7 @@ def page(
         "figures": figures(summary, model.config, unit),
         "measured": evaluation_note(summary, unit),
         "made": origin(summary),
-        "yardsticks": bars(summary, unit),
+        "baselines": bars(summary, unit),
         "curves": {
             "losses": record.losses,  # [step, nats]
             "validations": [[step, loss] for step, loss, _ in record.validations],
@@ -92,14 +92,14 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
 
 
 def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the data of the bar chart that compares the losses of guessing, of an n-gram model and of the model.
+    """Return the data of the bar chart that compares the model's loss with the baselines.
 
     The data is a dict: `title` is the title of the chart, and `losses` a list of [name, nats per token], one for each
     bar. `unit` is what a token is: character or byte. `summary` is the content of summary.json.
     """
-    losses = [["guessing", summary["guessing_loss"]], ["this model", summary["val_loss"]]]
-    if summary["counting_loss"] is not None:
-        losses.insert(1, [f"counting {summary['counting_order']}-grams", summary["counting_loss"]])
+    losses = [["uniform", summary["uniform_loss"]], ["this model", summary["val_loss"]]]
+    if summary["ngram_loss"] is not None:
+        losses.insert(1, [f"{summary['ngram_order']}-grams", summary["ngram_loss"]])
     return {"title": f"nats per {unit}, lower is better", "losses": losses}
 
 

@@ -24,8 +24,9 @@ def _chart(*tags: str) -> list[Any]:
 
 
 def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
-    """Return the charts of TensorBoard's page CUSTOM SCALARS as a dict by group and title.
+    """Return the charts of TensorBoard's page CUSTOM SCALARS: {group: {title: chart}}.
 
+    A chart is a list: its type, and the regular expressions of the tags that it shows.
     If `peak_is_known` is true, the peak FLOP/s of the GPU is known, and a chart shows which share of the peak is
     reached.
     """

@@ -36,10 +36,10 @@ class EncodedText(NamedTuple):
         sha256: hash of the file, or "" if the text is not a file.
     """
 
-    encoded: list[bytes | bytearray]  # tokens, in the tokenizer's `dtype`
-    characters: int  # of the text as character models read it; 0 if all are byte models
-    size: int  # bytes of the file; 0 if characters were skipped or replaced
-    sha256: str  # of the file's content, as in `model_file`; "" if it is not a file
+    encoded: list[bytes | bytearray]
+    characters: int
+    size: int
+    sha256: str
 
 
 def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:

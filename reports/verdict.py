@@ -12,16 +12,16 @@ READ_OFTEN = 2.0  # and has read the text more often, in epochs
 HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
-def describe_yardsticks(summary: Mapping[str, Any], unit: str) -> str:
-    """Return a line that compares the best model's loss with the losses of guessing and of an n-gram model.
+def describe_baselines(summary: Mapping[str, Any], unit: str) -> str:
+    """Return a line that compares the best model's loss with the baselines: uniform, and an n-gram model.
 
     `summary` is the content of summary.json. `unit` is what a token is: character or byte.
     """
-    parts = [f"guessing {summary['guessing_loss']:.2f}"]
-    if summary["counting_loss"] is None:
-        parts.append("counting left out because the text is too long")
+    parts = [f"uniform {summary['uniform_loss']:.2f}"]
+    if summary["ngram_loss"] is None:
+        parts.append("n-grams left out because the text is too long")
     else:
-        parts.append(f"counting {summary['counting_order']}-grams {summary['counting_loss']:.2f}")
+        parts.append(f"{summary['ngram_order']}-grams {summary['ngram_loss']:.2f}")
     return f"{', '.join(parts)}, this model {summary['val_loss']:.2f} nats per {unit}"
 
 
@@ -36,24 +36,24 @@ def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[flo
         losses: training loss over time, a list of [step, nats per token].
         enough: number of steps after which a model should have learned something.
     """
-    best, last, counting, step = (summary[key] for key in ("val_loss", "last_val_loss", "counting_loss", "best_step"))
+    best, last, ngram, step = (summary[key] for key in ("val_loss", "last_val_loss", "ngram_loss", "best_step"))
     said = []
     if losses and losses[-1][1] < FAR_BELOW * best and last > RISEN * best and summary["epochs"] > READ_OFTEN:
         read = f"The text was read {summary['epochs']:,.0f} times and memorised from step {step:,} on"
         said.append(f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}")
-    if counting is not None and best > counting:
+    if ngram is not None and best > ngram:
         steps = max(2 * summary["steps"], enough)
         more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={steps}")
         longer = f"more steps ({more}), " if last == best else ""
-        said.append(f"Counting {summary['counting_order']}-grams predicts better. What helps: {longer}{HELP}")
+        said.append(f"A {summary['ngram_order']}-gram model predicts better. What helps: {longer}{HELP}")
     return said
 
 
 def has_learned_nothing(summary: Mapping[str, Any], enough: int) -> bool:
-    """Return whether a run's best model is no better than guessing after `enough` steps, or far worse than guessing.
+    """Return whether a run's best model is no better than a uniform distribution after `enough` steps, or far worse.
 
-    Guessing means that all tokens have equal probabilities. Far worse means a loss that is over 1 nat higher, after any
-    number of steps. `summary` is the content of summary.json.
+    The uniform distribution gives all tokens the same probability. Far worse means a loss that is over 1 nat higher,
+    after any number of steps. `summary` is the content of summary.json.
     """
-    excess = summary["val_loss"] - summary["guessing_loss"]
+    excess = summary["val_loss"] - summary["uniform_loss"]
     return excess >= 0 and summary["steps"] >= enough or excess > 1

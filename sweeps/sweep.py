@@ -164,11 +164,11 @@ class Sweep:
         kind: the first word of the first log line, such as `sweep`.
     """
 
-    name: str  # of the directory `runs/<name>/`
-    count: int  # number of trials in all
-    trials: dict[str, Trial]  # by name, in the order of their numbers
-    outcomes: dict[str, str]  # by name, how a trial ended in this or an earlier command, such as `finished`
-    kind: str = "sweep"  # the first word of the first log line
+    name: str
+    count: int
+    trials: dict[str, Trial]
+    outcomes: dict[str, str]
+    kind: str = "sweep"
 
     def ask(self) -> Iterator[Trial]:
         """Yield the trials to run: all that have not ended.

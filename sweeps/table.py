@@ -187,7 +187,7 @@ def write_page(directory: Path, table: list[Row]) -> str:
 
 
 def curve(run: Path) -> list[tuple[int, float]]:
-    """Return a list of pairs (step, validation loss in nats), one for each validation of a run."""
+    """Return a list of pairs (step, validation loss in nats), one for each validation whose loss is finite."""
     validations = run_directory.summary_of(run).get("validations") or {}
     return [(int(step), loss) for step, loss in validations.items() if math.isfinite(loss)]
 

@@ -182,13 +182,13 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         "nothing --to onnx model.onnx": "nothing: no such model, nor a run in runs/",
         "first --to onnx model.bin": "model.bin: must end in .onnx",
         "first --to onnx none/model.onnx": "OUT none/model.onnx: no such folder: none",
-        "first --to onnx old.onnx": "OUT old.onnx: exists; give another name, or --overwrite to replace it",
+        "first --to onnx old.onnx": "OUT old.onnx: already exists; give another name, or --overwrite to replace it",
         "first --to gguf new": "argument --to: invalid choice: 'gguf' (choose from",
         "first --to card card.html": "card.html: must end in .md",
         "first --to hf old.onnx": "OUT old.onnx: must be the name of a folder",
-        "first --to hf .": "OUT .: is being read; write to another folder",
+        "first --to hf .": "OUT .: is also an input; write to another folder",
         "first --to hf none/new": "OUT none/new: no such folder: none",
-        "first --to torch new.pt2": "OUT new.pt2.md: exists; give another name, or --overwrite to replace it",
+        "first --to torch new.pt2": "OUT new.pt2.md: already exists; give another name, or --overwrite to replace it",
     }.items():
         ended = export(*arguments.split())
         one_line(ended, 2, said, program="export.py")
@@ -216,7 +216,7 @@ def test_a_folder_replaces_only_an_export(checkpoint: Path, export: Call) -> Non
     assert "AutoModelForCausalLM.from_pretrained('out', trust_remote_code=True)" in ended.out
     names = sorted(os.listdir("out"))
     assert {"README.md", "model.safetensors", "modeling_chargpt.py"} < set(names)
-    one_line(export(*arguments), 2, "OUT out: exists; give another name, or --overwrite", program="export.py")
+    one_line(export(*arguments), 2, "OUT out: already exists; give another name, or --overwrite", program="export.py")
     Path("out/README.md").unlink()
     assert export(*arguments, "--overwrite").status == 0
     assert sorted(os.listdir("out")) == names and sorted(os.listdir()) == ["book.txt", "out", "runs"]
@@ -256,7 +256,7 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
     train = round(said["characters"] / said["epochs"])
     assert card.startswith("# first\n") and f", {train:,} characters for training, " in card
     for part in (
-        f"| validation loss | {said['val_loss']:.4f} nats (", f"guessing {said['guessing_loss']:.2f}, ",
+        f"| validation loss | {said['val_loss']:.4f} nats (", f"uniform {said['uniform_loss']:.2f}, ",
         "| shape | 2 layers, 2 heads, 32 wide, context 32 characters, rotary positions |",
         f"| weights | {said['parameters']:,}, of step {said['best_step']} |", "; split 0.9, 0.05, 0.05 into training, ",
         f"| training | 30 steps, {said['characters']:,} characters (", " minutes |",
@@ -271,7 +271,7 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
     assert export("alone.safetensors", "--to", "card", "alone.md").status == 0
     alone = Path("alone.md").read_text("utf-8")
     assert alone.startswith("# alone\n") and f"{said['val_loss']:.4f} nats" in alone and "| text | book.txt; " in alone
-    assert "guessing" not in alone and "train.py" not in alone and "machine" not in alone
+    assert "uniform" not in alone and "train.py" not in alone and "machine" not in alone
     assert card.partition("## A sample")[2] == alone.partition("## A sample")[2]
     # For transformers, it begins with what its site reads.
     assert export("first", "--to", "hf", "out").status == 0

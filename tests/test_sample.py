@@ -329,7 +329,7 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
         assert ended.status == 2 and f"--output {read}: is being read" in ended.err
     assert "must be the name of a file" in sample(*settings, "--output", "runs").err
     Path("link.txt").symlink_to("out.txt")
-    said = "--output link.txt: exists; give another name, or --overwrite to replace it"
+    said = "--output link.txt: already exists; give another name, or --overwrite to replace it"
     one_line(sample(*settings, "--output", "link.txt"), 2, said, program="sample.py")
     assert Path("out.txt").read_text("utf-8") == expected
     assert sample(*settings, "--num-chars", "9", "--output", "link.txt", "--overwrite").status == 0

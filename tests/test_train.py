@@ -51,7 +51,7 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     assert sorted(os.listdir(run / "checkpoints")) == names
     found = summary("first")
     keys = (
-        "status begun text text_sha256 notes val_loss val_bpc val_bpb guessing_loss counting_loss counting_order "
+        "status begun text text_sha256 notes val_loss val_bpc val_bpb uniform_loss ngram_loss ngram_order "
         "copies best_step last_val_loss test_loss test_bpc evaluation steps characters epochs seconds "
         "characters_per_second mfu init_from parameters precision device seed versions commit validations"
     )

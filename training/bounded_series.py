@@ -21,8 +21,8 @@ class BoundedSeries:
 
     size: int
     entries: list[Any] = field(default_factory=list)
-    seen: int = 0  # entries added so far
-    every: int = 1  # one in this many added entries is stored
+    seen: int = 0
+    every: int = 1
 
     def add(self, entry: Any) -> None:
         """Count `entry` as added, and store it unless it is skipped because only one in `every` entries is stored.

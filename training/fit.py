@@ -31,8 +31,8 @@ def fit(plan: RunPlan) -> None:
 
     Raises:
         InputError: a setting cannot be used, or memory has run out.
-        RunFailed: training has diverged (`Diverged`), the trained model predicts no better than guessing, or another
-            process (rank) has died.
+        RunFailed: training has diverged (`Diverged`), the trained model predicts no better than a uniform distribution,
+            or another process (rank) has died.
         Stopped: a signal has stopped the run.
     """
     if plan.is_over:

@@ -46,8 +46,8 @@ class Machine:
         devices: the number of devices, over all machines.
     """
 
-    device: str  # cuda, mps or cpu
-    devices: int  # over all machines
+    device: str
+    devices: int
 
 
 def find_machine(config: Config) -> Machine:

@@ -17,7 +17,7 @@ from base.progress import Progress
 from conf.differences import differences, overrides
 from conf.schema import to_yaml
 from data.batches import num_validated
-from data.ngrams import yardsticks
+from data.ngrams import baselines
 from data.novelty import describe, longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
@@ -156,7 +156,7 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
         scored: the score of the last model if the last validation evaluated the whole split, otherwise None.
 
     Raises:
-        RunFailed: the model predicts no better than guessing. All results are written first.
+        RunFailed: the model predicts no better than a uniform distribution. All results are written first.
     """
     run, config, record = plan.directory, plan.config, TrainingRecord.of(contents["callbacks"])
     best, last = evaluate_models(plan, contents, scored)
@@ -170,9 +170,9 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
     summary.status = "finished"
     summary.set_scores(best.score, last.score, best.step, plan)
     with Progress("counting n-grams"):
-        found = yardsticks(plan.text, config.model.context, best.score.tokens)
-    summary.guessing_loss, summary.counting_loss, summary.counting_order = found
-    log.info(f"yardsticks {verdict.describe_yardsticks(vars(summary), plan.text.tokenizer.unit)}")
+        found = baselines(plan.text, config.model.context, best.score.tokens)
+    summary.uniform_loss, summary.ngram_loss, summary.ngram_order = found
+    log.info(f"baselines  {verdict.describe_baselines(vars(summary), plan.text.tokenizer.unit)}")
     for sentence in verdict.verdict(run, vars(summary), losses, MIN_STEPS):
         log.info(f"           {sentence}")
     report = write_report(plan, summary, record, best.model, samples)
@@ -181,7 +181,7 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if verdict.has_learned_nothing(vars(summary), MIN_STEPS):
-        why = rates_far_above(config.optim) or "its loss is not below that of guessing"
+        why = rates_far_above(config.optim) or "its loss is not below that of the uniform distribution"
         raise RunFailed(f"{run} has learned nothing: {why}")
 
 

@@ -43,14 +43,14 @@ class RunPlan:
         started: value of `time.perf_counter()` when the process began.
     """
 
-    directory: Path  # runs/<name>/
+    directory: Path
     choice: Choice
     text: Text
     machine: Machine
     init_model: InitModel | None
     resume_point: ResumePoint | None
     beginning: Beginning
-    started: float  # time.perf_counter() when the process began
+    started: float
 
     @property
     def config(self) -> Config:

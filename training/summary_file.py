@@ -43,9 +43,9 @@ class Summary:
         val_loss: validation loss of the best model.
         val_bpc: `val_loss` in bits per character.
         val_bpb: `val_loss` in bits per byte.
-        guessing_loss: the validation loss if all tokens are equally likely, for comparison.
-        counting_loss: the validation loss of an n-gram model (`data.ngrams`), for comparison.
-        counting_order: the length n of the n-grams of `counting_loss`.
+        uniform_loss: the validation loss if all tokens are equally likely, for comparison.
+        ngram_loss: the validation loss of an n-gram model (`data.ngrams`), for comparison.
+        ngram_order: the length n of the n-grams of `ngram_loss`.
         copies: the longest passages that samples share with the training text: their `median` and `longest` length in
             tokens, and the number of `samples`, their `length` in tokens and their `temperature`.
         best_step: the step of the best model.
@@ -77,9 +77,9 @@ class Summary:
     val_loss: float | None = None
     val_bpc: float | None = None
     val_bpb: float | None = None
-    guessing_loss: float | None = None
-    counting_loss: float | None = None
-    counting_order: int | None = None
+    uniform_loss: float | None = None
+    ngram_loss: float | None = None
+    ngram_order: int | None = None
     copies: dict[str, Any] | None = None
     best_step: int | None = None
     last_val_loss: float | None = None

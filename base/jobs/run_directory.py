@@ -99,7 +99,7 @@ def lacks_checkpoints(run: Path) -> bool:
 
 
 def is_debug(name: str) -> bool:
-    """Return whether `name` is the name of a debug run (`debug=…`).
+    """Return whether `name` is the name of a debug run (`debug=fast` names its run `debug-fast`).
 
     A debug run is replaced by the next debug run with the same name. Commands that use the newest run ignore debug
     runs.

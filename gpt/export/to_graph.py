@@ -106,7 +106,9 @@ def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
 
 
 def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a model as one .onnx file and return the `largest_difference` of its logits.
+    """Write a model as one .onnx file, and return how much the file's logits differ from the model's.
+
+    The returned number is relative to the largest logit (see `largest_difference`).
 
     The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32. Its `metadata_props`
     contain the result of `graph_metadata`.

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from data.likeness import are_sorted, counting_losses
+from data.likeness import are_sorted, losses_of_passages
 from data.splits import SPLITS
 from tests.data.test_own_splits import decoded
 from tests.reference.ngrams import ngram_loss
@@ -30,7 +30,7 @@ def test_validation_on_a_licence_is_told(tmp_path, opened):
     make(tmp_path / "text", {f"{n}.txt": prose(17_500, n) + licence for n in range(3)})
     for _ in range(2):  # counted, and remembered
         (line,) = notes(opened)
-        assert line.startswith("validation is unlike the training text (counting ")
+        assert line.startswith("validation is unlike the training text (n-gram loss ")
         assert line.endswith("a licence, an index, another language? data.documents=paragraph shuffles it")
     (folder,) = (path for path in (tmp_path / "cache/encoded").iterdir() if path.is_dir())
     (folder / "likeness.json").write_text('{"losses": [1, 1, 1, 1, 1], "sorted": false}')
@@ -51,7 +51,7 @@ def test_validation_that_repeats_training_is_told(tmp_path, opened):
     whole = "".join(map(chr, np.random.default_rng(0).integers(32, 64, 40_000)))
     make(tmp_path, {"train.txt": whole, "valid.txt": whole[1000:4000]})
     (line,) = notes(opened, "train.txt", validation="valid.txt")
-    assert line.startswith("validation repeats passages of the training text (counting ")
+    assert line.startswith("validation repeats passages of the training text (n-gram loss ")
     assert notes(opened, "train.txt", validation="train.txt")[0] == (
         "1 of 1 files for validation and test are copies of training files: their text is not held out"
     )
@@ -70,10 +70,10 @@ def test_sorted_lines_are_told_for_themselves(tmp_path, opened):
     assert not are_sorted("a\n" * 200) and not are_sorted("a\nb\nc")
 
 
-def test_counting_losses_are_those_of_the_oracle():
+def test_the_losses_of_passages_are_those_of_the_oracle():
     rng = np.random.default_rng(0)
     train, validation = rng.integers(0, 3, 5000), rng.integers(0, 3, 600)
-    found = counting_losses(train, validation, 3)
+    found = losses_of_passages(train, validation, 3)
     begins = [len(train) * n // 8 - 300 for n in (1, 3, 5, 7)]
     kept = np.delete(train, np.concatenate([np.arange(begin, begin + 600) for begin in begins]))
     scored = [validation, *(train[begin : begin + 600] for begin in begins)]
@@ -83,7 +83,7 @@ def test_counting_losses_are_those_of_the_oracle():
         part = joined[600 * place : 600 * (place + 1)]
         best = min(ngram_loss(kept.tolist(), part.tolist(), 3, order, 7) for order in range(1, 8))
         assert loss == pytest.approx(best, abs=7 * 3 / 600)
-    assert counting_losses(train[:3000], validation, 3) == counting_losses(train, validation[:499], 3) == []
+    assert losses_of_passages(train[:3000], validation, 3) == losses_of_passages(train, validation[:499], 3) == []
 
 
 def test_copies_share_a_split(tmp_path, opened):

@@ -28,7 +28,7 @@ SUMMARY = {
     "val_loss": 1.25, "val_bpc": 1.8034, "last_val_loss": 1.3, "best_step": 40,
     "evaluation": {"mode": "disjoint", "context": 24, "characters": 55_770, "split_characters": 55_770},
     "steps": 60, "characters": 1_234_567, "epochs": 1.4,
-    "guessing_loss": 3.2, "counting_loss": 1.4, "counting_order": 5,
+    "uniform_loss": 3.2, "ngram_loss": 1.4, "ngram_order": 5,
     "seconds": 187.2, "characters_per_second": 7288.4, "parameters": 812_288, "device": "cpu",
     "precision": "bf16-mixed", "seed": 7, "init_from": None, "versions": {"python": "3.11.7", "torch": "2.13.0"},
 }  # fmt: skip

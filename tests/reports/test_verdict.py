@@ -1,19 +1,19 @@
 from pathlib import Path
 
-from reports.verdict import describe_yardsticks, has_learned_nothing, verdict
+from reports.verdict import describe_baselines, has_learned_nothing, verdict
 
 RUN = Path("runs/a b")
 SUMMARY = {
-    "guessing_loss": 4.06, "counting_loss": 2.27, "counting_order": 4, "val_loss": 2.25, "last_val_loss": 2.25,
+    "uniform_loss": 4.06, "ngram_loss": 2.27, "ngram_order": 4, "val_loss": 2.25, "last_val_loss": 2.25,
     "best_step": 300, "steps": 300, "epochs": 38.0,
 }  # fmt: skip
 
 
-def test_a_loss_has_yardsticks() -> None:
-    found = describe_yardsticks(SUMMARY, "character")
-    assert found == "guessing 4.06, counting 4-grams 2.27, this model 2.25 nats per character"
-    uncounted = describe_yardsticks(SUMMARY | {"counting_loss": None, "counting_order": None}, "byte")
-    assert uncounted == "guessing 4.06, counting left out because the text is too long, this model 2.25 nats per byte"
+def test_a_loss_has_baselines() -> None:
+    found = describe_baselines(SUMMARY, "character")
+    assert found == "uniform 4.06, 4-grams 2.27, this model 2.25 nats per character"
+    uncounted = describe_baselines(SUMMARY | {"ngram_loss": None, "ngram_order": None}, "byte")
+    assert uncounted == "uniform 4.06, n-grams left out because the text is too long, this model 2.25 nats per byte"
 
 
 def test_memorising_has_a_name() -> None:
@@ -27,13 +27,13 @@ def test_memorising_has_a_name() -> None:
 
 def test_a_model_is_told_that_counting_is_better() -> None:
     (said,) = verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.3}, [[300, 2.0]], 100)
-    assert said.startswith("Counting 4-grams predicts better. What helps: more steps (")
+    assert said.startswith("A 4-gram model predicts better. What helps: more steps (")
     assert "train.py 'resume=runs/a b' trainer.max_steps=600), more text, or a trained model" in said
     for steps, longer in ((3, 100), (20, 100), (50, 100), (51, 102)):
         (said,) = verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.3, "steps": steps}, [], 100)
         assert f"trainer.max_steps={longer})" in said
     assert "more steps" not in verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.31}, [], 100)[0]
-    assert verdict(RUN, SUMMARY | {"val_loss": 9.0, "counting_loss": None}, [], 100) == []
+    assert verdict(RUN, SUMMARY | {"val_loss": 9.0, "ngram_loss": None}, [], 100) == []
 
 
 def test_what_is_no_better_than_guessing_has_learned_nothing() -> None:

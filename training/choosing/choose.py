@@ -34,8 +34,8 @@ class Choice:
     """
 
     config: Config
-    why: dict[str, str] = field(default_factory=dict)  # the reasons for `precision`, `compile` and `threads`
-    notes: tuple[str, ...] = ()  # lines to log
+    why: dict[str, str] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
 
     def describe(self, machine: Machine) -> str:
         """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons.

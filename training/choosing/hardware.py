@@ -36,8 +36,8 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
             return "bf16-mixed", "the CPU has amx_bf16"
         if not flags.get("avx512_bf16"):
             return "32-true", "the CPU has no bf16 arithmetic"
-        # A Xeon whose AMX is disabled multiplies half as fast in bf16 as in fp32 (docs/speed.csv). Cores with
-        # avx512_bf16 but without avx512_fp16, such as Zen 4, are faster in bf16.
+        # A Xeon whose AMX is disabled multiplies half as fast in bf16 as in fp32 (docs/experiments/speed.csv). Cores
+        # with avx512_bf16 but without avx512_fp16, such as Zen 4, are faster in bf16.
         if flags.get("avx512_fp16"):
             return "32-true", "the CPU has no AMX, and its avx512_bf16 is slow"
         return "bf16-mixed", "the CPU has avx512_bf16"

@@ -7,7 +7,7 @@ from conf.schema import TrainerConfig
 from gpt.config import ModelConfig
 from training.machine import untrained
 
-# The choices for the default model, by training characters; docs/experiments.md, "Short texts", lists the runs.
+# The choices for the default model, by training characters; docs/experiments/short_texts.csv lists the runs.
 #   characters     16,000    54,000    180,000    690,000 and more
 #   steps             230       420        770    1,500
 #   dropout           0.2       0.2          0    0

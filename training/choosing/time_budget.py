@@ -87,8 +87,8 @@ class Budget:
         text: the text of the run.
     """
 
-    seconds: float  # seconds left
-    step: float  # seconds per step of the model `timed`
+    seconds: float
+    step: float
     timed: ModelConfig
     batch: int
     text: Text

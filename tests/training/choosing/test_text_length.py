@@ -152,7 +152,7 @@ def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
     steps = steps_for(1800, False)
     assert f"short text 1,800 training characters: {steps} steps, dropout 0.2, validation every 7" in first.out
     assert not re.search("init_from.*(lower|sooner)", first.out)
-    assert "yardsticks guessing " in first.out and ", counting " in first.out
+    assert "baselines  uniform " in first.out and "-grams " in first.out
     stored = read_config(Path("runs/short"))
     assert stored.trainer.max_steps == steps and "early_stopping" in stored.callbacks
     assert summary("short")["epochs"] == pytest.approx(summary("short")["steps"] * 8 * 32 / 1800)
