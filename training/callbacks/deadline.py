@@ -12,10 +12,11 @@ import torch
 from base.log import log
 from base.progress import count
 
-TIMED_STEPS = 20  # recent steps whose mean is the time of a step
+TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
+WINDOW = 0.1  # after the choice, that mean is over this fraction of the steps left, so that a busy second counts little
 END_SECONDS = 2.0  # min seconds reserved to count n-grams, write samples and the report, and exit
 END_SHARE = 0.3  # on a slow machine, this fraction of the seconds before the first step is reserved instead
-LATE = 0.05  # fraction of the run's time: if it would end later by more, steps are given up
+OFF = 0.05  # fraction of the run's time: if it would end earlier or later by more, the number is chosen again
 
 
 class Deadline(L.Callback):
@@ -25,7 +26,7 @@ class Deadline(L.Callback):
     number of steps before. If k steps are done and r more fit into the remaining time, the cooldown is due as soon as
     k >= (1 - cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that it trains like a run whose
     number of steps was set at the start, even if the machine has just paused. If the machine becomes slower later, the
-    number of steps is lowered, and the learning rate falls faster.
+    number is lowered and the learning rate falls faster; if it becomes faster, the number is raised.
     """
 
     def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:
@@ -41,6 +42,7 @@ class Deadline(L.Callback):
         self.end_seconds = max(END_SECONDS, END_SHARE * (time.perf_counter() - started))
         self.began: tuple[int, float] | None = None  # step and time after the first step, which is slow
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
+        self.stepped = 0.0  # seconds of all steps since `began`
         self.per_token: float | None = None  # seconds per token of the last validation
 
     def on_validation_start(self, *_: Any) -> None:
@@ -53,37 +55,50 @@ class Deadline(L.Callback):
         self.stepping = time.perf_counter()
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        """Choose the number of steps of the run if the cooldown is due, or lower it if the machine has slowed down."""
+        """Choose the number of steps if the cooldown is due, or again if the speed of the machine has changed."""
         step, now = trainer.global_step, time.perf_counter()
         if self.began is None:
             self.began = step, now
         else:
             self.recent.append(now - self.stepping)
+            self.stepped += now - self.stepping
         if not self._is_due(trainer):
             return
         if pl_module.asynchronous:  # wait for the steps that are still queued on the GPU
             torch.cuda.synchronize(pl_module.device)
             if not self._is_due(trainer):
                 return
-        chosen = trainer.max_steps > 0
-        steps = self.fitting(trainer)
-        if not chosen and step < steps and self.cooldown < 1:
+        before, steps = trainer.max_steps, self.fitting(trainer)
+        if before < 0 and step < steps and self.cooldown < 1:
             steps = max(steps, math.ceil(step / (1 - self.cooldown)))
-        self.recent.clear()  # a pause counts once
+        self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))  # empty: a pause counts once
         trainer.fit_loop.epoch_loop.max_steps = steps
         trainer.should_stop = steps == step
         self.save(steps)
-        why = "the machine has become slower" if chosen else f"the learning rate falls from step {step:,} on"
+        why = f"the learning rate falls from step {step:,} on"
+        if before > 0:
+            why = f"the machine has become {'slower' if steps < before else 'faster'}"
         log.info(f"minutes    {count(steps, 'step')} in all: {why}")
 
     def _is_due(self, trainer: L.Trainer) -> bool:
-        """Return whether to choose the number of steps after this step or, if one is already chosen, to lower it."""
-        step, now, timed = trainer.global_step, time.perf_counter(), len(self.recent) == TIMED_STEPS
+        """Return whether to choose the number of steps after this step, for the first time or again."""
+        step, now, timed = trainer.global_step, time.perf_counter(), len(self.recent) == self.recent.maxlen
         if trainer.max_steps < 0:
             over = now + self.end_seconds >= self.ends_at
             return over or (timed and step >= (1 - self.cooldown) * self.fitting(trainer))
-        end = now + (trainer.max_steps - step) * sum(self.recent) / TIMED_STEPS + self.end_seconds
-        return timed and step < trainer.max_steps and end > self.ends_at + LATE * (self.ends_at - self.started)
+        if not timed or step == trainer.max_steps:
+            return False
+        off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
+        return abs(off) > OFF * (self.ends_at - self.started)
+
+    def _per_step(self, trainer: Any) -> float:
+        """Return the expected seconds of a coming step, with its share of the validations."""
+        assert self.began
+        steps, seconds = trainer.global_step - self.began[0], time.perf_counter() - self.began[1]
+        if trainer.max_steps < 0:
+            return seconds / steps
+        # After the choice, the last steps count, because the machine may have become slower or faster.
+        return sum(self.recent) / len(self.recent) + (seconds - self.stepped) / steps
 
     def fitting(self, trainer: Any) -> int:
         """Return an estimate of the number of steps of the whole run that fit into its time limit.
@@ -93,11 +108,7 @@ class Deadline(L.Callback):
         step, now, data = trainer.global_step, time.perf_counter(), trainer.datamodule
         if self.began is None or not self.recent:
             return step
-        # Before the choice, the mean over all steps and their validations; after it, over steps of the slower machine.
-        if trainer.max_steps < 0:
-            per_step = (now - self.began[1]) / (step - self.began[0])
-        else:
-            per_step = sum(self.recent) / len(self.recent)
+        per_step = self._per_step(trainer)
         left = self.ends_at - now - self.end_seconds
         tokens = data.num_validated(last_step=step + int(max(0.0, left) / per_step))
         per_token = per_step / data.tokens_per_step if self.per_token is None else self.per_token

@@ -13,7 +13,7 @@ from tests.conftest import Call, assert_same_weights, summary
 from tests.faults import faults
 from tests.faults.processes import run
 from training.callbacks import deadline
-from training.callbacks.deadline import END_SECONDS, LATE, Deadline
+from training.callbacks.deadline import END_SECONDS, OFF, Deadline
 
 
 class Clock:
@@ -48,15 +48,25 @@ def test_the_steps_are_chosen_once_and_fill_the_time(monkeypatch: pytest.MonkeyP
         assert steps == clock.global_step and steps == pytest.approx((60 - END_SECONDS - 2) / 0.1, abs=2)
 
 
-def test_a_machine_that_becomes_slower(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before the choice it counts in full; after it, steps are given up only where the run would end late."""
-    for begins in (0.2, 0.45, 0.55, 0.8):
-        clock = Clock(monkeypatch, 1.0, 0.5)
-        ended = clock.train(lambda clock, begins=begins: 0.2 if clock.now > 60 * begins else 0.1)
-        assert 0.9 * 60 < ended < 60 * (1 + 2 * LATE), begins
-        assert clock.chosen == sorted(clock.chosen, reverse=True)
+def test_a_machine_that_becomes_slower_or_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before the choice it counts in full; after it, the number changes only if the run would end late or early."""
+    for before, after in ((0.1, 0.2), (0.2, 0.1)):
+        for begins in (0.2, 0.45, 0.55, 0.8):
+            clock = Clock(monkeypatch, 1.0, 0.5)
+            ended = clock.train(
+                lambda clock, begins=begins, before=before, after=after: after if clock.now > 60 * begins else before
+            )
+            assert 60 * (1 - 2 * OFF) < ended < 60 * (1 + 2 * OFF), (before, begins)
+            assert clock.chosen == sorted(clock.chosen, reverse=after > before)
     clock = Clock(monkeypatch, 1.0, 0.5)
     clock.train(lambda clock: 0.104 if clock.now > 30 else 0.1)
+    assert len(clock.chosen) == 1
+
+
+def test_a_short_slowness_after_the_choice_costs_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps that take twice as long for 5 of 600 seconds would, if they went on, be worth a third of the steps."""
+    clock = Clock(monkeypatch, 10.0, 0.5)
+    clock.train(lambda clock: 0.2 if 400 < clock.now < 405 else 0.1)
     assert len(clock.chosen) == 1
 
 
@@ -84,7 +94,7 @@ SMALL = (
 @pytest.mark.slow
 def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.choosing.choose.WHOLE", 0)  # the text is not short: it trains as long as it can
-    monkeypatch.setattr(deadline, "LATE", math.inf)  # a busy machine may not lower the number
+    monkeypatch.setattr(deadline, "OFF", math.inf)  # a busy machine may not change the number
     started = time.monotonic()
     ended = train("name=timed", "minutes=0.3", *SMALL, defaults=False)
     assert ended.status == 0 and 14 < time.monotonic() - started < 27, ended
