@@ -16,7 +16,7 @@ UNCLEAR := rehears|by heart|is no number|numbers that are none|gone? on from|goe
 .PHONY: train test quick soak check clean
 
 train: $(VENV)/.installed
-	@$(RUN) train.py
+	@$(RUN) train.py name=first resume=auto
 
 test: $(INSTALLED)
 	@$(RUN) -m pytest -n logical --dist worksteal

@@ -186,7 +186,7 @@ class Parser(argparse.ArgumentParser):
         word = words[0].partition("=")[0].replace("_", "-") if words else ""
         known = self.aliases.get(word if word.startswith("-") else "") if words else None
         flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        near = f"; it is {known} here" if known else nearest(word, flags) if word.startswith("--") else ""
+        near = f"; use {known}" if known else nearest(word, flags) if word.startswith("--") else ""
         advice = one_line(self._with_equals_sign(message))
         self.exit(2, f"{self.prog}: {shorten(one_line(message), sys.argv[1:])}{near}{advice}\n")
 

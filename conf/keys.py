@@ -122,7 +122,7 @@ def nearest_key(key: str, names: list[str]) -> str:
     if last in HINTS:
         return f"; {HINTS[last]}"
     if last in ALIASES:
-        return f"; it is {ALIASES[last]} here"
+        return f"; use {ALIASES[last]}"
     full = {name: name for name in names} | {name.rpartition(".")[2]: name for name in reversed(names)}
     close = most_similar(last, full)
     return f"; nearest: {full[close]}" if close else ""

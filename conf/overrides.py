@@ -265,7 +265,7 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
     for argument in arguments:
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
             end = next((each[-1] for each in arguments if each.endswith(TYPOGRAPHIC_QUOTES)), None)
-            near = f"; {end} does not quote in a shell, ' does" if end else _about_word(argument)
+            near = f"; {end} is a typographic quote; a shell needs '" if end else _about_word(argument)
             raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")
         try:
             (override,) = parse([argument])

@@ -196,7 +196,7 @@ def entries(path: str) -> list[str]:
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
     if not all(names):
-        raise InputError("a name in the list is empty; write 'data.path=[a.txt,b.txt]'", f"data.path={printable(path)}")
+        raise InputError("the list has an empty name; write 'data.path=[a.txt,b.txt]'", f"data.path={printable(path)}")
     return names
 
 
@@ -254,7 +254,7 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
     expanded, key = os.path.expanduser(path), f"data.path={printable(path)}"
     whole = Path(os.path.abspath(expanded))
     if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some files there never end, others block for ever
-        raise InputError("holds files of the system, not text; name a folder of texts", key)
+        raise InputError("contains system files, not text; name a folder of texts", key)
     if os.path.isdir(expanded):
         documents = _walk(Path(expanded))
         if not documents:
@@ -388,7 +388,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
 
 def published_splits(documents: Sequence[Document]) -> list[str]:
-    """Return [a hint to set data.validation=] if there is one file per split, such as `ptb.valid.txt`, otherwise []."""
+    """Return a list with one hint if names look like published splits, such as `ptb.valid.txt`, or an empty list."""
     found = {
         key: shlex.quote(f"data.{key}={document.label}")
         for key, words in {"path": "train|training", "validation": "valid|validation|val|dev", "test": "test"}.items()
@@ -397,4 +397,4 @@ def published_splits(documents: Sequence[Document]) -> list[str]:
     }
     if len(documents) != len(found) or not {"path", "validation"} <= found.keys():
         return []
-    return [f"these look like published splits, but each file is divided; to keep them: {' '.join(found.values())}"]
+    return [f"these look like published splits, but a run divides each; to keep them: {' '.join(found.values())}"]

@@ -28,13 +28,16 @@ SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last
 class Rule:
     """How a text is divided into documents, and which characters mark the end of each document.
 
-    `kind` is line, paragraph, file, row (of a table) or part (the text between two separators). `end` is the end mark,
-    the characters that follow each document. `name` is the separator of parts or the field of a row, else "".
+    Attributes:
+        kind: what a document is: a line, a paragraph, a file, a row (of a table), or a part (the text between two
+            separators).
+        end: the end mark: the characters that follow each document, such as a newline.
+        name: the separator of parts, or the field of a row, otherwise "".
     """
 
-    kind: str  # line, paragraph, file, row (of a table), or part (of a file, between separators)
-    end: str  # end mark: the characters that follow each document, such as a newline
-    name: str = ""  # the separator of parts, or the field of a row
+    kind: str
+    end: str
+    name: str = ""
 
     @classmethod
     def of(cls, config: DataConfig) -> "Rule | None":
@@ -71,24 +74,28 @@ class Documents:
 class Batch(NamedTuple):
     """Successive documents of a text, including blank ones: document i is `text[starts[i]:ends[i]]`.
 
-    `text` is a str, or bytes if the tokenizer is the byte tokenizer, and `points` its code points or bytes as an array.
+    Attributes:
+        text: a str, or bytes if the tokenizer is the byte tokenizer.
+        points: the code points or bytes of `text`, as an array.
+        starts: where each document begins in `text`, (documents,) int64.
+        ends: where each document ends in `text`, (documents,) int64.
     """
 
-    text: Any  # str, or bytes with the byte tokenizer
-    points: np.ndarray  # the code points or bytes of `text`
-    starts: np.ndarray  # where each document begins in `text`: (documents,) int64
-    ends: np.ndarray  # where each document ends: (documents,) int64
+    text: Any
+    points: np.ndarray
+    starts: np.ndarray
+    ends: np.ndarray
 
 
 Cut = Callable[[Any, bool], tuple[Batch, Any]]  # (text, whether the file ends with it) -> (batch, unfinished rest)
 
 
 def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
-    """Yield texts that together contain the characters of all documents, each text as an iterable of chunks.
+    """Yield everything that the vocabulary must cover: texts, each as an iterable of chunks.
 
-    The vocabulary consists of the characters of these texts. Separators and the syntax of tables are left out, because
-    a model never reads them. `rule` says how the documents are found in `corpus`, and `tick` is called with the number
-    of bytes after each read.
+    For lines and paragraphs there is a text for each file. Otherwise a single text contains all documents, without
+    separators and the syntax of tables, because a model never reads them. `rule` says how the documents are found in
+    `corpus`, and `tick` is called with the number of bytes after each read.
     """
     if rule.kind in WHITESPACE:
         yield from (corpus.read(document, tick) for document in corpus.documents)

@@ -124,7 +124,7 @@ def utf16_order(chunk: bytes) -> str:
 
 
 def is_binary(chunk: bytes) -> bool:
-    """Return whether `chunk` contains a NUL or over 1 % control characters, which text in common encodings does not."""
+    """Return whether `chunk` contains NUL or over 1 % control characters, which UTF-8 and 8-bit encodings do not."""
     controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
     return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
 

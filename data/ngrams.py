@@ -16,13 +16,15 @@ MAX_COUNTED = 3 * 10**7  # training tokens: counting these needs about 5 seconds
 class Baselines(NamedTuple):
     """The baselines that a model's loss is compared with, in nats per token.
 
-    `uniform` is the loss if all tokens are equally likely, and `ngram` the loss of the best n-gram model, whose n
-    is `order`. Both `ngram` and `order` are None for a text of more than `MAX_COUNTED` tokens.
+    Attributes:
+        uniform: the loss if all tokens are equally likely.
+        ngram: the loss of the best n-gram model, or None for a text of more than `MAX_COUNTED` tokens.
+        order: the n of that n-gram model, or None for such a text.
     """
 
-    uniform: float  # all tokens equally likely
-    ngram: float | None  # the best order of n-grams; None for a text of more than `MAX_COUNTED` tokens
-    order: int | None  # that best order; None without `ngram`
+    uniform: float
+    ngram: float | None
+    order: int | None
 
 
 def baselines(text: Any, context: int, tokens: int) -> Baselines:

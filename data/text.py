@@ -355,7 +355,7 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
 def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Encode a text file by file, and yield pairs (split, tokens), in the order of the text within each split.
+    """Encode the files of a corpus one after the other, and yield pairs (split, tokens).
 
     If a split consists of slices of several files, a newline is put between them. `parts_of` lists for each file its
     slices (split, begin, end), in tokens, and `tick` is called with the number of bytes after each read.

@@ -129,8 +129,7 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], context
     Args:
         candidate: the model to score. Its `tokens` are not used.
         documents: the tokens of each document, at least two per document.
-        context: number of tokens, at least 1, at the beginning of each document that are given, so that their losses do
-            not count.
+        context: the first `context` tokens of each document, at least 1, are given to the model and not scored.
     """
     order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
     sums, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
@@ -168,7 +167,7 @@ def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Itera
 
 
 def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return one batch (inputs, targets, counted), three (B, T) tensors, that contains B windows.
+    """Stack B windows into one batch (inputs, targets, counted) of three (B, T) tensors.
 
     Each window is a tuple of three tensors (1, length). Shorter windows are padded on the right to T, the length of the
     last window, which must be the longest.

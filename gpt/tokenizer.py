@@ -90,9 +90,9 @@ class CharTokenizer:
     def canonical(self, text: str) -> str:
         """Return the text with unknown characters replaced by canonically equivalent ones that the vocabulary contains.
 
-        For example, é becomes e and a combining accent. A word whose characters are all in the vocabulary is not
-        changed. Any other word is converted to NFC, and each of its characters that is then not in the vocabulary to
-        NFD, provided that the vocabulary contains the result. All other unknown characters stay in the text.
+        For example, é may become `e` followed by a combining accent. A word whose characters are all in the vocabulary
+        is not changed. Any other word is converted to NFC, and each of its characters that is then not in the
+        vocabulary to NFD, provided that the vocabulary contains the result. Other unknown characters stay.
         """
         known = set(self.characters)
 

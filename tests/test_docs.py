@@ -17,7 +17,7 @@ from tests.test_house import PACKAGES
 
 FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 PAGES = {path.name: path.read_text("utf-8") for path in FILES}
-EVERY = re.findall(r"^(?:cat .*)?python [\w/]+\.py.*", "\n".join(PAGES.values()), re.MULTILINE)
+EVERY = re.findall(r"(?:^|\| `)((?:cat .*)?python [\w/]+\.py[^`\n]*)", "\n".join(PAGES.values()), re.MULTILINE)
 COMMANDS = list(dict.fromkeys(EVERY))
 
 

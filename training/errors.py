@@ -51,7 +51,7 @@ def is_lost_process(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))
 
 
-def way_on(run: Path, *changes: str) -> str:
+def resume_hint(run: Path, *changes: str) -> str:
     """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it.
 
     If there is no run or no checkpoint yet, the text says so.
@@ -70,7 +70,7 @@ def way_on(run: Path, *changes: str) -> str:
 
 
 @contextmanager
-def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
+def with_advice(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
     """Context manager for training that adds advice to the message of an error that ends the run early.
 
     If a signal has stopped the run (`Stopped`), log the command that continues the run. If SLURM sent the signal
@@ -90,21 +90,21 @@ def explaining(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
     try:
         yield
     except Stopped as stop:
-        log.info(f"{stop.reason}; {way_on(run)}")
+        log.info(f"{stop.reason}; {resume_hint(run)}")
         if slurm.time_is_up(stop.number) and ranks.rank() == 0:
             slurm.requeue()
         raise
     except Diverged as error:
         if rates_far_above(optim):  # such large steps have ruined the weights
             raise Diverged(f"{error}; start a new run with lower rates") from None
-        raise Diverged(f"{error}; {way_on(run, *_lower_rates(optim))}") from None
+        raise Diverged(f"{error}; {resume_hint(run, *_lower_rates(optim))}") from None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise InputError(LOWER) from error
         if devices == 1 or not is_lost_process(error):
             raise
         lost = "another process of this run has died or does not answer"
-        raise RunFailed(f"{lost}; {way_on(run)}") from error
+        raise RunFailed(f"{lost}; {resume_hint(run)}") from error
 
 
 def rates_far_above(optim: OptimConfig) -> str:

@@ -16,7 +16,7 @@ from data.datamodule import TextDataModule
 from reports.log_lines import introduce
 from training import assemble
 from training.callbacks.stop_signals import StopSignals
-from training.errors import Stopped, explaining
+from training.errors import Stopped, with_advice
 from training.quiet_lightning import quiet_lightning
 from training.results import write_missing, write_results
 from training.resume import remove_leftovers
@@ -39,7 +39,11 @@ def fit(plan: RunPlan) -> None:
         return write_missing(plan)
     point = plan.resume_point
     to_file(plan.directory / "train.log")
-    with quiet_lightning(), StopSignals() as stops, explaining(plan.directory, plan.config.optim, plan.machine.devices):
+    with (
+        quiet_lightning(),
+        StopSignals() as stops,
+        with_advice(plan.directory, plan.config.optim, plan.machine.devices),
+    ):
         module, callbacks = assemble.build_module(plan), assemble.build_callbacks(plan, stops)
         trainer = assemble.build_trainer(plan, callbacks)
         plan = assemble.compile_or_not(plan, module, trainer)

@@ -123,7 +123,7 @@ def check_same_start(start: dict[str, Any]) -> None:
                 )
 
 
-def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
+def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> int:
     """Run this command in one process (rank) per device, wait for the processes, and return the exit status.
 
     torch's launcher starts the processes, ends all of them when one fails, and passes signals on to all of them.
@@ -131,7 +131,7 @@ def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
     Args:
         devices: the number of processes.
         settled: `key=value` arguments to add to the command line, so that all processes work on the same run.
-        way_on: function that returns advice on how to continue the run. The advice is added to the error message if
+        resume_hint: function that returns advice on how to continue the run, for the error message. It is used only if
             rank 0 was killed, because otherwise rank 0 prints the advice itself.
     """
     from torch.distributed import TCPStore
@@ -162,7 +162,7 @@ def launch(devices: int, settled: list[str], way_on: Callable[[], str]) -> int:
         return 0
     failure = min(result.failures.values(), key=lambda each: each.timestamp)
     if failure.exitcode < 0:
-        advice = f"; {way_on()}" if failure.local_rank == 0 else ""
+        advice = f"; {resume_hint()}" if failure.local_rank == 0 else ""
         name = signal.Signals(-failure.exitcode).name
         log.error(f"train.py: rank {failure.local_rank} was killed by {name}{advice}")
         return 1

@@ -17,7 +17,7 @@ from conf.overrides import Command
 from conf.resume_rules import check_trained
 from conf.schema import Config, to_yaml
 from data.config import cache_dir
-from training.errors import explaining, way_on
+from training.errors import with_advice, resume_hint
 from training.init_from import load_init_model
 from training.launch import count_devices, launch, share_out
 from training.resume import check_resumed, find_point, find_run
@@ -46,7 +46,7 @@ def main(command: Command, config: Config, started: float) -> int:
         settled = [f"resume={run}" if run else f"name={name}"]
         if command.literals.get("name") is not None and config.resume == "auto":
             settled = []  # each rank finds the run by its name
-        return launch(devices, settled, partial(way_on, run or run_directory.RUNS / name))
+        return launch(devices, settled, partial(resume_hint, run or run_directory.RUNS / name))
     plan = settle(command, config, run, started)
     from training.fit import fit  # loads what evaluates and reports
 
@@ -97,7 +97,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
     processes.keep_freed_memory()
     machine, minutes = find_machine(config), config.minutes
     config = replace(config, name=name, resume=None, allow=[])
-    with quiet_lightning(), StopSignals(), explaining(run, config.optim, machine.devices):
+    with quiet_lightning(), StopSignals(), with_advice(run, config.optim, machine.devices):
         choice = choose(config, text, machine, lambda: started + 60 * (minutes or 0) - time.perf_counter())
     beginning = Beginning.RESUMED if resumed else Beginning.NEW if resume is None else Beginning.FIRST
     plan = RunPlan(run, choice, text, machine, start, point, beginning, started)

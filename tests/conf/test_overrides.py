@@ -23,7 +23,7 @@ def refused(*typed: str) -> str:
 
 WRONG = {  # what is named, and the rest of what is said; tests/faults/test_input.py has the values out of range
     "++model.head=8": "model.head: .*nearest: model.heads", "+model.heads=8": "model.heads.*without \\+",
-    "~model.heads": "(?=.*model.heads).*cannot be removed", "model.steps=3": "it is trainer.max_steps here",
+    "~model.heads": "(?=.*model.heads).*cannot be removed", "model.steps=3": "use trainer.max_steps",
     "data=shakespear": "data=shakespear.*enwik8, shakespeare, stdlib, text8.*nearest: shakespeare",
     "lr=0.1": "lr.*nearest: optim.lr", "heads": "key=value.*: model.heads",
     "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=maybe": "maybe.*true or false",
@@ -201,12 +201,12 @@ def test_words_of_other_programs_are_taken_for_what_is_meant(train: Call, workpl
             said = f"trainer.precision={typed}: must be"
             one_line(train(f"trainer.precision={typed}"), 2, said, f"; nearest: {meant}\n")
     for typed in ("data.val", "data.valid", "val_path", "data.val_path", "valid"):
-        one_line(train(f"{typed}=x.txt"), 2, f"{typed}: no such key; it is data.validation here\n")
+        one_line(train(f"{typed}=x.txt"), 2, f"{typed}: no such key; use data.validation\n")
 
 
 def test_typographic_quotes_do_not_quote() -> None:
     for typed in ("data.path=“two words.txt”", "data.path=„my two words.txt“", "seed=1 name=‘a b’"):
-        said = f"{typed[-1]} does not quote in a shell, ' does"
+        said = f"{typed[-1]} is a typographic quote; a shell needs '"
         assert refused(*typed.split()).endswith(said), refused(*typed.split())
 
 
@@ -235,7 +235,7 @@ def test_the_field_s_words_for_our_choices_and_nothing_for_what_is_unlike() -> N
     ):  # fmt: skip
         assert "nearest" not in refused(typed), refused(typed)
     for typed in ("model.embed=3", "d_model=3"):
-        assert refused(typed).endswith("; it is model.dim here"), refused(typed)
+        assert refused(typed).endswith("; use model.dim"), refused(typed)
     for typed in ("epochs=3", "trainer.num_epochs=3", "--epochs=3"):
         said = refusal(InputError, read_command, [typed])
         assert said.endswith("; the length of training is set in steps: trainer.max_steps=1000"), said

@@ -85,12 +85,12 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "book.txt": "must be key=value, such as model.heads=8; to train on this text: data.path=book.txt",
     # what other programs call it
     "ckpt_path=x": "resume=RUN continues a run, init_from=RUN starts from its model",
-    "learning_rate=1": "it is optim.lr here",
+    "learning_rate=1": "use optim.lr",
     ("--lr", "3e-4"): "dashes: optim.lr=3e-4", "--learning-rate=1e-3": "dashes: optim.lr=1e-3",
     "--batch_size=8": "dashes: data.batch=8",
     "epochs=3": "set in steps: trainer.max_steps=1000",
-    "max_iters=5": "it is trainer.max_steps here", "--out_dir=a": "name=a",
-    "model.n_head=2": "it is model.heads here",
+    "max_iters=5": "use trainer.max_steps", "--out_dir=a": "name=a",
+    "model.n_head=2": "use model.heads",
     ("--config-name", "x"): "train.py has no --config-name; --cfg job", "-p": "train.py has no -p", "--info": "has no",
     "--config-dir=": "needs a folder of presets", "bok.txt": "there is no file bok.txt here; data.path=FILE trains",
     f"data.path={'x' * 300}": f"data.path={'x' * 80}…: ", "y" * 300: f"{'y' * 80}…: must be key=value",
@@ -114,7 +114,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072 or model.layers=2",
     # text
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=*.nothing": "no file matches",
-    "data.path=/proc/kmsg": "holds files of the system", "data.path=bin.dat": "bin.dat: is a binary file",
+    "data.path=/proc/kmsg": "contains system files", "data.path=bin.dat": "bin.dat: is a binary file",
     "data.path=utf16.txt": "data.encoding=, such as utf-16-le", "data.path=nul.txt": "nul.txt: is a binary file",
     "data.path=ascii16.txt": "over a quarter of its characters are NUL); name its encoding with data.encoding=",
     ("data.path=half.txt", "data.encoding=utf-16"): "the file is damaged there",
@@ -146,8 +146,8 @@ def test_other_wrong_words(train: Call, workplace: Path) -> None:
 
 SAMPLE = {
     "book.txt": "is damaged or not a model file", "x" * 5000: f"{'x' * 80}…: ", "runs/\nx": "no such",
-    "--start=x": "it is --prompt here", "--temp=1": "it is --temperature here", "--length=3": "it is --num-chars here",
-    "--max_new_tokens=3": "it is --num-chars here", "--promt=x": "nearest: --prompt", "-n=3": "it is --num-chars here",
+    "--start=x": "use --prompt", "--temp=1": "use --temperature", "--length=3": "use --num-chars",
+    "--max_new_tokens=3": "use --num-chars", "--promt=x": "nearest: --prompt", "-n=3": "use --num-chars",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",

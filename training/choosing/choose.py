@@ -101,7 +101,7 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    notes += _vain(config, None if by_clock else int(steps), machine)
+    notes += _without_effect(config, None if by_clock else int(steps), machine)
     flops = untrained(model, vocabulary).flops_per_token() * steps * data.batch * model.context
     seconds = flops / LAPTOP_FLOPS if config.minutes is None else 60 * config.minutes
     compiled, why["compile"] = _choose_compile(config, model, data, trainer, machine, seconds)
@@ -113,7 +113,7 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
 
 
-def _vain(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
+def _without_effect(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
     """Yield a line for the log for each setting that has no effect, or an unwanted effect, in this run.
 
     Args:
