@@ -17,7 +17,7 @@ from conf.overrides import Command
 from conf.resume_rules import check_trained
 from conf.schema import Config, to_yaml
 from data.config import cache_dir
-from training.errors import with_advice, resume_hint
+from training.errors import resume_hint, with_advice
 from training.init_from import load_init_model
 from training.launch import count_devices, launch, share_out
 from training.resume import check_resumed, find_point, find_run
