@@ -195,7 +195,7 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         assert ended.out == ""
         assert sorted(Path().rglob("*")) == before and Path("old.onnx").read_text() == "mine"
     shutil.copy(checkpoint, "model.html")
-    one_line(export("model.html", "--to", "web", "model.html", "--overwrite"), 2, "is being read", program="export.py")
+    one_line(export("model.html", "--to", "web", "model.html", "--overwrite"), 2, "is also an input", program="export.py")
     assert Path("model.html").read_bytes() == checkpoint.read_bytes()
 
 
@@ -225,7 +225,7 @@ def test_a_folder_replaces_only_an_export(checkpoint: Path, export: Call) -> Non
     one_line(ended, 2, "OUT out: has files that no export wrote, such as notes.txt", program="export.py")
     shutil.copy(checkpoint, "out/notes.txt")
     ended = export("out/notes.txt", *arguments[1:], "--overwrite")
-    one_line(ended, 2, "OUT out: is being read", program="export.py")
+    one_line(ended, 2, "OUT out: is also an input", program="export.py")
     assert sorted(os.listdir("out")) == sorted([*names, "notes.txt"])
     Path("empty").mkdir()
     assert export("first", "--to", "hf", "empty").status == 0 and sorted(os.listdir("empty")) == names

@@ -326,7 +326,7 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
     Path("book.txt").write_text("The", encoding="utf-8")
     for read in (str(trained), "book.txt"):
         ended = sample("--prompt-file", "book.txt", "--output", read)
-        assert ended.status == 2 and f"--output {read}: is being read" in ended.err
+        assert ended.status == 2 and f"--output {read}: is also an input" in ended.err
     assert "must be the name of a file" in sample(*settings, "--output", "runs").err
     Path("link.txt").symlink_to("out.txt")
     said = "--output link.txt: already exists; give another name, or --overwrite to replace it"

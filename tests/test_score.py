@@ -265,7 +265,7 @@ WRONG = {
     "model.st text.txt --context 5 --stride 6": "--stride 6: must be at most 5, the context",
     "learned.st text.txt --context 8": "--context 8: must be at most 7, the number of learned positions",
     "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: No such file or directory",
-    "model.st text.txt --html text.txt --overwrite": "--html text.txt: is being read",
+    "model.st text.txt --html text.txt --overwrite": "--html text.txt: is also an input",
     "model.st text.txt --device cuda:99": "--device cuda:99",
 }  # fmt: skip
 

@@ -82,7 +82,7 @@ def test_a_list_is_the_files_in_it(tmp_path, opened):
     assert opened("[a.txt]").fingerprint == opened("a.txt").fingerprint
     make(tmp_path, {"[a.txt,z.txt]": "a file " * 90})
     assert "f" in opened("[a.txt,z.txt]").tokenizer.characters  # a name that exists is that file
-    for wrong, reason in {"[a.txt,]": "is empty", "[a.txt,no.txt]": "data.path=no.txt: no such file"}.items():
+    for wrong, reason in {"[a.txt,]": "an empty name", "[a.txt,no.txt]": "data.path=no.txt: no such file"}.items():
         assert reason in refusal(InputError, opened, wrong)
 
 
