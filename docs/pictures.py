@@ -190,7 +190,7 @@ def recipe(page: Any) -> None:
     with (ROOT / "docs/experiments/recipe.csv").open(newline="") as file:
         kept = [row for row in csv.DictReader(file) if row["text"] == "corpus" and re.match("yes$|until", row["kept"])]
     rows = [(-float(row["difference"]), re.split(r"[,:;] ", row["change"])[0].replace("`", "")) for row in kept]
-    rows.sort(reverse=True)
+    rows = sorted((row for row in rows if row[0] > 0.008), reverse=True)  # smaller gains are noise
     bars = (
         f"<span>{name}</span><span><i style='width:{gain / rows[0][0] * 340:.0f}px'></i>{gain:.3f}</span>"
         for gain, name in rows

@@ -195,7 +195,7 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         assert ended.out == ""
         assert sorted(Path().rglob("*")) == before and Path("old.onnx").read_text() == "mine"
     shutil.copy(checkpoint, "model.html")
-    one_line(export("model.html", "--to", "web", "model.html", "--overwrite"), 2, "is also an input", program="export.py")
+    one_line(export("model.html", "--to", "web", "model.html", "--overwrite"), 2, "also an input", program="export.py")
     assert Path("model.html").read_bytes() == checkpoint.read_bytes()
 
 
