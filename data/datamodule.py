@@ -1,4 +1,7 @@
-"""Load training batches and validation windows for Lightning, and copy a training text that fits to the GPU."""
+"""Load training batches and validation windows for Lightning.
+
+A training text that fits into the memory of the GPU is copied there.
+"""
 
 from collections.abc import Callable, Iterator
 from itertools import count

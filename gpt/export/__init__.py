@@ -1,8 +1,9 @@
-"""Write a model in other formats, each with a function `write_NAME(model, meta, path)`.
+"""Write a model in other formats.
 
-`meta` is the description of the model that `load_checkpoint` returns, and `path` is the file or folder to write.
-`write_torch` and `write_onnx` return the largest difference between the logits of the exported model and of the model.
-The model card has no `write_NAME` function, because `reports.card` writes it.
+`FORMATS` maps the name of each format to its module, in which a function `write_<name>(model, meta, path)` writes the
+file or folder `path`. `meta` is the description of the model that `load_checkpoint` returns. `write_torch` and
+`write_onnx` return how much the logits of the export differ from the model's, relative to the largest logit. The model
+card has no such function here, because `reports.card` writes it.
 """
 
 FORMATS = {  # suffix of the file ("": a folder), module of the writer, and how to load the file
