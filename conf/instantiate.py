@@ -29,6 +29,7 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
         except Exception as error:
             cause = error.__cause__ or error
             reason = one_line(cause)[:300] or type(cause).__name__
-            extra = "; pip install -c constraints.txt -e '.[wandb]'" if "wandb" in reason else ""
-            raise InputError(f"{group}={name}: cannot be created: {reason}{extra}") from None
+            if isinstance(cause, ModuleNotFoundError) and "wandb" in reason:
+                reason = "needs wandb: pip install -c constraints.txt -e '.[wandb]'"
+            raise InputError(f"{group}={name}: cannot be created: {reason}") from None
     return instances

@@ -4,8 +4,11 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
+try:
+    import nbformat
+    from nbclient import NotebookClient
+except ModuleNotFoundError as error:
+    raise SystemExit(f"{error.name} is not installed: pip install -c constraints.txt -e '.[lessons]'") from None
 
 HERE = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}

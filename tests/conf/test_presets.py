@@ -12,6 +12,7 @@ import hydra
 import pytest
 import torch
 import yaml
+from lightning_utilities.core.imports import RequirementCache
 
 from conf import compose as composing
 from conf.groups import CONF, FOLDERS
@@ -95,6 +96,13 @@ def test_the_default_recipe_is_the_one_of_the_results() -> None:
         "trainer.checkpoint_minutes": 5.0, "trainer.log_every_n_steps": 10,
         "watch.attention_heads": [],
     }  # fmt: skip
+
+
+def test_a_missing_wandb_is_one_line_with_one_command(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>999"))
+    said = "logger=wandb: cannot be created: needs wandb: pip install -c constraints.txt -e '.[wandb]'"
+    one_line(train("logger=wandb", "name=a"), 2, said)
+    assert not Path("runs/a").exists()
 
 
 @pytest.mark.slow
