@@ -13,7 +13,8 @@ from base.errors import InputError
 
 # Rounds that an OpenMP thread spins at a barrier before it sleeps. A spinning thread can occupy the core that the last
 # thread needs. Beside one busy process, training keeps 6 to 30 % of its speed with GNU's default of 300,000 rounds,
-# 35 % with 3,000 and 77 % with 100. But with 300 rounds or fewer it loses a third of its speed on a quiet machine.
+# 35 % with 3,000 and 77 % with 100. But with 300 rounds or fewer it loses a third of its speed on a quiet machine
+# (docs/experiments.md).
 SPINS = 3000
 
 CHECKOUT = Path(__file__).resolve().parents[1]
