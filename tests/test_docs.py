@@ -22,11 +22,9 @@ COMMANDS = list(dict.fromkeys(EVERY))
 
 
 def commands(script: str, *pages: str) -> list[list[str]]:
-    """What follows the script in each command, of some pages or of all."""
+    """What follows the script in each command, of some pages or of all; a comment would be arguments, as in zsh."""
     lines = [line for line in COMMANDS if not pages or any(line in PAGES[page] for page in pages)]
-    return [
-        shlex.split(line.partition(f"{script}.py")[2], comments=True) for line in lines if f"python {script}.py" in line
-    ]
+    return [shlex.split(line.partition(f"{script}.py")[2]) for line in lines if f"python {script}.py" in line]
 
 
 @pytest.fixture(autouse=True)
