@@ -38,7 +38,7 @@ from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharac
 # if a mapped file is truncated.
 MAPPED_FROM = 2**24  # bytes
 RARE = 5  # a character that occurs fewer times can hardly be learned
-FORMAT = 1  # part of the fingerprint: raise it when the same text would be split or encoded differently
+FORMAT = 1  # part of the fingerprint: increment it when the same text would be split or encoded differently
 SEEN = "the starting model was trained on this run's held-out text, so the loss says nothing about new text"
 MAX_HASHES = 1000  # of training files, the lowest ones: each uses 20 of a model file's `MAX_METADATA` characters
 # Tokens of each split; the tokenizer; number of characters of each split; the fields of `Documents` but `rule`, or {};
