@@ -4,30 +4,27 @@
 VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
+# pip is silent while it unpacks PyTorch, so a dot appears every second.
+DOTS = & pid=$$!; while sleep 1; kill -0 $$pid 2> /dev/null; do printf .; done; wait $$pid
 
-# The extras that the tests are installed with: EXTRAS=dev,export also runs the tests of the exports. Each choice is
-# installed only once.
-EXTRAS := $(or $(EXTRAS),dev)
-INSTALLED := $(VENV)/.installed-$(EXTRAS)
+# Time budget of `make train`.
+MINUTES := 2
 
 # Phrases that readers stumbled over. `make check` refuses them in code and docs, which use the field's words.
 UNCLEAR := rehears|by heart|is no number|numbers that are none|gone? on from|goes on with|likeliest|who trusts|of (torch|NumPy|Lightning)[^a-z. ]s
 
-.PHONY: train test quick soak check clean
+.PHONY: train test test-all check clean
 
 train: $(VENV)/.installed
-	@$(RUN) train.py name=first resume=auto
+	@$(RUN) train.py name=first resume=auto minutes=$(MINUTES)
 
-test: $(INSTALLED)
+test: $(VENV)/.installed-dev
+	@$(RUN) -m pytest -n logical --dist worksteal -m "promise or not slow"
+
+test-all: $(VENV)/.installed-ci
 	@$(RUN) -m pytest -n logical --dist worksteal
 
-quick: $(INSTALLED)
-	@$(RUN) -m pytest -n logical -m "not slow and not nightly"
-
-soak: $(INSTALLED)
-	@$(RUN) -m pytest -n logical -m nightly
-
-check: $(INSTALLED)
+check: $(VENV)/.installed-ci
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
 	@$(RUN) -m mypy
@@ -51,11 +48,11 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
 	  echo "make: $$found lacks the modules venv and ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; \
 	  exit 1; fi; \
+	echo "installing into $(VENV); the first time this downloads PyTorch (sizes: README.md)"; \
 	"$$found" -m venv $(VENV)
-	@echo "installing into $(VENV); the first time this downloads PyTorch (sizes: README.md)"
-	@$(INSTALL) -e . || { echo "make: installing failed; the lines above say why (no network? a proxy? pip's index?)" >&2; exit 1; }
+	@$(INSTALL) -e . $(DOTS) || { echo "make: installing failed; the lines above say why (no network? a proxy? pip's index?)" >&2; exit 1; }
 	@touch $@
 
-$(INSTALLED): $(VENV)/.installed
-	@$(INSTALL) -e '.[$(EXTRAS)]' || { echo "make: installing failed; the lines above say why" >&2; exit 1; }
+$(VENV)/.installed-%: $(VENV)/.installed
+	@$(INSTALL) -e '.[$*]' $(DOTS) || { echo "make: installing failed; the lines above say why" >&2; exit 1; }
 	@touch $@

@@ -18,6 +18,7 @@ import torch
 COPIED = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
 VALIDATION_CHARACTERS = 2**15  # maximum tokens of a validation before the last step
+VALIDATED = 0.25  # maximum tokens of the last validation per token trained on, so that it is a small part of the run
 
 
 def windows_per_epoch(length: int, context: int) -> int:
@@ -151,8 +152,7 @@ def num_validated(split: int, trained: int, last: bool, most: int | None = None)
     """Return how many tokens of the validation split one validation evaluates.
 
     A validation during training evaluates at most `VALIDATION_CHARACTERS` tokens. The last validation evaluates the
-    whole split, unless the run has trained on fewer tokens than the split has: then it also evaluates at most
-    `VALIDATION_CHARACTERS` tokens.
+    whole split, but after a short training at most the fraction `VALIDATED` of the tokens that the run has trained on.
 
     Args:
         split: number of tokens in the validation split.
@@ -161,4 +161,4 @@ def num_validated(split: int, trained: int, last: bool, most: int | None = None)
         most: maximum number of tokens of every validation, including the last, or None for no limit.
     """
     split = min(split, most or split)
-    return split if last and trained >= split else min(split, VALIDATION_CHARACTERS)
+    return min(split, max(VALIDATION_CHARACTERS, int(VALIDATED * trained) if last else 0))

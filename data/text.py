@@ -98,7 +98,12 @@ class Text:
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
-    """Return the text that `config` names, split and encoded, from the cache if it is there.
+    """Return the text that `config` names, split and encoded; see `encode_corpus`."""
+    return encode_corpus(open_corpus(config), config, context, extra_chars)
+
+
+def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars: str = "") -> Text:
+    """Return a text, split and encoded, from the cache if it is there.
 
     If `data.validation` is set, each split is the text of the files given for it. Otherwise, if `data.documents` or
     `data.field` is set, each document belongs to one split (see `data/hash_order.py`). Otherwise, 40 or more files,
@@ -106,11 +111,11 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
     test (see `data/splits.py`). Within a split, the texts of different files are joined by newlines.
 
     Args:
-        config: the text, its splits and its tokenizer.
+        corpus: the files of the text, as `open_corpus(config)` returns them.
+        config: the splits and the tokenizer.
         context: context length in tokens. If train or validation has at most `context` tokens, `InputError` is raised.
         extra_chars: characters to add to the vocabulary, whether the text contains them or not.
     """
-    corpus = open_corpus(config)
     with Progress("hashing the text", corpus.size(), "B") as progress:
         stamps, digests = corpus.stamps(), corpus.digests(progress.update)
     shares = [float(share) for share in config.split]

@@ -82,7 +82,7 @@ def test_the_smallest_form_runs(name: str, measuring: ModuleType) -> None:
     "name, arguments, said",
     [
         ("encode_speed", ["--quick"], "cached "),
-        pytest.param("startup", ["--quick", "--rounds", "1"], "export.py --help", marks=pytest.mark.nightly),
+        ("startup", ["--quick", "--rounds", "1"], "export.py --help"),
         ("run_phases", ["--quick", "--rounds", "1", "data.path={book}"], "| validations, samples"),  # trains
         ("plain_loop", ["{book}", "--steps", "2"], '"loss": '),
         ("web_speed", ["runs/first", "--rounds", "1", "--quick"], "the model alone: "),

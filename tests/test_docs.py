@@ -90,6 +90,7 @@ def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeyp
         assert sample(*short).status == 0
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_scoring_and_exporting(
     trained: Path, train: Call, score: Call, export: Call, monkeypatch: pytest.MonkeyPatch
@@ -141,6 +142,7 @@ def test_the_api_page_trains_with_gpt_and_torch_alone(workplace: Path) -> None:
     assert len(out.removesuffix("[]\n")) == len(loss[0]) + 10 + 200 + 1
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_the_example_of_the_api_page_runs(trained: Path) -> None:
     out = run_example(EXAMPLES[1])

@@ -296,6 +296,7 @@ def test_a_graph_has_its_card_beside_it(checkpoint: Path, export: Call) -> None:
     assert sorted(os.listdir()) == ["book.txt", "model.pt2", "model.pt2.md", "runs"]
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> None:
     needs("onnx", "onnxruntime", "onnxscript")

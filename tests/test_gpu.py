@@ -42,8 +42,7 @@ OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}  # on a GPU,
 # bf16 rounds by 2^-9: a logit can be off by as much. On a CPU two orders differ by 7e-8, bf16 and fp32 by 7e-5.
 TOLERANCES = {"32-true": 2.0**-16, "bf16-mixed": 2.0**-9}
 LIMIT = 300.0  # seconds for a run, in which a GPU's kernels may have to be compiled
-AT_NIGHT = pytest.mark.nightly  # of a CPU, whose own tests say the same
-DEVICES = pytest.mark.parametrize("device", [pytest.param("cpu", marks=AT_NIGHT), pytest.param("cuda", marks=NO_GPU)])
+DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -17,6 +17,7 @@ from base.log import log
 from base.progress import Progress
 from conf.instantiate import instantiate
 from conf.schema import to_yaml
+from data.datamodule import ENDLESS
 from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints
 from training.callbacks.deadline import Deadline
 from training.callbacks.metrics import Metrics
@@ -28,8 +29,6 @@ from training.launch import rows_per_device
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
-
-TIMED_VALIDATIONS = 6  # of a run with `minutes`, equally spaced in time
 
 
 def build_module(plan: RunPlan) -> LitGPT:
@@ -103,7 +102,8 @@ def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
         write_text(plan.directory / "config.yaml", to_yaml(plan.with_steps(steps).config))
         checkpoints.due_at = 0.0
 
-    return Deadline(config.optim.cooldown, plan.started + 60 * minutes - before, plan.started, save)
+    validates = config.trainer.val_check_interval == "auto"
+    return Deadline(config.optim.cooldown, plan.started + 60 * minutes - before, plan.started, save, validates)
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
@@ -122,7 +122,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     if options["max_steps"] == "auto":
         options["max_steps"] = -1  # until `Deadline` has chosen
     if options["val_check_interval"] == "auto":
-        options["val_check_interval"] = timedelta(minutes=(config.minutes or 0) / TIMED_VALIDATIONS)
+        options["val_check_interval"] = ENDLESS  # `Deadline` chooses when to validate
     timeout = timedelta(seconds=config.trainer.timeout)
     options["strategy"] = "auto" if plan.machine.devices == 1 else DDPStrategy(timeout=timeout)
     environment = TorchElasticEnvironment() if ranks.launched() else LightningEnvironment()

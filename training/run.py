@@ -2,9 +2,12 @@
 
 import os
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
+from threading import Thread
 from typing import TYPE_CHECKING
 
 from base import processes, ranks
@@ -85,9 +88,11 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
             config = replace(config, model=composed.model, data=composed.data)
         check_trained(config, start.groups)
     extra_chars = point.extra_chars if point else start.characters if start else ""
-    text = open_run_text(config, command.sets("data"), extra_chars, resumed)
+    loading = Thread(target=import_module, args=("training.fit",))  # PyTorch and Lightning, while the text is read
+    text = open_run_text(config, command.sets("data"), extra_chars, resumed, loading.start)
     text = text.read_before(point.texts_read if point else start.texts_read if start else [])
     with Progress("loading PyTorch and Lightning"):
+        loading.join()
         from training.callbacks.stop_signals import StopSignals
         from training.choosing.choose import choose
         from training.machine import find_machine
@@ -109,7 +114,9 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
     return plan
 
 
-def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path | None) -> "Text":
+def open_run_text(
+    config: Config, given: bool, extra_chars: str, resumed: Path | None, found: Callable[[], None]
+) -> "Text":
     """Open the text of a run, and return it.
 
     Args:
@@ -118,16 +125,19 @@ def open_run_text(config: Config, given: bool, extra_chars: str, resumed: Path |
             from the run's config.yaml, so an error message also names this file.
         extra_chars: characters that the vocabulary must contain besides those of the text.
         resumed: the directory of the run to resume, or None for a new run.
+        found: function to call when the files of the text have been found, before they are read.
 
     Raises:
         InputError: the text does not exist or cannot be used.
     """
-    from data.corpus import of_run
-    from data.text import open_text
+    from data.corpus import of_run, open_corpus
+    from data.text import encode_corpus
 
     data = of_run(config.data) if resumed and not given else config.data
     try:
-        return open_text(data, config.model.context, extra_chars=extra_chars)
+        corpus = open_corpus(data)
+        found()
+        return encode_corpus(corpus, data, config.model.context, extra_chars=extra_chars)
     except InputError as error:
         if resumed is None or given:
             raise

@@ -8,6 +8,7 @@ from typing import Any
 
 from conf.schema import Config
 from data.text import Text
+from training.callbacks.deadline import VALIDATIONS
 from training.choosing.choose import Choice
 from training.init_from import InitModel
 from training.machine import Machine, conditions
@@ -72,13 +73,12 @@ class RunPlan:
         return [*start, *([] if self.beginning is Beginning.RESUMED else self.choice.notes)]
 
     def with_steps(self, steps: int) -> "RunPlan":
-        """Return the plan with `trainer.max_steps` set to `steps`.
-
-        The number of steps of a run with a time limit (`minutes=N`) is only chosen while the run trains.
-        """
-        if self.config.trainer.max_steps == steps:
+        """Return the plan with `trainer.max_steps` set to `steps`, which `Deadline` chooses while the run trains."""
+        trainer = self.config.trainer
+        if trainer.max_steps == steps:
             return self
-        config = replace(self.config, trainer=replace(self.config.trainer, max_steps=steps))
+        interval = -(-steps // VALIDATIONS) if trainer.val_check_interval == "auto" else trainer.val_check_interval
+        config = replace(self.config, trainer=replace(trainer, max_steps=steps, val_check_interval=interval))
         return replace(self, choice=replace(self.choice, config=config))
 
     @cached_property

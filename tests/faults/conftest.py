@@ -1,4 +1,4 @@
-"""The whole folder starts processes and kills them: it is left out by `make quick`. Runs that were left alone, once."""
+"""The whole folder starts processes and kills them: `make test` runs only its promises. Runs that were left alone, once."""
 
 import signal
 from contextlib import chdir

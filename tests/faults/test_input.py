@@ -127,6 +127,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
 }  # fmt: skip
 
 
+@pytest.mark.promise
 def test_other_wrong_words(train: Call, workplace: Path) -> None:
     Path("bin.dat").write_bytes(bytes(range(256)) * 100)
     Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))

@@ -23,7 +23,12 @@ from training.choosing.hardware import missing_to_compile
 CHECKPOINTS = Path("runs/cut/checkpoints")
 
 
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 13), (signal.SIGTERM, 19), (signal.SIGUSR1, 20)])
+STOPS = [
+    (signal.SIGINT, 13), pytest.param(signal.SIGTERM, 19, marks=pytest.mark.promise), (signal.SIGUSR1, 20),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "step"), STOPS)
 def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:
     ended = run("name=cut", *MUON, fault=(faults.signal_at, step, number))
     name = signal.Signals(number).name

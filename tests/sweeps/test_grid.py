@@ -56,6 +56,7 @@ def test_values_survive_the_trial_s_command_line() -> None:
     assert made == list(itertools.product(rates, names))
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Path) -> None:
     (workplace / "book.txt").rename("a, b [c]=1.txt")

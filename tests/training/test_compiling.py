@@ -19,7 +19,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch.compile works until it calls its compiler, which is not there."""
     if missing := missing_to_compile():
         pytest.skip(f"no {missing}")
-    monkeypatch.setattr("training.choosing.hardware.COMPILE_FROM", 0.0)
+    monkeypatch.setattr("training.choosing.hardware.COLD", 0.0)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     torch._dynamo.reset()
     with torch._inductor.config.patch({"cpp.cxx": ("/nonexistent",)}):

@@ -73,7 +73,7 @@ def mean_of_halves(config: Config, text: Text) -> list[float]:
     return losses
 
 
-@pytest.mark.parametrize("kind", ["adamw", "muon"])
+@pytest.mark.parametrize("kind", ["adamw", pytest.param("muon", marks=pytest.mark.promise)])
 def test_losses_are_those_of_one_device(kind: str, letters: None) -> None:
     recipe = [*EXACT, f"optim={kind}", "logger=csv"]
     assert run("name=one", *recipe).status == 0

@@ -1,7 +1,8 @@
-"""The callback that ends a run within its time limit (`minutes=N`) by choosing the number of steps during training."""
+"""The callback that ends a run within its time limit (`minutes=N`): it chooses the number of steps while training."""
 
 import math
 import time
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -11,12 +12,14 @@ import torch
 
 from base.log import log
 from base.progress import count
+from data.datamodule import ENDLESS
 
 TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
 WINDOW = 0.1  # after the choice, that mean is over this fraction of the steps left, so that a busy second counts little
 END_SECONDS = 2.0  # min seconds reserved to count n-grams, write samples and the report, and exit
 END_SHARE = 0.3  # on a slow machine, this fraction of the seconds before the first step is reserved instead
 OFF = 0.05  # fraction of the run's time: if it would end earlier or later by more, the number is chosen again
+VALIDATIONS = 6  # of a run, at equal intervals
 
 
 class Deadline(L.Callback):
@@ -29,7 +32,9 @@ class Deadline(L.Callback):
     number is lowered and the learning rate falls faster; if it becomes faster, the number is raised.
     """
 
-    def __init__(self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None]) -> None:
+    def __init__(
+        self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None], validates: bool = True
+    ) -> None:
         """Create the callback for a run whose number of steps has not been chosen.
 
         Args:
@@ -37,8 +42,10 @@ class Deadline(L.Callback):
             ends_at: value of `time.perf_counter()` at which the process must have ended.
             started: value of `time.perf_counter()` when the process began.
             save: function that stores the chosen number of steps, so that a resumed run uses the same number.
+            validates: whether this callback also chooses the steps at which to validate.
         """
         self.cooldown, self.ends_at, self.started, self.save = cooldown, ends_at, started, save
+        self.validates, self.validated = validates, 0  # the step of the last validation
         self.end_seconds = max(END_SECONDS, END_SHARE * (time.perf_counter() - started))
         self.began: tuple[int, float] | None = None  # step and time after the first step, which is slow
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
@@ -50,6 +57,7 @@ class Deadline(L.Callback):
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
         self.per_token = (time.perf_counter() - self.validating) / trainer.datamodule.num_validated()
+        self.validated = trainer.global_step
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.stepping = time.perf_counter()
@@ -62,6 +70,8 @@ class Deadline(L.Callback):
         else:
             self.recent.append(now - self.stepping)
             self.stepped += now - self.stepping
+        if self.validates:  # Lightning validates after each step whose number is a multiple of `val_check_batch`
+            trainer.val_check_batch = 1 if self._validation_is_due(trainer) else ENDLESS
         if not self._is_due(trainer):
             return
         if pl_module.asynchronous:  # wait for the steps that are still queued on the GPU
@@ -91,6 +101,12 @@ class Deadline(L.Callback):
         off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
         return abs(off) > OFF * (self.ends_at - self.started)
 
+    def _validation_is_due(self, trainer: L.Trainer) -> bool:
+        """Return whether an interval has passed since the last validation, and another one is left to the last step."""
+        steps = trainer.max_steps if trainer.max_steps > 0 else self.fitting(trainer)
+        interval, step = max(1, steps // VALIDATIONS), trainer.global_step
+        return len(self.recent) > 0 and step - self.validated >= interval <= steps - step
+
     def _per_step(self, trainer: Any) -> float:
         """Return the expected seconds of a coming step, with its share of the validations."""
         assert self.began
@@ -110,6 +126,10 @@ class Deadline(L.Callback):
             return step
         per_step = self._per_step(trainer)
         left = self.ends_at - now - self.end_seconds
-        tokens = data.num_validated(last_step=step + int(max(0.0, left) / per_step))
+        # Until a validation has been timed, a token is taken to cost as much there as in training, which is more.
         per_token = per_step / data.tokens_per_step if self.per_token is None else self.per_token
-        return max(step, int(step + (left - tokens * per_token) / per_step))
+
+        def seconds(steps: int) -> float:
+            return steps * per_step + data.num_validated(last_step=step + steps) * per_token
+
+        return step + max(0, bisect_right(range(max(0, int(left / per_step)) + 1), left, key=seconds) - 1)

@@ -91,6 +91,7 @@ SMALL = (
 ).split()
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.choosing.choose.WHOLE", 0)  # the text is not short: it trains as long as it can

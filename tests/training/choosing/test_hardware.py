@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from base import processes
-from training.choosing.hardware import COMPILE_FROM, choose_compile, choose_precision, choose_threads
+from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compile_seconds, step_ratio
 from training.machine import peak_flops
 
 
@@ -42,22 +42,23 @@ def test_other_programs_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
-    assert choose_compile("auto", "cpu", COMPILE_FROM) == ("true", "saves time in a run this long")
-    chosen, why = choose_compile("auto", "cpu", COMPILE_FROM - 1)
-    assert chosen == "false" and "saves time on a CPU only in runs of more than" in why
-    assert choose_compile("auto", "cuda", 1.0)[0] == "true"
-    for asked, device, seconds in (("false", "cpu", 1e9), ("true", "cpu", 1.0)):
-        assert choose_compile(asked, device, seconds) == (asked, "as configured")
+    assert choose_compile("auto", "cpu", 31.0, 20.0) == ("true", "takes about 20 s, saves 31 s of training")
+    assert choose_compile("auto", "cpu", 19.0, 20.0) == ("false", "takes about 20 s, saves 19 s of training")
+    assert choose_compile("auto", "cuda", 0.0, 20.0)[0] == "true"
+    for asked, device, saved in (("false", "cpu", 1e9), ("true", "cpu", 1.0)):
+        assert choose_compile(asked, device, saved, 20.0) == (asked, "as configured")
+    assert compile_seconds(7.0, cached=True) < compile_seconds(7.0, cached=False) < compile_seconds(8.0, cached=False)
+    assert step_ratio("bf16-mixed") < step_ratio("32-true") < 1
     # Without what it needs.
     for missing, module, name, found in (("g++", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir")):
         with complete.context() as patched:
             patched.setattr(module, name, lambda _, found=found: found)
-            chosen, why = choose_compile("auto", "cpu", 1e9)
+            chosen, why = choose_compile("auto", "cpu", 1e9, 20.0)
             assert chosen == "false" and missing in why
             with pytest.raises(ValueError, match=f"^compile=true: there is no .*{re.escape(missing)}"):
-                choose_compile("true", "cpu", 1e9)
+                choose_compile("true", "cpu", 1e9, 20.0)
     complete.setattr(sys, "platform", "darwin")  # nobody tried it there
-    assert choose_compile("auto", "cpu", 1e9) == ("false", "not tested on this system")
+    assert choose_compile("auto", "cpu", 1e9, 20.0) == ("false", "not tested on this system")
 
 
 def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) -> None:

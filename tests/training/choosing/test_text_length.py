@@ -143,6 +143,7 @@ def test_dropout_follows_the_weights_for_each_character_of_a_text_that_is_read_o
         assert dropout_for(model, 50, tokens, 10 * tokens) == 0
 
 
+@pytest.mark.promise
 @pytest.mark.slow
 def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
     """It ends before it memorises, says how often it was read, and promises nothing of other models."""
