@@ -20,6 +20,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
 from benchmarks import plain_loop
 from conf.compose import read_config
+from data.batches import VALIDATED
 from data.config import DataConfig
 from data.passages import prompt as prompt_of
 from data.passages import varied_line
@@ -124,7 +125,7 @@ def test_a_short_run_evaluates_a_part_of_its_split_and_names_the_command_for_the
 ) -> None:
     monkeypatch.setattr("data.batches.VALIDATION_CHARACTERS", 64)
     split = len(open_text(DataConfig(path="book.txt"), 32).validation)
-    enough = -(-split // (8 * 32))
+    enough = math.ceil(split / (VALIDATED * 8 * 32))
     for name, steps in (("short", enough - 1), ("long", enough)):
         out = train(f"name={name}", f"trainer.max_steps={steps}", "trainer.val_check_interval=1").out
         counted = summary(name)["evaluation"]

@@ -1,4 +1,4 @@
-"""The whole folder starts processes and kills them: `make test` runs only its promises. Runs that were left alone, once."""
+"""The folder starts processes and kills them; `make test` runs only its promises. Here: runs left alone, once."""
 
 import signal
 from contextlib import chdir

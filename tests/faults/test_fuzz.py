@@ -9,7 +9,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 

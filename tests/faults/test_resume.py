@@ -76,7 +76,7 @@ OTHERS = [(ADAMW, (faults.at_step, 13)), (EMA, (faults.in_write, 2, 9999))]
 
 @pytest.mark.parametrize(
     ("recipe", "fault"),
-    [pytest.param(MUON, fault, marks=[pytest.mark.promise] if name == ONCE else []) for name, fault in POINTS.items()] + OTHERS,
+    [pytest.param(MUON, POINTS[name], marks=[pytest.mark.promise] if name == ONCE else []) for name in POINTS] + OTHERS,
     ids=[*POINTS, "AdamW", "averages"],
 )
 def test_killed_once(recipe: list[str], fault: Fault, whole: Any, workplace: Path) -> None:
