@@ -197,7 +197,7 @@ class Config:
         metadata={"on_resume": "fixed"},
     )
     data: DataConfig = field(default_factory=lambda: DataConfig(batch="auto"))
-    optim: OptimConfig = field(default_factory=OptimConfig)
+    optim: OptimConfig = field(default_factory=lambda: OptimConfig(lr="auto", warmup="auto"))
     trainer: TrainerConfig = field(
         default_factory=lambda: TrainerConfig(max_steps="auto", val_check_interval="auto"),
         metadata={"on_resume": "free"},

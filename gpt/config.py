@@ -173,7 +173,9 @@ class OptimConfig:
         choices=("muon", "adamw"),
         on_resume="fixed",
     )
-    lr: float = option(6.0e-3, "peak learning rate of AdamW", above=0)
+    lr: Any = option(
+        6.0e-3, "peak learning rate of AdamW; auto: 0.006, or more if minutes allows few steps", auto=float, above=0
+    )
     muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
     muon_beta2: float = option(
         0.95, "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon", least=0, below=1
@@ -182,7 +184,7 @@ class OptimConfig:
         2, "Muon updates each block every n steps, in turn, at n times its rate; 1: every step", least=1, most=64
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
-    warmup: int = option(50, "linear warm-up steps", least=0)
+    warmup: Any = option(50, "linear warm-up steps; auto: 50, or fewer if minutes allows few steps", auto=int, least=0)
     schedule: str = option(
         "trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"),
         aliases=dict.fromkeys(("wsd", "linear", "constant"), "trapezoid"),
@@ -198,5 +200,5 @@ class OptimConfig:
         check(self, "optim")
         if len(self.betas) != 2:
             raise InputError(f"optim.betas={self.betas}: must be two numbers")
-        if self.min_lr > self.lr:
+        if self.lr != "auto" and self.min_lr > self.lr:
             raise InputError(f"optim.min_lr={self.min_lr:g}: must be at most optim.lr={self.lr:g}")

@@ -29,6 +29,7 @@ from training.choosing.time_budget import (
     TRAINING,
     Timed,
     predicted_loss,
+    schedule_for,
     sizes,
     time_step,
 )
@@ -94,7 +95,7 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     precision, why["precision"] = choose_precision(asked.precision, machine.device)
     threads, why["threads"] = choose_threads(config.threads)
     trainer = replace(asked, precision=precision, num_nodes=1 if asked.num_nodes == "auto" else asked.num_nodes)
-    model, data = _with_defaults(config.model), _with_defaults(config.data)
+    model, data, optim = (_with_defaults(group) for group in (config.model, config.data, config.optim))
     check_memory(model, text.tokenizer.size, machine.device)
     tokens, vocabulary, started = len(text.train), text.tokenizer.size, config.init_from is not None
     short = tokens < WHOLE and data.overfit is None
@@ -109,12 +110,13 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
         cost = compile_seconds(start, cached=config.minutes is not None and marker.exists())
         return choose_compile(config.compile, machine.device, (1 - step_ratio(precision)) * seconds, cost), cost
 
-    if by_clock and "auto" in (config.model.layers, config.model.dropout, config.data.batch):
-        default = replace(config, model=model, data=data, trainer=trainer)
+    if by_clock:
+        default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
         most = usual if short else math.inf
         model, data, fitting, notes = _fit_into_minutes(config, default, text, most, seconds_left, compiling)
         by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
         steps = fitting if by_clock else steps
+        optim = schedule_for(config.optim, steps) if by_clock else optim
     if config.model.dropout == "auto" and (short or by_clock) and not started and data.overfit is None:
         model = replace(model, dropout=dropout_for(model, vocabulary, tokens, steps * data.batch * model.context))
         adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
@@ -132,7 +134,7 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     seconds = flops / LAPTOP_FLOPS if config.minutes is None else TRAINING * seconds_left()
     (compiled, why["compile"]), _ = compiling(model, data, seconds)
     chosen = replace(
-        config, threads=threads, compile=compiled, model=model, data=data, trainer=trainer,
+        config, threads=threads, compile=compiled, model=model, data=data, optim=optim, trainer=trainer,
         callbacks=_with_patience(config.callbacks, PATIENCE if short and asked.max_steps == "auto" else None),
     )  # fmt: skip
     automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
@@ -151,7 +153,7 @@ def _without_effect(config: Config, steps: int | None, machine: Machine) -> Iter
     if steps is not None and asked.max_steps != "auto" and steps < MIN_STEPS and config.init_from is None:
         enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
         yield f"trainer.max_steps={steps}: {too_few(steps)}; {enough}"
-    if steps is not None and OptimConfig.warmup != config.optim.warmup >= steps:
+    if steps is not None and config.optim.warmup not in ("auto", OptimConfig.warmup) and config.optim.warmup >= steps:
         unreached = f"the learning rates do not reach their peak in {count(steps, 'step')}"
         yield f"optim.warmup={config.optim.warmup}: {unreached}"
     here, reason = choose_precision("auto", machine.device)

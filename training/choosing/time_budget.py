@@ -12,7 +12,7 @@ from conf.keys import presets
 from conf.schema import Config
 from data.datamodule import TextDataModule
 from data.text import Text
-from gpt.config import ModelConfig
+from gpt.config import ModelConfig, OptimConfig
 from training.machine import untrained
 from training.module import LitGPT
 
@@ -25,9 +25,20 @@ DOUBLED_FROM = 4000
 # A model larger than the default must read this many characters per weight, of a text that has half a character per
 # weight (docs/experiments.md).
 CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
+# Below so many steps the learning rate is higher, at most so many times, and the warm-up takes a part of the steps
+# (docs/experiments.md).
+RAISED_BELOW, HIGHEST_RATE, SHORT_WARMUP = 1300, 5.0, 6
 TRAINING = 0.85  # fraction of the seconds left that are training steps; the rest is for validations and the end
 TIMED_SECONDS, UNTIMED_STEPS = 0.4, 2  # seconds of steps to time, after this many slower ones
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
+
+
+def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
+    """Return `optim` with AdamW's learning rate and the warm-up of a run of `steps` steps where they are `auto`."""
+    times = min(HIGHEST_RATE, max(1.0, RAISED_BELOW / steps)) if optim.name == "muon" else 1.0
+    lr = float(f"{times * OptimConfig.lr:.2g}") if optim.lr == "auto" else optim.lr
+    warmup = min(OptimConfig.warmup, int(steps / SHORT_WARMUP)) if optim.warmup == "auto" else optim.warmup
+    return replace(optim, lr=lr, warmup=warmup)
 
 
 def predicted_loss(weights: int, read: float) -> float:
