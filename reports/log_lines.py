@@ -11,7 +11,7 @@ from base.processes import command
 from base.progress import count
 from conf.differences import differences
 from conf.schema import Config
-from data.batches import num_validated
+from data.batches import VALIDATED, num_validated
 from data.documents import Documents
 from data.text import Text
 from gpt.evaluation import Score
@@ -71,7 +71,7 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
     )
     log.info(f"machine    {machine}")
     split, steps = len(text.validation), config.trainer.max_steps  # with `minutes`, only known at the end
-    trained = split if steps == "auto" else steps * config.data.batch * shape.context
+    trained = split / VALIDATED if steps == "auto" else steps * config.data.batch * shape.context
     # Whole windows, plus the first token of the text, which counts, too.
     part, end = (
         number if number == split else max(1, number // shape.context) * shape.context + 1
