@@ -5,10 +5,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from base.options import spell
 from base.progress import count
-from conf.keys import KEYS, leaves
-from conf.schema import Config, TrainerConfig, to_dict
+from conf.schema import Config, TrainerConfig
 from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
@@ -81,13 +79,6 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     `Deadline` chooses when the learning rate must begin to fall, and `trainer.val_check_interval`, because validations
     are then equally spaced in time.
 
-    Args:
-        config: the configuration of the run. If the run is resumed, the values chosen at its first start are already
-            in it.
-        text: the text of the run.
-        machine: the devices of the run.
-        seconds_left: function that returns the seconds left until the time limit.
-
     Raises:
         InputError: the machine lacks the memory or the compiler for the configuration.
     """
@@ -110,7 +101,14 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
         cost = compile_seconds(start, cached=config.minutes is not None and marker.exists())
         return choose_compile(config.compile, machine.device, (1 - step_ratio(precision)) * seconds, cost), cost
 
-    if by_clock:
+    chosen_by_time = (
+        config.model.layers,
+        config.model.dropout,
+        config.data.batch,
+        config.optim.lr,
+        config.optim.warmup,
+    )
+    if by_clock and "auto" in chosen_by_time:
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
         most = usual if short else math.inf
         model, data, fitting, notes = _fit_into_minutes(config, default, text, most, seconds_left, compiling)
@@ -129,7 +127,7 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    notes += _without_effect(config, None if by_clock else int(steps), machine)
+    notes += _unwanted(config, None if by_clock else int(steps), machine)
     flops = untrained(model, vocabulary).flops_per_token() * steps * data.batch * model.context
     seconds = flops / LAPTOP_FLOPS if config.minutes is None else TRAINING * seconds_left()
     (compiled, why["compile"]), _ = compiling(model, data, seconds)
@@ -141,14 +139,8 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
 
 
-def _without_effect(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
-    """Yield a line for the log for each setting that has no effect, or an unwanted effect, in this run.
-
-    Args:
-        config: the configuration of the run as the user has set it.
-        steps: the number of steps of the run, or None if the callback `Deadline` will choose it during training.
-        machine: the devices of the run.
-    """
+def _unwanted(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
+    """Yield a line for the log for each setting that has an unwanted effect in a run of `steps` steps, if known."""
     asked = config.trainer
     if steps is not None and asked.max_steps != "auto" and steps < MIN_STEPS and config.init_from is None:
         enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
@@ -159,20 +151,6 @@ def _without_effect(config: Config, steps: int | None, machine: Machine) -> Iter
     here, reason = choose_precision("auto", machine.device)
     if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
         yield f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}"
-    values, model, optim = dict(leaves(to_dict(config))), config.model, config.optim
-    for unused, keys, other in (
-        (optim.name == "adamw", "optim.muon_lr optim.muon_beta2 optim.muon_every", "with optim.name=adamw"),
-        (optim.schedule == "cosine", "optim.cooldown", "with optim.schedule=cosine"),
-        (optim.schedule == "trapezoid" and not optim.cooldown, "optim.min_lr", "with optim.cooldown=0"),
-        (model.attention_window == model.context, "model.window", f"with model.context={model.context}"),
-        (config.data.path is None, "data.encoding", "without data.path="),
-        (machine.device != "cuda", "trainer.benchmark", "without a CUDA GPU"),
-        ("tensorboard" not in config.logger, "watch.attention_heads", "without logger=tensorboard"),
-        (not config.watch.pictures, "watch.attention_heads", "with watch.pictures=false"),
-    ):
-        for key in keys.split() if unused else ():
-            if values[key] != KEYS[key].default:
-                yield f"{key}={spell(values[key])}: has no effect {other}"
 
 
 def _fit_into_minutes(
@@ -186,8 +164,8 @@ def _fit_into_minutes(
         asked: the configuration as the user has set it.
         default: the configuration with the default model and batch.
         text: the text of the run.
-        most: the number of steps after which the text has nothing more to teach.
-        seconds_left: function that returns the seconds left until the time limit (`minutes=N`).
+        most: the number of steps after which a short text has nothing more to teach.
+        seconds_left: function that returns the seconds left until the time limit.
         compiling: function that chooses whether to compile a model, given the seconds of training.
     """
     assert asked.minutes is not None

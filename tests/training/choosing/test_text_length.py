@@ -11,7 +11,6 @@ from conf.schema import Config, TrainerConfig
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from gpt.optim import lr_at
 from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, summary
@@ -95,33 +94,8 @@ def test_what_has_no_effect_or_is_slower_is_said(monkeypatch: pytest.MonkeyPatch
             assert list(notes) == expected
 
 
-UNUSED = {  # a setting, what makes it have no effect, and what lets it have one
-    "optim.muon_lr=0.02": ("optim.name=adamw", "with optim.name=adamw", "optim.name=muon"),
-    "optim.muon_beta2=0.5": ("optim=adamw", "with optim.name=adamw", "optim=muon"),
-    "optim.muon_every=1": ("optim=nanogpt", "with optim.name=adamw", ""),
-    "optim.cooldown=0.3": ("optim.schedule=cosine", "with optim.schedule=cosine", "optim.name=adamw"),
-    "optim.min_lr=0.001": ("optim.cooldown=0", "with optim.cooldown=0", "optim.cooldown=0.1"),
-    "model.window=32": ("model.context=32", "with model.context=32", "model.context=33"),
-    "data.encoding=cp1252": ("", "without data.path=", "data.path=a.txt"),
-    "trainer.benchmark=true": ("", "without a CUDA GPU", None),
-    "watch.attention_heads=[L0H0]": ("logger=csv", "without logger=tensorboard", "logger=[csv,tensorboard]"),
-    "watch.attention_heads=[L0H1]": ("watch.pictures=false", "with watch.pictures=false", ""),
-}
-
-
-@pytest.mark.parametrize("setting", UNUSED)
-def test_a_setting_without_effect_is_said(setting: str) -> None:
-    unused, other, used = UNUSED[setting]
-    found, without = chosen(WHOLE, setting, *unused.split()), chosen(WHOLE, *unused.split())
-    assert found.notes == (f"{setting}: has no effect {other}",)
-    assert without.notes == (), "a default is not said"
-    rates = ([lr_at(step, each.config.optim, 60) for step in range(60)] for each in (found, without))
-    assert next(rates) == next(rates)
-    assert used is None or chosen(WHOLE, setting, *used.split()).notes == ()
-
-
 @pytest.mark.parametrize("preset", [f"{group}={name}" for group in ("model", "optim") for name in groups()[group]])
-def test_no_preset_has_a_setting_without_effect(preset: str) -> None:
+def test_no_preset_has_an_unwanted_effect(preset: str) -> None:
     assert chosen(WHOLE, preset).notes == ()
 
 
