@@ -219,7 +219,7 @@ def test_minutes_become_steps_once(train: Call, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_minutes_doubles_long_batches(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.choosing.time_budget.DOUBLED_FROM", 1)
-    monkeypatch.setattr("training.choosing.choose.time_step", lambda *_: 1.0)
+    monkeypatch.setattr("training.choosing.time_budget.time_step", lambda *_: 1.0)
     given = "data.path=book.txt minutes=0.15 compile=false logger=none trainer.accelerator=cpu name=a".split()
     assert train(*given, "model.layers=1", "model.dim=32", "model.context=32", defaults=False).status == 0
     config = read_config(Path("runs/a"))

@@ -10,33 +10,15 @@ from conf.schema import Config, TrainerConfig
 from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
-from training.choosing.hardware import (
-    START,
-    choose_compile,
-    choose_precision,
-    choose_threads,
-    compile_seconds,
-    compiled_marker,
-    step_ratio,
-)
-from training.choosing.text_length import EPOCHS, PATIENCE, WHOLE, dropout_for, interval_for, steps_for
-from training.choosing.time_budget import (
-    CHARACTERS_PER_WEIGHT,
-    DOUBLED_FROM,
-    MIN_STEPS,
-    TRAINING,
-    Timed,
-    predicted_loss,
-    schedule_for,
-    sizes,
-    time_step,
-)
+from training.choosing import hardware
+from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compile_seconds
+from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for
+from training.choosing.time_budget import MIN_STEPS, TRAINING, fit_into_minutes, schedule_for, too_few
 from training.launch import rows_per_device
 from training.machine import Machine, untrained
 from training.memory import check_memory
 
 LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice
-Compiling = Callable[[ModelConfig, DataConfig, float], tuple[tuple[str, str], float]]
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
 
 
@@ -93,25 +75,21 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     usual = steps_for(tokens, started) if short else TrainerConfig.max_steps
     steps: float = usual if asked.max_steps == "auto" else asked.max_steps
     by_clock, notes = config.minutes is not None and asked.max_steps == "auto", list[str]()
-    start = START if config.minutes is None else 60 * config.minutes - seconds_left()
+    start = hardware.START if config.minutes is None else 60 * config.minutes - seconds_left()
 
     def compiling(model: ModelConfig, data: DataConfig, seconds: float) -> tuple[tuple[str, str], float]:
         """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
-        marker = compiled_marker(model, trainer, rows_per_device(data, machine.devices))
+        marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
         cost = compile_seconds(start, cached=config.minutes is not None and marker.exists())
-        return choose_compile(config.compile, machine.device, (1 - step_ratio(precision)) * seconds, cost), cost
+        return choose_compile(
+            config.compile, machine.device, (1 - hardware.step_ratio(precision)) * seconds, cost
+        ), cost
 
-    chosen_by_time = (
-        config.model.layers,
-        config.model.dropout,
-        config.data.batch,
-        config.optim.lr,
-        config.optim.warmup,
-    )
-    if by_clock and "auto" in chosen_by_time:
+    asked_model = (config.model.layers, config.model.dropout, config.data.batch)
+    if by_clock and "auto" in (*asked_model, config.optim.lr, config.optim.warmup):
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
         most = usual if short else math.inf
-        model, data, fitting, notes = _fit_into_minutes(config, default, text, most, seconds_left, compiling)
+        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, compiling)
         by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
         steps = fitting if by_clock else steps
         optim = schedule_for(config.optim, steps) if by_clock else optim
@@ -153,56 +131,6 @@ def _unwanted(config: Config, steps: int | None, machine: Machine) -> Iterator[s
         yield f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}"
 
 
-def _fit_into_minutes(
-    asked: Config, default: Config, text: Text, most: float, seconds_left: Callable[[], float], compiling: Compiling
-) -> tuple[ModelConfig, DataConfig, float, list[str]]:
-    """Choose the size of the model and the batch for a time limit, and return them with the steps that fit, and notes.
-
-    The size is chosen only if `layers`, `heads` and `dim` of `model` are all `auto`, the batch only if it is `auto`.
-
-    Args:
-        asked: the configuration as the user has set it.
-        default: the configuration with the default model and batch.
-        text: the text of the run.
-        most: the number of steps after which a short text has nothing more to teach.
-        seconds_left: function that returns the seconds left until the time limit.
-        compiling: function that chooses whether to compile a model, given the seconds of training.
-    """
-    assert asked.minutes is not None
-    minutes, model, data, ratio = asked.minutes, default.model, default.data, step_ratio(default.trainer.precision)
-
-    def fit(model: ModelConfig) -> Timed:
-        step = time_step(replace(default, model=model), text, seconds_left())
-        seconds, cost = TRAINING * seconds_left(), 0.0
-        compiled, cost = compiling(model, data, seconds)
-        if compiled[0] == "true":
-            step, seconds = ratio * step, seconds - cost
-        return Timed(model, step, max(1e-3, seconds) / step)
-
-    if asked.model.layers == asked.model.heads == asked.model.dim == "auto":
-        lowest = math.inf
-        for candidate, weights in sizes(model, text):
-            timed = fit(candidate)
-            read = min(timed.steps, most) * data.batch * model.context
-            loss, larger = predicted_loss(weights, read), candidate.dim > ModelConfig.dim
-            if loss > lowest or larger and read < CHARACTERS_PER_WEIGHT * weights:
-                break
-            lowest, best = loss, timed
-    else:
-        best = fit(model)
-    step, fitting = best.step, max(1.0, best.steps)
-    read = fitting * data.batch * model.context
-    if asked.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
-        data, step, fitting = replace(data, batch=2 * data.batch), 2 * step, fitting / 2
-    notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
-    if fitting < MIN_STEPS:
-        enough = (60 * minutes - seconds_left() + MIN_STEPS * step / TRAINING) / 60
-        unit = 10.0 ** (math.floor(math.log10(enough)) - 1)  # of the second digit: rounded up, it is over `minutes`
-        enough = math.ceil(enough / unit) * unit
-        notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:g} would be enough here")
-    return best.model, data, fitting, notes
-
-
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
     """Return the configured callbacks, with the argument `patience: auto` of early stopping replaced by `patience`.
 
@@ -219,11 +147,6 @@ def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str,
         elif patience is not None:
             chosen[name] = arguments | {"patience": patience}
     return chosen
-
-
-def too_few(steps: int) -> str:
-    """Return the text "`steps` steps are too few to learn much", which is part of a message to the user."""
-    return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"
 
 
 def _with_defaults(config: Any) -> Any:

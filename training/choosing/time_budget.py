@@ -1,7 +1,8 @@
 """For a time limit (`minutes=N`), time a step of models of growing size, and predict which reaches the lowest loss."""
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,9 +11,12 @@ import lightning as L
 from base.progress import Progress
 from conf.keys import presets
 from conf.schema import Config
+from data.config import DataConfig
 from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
+from training.choosing.hardware import step_ratio
+from training.choosing.text_length import EPOCHS
 from training.machine import untrained
 from training.module import LitGPT
 
@@ -25,12 +29,15 @@ DOUBLED_FROM = 4000
 # A model larger than the default must read this many characters per weight, of a text that has half a character per
 # weight (docs/experiments.md).
 CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
+WORSE = 1.05  # no larger model is timed if one's predicted loss is so many times the lowest
 # Below so many steps the learning rate is higher, at most so many times, and the warm-up takes a part of the steps
 # (docs/experiments.md).
 RAISED_BELOW, HIGHEST_RATE, SHORT_WARMUP = 1300, 5.0, 6
 TRAINING = 0.85  # fraction of the seconds left that are training steps; the rest is for validations and the end
 TIMED_SECONDS, UNTIMED_STEPS = 0.4, 2  # seconds of steps to time, after this many slower ones
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
+
+Compiling = Callable[[ModelConfig, DataConfig, float], tuple[tuple[str, str], float]]
 
 
 def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
@@ -106,3 +113,59 @@ def time_step(config: Config, text: Text, seconds_left: float) -> float:
     with Progress("timing"):
         trainer.fit(module, TextDataModule(text, config.data, config.model.context, config.seed))
     return min(clock.steps)
+
+
+def fit_into_minutes(
+    asked: Config, default: Config, text: Text, most: float, seconds_left: Callable[[], float], compiling: Compiling
+) -> tuple[ModelConfig, DataConfig, float, list[str]]:
+    """Choose the size of the model and the batch for a time limit, and return them with the steps that fit, and notes.
+
+    The size is chosen only if `layers`, `heads` and `dim` of `model` are all `auto`, the batch only if it is `auto`.
+
+    Args:
+        asked: the configuration as the user has set it.
+        default: the configuration with the default model and batch.
+        text: the text of the run.
+        most: the number of steps after which a short text has nothing more to teach.
+        seconds_left: function that returns the seconds left until the time limit.
+        compiling: function that chooses whether to compile a model, given the seconds of training.
+    """
+    assert asked.minutes is not None
+    minutes, model, data, ratio = asked.minutes, default.model, default.data, step_ratio(default.trainer.precision)
+
+    def fit(model: ModelConfig) -> Timed:
+        step = time_step(replace(default, model=model), text, seconds_left())
+        seconds, cost = TRAINING * seconds_left(), 0.0
+        compiled, cost = compiling(model, data, seconds)
+        if compiled[0] == "true":
+            step, seconds = ratio * step, seconds - cost
+        return Timed(model, step, max(1e-3, seconds) / step)
+
+    if asked.model.layers == asked.model.heads == asked.model.dim == "auto":
+        lowest = math.inf
+        for candidate, weights in sizes(model, text):
+            timed = fit(candidate)
+            read = min(timed.steps, most) * data.batch * model.context
+            loss, larger = predicted_loss(weights, read), candidate.dim > ModelConfig.dim
+            if loss > WORSE * lowest or larger and read < CHARACTERS_PER_WEIGHT * weights:
+                break
+            if loss < lowest:
+                lowest, best = loss, timed
+    else:
+        best = fit(model)
+    step, fitting = best.step, max(1.0, best.steps)
+    read = fitting * data.batch * model.context
+    if asked.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
+        data, step, fitting = replace(data, batch=2 * data.batch), 2 * step, fitting / 2
+    notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
+    if fitting < MIN_STEPS:
+        enough = (60 * minutes - seconds_left() + MIN_STEPS * step / TRAINING) / 60
+        unit = 10.0 ** (math.floor(math.log10(enough)) - 1)  # of the second digit: rounded up, it is over `minutes`
+        enough = math.ceil(enough / unit) * unit
+        notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:g} would be enough here")
+    return best.model, data, fitting, notes
+
+
+def too_few(steps: int) -> str:
+    """Return the text "`steps` steps are too few to learn much", which is part of a message to the user."""
+    return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"

@@ -14,7 +14,7 @@ from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, summary
-from training.choosing import choose as choosing
+from training.choosing import time_budget
 from training.choosing.choose import Choice, choose
 from training.choosing.text_length import VALIDATIONS, WHOLE, dropout_for, steps_for
 from training.machine import Machine
@@ -102,7 +102,7 @@ def test_no_preset_has_an_unwanted_effect(preset: str) -> None:
 @pytest.mark.parametrize("seconds", [1000.0, 3.0])
 def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """It ends when it has learned enough, or by the clock."""
-    monkeypatch.setattr(choosing, "time_step", lambda *_: 0.1)
+    monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.1)
     config = chosen(16_282, "minutes=1", seconds=seconds).config
     enough = seconds == 1000.0
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == ((230, 20) if enough else ("auto", "auto"))

@@ -11,7 +11,6 @@ from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conftest import Call, summary
 from tests.training.choosing.test_text_length import chosen
-from training.choosing import choose as choosing
 from training.choosing import time_budget
 from training.choosing.time_budget import MIN_STEPS, TRAINING, predicted_loss
 from training.machine import untrained
@@ -32,7 +31,7 @@ def by_flops(seconds: float) -> Callable[..., float]:
 
 
 def size(monkeypatch: pytest.MonkeyPatch, time_step: Callable[..., float], seconds: float, text: int = LONG) -> int:
-    monkeypatch.setattr(choosing, "time_step", time_step)
+    monkeypatch.setattr(time_budget, "time_step", time_step)
     return chosen(text, f"minutes={seconds / 60}", "compile=false", seconds=seconds).config.model.dim
 
 
@@ -52,7 +51,7 @@ def test_the_predicted_loss_falls_with_weights_and_with_training() -> None:
 
 
 def test_what_minutes_choose(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "time_step", by_flops(0.02))
+    monkeypatch.setattr(time_budget, "time_step", by_flops(0.02))
     found = chosen(LONG, "minutes=10", "compile=false", seconds=600.0)
     config = found.config
     assert (config.model.dim, config.data.batch) == (192, 16), "half as many steps, twice as large"
@@ -70,7 +69,7 @@ def test_what_minutes_choose(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_word_where_the_time_is_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "time_step", by_flops(1.0))
+    monkeypatch.setattr(time_budget, "time_step", by_flops(1.0))
     found = chosen(LONG, "minutes=0.01", "compile=false", seconds=-3.0)
     assert (found.config.model.layers, found.config.model.dim, len(found.notes)) == (2, 64, 2)
     flops = [GPT(model, 96).flops_per_token() for model in (found.config.model, ModelConfig())]
@@ -78,7 +77,7 @@ def test_the_word_where_the_time_is_too_short(monkeypatch: pytest.MonkeyPatch) -
     assert 0.1 < enough < 1
     said = f"minutes=0.01: 1 step is too few to learn much; minutes={math.ceil(100 * enough) / 100:g} would be enough"
     assert found.notes[1] == f"{said} here"
-    monkeypatch.setattr(choosing, "time_step", lambda *_: 0.1)
+    monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.1)
     for minutes, enough in ((0.2, 0.21), (0.09, 0.092), (240, 250)):  # a little more is needed than there is
         found = chosen(LONG, f"minutes={minutes}", "model.dim=128", "compile=false", seconds=11.7)
         assert found.notes[1] == (
@@ -103,13 +102,13 @@ def test_what_is_timed(train: Call, monkeypatch: pytest.MonkeyPatch, left: float
         raise KeyboardInterrupt
 
     monkeypatch.setattr(LitGPT, "training_step", step)
-    monkeypatch.setattr(choosing, "time_step", spy)
+    monkeypatch.setattr(time_budget, "time_step", spy)
     train("name=a", "minutes=1", *SLOW, "model.dim=32", "model.context=32", defaults=False)
     assert (steps[0], found) == ((time_budget.UNTIMED_STEPS + 1, [1.0]) if left else (1, [5.0]))
 
 
 def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(choosing, "time_step", lambda *_: 1.0)
+    monkeypatch.setattr(time_budget, "time_step", lambda *_: 1.0)
     ended = train("name=short", "minutes=0.01", *SLOW, defaults=False)
     assert ended.status == 0, ended
     assert summary("short")["steps"] == 1 and "too few to learn much; minutes=" in ended.out
