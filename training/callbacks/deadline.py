@@ -102,10 +102,10 @@ class Deadline(L.Callback):
         return abs(off) > OFF * (self.ends_at - self.started)
 
     def _validation_is_due(self, trainer: L.Trainer) -> bool:
-        """Return whether an interval has passed since the last validation, and another one is left to the last step."""
+        """Return whether an interval has passed since the last validation, and half of one is left to the last step."""
         steps = trainer.max_steps if trainer.max_steps > 0 else self.fitting(trainer)
         interval, step = max(1, steps // VALIDATIONS), trainer.global_step
-        return len(self.recent) > 0 and step - self.validated >= interval <= steps - step
+        return len(self.recent) > 0 and step - self.validated >= interval and steps - step >= interval / 2
 
     def _per_step(self, trainer: Any) -> float:
         """Return the expected seconds of a coming step, with its share of the validations."""
