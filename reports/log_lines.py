@@ -186,5 +186,5 @@ def conclude(run: Path, config: Config, report: Path | None) -> None:
         log.info(f"profile    {run / 'trace.json'}")
     if config.minutes is not None:
         text = [f"{key}={value}" for key, value, _ in differences(config) if key in TEXT]
-        more = command("python", "train.py", f"minutes={LONGER * config.minutes:g}", *map(public, text))
+        more = command("python", "train.py", f"minutes={round(LONGER * config.minutes, 1):g}", *map(public, text))
         log.info(f"better     {more}: {LONGER} times the training, of the larger model that this allows")
