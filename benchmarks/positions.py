@@ -22,8 +22,8 @@ from measuring import QUICK, ROOT, in_turn, make_parser, print_table, ratios, ru
 from gpt import GPT, ModelConfig
 
 BARE = ("model.key_offset=false", "model.token_shift=false", "model.conv_taps=1")
-KINDS = ("rotary", "learned", "sinusoidal", "alibi", "none")
-WINDOWS = (("rotary", 128), ("rotary", 64), ("rotary", 16), ("alibi", 64), ("none", 64))
+KINDS = ("rotary", "learned", "sinusoidal", "none")
+WINDOWS = (("rotary", 128), ("rotary", 64), ("rotary", 16), ("none", 64))
 VARIANTS = {
     **{f"{kind} | all | default": (kind, "null", ()) for kind in KINDS},
     **{f"{kind} | all | no offset, shift, convolution": (kind, "null", BARE) for kind in KINDS},

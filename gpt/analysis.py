@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpt.attention_kernels import make_bias
+from gpt.attention_kernels import make_mask
 from gpt.evaluation import exact, surprisals
 from gpt.model import GPT, Block
-from gpt.positions import position_tables, slopes_in
+from gpt.positions import position_tables
 
 NUM_TOP = 5  # number of most likely tokens to keep for each character
 
@@ -28,12 +28,12 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
         x = model.embed(tokens[None])  # (1, T, C)
         tables = position_tables(config, len(tokens), x.device)
         positions = torch.arange(len(tokens), device=x.device)  # (T,)
-        bias, maps = make_bias(positions, positions, config.window, slopes_in(tables, config)), []  # (1 or H, T, T)
+        mask, maps = make_mask(positions, positions, config.window), []  # (T, T)
         for block in model.blocks:
             assert isinstance(block, Block)
             q, k, _ = block.attention.queries_keys_values(block.norm1(x), tables)  # (1, H, T, D)
             scores = (q @ k.mT * q.shape[-1] ** -0.5).float()  # (1, H, T, T)
-            maps.append((scores + bias).softmax(-1)[0])  # (H, T, T)
+            maps.append((scores + mask).softmax(-1)[0])  # (H, T, T)
             x = block(x, tables)  # (1, T, C)
     return torch.stack(maps).cpu()  # (layers, H, T, T)
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from gpt.attention_kernels import attend
 from gpt.config import ModelConfig
-from gpt.positions import position_tables, slopes_in
+from gpt.positions import position_tables
 
 
 class Attention(nn.Module):
@@ -34,7 +34,7 @@ class Attention(nn.Module):
         (B, T, C), config = x.shape, self.config
         tables = position_tables(config, T, x.device) if tables is None else tables
         q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
-        y = attend(config, q, k, v, slopes_in(tables, config), self.training)  # (B, H, T, D)
+        y = attend(config, q, k, v, self.training)  # (B, H, T, D)
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,7 +26,7 @@ class ModelConfig:
         bias: whether linear layers and layer norms have biases.
         norm: normalisation before each branch, layernorm or rmsnorm.
         activation: non-linearity of the MLP, gelu or relu2.
-        positions: position encoding: learned, sinusoidal, rotary, alibi or none.
+        positions: position encoding: learned, sinusoidal, rotary or none.
         window: attention window in tokens, including the current one; None: the whole context.
         qk_norm: whether RMS norm is applied to the queries and keys of each head.
         key_offset: whether half of each key's channels come from the previous position.
@@ -53,7 +53,7 @@ class ModelConfig:
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
     positions: str = option(
-        "rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "alibi", "none"),
+        "rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "none"),
         aliases={"rope": "rotary", "sin": "sinusoidal", "sine": "sinusoidal", "absolute": "learned"},
     )  # fmt: skip
     window: int | None = option(

@@ -352,7 +352,7 @@ def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(files:
 
 def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) -> None:
     """The log-probabilities that sample.py prints: in every mode within the first context, everywhere in its own."""
-    for positions, window in (("rotary", None), ("learned", None), ("alibi", 4), ("none", 20)):
+    for positions, window in (("rotary", None), ("learned", None), ("rotary", 4), ("none", 20)):
         write("model.st", CharTokenizer("abcdefgh \n"), positions=positions, window=window)
         typed = "--prompt abc --num-chars 40 --temperature 2 --top-k 9 --seed 3 --json"
         said = json.loads(sample("model.st", *typed.split()).out)

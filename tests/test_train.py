@@ -308,7 +308,7 @@ def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(trai
     program = "import sys, train; status = train.cli(); from torch._dynamo.utils import counters; "
     program += "print(dict(counters['aot_autograd'])); sys.exit(status)"
     # All that attention can be given beyond the default: dropout, a bias, blocks of a window.
-    given = ["trainer.precision=32-true", "model.layers=1", "model.dropout=0.5", "model.positions=alibi"]
+    given = ["trainer.precision=32-true", "model.layers=1", "model.dropout=0.5", "model.positions=learned"]
     given += ["model.window=5", "model.context=40"]
     tiny = [each for each in TINY if not each.startswith(("model.layers", "model.context"))]
     for cache in ("miss", "hit"):

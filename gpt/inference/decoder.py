@@ -6,7 +6,7 @@ devices it runs on torch.
 
 Text of any length can be read. The *window rule* says which tokens a position attends to. It follows from `positions`:
 
-- rotary, alibi and none: a sliding window. In every block, a position attends to itself and the `context - 1` positions
+- rotary and none: a sliding window. In every block, a position attends to itself and the `context - 1` positions
   before it, as in one forward pass over the whole text with a banded causal mask.
 - learned and sinusoidal: when `context` positions are full, the decoder forgets the text and reads its last `context //
   2` tokens again, from position 0. New tokens follow after them.
@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
             last S of the n tokens are stored. S is the attention window.
         filled: number of slots that contain keys to attend to. If n > 1, the keys of the n tokens themselves come after
             the keys in the slots.
-        bias: added to the attention scores, (B, 1 or H, n, m) or (H, 1, m), -inf for masked keys; None: no bias.
+        mask: added to the attention scores, (B, 1, n, m), -inf for masked keys; None: all are visible.
     """
 
     texts: Any
@@ -52,7 +52,7 @@ class Chunk(NamedTuple):
     positions: Any
     slots: tuple[Any, Any]
     filled: int
-    bias: Array | None
+    mask: Array | None
 
 
 class Decoder:
@@ -95,7 +95,6 @@ class Decoder:
         self.slots += added
         for cache in (self.keys, self.values):
             cache[:] = [w.xp.concatenate((old, more), axis=2) for old in cache]
-        self.ring = w.ring(self.slots)  # (H, 1, 2 * slots)
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Read the next n tokens of B texts and return the logits after each token: (B, n) int64 -> (B, n, V) float64.
@@ -133,28 +132,17 @@ class Decoder:
         filled = min(longest + stored, S)
         if stored and starts.min() == longest:  # the usual case while generating: no mask, slices instead of indices
             slot = longest % S
-            newest = self.slots - slot
-            bias = None if w.slopes is None else self.ring[:, :, newest : newest + filled]  # (H, 1, m)
-            return Chunk(texts, rows, longest, (rows, slice(slot, slot + 1)), filled, bias)
+            return Chunk(texts, rows, longest, (rows, slice(slot, slot + 1)), filled, None)
         positions = starts[:, None] + np.arange(n)  # (B, n)
         newest = starts[:, None] - 1 + stored  # (B, 1)
         keys = newest - (newest - np.arange(filled)) % S  # (B, filled): position in each slot, below 0 if empty
         if not stored:
             keys = np.concatenate((keys, positions), axis=1)  # (B, m)
         distance = positions[:, :, None] - keys[:, None]  # (B, n, m)
-        bias = self._bias(distance, (distance >= 0) & (distance < S) & (keys >= 0)[:, None])
+        visible = (distance >= 0) & (distance < S) & (keys >= 0)[:, None]  # (B, n, m)
+        mask = w.numbers(np.where(visible, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
         each = w.to_array(self.all_rows[texts][:, None])  # (B, 1)
-        return Chunk(texts, rows, positions, (each, w.to_array(positions[:, -S:] % S)), filled, bias)
-
-    def _bias(self, distance: np.ndarray, visible: np.ndarray) -> Array:
-        """Return the biases to add to attention scores: (B, n, m) -> (B, 1 or H, n, m).
-
-        `visible`, (B, n, m) bool, is False for masked keys, whose bias is -inf. For all other keys the bias is ALiBi's
-        bias at `distance`, (B, n, m), the number of positions from query to key, or 0 without ALiBi.
-        """
-        w = self.weights
-        bias = w.numbers(np.where(visible, 0.0, -np.inf))[:, None]  # (B, 1, n, m)
-        return bias if w.slopes is None else bias - w.slopes * w.numbers(np.where(visible, distance, 0.0))[:, None]
+        return Chunk(texts, rows, positions, (each, w.to_array(positions[:, -S:] % S)), filled, mask)
 
     def _forward(self, tokens: np.ndarray, chunk: Chunk) -> np.ndarray:
         """Return the logits after each of the next n tokens, and update the KV cache: (B, n) -> (B, n, V) float64.
@@ -179,7 +167,7 @@ class Decoder:
             if w.config.key_offset:
                 self._offset(i, k, chunk.rows)
             keys, values = self._store(self.keys[i], k, chunk), self._store(self.values[i], v, chunk)
-            y = self._attend(q.swapaxes(1, 2), keys, values, chunk.bias).swapaxes(1, 2)  # (B, n, H, D)
+            y = self._attend(q.swapaxes(1, 2), keys, values, chunk.mask).swapaxes(1, 2)  # (B, n, H, D)
             x = x + layer.proj(y.reshape(x.shape))  # (B, n, C)
             y = self._mlp(layer, x)  # (B, n, C)
             x = x + (y if layer.taps is None else self._convolve(i, layer.taps, y, chunk))
@@ -289,15 +277,15 @@ class Decoder:
             pairs *= rotation
         return qkv[..., 0, :, :], qkv[..., 1, :, :], qkv[..., 2, :, :]
 
-    def _attend(self, q: Array, k: Array, v: Array, bias: Array | None) -> Array:
-        """Return softmax(q k^T + bias) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D).
+    def _attend(self, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
+        """Return softmax(q k^T + mask) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D).
 
-        `bias` is `Chunk.bias`. The scores are not divided by sqrt(D), because q and k are already scaled.
+        `mask` is `Chunk.mask`. The scores are not divided by sqrt(D), because q and k are already scaled.
         """
         xp = self.weights.xp
         scores = q @ k.swapaxes(2, 3)  # (B, H, n, m)
-        if bias is not None:
-            scores += bias
+        if mask is not None:
+            scores += mask
         if not self.weights.bounded:
             scores -= xp.amax(scores, -1, keepdims=True)
         weights = xp.exp(scores, out=scores)

@@ -11,7 +11,7 @@ import numpy as np
 
 from gpt import model_file
 from gpt.config import NORM_EPS, ModelConfig
-from gpt.positions import alibi_slopes, rotary_tables, sinusoidal_table
+from gpt.positions import rotary_tables, sinusoidal_table
 
 if TYPE_CHECKING:
     from gpt.model import GPT
@@ -112,14 +112,8 @@ class Weights:
             # The last row is zeros, for the first token of a text, whose previous token is -1.
             shifted = self.centred(embedding * state["shift"])
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
-        self.slopes: Array = None
-        match config.positions:
-            case "learned":
-                self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
-            case "alibi":
-                self.slopes = self.numbers(alibi_slopes(config.heads)[:, None, None])  # (H, 1, 1)
-            case other if other not in ("sinusoidal", "rotary", "none"):
-                raise KeyError(other)
+        if config.positions == "learned":
+            self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
 
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
@@ -168,14 +162,6 @@ class Weights:
         order[:2, :, :R] = pairs.reshape(2, H, R)  # (2, H, R)
         scale = np.repeat([D**-0.25, D**-0.25, 1.0], self.config.dim)  # (3C,)
         return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
-
-    def ring(self, slots: int) -> Array:
-        """Return ALiBi's biases for the keys in a cache of N = `slots` slots, (H, 1, 2N), or None without ALiBi.
-
-        Entry j is the bias at distance -j mod N, so the distances are 0, N - 1, ..., 1, twice. Because the cache is a
-        ring buffer, the biases of its slots are a slice of N entries, whichever slot contains the newest key.
-        """
-        return None if self.slopes is None else -self.slopes * self.numbers(-np.arange(2.0 * slots) % slots)
 
     def encoding(self, positions: np.ndarray) -> Array:
         """Return the rotary or sinusoidal encodings of `positions`, of any shape (...).

@@ -143,7 +143,7 @@ ODD: dict[str, Callable[[], bytes]] = {
     "context 2^20, window 2^20": lambda: of(context=2**20, positions="sinusoidal", window=2**20),
     "context 2^18, learned": lambda: of(context=2**18, positions="learned", dim=32),
     "context 2^20, 64 blocks": lambda: of(context=2**20, layers=64, positions="rotary"),
-    "context 2^20, 1024 heads": lambda: of(context=2**20, heads=1024, dim=1024, positions="alibi"),
+    "context 2^20, 1024 heads": lambda: of(context=2**20, heads=1024, dim=1024, positions="none"),
     "1000 blocks": lambda: of(layers=1000, heads=1, dim=4), "50 MB": lambda: of(dim=1024, heads=1),
     "one channel": lambda: of(dim=1, heads=1, positions="none", key_offset=False),
     "one character": lambda: of(vocabulary=chars("a")), "many": lambda: of(vocabulary=many_characters(65_536)),

@@ -92,7 +92,7 @@ def test_no_logit_sees_what_comes_after_it() -> None:
 @pytest.mark.parametrize("window", [None, 3])
 def test_a_longer_context_changes_nothing_within_the_shorter(window: int | None) -> None:
     tokens = draw(2, 28)
-    for positions in ("sinusoidal", "rotary", "alibi", "none"):
+    for positions in ("sinusoidal", "rotary", "none"):
         config = tiny(positions=positions, window=window)
         model = build(config)
         wide = with_context(model, 28).eval()(tokens)

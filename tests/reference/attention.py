@@ -4,7 +4,7 @@ import math
 
 import numpy as np
 
-from tests.reference.positions import alibi_slopes, rotary
+from tests.reference.positions import rotary
 
 
 def softmax(scores: np.ndarray) -> np.ndarray:
@@ -24,13 +24,12 @@ def unit_rms(x: np.ndarray, eps: float) -> np.ndarray:
 
 
 def head(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None, seen: list | None = None, slope: float = 0.0
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None, seen: list | None = None
 ) -> np.ndarray:
     """Attention of one head over (time, head size), each query seeing itself and what came before.
 
     With `seen`, the (time, time) shares of attention are appended to it. With a window, the query at time t sees times
-    t - window + 1 ... t alone (Mistral 7B, arXiv:2310.06825, section 2). With a slope, scores fall with the distance:
-    softmax(q_t . k_s / sqrt(d) - slope (t - s)) (ALiBi, arXiv:2108.12409, section 3).
+    t - window + 1 ... t alone (Mistral 7B, arXiv:2310.06825, section 2).
 
     Vaswani et al., arXiv:1706.03762, eq. 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V.
     """
@@ -39,7 +38,7 @@ def head(
     shares = np.zeros((time, time))
     for t in range(time):
         first = 0 if window is None else max(0, t - window + 1)
-        scores = np.array([sum(q[t] * k[s]) / math.sqrt(size) - slope * (t - s) for s in range(first, t + 1)])
+        scores = np.array([sum(q[t] * k[s]) / math.sqrt(size) for s in range(first, t + 1)])
         for s, weight in enumerate(softmax(scores), start=first):
             out[t] += weight * v[s]
             shares[t, s] = weight
@@ -56,7 +55,6 @@ def attention(
     *,
     qk_norm: bool = False,
     rotate: bool = False,
-    alibi: bool = False,
     key_offset: bool = False,
     window: int | None = None,
     seen: list | None = None,
@@ -71,7 +69,6 @@ def attention(
         heads: head h has columns h D to (h + 1) D of each.
         qk_norm: divide each head's queries and keys by their root mean square, before any rotation.
         rotate: rotary positions; with key_offset on the first half of each head only.
-        alibi: linear biases, see `head`.
         key_offset: the key at time t has channels D - D // 2 ... D - 1 of the key at t - 1, zeros at time 0.
         window: how many places a query sees, itself the last; None is all.
         seen: where the shares of each head's attention are appended, see `head`.
@@ -90,5 +87,5 @@ def attention(
         if key_offset:
             own = size - size // 2  # channels
             k = np.array([[*k[t, :own], *(k[t - 1, own:] if t else np.zeros(size - own))] for t in range(time)])
-        joined[:, h * size : (h + 1) * size] = head(q, k, v, window, seen, alibi_slopes(heads)[h] if alibi else 0.0)
+        joined[:, h * size : (h + 1) * size] = head(q, k, v, window, seen)
     return linear(joined, *proj)

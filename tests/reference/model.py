@@ -74,7 +74,7 @@ def gpt(
         return norms[config.norm]()
 
     options = {"qk_norm": config.qk_norm, "key_offset": config.key_offset, "seen": seen, "eps": eps}
-    options |= {"rotate": config.positions == "rotary", "alibi": config.positions == "alibi"}
+    options |= {"rotate": config.positions == "rotary"}
     options |= {"window": config.window if window is None else window}
     rows = []
     for row in tokens:

@@ -85,9 +85,6 @@ PLACES = [
     )
 ]  # fmt: skip
 
-# Slopes of ALiBi for numbers of heads that are a power of two, and that are not.
-PLACES += [tiny(positions="alibi", heads=heads) for heads in (2, 6, 12)] + [tiny(positions="alibi", heads=4, dim=16)]
-
 
 def third(configs: list[ModelConfig]) -> list[ModelConfig]:
     """Every third of the models, and the first with each value of a choice that those lack."""

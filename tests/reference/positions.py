@@ -35,15 +35,3 @@ def sinusoidal(time: int, dim: int) -> np.ndarray:
         return math.cos(angle) if channel % 2 else math.sin(angle)
 
     return np.array([[entry(t, channel) for channel in range(dim)] for t in range(time)])
-
-
-def alibi_slopes(heads: int) -> list[float]:
-    """How much a head's scores fall for each place of distance.
-
-    Press et al., ALiBi, arXiv:2108.12409, section 3: for n heads, a power of two, the geometric sequence that starts at
-    2^(-8/n) and has that ratio. For another n, as in the authors' code: the sequence of the next smaller power of two
-    p, and then every other member, beginning with the first, of the sequence for 2p.
-    """
-    power = 2 ** int(math.log2(heads))
-    further = [2 ** (-8 / (2 * power) * member) for member in range(1, 2 * power, 2)]
-    return [2 ** (-8 / power * member) for member in range(1, power + 1)] + further[: heads - power]

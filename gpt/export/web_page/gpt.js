@@ -68,7 +68,7 @@ function choose(table, choice) {
 }
 
 const CENTRES = { layernorm: true, rmsnorm: false };
-const ABSOLUTE = { learned: true, sinusoidal: true, rotary: false, alibi: false, none: false };
+const ABSOLUTE = { learned: true, sinusoidal: true, rotary: false, none: false };
 const ACTIVATIONS = {
   gelu: (x) => 0.5 * x * (1 + erf(x / Math.SQRT2)),
   relu2: (x) => (x > 0 ? x * x : 0),
@@ -120,7 +120,6 @@ class GPT {
     this.frequencies = Array.from({ length: rotated / 2 }, (_, i) => 10000 ** ((-2 * i) / rotated));
     this.cos = vector(this.frequencies.length);
     this.sin = vector(this.frequencies.length);
-    this.slopes = config.positions === "alibi" ? alibiSlopes(heads) : null;
     this.reset();
   }
 
@@ -268,7 +267,6 @@ class GPT {
     const size = dim / heads, count = last - first + 1;
     products(weights, query, keys, first * dim + head * size, dim, count);
     for (let s = 0; s < count; s++) weights[s] /= Math.sqrt(size);
-    if (this.slopes) for (let s = 0; s < count; s++) weights[s] -= this.slopes[head] * (count - 1 - s);
     softmax(weights, count);
   }
 }
@@ -294,13 +292,6 @@ function rotate(values, start, cos, sin) {
     values[n] = a * cos[i] - b * sin[i];
     values[n + half] = a * sin[i] + b * cos[i];
   }
-}
-
-/** Return how much each head's scores decrease for each token of distance, as in gpt/positions.py. */
-function alibiSlopes(heads) {
-  const below = 2 ** Math.floor(Math.log2(heads)); // the largest power of two that is at most `heads`
-  const exponent = (h) => (h < below ? (8 * (h + 1)) / below : (4 * (2 * (h - below) + 1)) / below);
-  return Float32Array.from({ length: heads }, (_, h) => 2 ** -exponent(h));
 }
 
 /** Return the probabilities to sample from. Temperature 0 is greedy; topK 0 keeps all tokens. */

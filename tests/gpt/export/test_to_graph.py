@@ -18,8 +18,8 @@ from tests.reference.models import MIXED, name, tiny
 
 # Every value of every option; windows shorter than most texts, as long as some and longer than all.
 CONFIGS = [
-    MIXED[0], MIXED[-1], tiny(positions="alibi", heads=3, key_offset=True),
-    tiny(positions="alibi", window=3, context=48, attention="sdpa"),
+    MIXED[0], MIXED[-1], tiny(positions="none", heads=3, key_offset=True),
+    tiny(positions="learned", window=3, context=48, attention="sdpa"),
     tiny(positions="sinusoidal", window=20, token_shift=True),
     tiny(positions="rotary", window=17, context=48, key_offset=True, heads=3),
     tiny(positions="none", window=1, tied=True),
@@ -50,7 +50,7 @@ def test_traced_once_it_takes_every_batch_size_and_length() -> None:
         with pytest.raises(AssertionError, match=f"<= {config.context}" if config.context > 1 else "== 1"):
             program(torch.zeros(1, config.context + 1, dtype=torch.int64))
     # Also beyond the length from which the model itself takes another kernel.
-    for positions in ("rotary", "alibi"):
+    for positions in ("rotary", "none"):
         model = filled(tiny(positions=positions, context=1100))
         program = trace(model).module()
         for length in (3, 1100):

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 SLIDING = tiny(conv_taps=4, key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
 RENEWED = tiny(conv_taps=3, key_offset=True, token_shift=True, heads=3, positions="learned", tied=True, bias=True)
 # Keys are kept for three windows: for nine places, and for six of the seven of the context.
-WINDOWED = tiny(key_offset=True, token_shift=True, heads=3, positions="alibi", window=3)
+WINDOWED = tiny(key_offset=True, token_shift=True, heads=3, positions="none", window=3)
 WINDOWED_RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="sinusoidal", window=2)
 
 
@@ -140,7 +140,7 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
 
 def test_weights_in_two_bytes(show: Show) -> None:
     """An odd number of weights, some of them halfway between two numbers of bf16."""
-    model, meta = make(tiny(dim=15, heads=3, positions="alibi"))
+    model, meta = make(tiny(dim=15, heads=3, positions="learned"))
     for each in model.parameters():
         bits = each.data.view(torch.int32)
         bits[..., ::3] = bits[..., ::3] & ~0xFFFF | 0x8000

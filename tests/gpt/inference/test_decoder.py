@@ -24,7 +24,7 @@ CONFIGS = MIXED[:16] + [
         conv_taps=(1, 2, 4)[i // 2 % 3],
     )
     for i, (window, positions) in enumerate(
-        itertools.product((None, 3, 1, 20), ("alibi", "sinusoidal", "none", "learned", "rotary"))
+        itertools.product((None, 3, 1, 20), ("sinusoidal", "none", "learned", "rotary"))
     )
 ] + [
     tiny(positions="rotary", context=1, conv_taps=4, key_offset=True, token_shift=True, heads=3),
