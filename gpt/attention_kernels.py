@@ -50,11 +50,10 @@ def is_explicit(config: ModelConfig, length: int, keys: int, device: str, traini
     On a CPU, the fused kernel has a slow backward and no dropout, and is slow for the blocks of a window, whose queries
     see fewer `keys` than the text has. `length` is T, and a backward pass follows if `training` is true.
     """
-    if config.attention != "auto":
-        return config.attention == "explicit"
-    if device != "cpu" or isinstance(length, torch.SymInt):
-        return device == "cpu"
-    return length > keys or (training and (length < FUSED_FROM or config.dropout > 0))
+    explicit = device == "cpu"
+    if explicit and not isinstance(length, torch.SymInt):
+        explicit = length > keys or (training and (length < FUSED_FROM or config.dropout > 0))
+    return {"auto": explicit, "explicit": True, "sdpa": False}[config.attention]
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
@@ -89,7 +88,7 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
 
 
 def make_mask(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
-    """Return the mask to add to scores, (..., T, M) float32: -inf for keys that a query does not attend to, 0 for others.
+    """Return the mask to add to scores, (..., T, M) float32: -inf for hidden keys, 0 for others.
 
     A query attends to itself and to the keys before it, at most `window` in all. `queries`, (..., T), and `keys`,
     (..., M), are positions; a negative key is padding.
