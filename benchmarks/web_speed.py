@@ -25,9 +25,9 @@ ALONE = """length => {
 
 def main() -> None:
     """Measure the page and its model in turn and print their characters per second."""
+    options = make_parser(__doc__, rounds=5, text="model file or run directory").parse_args()
     from playwright.sync_api import sync_playwright
 
-    options = make_parser(__doc__, rounds=5, text="model file or run directory").parse_args()
     length = 30 if options.quick else 1000
     print_machine()
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:

@@ -142,7 +142,7 @@ def at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def browser() -> Iterator[Any]:
     """Headless Chromium: a `playwright` browser without a network."""
-    needs("playwright")
+    needs("playwright", extra="ci")
     from playwright.sync_api import sync_playwright
 
     program = shutil.which("chromium") or shutil.which("google-chrome")
@@ -187,7 +187,7 @@ def visit(browser: Any, workplace: Path) -> Iterator[Callable[..., Any]]:
 @pytest.fixture(scope="session")
 def s3_server() -> Iterator[stores.Server]:
     """A server that speaks S3."""
-    needs("s3fs", "moto", "flask", "flask_cors", extra="dev")
+    needs("s3fs", "moto", "flask", "flask_cors", extra="ci")
     server = stores.Server()
     yield server
     server.threads.stop()

@@ -11,7 +11,6 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
-import trustme
 
 from base.errors import InputError
 from conf.groups import choice_values
@@ -19,7 +18,7 @@ from data import addresses
 from data.config import DataConfig
 from data.corpus import open_corpus, split_fragment
 from data.text import open_text
-from tests.conftest import refusal
+from tests.conftest import needs, refusal
 from tests.faults.processes import fork
 from tests.stores import differing, make
 
@@ -88,6 +87,9 @@ def test_from_the_web(server, opened):
 
 def test_an_untrusted_certificate_is_named(server, opened):
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    needs("trustme", extra="ci")
+    import trustme
+
     trustme.CA().issue_cert("localhost").configure_cert(context)
     server.socket = context.wrap_socket(server.socket, server_side=True)
     address = f"https://localhost:{server.server_port}/00.txt"
