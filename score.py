@@ -57,9 +57,6 @@ def run(options: argparse.Namespace) -> None:
 
     The results go to standard output or, with `--per-char`, to standard error. The output file is opened before the
     text is scored, so that a wrong file name fails early.
-
-    Raises:
-        InputError: the options cannot be combined, or the model, the text or the output file cannot be used.
     """
     trials = run_directory.trials_of(options.checkpoint) if options.split else []
     single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
@@ -108,10 +105,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
-    """Score a split of each run, update the tables and pages of the sweeps that contain the runs, and print the table.
-
-    `trials` are the directories of the runs, and `options` are the options of the command line.
-    """
+    """Score a split of each run, update the tables and pages of their sweeps, and print the table."""
     for trial in trials:
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra

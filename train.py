@@ -47,13 +47,7 @@ def interruptible() -> int | None:
 
 
 def dispatch(arguments: list[str]) -> int | None:
-    """Print what an option such as `--runs` asks for, or start one run, a sweep (`-m`) or a search (`hparams_search=`).
-
-    `arguments` contains the words of the command line. Return the exit status, or None for 0.
-
-    Raises:
-        InputError: the command line contains an unknown key, a wrong value or options that cannot be combined.
-    """
+    """Print what an option such as `--runs` asks for, or start a run, a sweep or a search."""
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))
     if "--version" in arguments:

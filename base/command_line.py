@@ -26,18 +26,7 @@ REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its e
 def main(
     program: str, work: Callable[[], int | None], *, out_of_memory: str = "", unnamed: str = "standard output"
 ) -> int:
-    """Call `work`, report an expected error in one line on standard error, and return the exit status.
-
-    Args:
-        program: name of the command, with which the error line begins.
-        work: the function to call, which returns the exit status, or None for 0.
-        out_of_memory: advice for the error line if memory runs out.
-        unnamed: the file name to report for an `OSError` that carries none.
-
-    Returns:
-        The exit status: the result of `work`, or the `status` of the `InputError` or `RunFailed` that it raised. It is
-            2 if memory ran out, 1 for an `OSError` and 130 for Ctrl-C.
-    """
+    """Call `work`, report an expected error in one line on standard error, and return the exit status."""
     processes.limit_spinning()
     _open_closed_streams()
     to_console()
@@ -84,17 +73,7 @@ def _open_closed_streams() -> None:
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
-    """Return the path of the output file `name`, with symbolic links resolved, after checking that it may be written.
-
-    Args:
-        name: file name that the user has given.
-        option: the option that sets `name`, such as `--output`. Error messages begin with the option.
-        inputs: the files that the command reads, which must not be overwritten.
-        overwrite: whether an existing file may be replaced.
-
-    Raises:
-        InputError: `name` is a folder, one of `inputs` or, if `overwrite` is false, an existing file.
-    """
+    """Return the resolved path of the output file `name`, after checking that it may be written."""
     path = Path(name)
     if name in ("", "-") or path.is_dir():
         raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
@@ -111,15 +90,6 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
 
     The file is also renamed if Ctrl-C stops the block after something was written. If `name` is a device, such as
     /dev/stdout, the device itself is yielded. If the block raises another exception, the temporary file is deleted.
-
-    Args:
-        name: the path of the file, as given on the command line.
-        option: the option that gave it, such as `--html`, for messages.
-        inputs: files that the command reads, which `name` must not replace.
-        overwrite: whether an existing file may be replaced.
-
-    Raises:
-        InputError: `output_path` refuses `name`, or the file cannot be opened for writing.
     """
     stopped, stack = False, ExitStack()
     try:
@@ -150,11 +120,7 @@ def versions() -> str:
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that reports an error in one line and suggests the nearest option.
-
-    `aliases` maps option names of other programs to the option names of this parser. The key "" of `aliases` stands for
-    an unexpected argument that does not begin with a hyphen.
-    """
+    """An argument parser that reports an error in one line and suggests the nearest option."""
 
     def __init__(self, *, aliases: Mapping[str, str] | None = None, **options: Any) -> None:
         super().__init__(**options)
@@ -168,10 +134,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def _with_equals_sign(self, message: str) -> str:
-        """Return advice to write `OPTION=VALUE` if argparse took a value with a leading hyphen for an option, else "".
-
-        `message` is argparse's error message.
-        """
+        """Advise `OPTION=VALUE` if argparse took a value with a leading hyphen for an option."""
         option = re.search(r"argument (?:.*/)?(--[\w-]+): expected one argument", message)
         if not option or option[1] not in self.arguments[:-1]:
             return ""
@@ -198,10 +161,7 @@ class _PrintVersions(argparse.Action):
 
 
 def add_unknown(add: Callable[..., Any], what: str) -> None:
-    """Add the option `--unknown` to a parser by calling `add`, the parser's `add_argument` method.
-
-    `what` says in the help text which characters the option is about, such as `prompt characters`.
-    """
+    """Add the option `--unknown` to a parser by calling `add`, the parser's `add_argument` method."""
     add(
         "--unknown",
         choices=("error", "skip", "replace"),
@@ -217,10 +177,7 @@ def about_unknown(option: str = "--unknown") -> str:
 
 
 def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
-    """Print to standard error which characters were replaced or dropped because of `option`.
-
-    `changes` counts pairs (character, its replacement), where the replacement of a dropped character is "".
-    """
+    """Print to standard error which characters were replaced or dropped because of `option`."""
     said = []
     for verb, is_dropped in (("replaced", False), ("dropped", True)):
         found = [(old, new, times) for (old, new), times in changes.most_common() if (not new) == is_dropped]
@@ -231,10 +188,7 @@ def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
-    """Return an argparse type: a function that reads a number of type `kind`, from `least` to `most`.
-
-    `kind` is int or float. For any other text, the function raises an `argparse.ArgumentTypeError`.
-    """
+    """Return an argparse type: a function that reads a number of type `kind`, from `least` to `most`."""
     what = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> Any:
@@ -247,11 +201,7 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
 
 
 def device(text: str) -> str:
-    """Return `text` if it is the name of a device, such as `cuda:1`. This function is an argparse type.
-
-    Raises:
-        argparse.ArgumentTypeError: `text` is not `cpu`, `mps`, `cuda` or `cuda:N`.
-    """
+    """Return `text` if it is the name of a device, such as `cuda:1`. This function is an argparse type."""
     if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
         raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
     return text

@@ -21,11 +21,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The message says why in one line.
-
-    The message is `key: reason; advice`, where `key` is a setting such as `data.path=a.txt`. Because `reason` names no
-    settings, a command whose options have other names can report `reason` alone.
-    """
+    """Input that cannot be used. The message says why in one line."""
 
     status = 2  # exit status of a command that ends with this error
 
@@ -41,11 +37,7 @@ class RunFailed(Exception):
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:
-    """Return one line about an `OSError`: the file that it concerns, what is wrong, and what helps.
-
-    The file is `path` if the error names no file. If the file is a lock file, the line names the folder that was to be
-    locked.
-    """
+    """Return one line about an `OSError`: the file that it concerns, what is wrong, and what helps."""
     name = os.fsdecode(error.filename or str(path or "")).removesuffix("/.lock")
     helps = {
         **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "work in a folder that you may write to"),
@@ -61,10 +53,7 @@ def describe_os_error(error: OSError, path: object = None) -> str:
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:
-    """Return the element of `names` that is most similar to `word`, ignoring case, or None if no name is similar.
-
-    If `word` and a name both end with `ending`, this ending is ignored.
-    """
+    """Return the element of `names` that is most similar to `word`, ignoring case, or None if no name is similar."""
     word, ending = word.casefold(), ending.casefold()
     folded = {name.casefold().removesuffix(ending): name for name in names}
     cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
@@ -79,36 +68,23 @@ def nearest(word: str, names: Iterable[str], ending: str = "") -> str:
 
 
 def redacted(text: str) -> str:
-    """Return `text` with user, password and tokens in its URLs replaced by `***`.
-
-    An example with all three is `https://USER:PASSWORD@a.org/b.txt?token=…`.
-    """
+    """Return `text` with user, password and tokens in its URLs replaced by `***`."""
     text = re.sub(r"(://)[^/\s]*@", rf"\1{HIDDEN}@", text)
     return re.sub(rf"([?&][^=&\s]*(?:{SECRET})[^=&\s]*=)[^&#,\]\s]+", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
 
 
 def public(text: str) -> str:
-    """Return `text` without passwords in URLs (see `redacted`) and with U+FFFD for each surrogate.
-
-    Surrogates, which cannot be encoded as UTF-8, stand for the undecodable bytes of a file name in Python.
-    """
+    """Return `text` without passwords in URLs (see `redacted`) and with U+FFFD for each surrogate."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", redacted(text))
 
 
 def printable(text: object) -> str:
-    """Return `text` without passwords in URLs (see `redacted`) and with U+FFFD for each unprintable character.
-
-    Line breaks count as unprintable.
-    """
+    """Return `text` without passwords in URLs (see `redacted`) and with U+FFFD for each unprintable character."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in redacted(str(text)))
 
 
 def visible(text: str) -> str:
-    """Return `text` with a visible symbol for each control character except tabs and line breaks.
-
-    Control characters could move the cursor of a terminal. Unicode's bidirectional controls, which could reorder the
-    text, are replaced, too.
-    """
+    """Return `text` with a visible symbol for each control character except tabs and line breaks."""
     pictures = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
     pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
     turns = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # bidirectional controls
@@ -121,12 +97,7 @@ def for_output(text: str, out: TextIO) -> str:
 
 
 def shorten(message: str, arguments: Iterable[str]) -> str:
-    """Return `message` with the values of command-line arguments cut off after `LONGEST` characters.
-
-    `arguments` contains the arguments of the command line. The value of an argument is the text after its first equals
-    sign, or the whole argument if it has none. Each value is cut only where it first occurs in the message, so a
-    command at the end of the message stays complete.
-    """
+    """Return `message` with the values of command-line arguments cut off after `LONGEST` characters."""
     for argument in arguments:
         value = one_line(argument.partition("=")[2] or argument)
         if len(value) > LONGEST:
@@ -135,8 +106,5 @@ def shorten(message: str, arguments: Iterable[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return `text`, a message or an exception, on one line and without unprintable characters (see `printable`).
-
-    If `text` is an `OSError`, return only the operating system's description of the error.
-    """
+    """Return `text`, a message or an exception, on one line and without unprintable characters (see `printable`)."""
     return printable(" ".join(str(getattr(text, "strerror", None) or text).split()))

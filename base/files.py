@@ -51,10 +51,7 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(directory: Path, name: str = "*") -> None:
-    """Remove temporary files and folders from `directory` that killed processes left there while writing `name`.
-
-    `name` may be a glob. By default, all names match.
-    """
+    """Remove temporary files and folders from `directory` that killed processes left there while writing `name`."""
     for temporary in directory.glob(f".{name}.*.tmp"):
         _remove(temporary)
 

@@ -1,7 +1,4 @@
-"""Declare and check the options of a configuration: dataclass fields with a help text, a range and a resume rule.
-
-The resume rule says whether a resumed run may change the value of the option.
-"""
+"""Declare and check the options of a configuration: dataclass fields with a help text, a range and a resume rule."""
 
 import dataclasses
 import operator
@@ -59,10 +56,7 @@ def option(
 
 
 def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
-    """Return a description of the values that an option accepts, such as 'a whole number, at least 1'.
-
-    `hint` is the type of the dataclass field, and `metadata` is what `option` stored in the field.
-    """
+    """Return a description of the values that an option accepts, such as 'a whole number, at least 1'."""
     kind, item, optional = _unpack(metadata.get("auto") or hint)
     if metadata.get("choices"):
         return "one of " + ", ".join(metadata["choices"]) + (", null" if optional else "")
@@ -86,10 +80,7 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
 
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
-    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata`.
-
-    `metadata` is what `option` stored in the dataclass field.
-    """
+    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata`."""
     if metadata.get("auto") and value == "auto":
         return True
     kind, item, optional = _unpack(metadata.get("auto") or hint)
@@ -118,10 +109,7 @@ def spell(value: Any) -> str:
 
 
 def check(config: Any, group: str = "") -> None:
-    """Raise an `InputError` if an option of `config`, an instance of a dataclass, has a value that is not allowed.
-
-    The message names the option as `group.option`, or only as `option` if `group` is empty.
-    """
+    """Raise an `InputError` if an option of `config`, an instance of a dataclass, has a value that is not allowed."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value, hint, metadata = getattr(config, field.name), hints[field.name], field.metadata

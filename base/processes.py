@@ -23,11 +23,7 @@ CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
 def from_here(name: str) -> str:
-    """Return the path at which `name`, a file of the checkout, can be found from the working directory.
-
-    If the working directory is a subfolder of the checkout, the path is relative to the working directory. Otherwise
-    the path is `name` unchanged.
-    """
+    """Return the path at which `name`, a file of the checkout, can be found from the working directory."""
     with suppress(OSError):  # the working directory has been removed
         if CHECKOUT in Path.cwd().parents:
             return os.path.relpath(CHECKOUT / name)
@@ -35,14 +31,7 @@ def from_here(name: str) -> str:
 
 
 def command(program: str, script: str = "", *arguments: object) -> str:
-    """Return a command to print for the user, quoted for a shell.
-
-    Args:
-        program: a program such as `python`. If this process runs in the checkout's `.venv`, the path of the program in
-            `.venv` is used.
-        script: a script of the checkout if it ends in .py; otherwise an argument like the others. "" is left out.
-        arguments: further arguments.
-    """
+    """Return a command to print for the user, quoted for a shell."""
     local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
     ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
     words = [from_here(script) if script.endswith(".py") else script, *map(str, arguments)] if script else []
@@ -50,13 +39,7 @@ def command(program: str, script: str = "", *arguments: object) -> str:
 
 
 def cores() -> int:
-    """Return the number of threads to compute with: OMP_NUM_THREADS or, if it is not set, the usable CPUs, rounded up.
-
-    If OMP_NUM_THREADS is a list, with a number for each level of nested parallelism, the first number is returned.
-
-    Raises:
-        InputError: OMP_NUM_THREADS does not begin with a positive whole number.
-    """
+    """Return the number of threads to use: OMP_NUM_THREADS, or else the usable CPUs, rounded up."""
     if given := os.environ.get("OMP_NUM_THREADS", "").strip():
         first = given.partition(",")[0].strip()
         if not first.isdecimal() or not int(first):
@@ -91,21 +74,14 @@ _BEGUN = (time.perf_counter(), _used_elsewhere()) if sys.platform == "linux" els
 
 
 def busy_cores() -> float:
-    """Return how many cores other processes have used on average since this process began.
-
-    Only the cores that this process may use are counted. The result is 0 on other systems than Linux.
-    """
+    """Return how many cores other processes have used on average since this process began."""
     if sys.platform != "linux":
         return 0.0
     return max(0.0, (_used_elsewhere() - _BEGUN[1]) / (time.perf_counter() - _BEGUN[0]))
 
 
 def limit_spinning() -> None:
-    """Let waiting OpenMP threads sleep sooner, in this process and its children, so that their cores become free.
-
-    Call this before torch is loaded. If GOMP_SPINCOUNT or OMP_WAIT_POLICY is already set, nothing changes. There is no
-    effect unless torch uses GNU's OpenMP on Linux.
-    """
+    """Let waiting OpenMP threads sleep sooner, in this process and its children, so that their cores become free."""
     if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
@@ -121,11 +97,7 @@ def max_memory() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory, so that the next batch can reuse it.
-
-    By default glibc returns large blocks to the operating system, which must fill each page with zeros when it is
-    allocated again. docs/experiments/speed.csv has the cost.
-    """
+    """Make glibc keep freed memory, so that the next batch can reuse it."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
         trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h

@@ -28,17 +28,7 @@ LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
 
 
 class Progress:
-    """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
-
-    In a terminal, a thread shows a bar or, if `total` is 0, only the elapsed time until the block ends. If standard
-    error is not a terminal, the thread prints lines: at first every `LINE_SECONDS`, and later less often.
-
-    Args:
-        what: a word or two for the work, such as `reading`.
-        total: amount of work, counted in `unit`; 0 if it is unknown.
-        unit: unit of `total`, such as `B` for bytes.
-        lines: whether to print lines if standard error is not a terminal.
-    """
+    """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only."""
 
     def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
         self.what, self.total, self.unit, self.lines = what, total, unit, lines
@@ -98,10 +88,7 @@ class Progress:
 
 @cache
 def load_tqdm() -> Any:
-    """Return the class `tqdm`, with a thread lock set as the lock of its progress bars.
-
-    The default is a lock for processes, and on Python 3.14 creating a lock for processes starts another process.
-    """
+    """Return the class `tqdm`, with a thread lock set as the lock of its progress bars."""
     from tqdm import tqdm
 
     tqdm.set_lock(threading.RLock())

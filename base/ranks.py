@@ -1,8 +1,4 @@
-"""Read from environment variables the rank of this process in a run, and how many processes the run has.
-
-torchrun, SLURM's srun or `training.launch` starts all processes of a run and sets the variables. This module does not
-load torch.
-"""
+"""Read from environment variables the rank of this process in a run, and how many processes the run has."""
 
 import ctypes
 import os
@@ -18,12 +14,7 @@ class JobError(InputError):
 
 
 def adopt_srun() -> None:
-    """If srun started this process, set torchrun's environment variables, which torch, Lightning and this module read.
-
-    Raises:
-        JobError: a variable of torchrun or srun is missing or not a number, or machines have different numbers of
-            tasks.
-    """
+    """If srun started this process, set the environment variables that torchrun would set."""
     launched(), rank(), is_local_rank_0()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name in os.environ for name in needed[:2]) and (missing := [n for n in needed if n not in os.environ]):
@@ -71,11 +62,7 @@ def is_local_rank_0() -> bool:
 
 
 def _number(variable: str, otherwise: str = "1") -> int:
-    """Return the environment variable `variable` as an int, or `otherwise` if it is not set.
-
-    Raises:
-        JobError: the value is not a whole number.
-    """
+    """Return the environment variable `variable` as an int, or `otherwise` if it is not set."""
     value = os.environ.get(variable, otherwise)
     if not value.isdecimal():
         raise JobError(f"{variable}={value}: this environment variable must be a whole number")
@@ -88,11 +75,7 @@ def child_environment() -> dict[str, str]:
 
 
 def end_with_parent() -> None:
-    """On Linux, make the kernel kill this process when its parent ends.
-
-    This happens only if the environment variable CHARGPT_PARENT contains the parent's process id. The variable is
-    removed. If the parent has ended already, this process exits at once with status 1.
-    """
+    """On Linux, make the kernel kill this process when its parent ends."""
     parent = os.environ.pop("CHARGPT_PARENT", None)
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -106,9 +89,6 @@ def restarted() -> bool:
 
 
 def identity() -> str | None:
-    """Return the id of this job of SLURM or torchrun, or None if there is no job.
-
-    All processes of a job have the same id, and a restarted job keeps it.
-    """
+    """Return the id of this job of SLURM or torchrun, or None if there is no job."""
     names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
     return next((name for name in names if name != "none"), None)

@@ -1,12 +1,4 @@
-"""How much speed training keeps while other processes use the machine.
-
-    python benchmarks/busy_machine.py TEXT [--other CHECKOUT] [--rounds 3]
-
-Measures the characters per second of the training steps of the default recipe, compiled: alone, beside one process
-that keeps a core busy, and as two trainings at once (their mean). The last two are printed as shares of the speed alone
-in the same round. plain_loop.py and, with `--other`, a checkout of another version are measured in the same rounds. The
-number of the round is the seed. Nothing else should run meanwhile.
-"""
+"""How much speed training keeps while other processes use the machine."""
 
 import statistics
 import subprocess
@@ -30,12 +22,7 @@ def busy() -> Iterator[None]:
 
 
 def measure(speed: Callable[[int], float], seed: int) -> tuple[float, float, float]:
-    """Return (speed alone, share beside a busy process, share of each of two at once).
-
-    `speed` is a function that trains with a seed and returns the characters per second. The first share is the speed
-    beside a process that keeps a core busy, and the second the mean speed of two trainings at once, each divided by the
-    speed alone.
-    """
+    """Return (speed alone, share beside a busy process, share of each of two at once)."""
     alone = speed(seed)
     with busy():
         beside = speed(seed)

@@ -1,11 +1,4 @@
-"""How fast a large text is encoded, and in how much memory.
-
-    python benchmarks/encode_speed.py [--megabytes 1000] [--kind ascii|mixed]
-
-Writes a file of random words (seed 0) and opens it in another process, so that the peak memory is that of encoding.
-The time covers all that a user waits for: hashing, the vocabulary, encoding, writing, and hashing the result. For
-comparison, the text is opened a second time, from the cache, and the file is copied, fsync included.
-"""
+"""How fast a large text is encoded, and in how much memory."""
 
 import multiprocessing
 import os
@@ -28,10 +21,7 @@ UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
 
 
 def write_text(path: Path, size: int, kind: str) -> None:
-    """Write random words into the file `path`, `size` bytes or a little more.
-
-    If `kind` is `mixed`, some words have letters beyond ASCII.
-    """
+    """Write random words into the file `path`, `size` bytes or a little more."""
     words = [*WORDS, "naïve", "“quoted”", "слово", "語"] if kind == "mixed" else WORDS
     picks = np.random.default_rng(0).integers(len(words), size=(20_000, 12))
     block = "".join(" ".join(words[pick] for pick in line) + "\n" for line in picks).encode()
@@ -41,10 +31,7 @@ def write_text(path: Path, size: int, kind: str) -> None:
 
 
 def measure(path: Path, cache: Path) -> tuple[float, float, int]:
-    """Open the text twice, and return (seconds of the first time, seconds of the second time, peak memory in bytes).
-
-    The second time, the encoded text is read from the folder `cache`.
-    """
+    """Open the text twice, and return (seconds of the first time, seconds of the second time, peak memory in bytes)."""
     config = DataConfig(path=str(path), cache_dir=str(cache))
     seconds = []
     for _ in range(2):

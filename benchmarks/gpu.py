@@ -1,17 +1,4 @@
-"""How fast one GPU reaches a given loss, and how fast it trains compared with a plain compiled PyTorch loop.
-
-    python benchmarks/gpu.py tinyshakespeare.txt [--rounds 3] [--only loss|speed]
-    python benchmarks/gpu.py book.txt --device cpu --quick    # only a test of this script
-
-- loss: the seconds that `experiment=shakespeare_gpu` needs to a validation loss of 1.4697 over the whole split, once
-  with an empty compile cache (cold) and once with the cache that this run filled (warm). *Training* is the time of all
-  steps at the speed in summary.json: it includes batches, logging and progress, but not compilation, validations and
-  checkpoints. The number of steps was chosen so that runs end at this loss, and runs that end above it do not count.
-- speed: characters per second at the shape of `experiment=nanogpt_gpu`, 64 windows of 256 in bf16, without dropout, for
-  plain_loop.py, for the same model and AdamW with train.py, and for the default recipe. Ratios compare within a round.
-
-The number of the round is the seed.
-"""
+"""How fast one GPU reaches a given loss, and how fast it trains compared with a plain compiled PyTorch loop."""
 
 import tempfile
 from functools import partial
@@ -24,10 +11,7 @@ OURS = {"its model and AdamW": "experiment=nanogpt_gpu", "default recipe": "expe
 
 
 def time_to_loss(settings: list[str], seed: int) -> list[tuple[float, float, float]]:
-    """Train with a cold and then a warm compile cache, and return a tuple for each of the two trainings.
-
-    The tuple is (seconds of the process, seconds of training, validation loss in nats).
-    """
+    """Train with a cold and then a warm compile cache, and return a tuple for each of the two trainings."""
     results = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in ("cold", "warm"):
@@ -50,10 +34,7 @@ def print_losses(rounds: int, settings: list[str]) -> None:
 
 
 def print_speeds(rounds: int, text: str, where: list[str], quick: bool) -> None:
-    """Measure the speeds of the plain loop and of train.py in turn, and print a table.
-
-    `where` contains settings for the device, and `quick` says whether to train only tiny models for a few steps.
-    """
+    """Measure the speeds of the plain loop and of train.py in turn, and print a table."""
     shape = "--shape tiny --device cpu" if quick else "--shape gpu --device cuda --compile"
     systems = {PLAIN: partial(plain_speed, text, 10 if quick else 500, options=shape.split())}
     for name, experiment in OURS.items():

@@ -1,7 +1,4 @@
-"""Functions that the benchmarks share: time processes, repeat rounds, print medians with ranges and the machine.
-
-The scripts import this module before the packages of the repository, because it makes them importable.
-"""
+"""Functions that the benchmarks share: time processes, repeat rounds, print medians with ranges and the machine."""
 
 import argparse
 import json
@@ -31,11 +28,7 @@ QUICK = (
 def make_parser(
     doc: str, rounds: int = 3, text: str = "text file, such as tiny Shakespeare"
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options `--rounds` and `--quick` and a text file as its argument.
-
-    `doc` is the description in the help text, `rounds` the default of `--rounds`, and `text` the help for the text
-    file. If `text` is empty, the parser has no such argument.
-    """
+    """Return a parser with the options `--rounds` and `--quick` and a text file as its argument."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if text:
         parser.add_argument("text", type=os.path.abspath, help=text)
@@ -55,14 +48,7 @@ def print_machine() -> None:
 
 
 def run(command: Sequence[str | Path], folder: str | Path = ".", **environment: str) -> tuple[float, str]:
-    """Run Python with the arguments `command`, and return (seconds of the whole process, its standard output).
-
-    `folder` is the working directory, and `environment` sets environment variables. OpenMP's environment variables of
-    the shell are not passed on, because they would override what a command sets.
-
-    Raises:
-        SystemExit: the process failed. The message contains its standard error.
-    """
+    """Run Python with the arguments `command`, and return (seconds of the whole process, its standard output)."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_"))}
     begun = time.perf_counter()
     ended = subprocess.run(
@@ -75,20 +61,14 @@ def run(command: Sequence[str | Path], folder: str | Path = ".", **environment: 
 
 
 def train(*settings: str, root: Path = ROOT, **environment: str) -> tuple[float, dict[str, Any]]:
-    """Train with train.py of the checkout `root`, and return (seconds of the process, content of summary.json).
-
-    `environment` sets environment variables of the process.
-    """
+    """Train with train.py of the checkout `root`, and return (seconds of the process, content of summary.json)."""
     with tempfile.TemporaryDirectory() as folder:
         seconds, _ = run([root / "train.py", "name=run", *settings], folder, **environment)
         return seconds, json.loads(Path(folder, "runs/run/summary.json").read_text())
 
 
 def of_text(text: str, *settings: str, steps: int | None = None, quick: bool = False) -> list[str]:
-    """Return settings that train on the first 90 % of a text, for `steps` steps with one validation after the last.
-
-    If `steps` is None, the number of steps is not set. If `quick` is true, a tiny model is trained for a few steps.
-    """
+    """Return settings that train on the first 90 % of a text, for `steps` steps with one validation after the last."""
     of_steps = [] if steps is None else [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"]
     return [f"data.path={text}", "data.split=[0.9,0.1,0.0]", *of_steps, *settings, *(QUICK if quick else [])]
 
@@ -99,10 +79,7 @@ def our_speed(settings: Sequence[str], seed: int, root: Path = ROOT) -> float:
 
 
 def plain(text: str, *options: str, steps: int, seed: int) -> tuple[float, dict[str, float]]:
-    """Train with plain_loop.py, and return (seconds of the process, result).
-
-    The result is a dict with the keys `characters_per_second` and `loss`.
-    """
+    """Train with plain_loop.py, and return (seconds of the process, result)."""
     command = [ROOT / "benchmarks/plain_loop.py", text, *options, "--steps", str(steps), "--seed", str(seed)]
     seconds, printed = run(command)
     return seconds, json.loads(printed.splitlines()[-1])
@@ -121,11 +98,7 @@ def at_once(works: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def in_turn(rounds: int, systems: Mapping[str, Callable[[int], T]]) -> dict[str, list[T]]:
-    """Call each system once per round, with the number of the round, from 1, as its seed, and return all results.
-
-    The results are lists by name of the system, with a value for each round. Even rounds call the systems in reverse
-    order, so that none always runs first.
-    """
+    """Call each system once per round, with the number of the round, from 1, as its seed, and return all results."""
     seen: dict[str, list[T]] = {name: [] for name in systems}
     for number in range(1, rounds + 1):
         for name in list(systems)[:: 1 if number % 2 else -1]:
@@ -135,10 +108,7 @@ def in_turn(rounds: int, systems: Mapping[str, Callable[[int], T]]) -> dict[str,
 
 
 def spread(values: Sequence[float], form: str = ",.0f", unit: str = "") -> str:
-    """Return values as text: their median and, in brackets, their range.
-
-    `form` is the format of each number, and `unit` follows the median.
-    """
+    """Return values as text: their median and, in brackets, their range."""
     return f"{statistics.median(values):{form}}{unit} ({min(values):{form}} to {max(values):{form}})"
 
 

@@ -1,14 +1,4 @@
-"""The baseline of the other benchmarks: a GPT and its training loop as commonly written in PyTorch.
-
-    python benchmarks/plain_loop.py tinyshakespeare.txt
-    python benchmarks/plain_loop.py tinyshakespeare.txt --speed --shape gpu --device cuda --compile
-
-The shape and the settings are those that nanoGPT recommends for a CPU: 4 layers, 4 heads, 128 wide, context 64, batch
-12, 2000 steps, fp32, fused attention, AdamW, windows stacked one by one, and every 250 steps an estimate of both losses
-over 20 random batches. `train_speed.py --nanogpt DIR` compares the loop with nanoGPT itself. `--shape gpu` is nanoGPT's
-shape for a GPU: 6 layers, 6 heads, 384 wide, context 256, batch 64, but without dropout. On a GPU, the loop autocasts
-to bf16, uses fused AdamW and pinned memory, and reads the loss only every tenth step.
-"""
+"""The baseline of the other benchmarks: a GPT and its training loop as commonly written in PyTorch."""
 
 import argparse
 import json
@@ -89,10 +79,7 @@ class Model(nn.Module):
 
 
 def prepare(path: str, folder: str | Path) -> int:
-    """Write the first 90 % of a text as train.bin and the last 10 % as val.bin, and return the vocabulary size V.
-
-    The files contain a token for each character, as uint16.
-    """
+    """Write the first 90 % of a text as train.bin and the last 10 % as val.bin, and return the vocabulary size V."""
     text = Path(path).read_text("utf-8")
     index = {character: i for i, character in enumerate(sorted(set(text)))}
     tokens = np.array([index[character] for character in text], dtype=np.uint16)
@@ -103,10 +90,7 @@ def prepare(path: str, folder: str | Path) -> int:
 
 
 def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor, Tensor]:
-    """Return (inputs, targets), each (B, T): random windows of `tokens`, stacked one by one.
-
-    The targets are the inputs shifted by one token.
-    """
+    """Return (inputs, targets), each (B, T): random windows of `tokens`, stacked one by one."""
     starts, T = torch.randint(len(tokens) - shape.context, (shape.batch,)), shape.context
     x = torch.stack([torch.from_numpy(tokens[i : i + T].astype(np.int64)) for i in starts])
     y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for i in starts])
@@ -116,10 +100,7 @@ def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor,
 
 
 def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
-    """Return the mean loss in nats, computed in bf16 except on a CPU.
-
-    `x` contains the inputs and `y` the targets, each (B, T).
-    """
+    """Return the mean loss in nats, computed in bf16 except on a CPU."""
     with torch.autocast(x.device.type, torch.bfloat16, enabled=x.device.type != "cpu"):
         return F.cross_entropy(model(x).view(-1, model.head.out_features), y.reshape(-1))
 
@@ -133,10 +114,7 @@ def estimate(model: Model, splits: list[np.ndarray], shape: Shape, device: str) 
 
 @torch.no_grad()
 def exact(model: Model, tokens: np.ndarray, context: int, device: str) -> float:
-    """Return the loss in nats per character over a whole split, in disjoint windows of `context` tokens.
-
-    The first character of the split is not predicted, so it counts as ln V.
-    """
+    """Return the loss in nats per character over a whole split, in disjoint windows of `context` tokens."""
     total = math.log(model.head.out_features)
     for start in range(0, len(tokens) - 1, context):
         window = torch.from_numpy(tokens[start : start + context + 1].astype(np.int64)).to(device)
@@ -170,12 +148,7 @@ def make_optimizer(model: Model, device: str) -> torch.optim.AdamW:
 
 
 def train(options: argparse.Namespace) -> dict[str, float | None]:
-    """Train as the options say, and return the speed and the loss.
-
-    Returns:
-        A dict. `characters_per_second`: the speed of the median step. `loss`: the exact validation loss in nats, or
-            None with `--speed`.
-    """
+    """Train as the options say, and return the speed and the loss."""
     shape, device, steps, evaluate = SHAPES[options.shape], options.device, options.steps, not options.speed
     torch.manual_seed(options.seed)
     training, validation = load(options.text)

@@ -1,14 +1,4 @@
-"""How position encodings and attention windows change the loss and the speed.
-
-    python benchmarks/positions.py [--steps 1200] [--rounds 1]
-    python benchmarks/positions.py --speed --rounds 5
-
-Trains the default recipe with each position encoding and with attention windows, and scores the whole validation split
-in nats per character: in disjoint windows of 1, 2 and 4 times the training context, and as sample.py reads it. Each
-encoding is trained once with the default recipe, and once without key offset, token shift and convolution, because
-these tell a model something about positions, too. The number of the round is the seed. `--speed` trains nothing: it
-times forward and backward of the default model in bf16, not compiled, and prints ratios to rotary's.
-"""
+"""How position encodings and attention windows change the loss and the speed."""
 
 import re
 import tempfile
@@ -32,11 +22,7 @@ VARIANTS = {
 
 
 def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[float | None]:
-    """Train, and return the losses in nats that score.py prints for the validation split.
-
-    The losses are measured in disjoint windows of 1, 2 and 4 times `context`, and as sample.py reads a text. If
-    `learned` is true, the model has a learned table of positions, so the losses beyond the training context are None.
-    """
+    """Train, and return the losses in nats that score.py prints for the validation split."""
     longer = (2 * context, 4 * context)
     options = ["--window disjoint", *(f"--window disjoint --context {T}" for T in longer), "--window sample"]
     found: list[float | None] = []
@@ -62,10 +48,7 @@ def seconds(model: GPT, batch: int, _: int) -> float:
 
 
 def print_speed(rounds: int, config: ModelConfig, batch: int) -> None:
-    """Time all position encodings and attention windows, and print a table.
-
-    Each is timed at the context of `config` with `batch` windows, and at four times that context with fewer windows.
-    """
+    """Time all position encodings and attention windows, and print a table."""
     torch.manual_seed(0)
     rows = []
     for context, windows in ((config.context, batch), (4 * config.context, max(1, batch // 4))):

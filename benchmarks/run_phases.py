@@ -1,11 +1,4 @@
-"""How the time of a run divides into phases.
-
-    python benchmarks/run_phases.py [--rounds 3] [--other CHECKOUT] [OVERRIDE ...]
-
-Runs `python train.py seed=ROUND OVERRIDE ...` and prints a table with the seconds of each phase, median and range over
-the rounds. With `--other`, a checkout of another version runs in turn with this one. Nothing else should run meanwhile.
-A callback measures the phases. Lightning finds it by the entry point of a package that is written for the run.
-"""
+"""How the time of a run divides into phases."""
 
 import json
 import tempfile
@@ -56,10 +49,7 @@ def make_callback() -> "Callback":
 
 
 def run_once(root: Path, overrides: list[str], seed: int) -> dict[str, float]:
-    """Run train.py once, and return the seconds of each phase by name.
-
-    The dict also contains the validation loss in nats and the characters per second. `root` is the checkout.
-    """
+    """Run train.py once, and return the seconds of each phase by name."""
     with tempfile.TemporaryDirectory() as folder:
         package = Path(folder, "phases-0.dist-info")
         package.mkdir()

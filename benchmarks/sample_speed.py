@@ -1,13 +1,4 @@
-"""How fast sampling is, compared with a loop without a KV cache over the same model, as in nanoGPT.
-
-    python benchmarks/sample_speed.py CHECKPOINT [--rounds 3]
-
-Samples 1,000 characters from a prompt of one character, at temperature 0.8 with seed 0: one text, and 64 in one batch.
-The table has characters per second, median and range over the rounds. *Decode* is measured in a warm process with the
-model loaded, *whole* from the start of a Python process to its end. The uncached loop reads the last `context`
-characters again for each character, with torch's fused attention. For 64 texts, only its first `context` characters and
-8 steps with a full context are timed, because all steps with a full context cost the same.
-"""
+"""How fast sampling is, compared with a loop without a KV cache over the same model, as in nanoGPT."""
 
 import time
 from dataclasses import replace
@@ -70,10 +61,7 @@ BASES = {"whole, 64 texts": "decode, 64 texts, uncached"}
 
 
 def decode(options: list[str], name: str, _: int) -> float:
-    """Measure the row `name` of the table in a process of its own, and return its characters per second.
-
-    `options` are arguments of this script. The round, `_`, is ignored, because the seed is fixed.
-    """
+    """Measure the row `name` of the table in a process of its own, and return its characters per second."""
     return float(run([__file__, *options, "--only", name])[1].split()[-1])
 
 

@@ -1,13 +1,4 @@
-"""How training scales from one process to two, and what communication costs.
-
-    python benchmarks/scaling.py TEXT [--rounds 3] [--steps 150] [--model tiny]
-    python benchmarks/scaling.py --communication
-
-Each row of the table is a measurement of train.py with one thread per process, not compiled. The number of the round is
-the seed. *Two independent runs* train at the same time without communicating, so the speed that ddp loses against them
-is the cost of communication. `--communication` prints how many bytes a step sends, computed from the shapes of models:
-a ring all-reduce averages the gradients in fp32, and each of N devices sends 2 (N - 1) / N of their bytes.
-"""
+"""How training scales from one process to two, and what communication costs."""
 
 import os
 from functools import partial
@@ -41,10 +32,7 @@ def duration(seconds: float) -> str:
 
 
 def print_communication() -> None:
-    """Print how many bytes each device sends per step, for models of several sizes, and how long that takes at least.
-
-    The models have 96 characters, and the number of devices is large.
-    """
+    """Print how many bytes each device sends per step, and how long that takes at least, by model size."""
     import torch
 
     from gpt import GPT, ModelConfig
@@ -66,10 +54,7 @@ def print_communication() -> None:
 
 
 def speed(settings: list[str], runs: list[list[str]], seed: int) -> float:
-    """Run train.py for each of `runs` at the same time, and return the sum of their characters per second.
-
-    `settings` are the settings of all runs, and each element of `runs` lists the settings of one run.
-    """
+    """Run train.py for each of `runs` at the same time, and return the sum of their characters per second."""
     begun = [partial(train, *settings, *each, f"seed={seed}", OMP_NUM_THREADS="1") for each in runs]
     return sum(summary["characters_per_second"] for _, summary in at_once(begun))
 

@@ -1,11 +1,4 @@
-"""How long each command takes from the start of its process to its first byte of output.
-
-    python benchmarks/startup.py [--rounds 9]
-
-Measures the first character of sample.py in a pipe (target: 0.3 s), the error of train.py about a misspelled key
-(target: 1 s), and `--help` of each command. The model has the default shape and is trained for one step with seed 0.
-The first round does not count, because it only loads the files into the system's cache.
-"""
+"""How long each command takes from the start of its process to its first byte of output."""
 
 import subprocess
 import sys
@@ -20,10 +13,7 @@ STEP = "data.path=text.txt name=first trainer.max_steps=1 trainer.accelerator=cp
 
 
 def seconds(folder: str, command: list[str], _: int) -> float:
-    """Return the seconds from the start of a process to the first byte that it writes.
-
-    `folder` is the working directory, and `command` a script of the repository with its arguments.
-    """
+    """Return the seconds from the start of a process to the first byte that it writes."""
     begun = time.perf_counter()
     errors = subprocess.DEVNULL if command[0] == "sample.py" else subprocess.STDOUT  # sample.py prints its seed there
     arguments = [sys.executable, str(ROOT / command[0]), *command[1:]]

@@ -1,13 +1,4 @@
-"""How fast training is, compared with a plain PyTorch loop in the same rounds.
-
-    python benchmarks/train_speed.py tinyshakespeare.txt
-    python benchmarks/train_speed.py tinyshakespeare.txt --nanogpt nanoGPT    # its checkout, to judge the baseline
-
-Every system runs in a process of its own, in turn. The number of the round is the seed, and the table contains medians
-and ranges. Nothing else should run meanwhile. Characters per second are those of the steps themselves: they include
-batches, logging and progress, but not imports, compilation and evaluations. `GPT.flops_per_token` counts the FLOPs,
-without the matrix products of Muon. The peak is the fastest `torch.mm` in bf16, of sizes 512 to 4096, in each round.
-"""
+"""How fast training is, compared with a plain PyTorch loop in the same rounds."""
 
 import pickle
 import re
@@ -44,10 +35,7 @@ OURS = {
 
 
 def peak(sizes: Sequence[int], _: int) -> float:
-    """Return the highest GFLOP/s of a bf16 product of square matrices, each size repeated for a second.
-
-    `sizes` contains the numbers of rows.
-    """
+    """Return the highest GFLOP/s of a bf16 product of square matrices, each size repeated for a second."""
     best = 0.0
     for size in sizes:
         matrix, until = torch.ones(size, size, dtype=torch.bfloat16), time.perf_counter() + 1
@@ -58,10 +46,7 @@ def peak(sizes: Sequence[int], _: int) -> float:
 
 
 def nanogpt_speed(text: str, checkout: Path, steps: int, _: int) -> float:
-    """Train with nanoGPT's own train.py on the same text, and return the characters per second of the median step.
-
-    `checkout` is the folder of nanoGPT. Its evaluations are switched off.
-    """
+    """Train with nanoGPT's own train.py on the same text, and return the characters per second of the median step."""
     folder = checkout / "data" / "shakespeare_char"
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": prepare(text, folder)}))
     options = {

@@ -32,17 +32,7 @@ Literals = Mapping[str, str | None]
 
 
 def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[str, Any] | None = None) -> Config:
-    """Compose the configuration of a new run from the defaults, the presets and the command line.
-
-    Args:
-        settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
-        literals: the values from the command line that Hydra does not parse, such as paths, by key.
-        trained: if the run starts from a trained model, the model's settings, which replace the defaults, as
-            configuration group -> key -> value.
-
-    Raises:
-        InputError: a value is invalid, or two settings contradict each other.
-    """
+    """Compose the configuration of a new run from the defaults, the presets and the command line."""
     with _one_line():
         config = _set(_presets("train", settings, trained), settings, literals)
         found: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
@@ -64,20 +54,7 @@ def _check_minutes(config: Config) -> None:
 
 
 def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Config) -> Config:
-    """Compose the configuration of a resumed run: the one in its config.yaml, changed by the command line.
-
-    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen. The number
-    of machines comes from the present command, not from config.yaml. If a launcher such as torchrun has started this
-    process, the number of devices comes from the launcher.
-
-    Args:
-        settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
-        literals: the values from the command line that Hydra does not parse, such as paths, by key.
-        stored: the configuration in the run's config.yaml.
-
-    Raises:
-        InputError: a value is invalid.
-    """
+    """Compose the configuration of a resumed run: the one in its config.yaml, changed by the command line."""
     base = asdict(stored) | {"resume": None, "allow": []}
     base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
     replaced = base | {group: {} for group in PLUGINS if group in {each.key for each in settings}}
@@ -95,9 +72,6 @@ def read_config(run: Path) -> Config:
 
     The file cannot make the program execute other code: it contains only the names of callbacks and loggers, and the
     files of conf/ contain the class for each name.
-
-    Raises:
-        InputError: the file is missing or invalid.
     """
     path = run / "config.yaml"
     try:
@@ -129,22 +103,12 @@ def read_config(run: Path) -> Config:
 
 
 def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
-    """Return the configuration that results from the defaults and the presets in `settings`, as nested dicts.
-
-    `settings` contains arguments of the command line, of which only presets such as `model=small` are used.
-    """
+    """Return the configuration that results from the defaults and the presets in `settings`, as nested dicts."""
     return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
 
 def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bool) -> str:
-    """Return the configuration of a run as YAML, like Hydra's flag `--cfg`.
-
-    Args:
-        settings: the arguments of the command line whose values Hydra parses: `group=preset` and `key=value`.
-        literals: the values from the command line that Hydra does not parse, such as paths, by key.
-        part: what to show: `job` for the settings of the run, `hydra` for Hydra's own settings, `all` for both.
-        resolve: whether to replace interpolations, such as `${seed}`, by their values.
-    """
+    """Return the configuration of a run as YAML, like Hydra's flag `--cfg`."""
     with _one_line(), _hydra():
         whole = hydra.compose("train", [*(each.text for each in settings), _search_path()], return_hydra_config=True)
         HydraConfig.instance().set_config(whole)  # interpolations of `${hydra:…}` read this
@@ -160,13 +124,7 @@ def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bo
 
 
 def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) -> DictConfig:
-    """Return a copy of `config` in which each key on the command line has the value from the command line.
-
-    Args:
-        config: the configuration, which already contains the presets on the command line.
-        settings: the arguments whose values Hydra parses, of which those of the form `group=preset` are skipped.
-        literals: the values that Hydra does not parse, by key.
-    """
+    """Return a copy of `config` in which each key on the command line has the value from the command line."""
     config = copy.deepcopy(config)
     for each in settings:
         group, _, rest = each.key.partition(".")
@@ -188,13 +146,7 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
 
 
 def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] | None = None) -> DictConfig:
-    """Return the configuration that Hydra composes from the defaults and the presets on the command line.
-
-    Args:
-        primary: the file in conf/ with which Hydra begins: `train` or `resume`.
-        settings: the arguments of the command line, of which those of the form `key=value` are ignored.
-        base: values that replace the defaults of `Config`, as nested dicts.
-    """
+    """Return the configuration that Hydra composes from the defaults and the presets on the command line."""
     chosen = tuple(each.text for each in settings if each.is_group)
     if not base:
         return _cached(primary, chosen, tuple(FOLDERS))
@@ -204,25 +156,14 @@ def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] 
 
 @cache
 def _cached(primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return the result of `_presets` without `base`, from a cache.
-
-    Reading conf/ is slow, and each run of a sweep needs the result.
-
-    Args:
-        primary: the file in conf/ with which Hydra begins: `train` or `resume`.
-        chosen: the presets, such as `model=small`.
-        folders: the folders of `--config-dir`, because the result also depends on their files.
-    """
+    """Return the result of `_presets` without `base`, from a cache."""
     with _hydra():
         return hydra.compose(primary, [*chosen, _search_path()])
 
 
 @contextmanager
 def _hydra(base: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Context manager in which Hydra reads the folder conf/ and uses `Config` as its schema.
-
-    `base` contains values that replace the defaults of `Config`, as nested dicts.
-    """
+    """Context manager in which Hydra reads the folder conf/ and uses `Config` as its schema."""
     schema = OmegaConf.structured(Config)
     _unlock(schema)
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(base or {})))
@@ -255,10 +196,7 @@ def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
 
 
 def escaped(value: Any) -> Any:
-    """Return a copy of `value`, plain data, in which each `${…}` in a string is escaped.
-
-    `${…}` is then text for OmegaConf, not an interpolation.
-    """
+    """Return a copy of `value`, plain data, in which each `${…}` in a string is escaped."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, dict):
@@ -268,10 +206,7 @@ def escaped(value: Any) -> Any:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Context manager that turns an error of Hydra, OmegaConf or YAML into an `InputError` with a message of one line.
-
-    The message names the key, its value and the values that it accepts.
-    """
+    """Turn an error of Hydra, OmegaConf or YAML into an `InputError` of one line."""
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:

@@ -31,9 +31,5 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
 
 
 def overrides(config: Config) -> list[str]:
-    """Return the `key=value` arguments with which train.py repeats a run under another name.
-
-    The arguments include what a run with a time limit (`minutes=N`) has chosen, such as the number of steps, but not
-    `minutes` itself.
-    """
+    """Return the `key=value` arguments with which train.py repeats a run under another name."""
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]

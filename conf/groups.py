@@ -14,13 +14,7 @@ FOLDERS: list[Path] = []  # of `--config-dir`; a preset in conf/ takes precedenc
 
 
 def add_folder(name: str) -> None:
-    """Make the presets in the folder `name` available, like Hydra's `--config-dir`.
-
-    As in conf/, each configuration group has a folder there, such as `model`.
-
-    Raises:
-        InputError: the folder does not exist or contains no preset.
-    """
+    """Make the presets in the folder `name` available, like Hydra's `--config-dir`."""
     if not name:
         raise InputError("--config-dir: needs a folder of presets, such as --config-dir presets")
     folder = Path(name).absolute()
@@ -44,14 +38,7 @@ def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """Return the settings in the preset `choice` of a configuration group, as key -> value.
-
-    The file is conf/<group>/<choice>.yaml or, if conf/ does not contain the preset, the one in a folder of
-    `--config-dir`.
-
-    Raises:
-        InputError: the file is missing or invalid.
-    """
+    """Return the settings in the preset `choice` of a configuration group, as key -> value."""
     files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
     file = next((file for file in files if file.exists()), files[0])
     try:

@@ -26,10 +26,7 @@ group=preset sets all that conf/<group>/<preset>.yaml contains. These are the pr
 
 
 def usage(everything: bool) -> str:
-    """Return the text of `--help`: examples of commands, and the presets of each configuration group.
-
-    If `everything` is true (`--help=all`), the text also lists each key with its default, its meaning and its range.
-    """
+    """Return the text of `--help`: examples of commands, and the presets of each configuration group."""
     tasks = TASKS.replace("python train.py", command("python", "train.py"))
     lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:

@@ -21,19 +21,12 @@ __all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "Sweep", "
 
 
 def parse(arguments: list[str]) -> list[Override]:
-    """Parse `key=value` arguments with Hydra's parser, and return the parsed overrides.
-
-    Raises:
-        HydraException: an argument does not match Hydra's grammar.
-    """
+    """Parse `key=value` arguments with Hydra's parser, and return the parsed overrides."""
     return OverridesParser.create().parse_overrides(arguments)
 
 
 def quoted(value: Any) -> str:
-    """Return the string that Hydra's grammar reads as `value`.
-
-    A text is quoted unless it consists of letters, digits and `_./-` and begins with a letter or `_`.
-    """
+    """Return the string that Hydra's grammar reads as `value`."""
     if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
         return QuotedString(value, Quote.single).with_quotes()
     return spell(value)

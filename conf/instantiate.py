@@ -12,14 +12,6 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
     """Create the callbacks or the loggers of a run, and return them.
 
     Strings in the arguments are used as they are: unlike in Hydra's `instantiate`, `${…}` is not resolved.
-
-    Args:
-        group: the configuration group, `callbacks` or `logger`.
-        plugins: for each callback or logger, by its name, a dict with its class (`_target_`) and its arguments.
-        more: further arguments, which each callback or logger receives.
-
-    Raises:
-        InputError: a constructor fails. The message names the callback or logger.
     """
     instances = []
     for name, arguments in plugins.items():

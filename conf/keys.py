@@ -29,21 +29,15 @@ HINTS["ckpt_path"] = "resume=RUN continues a run, init_from=RUN starts from its 
 
 @dataclass(frozen=True)
 class Key:
-    """The properties of a key of the configuration, such as `optim.lr`, read from the dataclass field that it sets.
+    """The properties of a key of the configuration, such as `optim.lr`, read from the dataclass field that it sets."""
 
-    Attributes:
-        kind: the type annotation of the field.
-        default: the default value, which may be `auto`.
-        usual: the value that `auto` becomes in most runs.
-        metadata: what `base.options.option` stores about the field, such as its help text and its range.
-        on_resume: whether a resumed run may change the key: `free` (always), `allow` (if the key `allow` lists it) or
-            `fixed` (never).
-    """
-
-    kind: Any
-    default: Any
-    usual: Any
+    kind: Any  # the type annotation of the field
+    default: Any  # the default value, which may be `auto`
+    usual: Any  # the value that `auto` becomes in most runs
+    # What `base.options.option` stores about the field, such as its help text and its range.
     metadata: Mapping[str, Any]
+    # Whether a resumed run may change the key: `free` (always), `allow` (if the key `allow` lists it) or `fixed`
+    # (never).
     on_resume: str
 
     @property
@@ -53,14 +47,7 @@ class Key:
 
 
 def _keys(kind: type, prefix: str = "", rule: str = "allow", values: Any = None) -> Iterator[tuple[str, Key]]:
-    """Yield (key, `Key`) for each field of the dataclass `kind`, and for each field of the dataclasses in its fields.
-
-    Args:
-        kind: a dataclass whose fields are made with `base.options.option`.
-        prefix: the beginning of all keys, such as `model.`.
-        rule: the value of `Key.on_resume` for fields that set no value themselves.
-        values: an instance of `kind` whose values are the defaults. If it is None, the defaults of the fields are used.
-    """
+    """Yield (key, `Key`) for each field of the dataclass `kind` and of the dataclasses in it."""
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name, own = prefix + field.name, field.metadata.get("on_resume") or rule
@@ -87,11 +74,7 @@ def is_launch(key: str) -> bool:
 
 
 def has_auto(value: Any) -> bool:
-    """Return whether `value`, the value of a key, is `auto`.
-
-    The value of `callbacks` or `logger` is a dict of dicts of arguments. For such a dict, return whether an argument is
-    `auto`.
-    """
+    """Return whether `value`, the value of a key, is `auto`."""
     return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
 
 
@@ -99,10 +82,6 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
     """Yield (key, value) for each value in nested dicts that is not a dict itself, such as ("optim.lr", 0.003).
 
     The dicts `callbacks` and `logger` are exceptions: each of them is yielded as a single value.
-
-    Args:
-        values: the nested dicts.
-        prefix: the beginning of all keys, such as `optim.`.
     """
     for key, value in values.items():
         if isinstance(value, dict) and not is_plugins(key):
@@ -112,12 +91,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
 
 
 def nearest_key(key: str, names: list[str]) -> str:
-    """Return a hint for an unknown key, such as "; nearest: optim.lr" for `LR`, or "" if no known key is similar.
-
-    Args:
-        key: the unknown key.
-        names: the known keys. Only the last component of a key, such as `lr` in `optim.lr`, must be similar.
-    """
+    """Return a hint for an unknown key, such as "; nearest: optim.lr" for `LR`, or "" if no known key is similar."""
     last = key.lower().rpartition(".")[2]
     if last in HINTS:
         return f"; {HINTS[last]}"
@@ -129,10 +103,7 @@ def nearest_key(key: str, names: list[str]) -> str:
 
 
 def presets() -> list[ModelConfig]:
-    """Return the model configurations among which a run with a time limit (`minutes=N`) chooses, from small to large.
-
-    They are the presets of `model=` that set only the number of layers, the number of heads and the width.
-    """
+    """Return the models among which `minutes=` chooses, from small to large."""
     found = [choice_values("model", name) for name in groups()["model"]]
     sizes = [ModelConfig(**values) for values in found if values.keys() == {"layers", "heads", "dim"}]
     return sorted(sizes, key=lambda size: size.layers * size.dim**2)

@@ -50,25 +50,17 @@ class Setting:
 
 @dataclass(frozen=True)
 class Command:
-    """The parsed command line of `train.py`.
+    """The parsed command line of `train.py`."""
 
-    Attributes:
-        overrides: the arguments whose values Hydra parses, as Hydra has parsed them.
-        literals: the values that Hydra does not parse, such as paths, by key (see `split_literals`).
-        swept: the keys to which a sweep gives several values that Hydra does not parse, each with a setting per value.
-        sweep: whether the flag `-m` is set.
-        search: the options of the search (`hparams_search=`), or None without a search.
-        part: the argument of the flag `--cfg`, or "" without this flag.
-        resolve: whether the flag `--resolve` is set.
-    """
-
-    overrides: list[Override]
+    overrides: list[Override]  # the arguments whose values Hydra parses, as Hydra has parsed them
+    # The values that Hydra does not parse, such as paths, by key (see `split_literals`).
     literals: dict[str, str | None]
+    # The keys to which a sweep gives several values that Hydra does not parse, each with a setting per value.
     swept: dict[str, list[Setting]]
-    sweep: bool = False
-    search: SearchConfig | None = None
-    part: str = ""
-    resolve: bool = False
+    sweep: bool = False  # whether the flag `-m` is set
+    search: SearchConfig | None = None  # the options of the search (`hparams_search=`), or None without a search
+    part: str = ""  # the argument of the flag `--cfg`, or "" without this flag
+    resolve: bool = False  # whether the flag `--resolve` is set
 
     def sets(self, group: str) -> bool:
         """Return whether the command line sets a key of a configuration group, or chooses a preset of the group."""
@@ -76,13 +68,7 @@ class Command:
         return any(key.partition(".")[0] == group for key in keys)
 
     def runs(self) -> Iterator[list[Setting]]:
-        """Yield the settings of each run: in a sweep, one list for every combination of the values of the keys.
-
-        Without a sweep, a single list is yielded. If the command line sets a key twice, the last value counts.
-
-        Raises:
-            InputError: there are more than `MAX_RUNS` combinations.
-        """
+        """Yield the settings of each run: in a sweep, one list for every combination of the values of the keys."""
         choices = {each.key_or_group: settings(each) for each in self.overrides} | self.swept
         if (count := math.prod(map(len, choices.values()))) > MAX_RUNS:
             raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
@@ -90,10 +76,7 @@ class Command:
 
 
 def settings(override: Override) -> list[Setting]:
-    """Return a `Setting` for each value of an override that Hydra has parsed.
-
-    In a sweep, `optim.lr=3e-3,6e-3` has two values.
-    """
+    """Return a `Setting` for each value of an override that Hydra has parsed."""
     key = override.key_or_group
     if not override.is_sweep_override():
         return [Setting(key, override.value(), f"{key}={override.get_value_element_as_str()}")]
@@ -102,11 +85,7 @@ def settings(override: Override) -> list[Setting]:
 
 
 def read_command(arguments: list[str]) -> Command:
-    """Parse the command line of train.py, `arguments`, and check its flags and keys.
-
-    Raises:
-        InputError: a flag or a key does not exist, or has a value that it does not accept.
-    """
+    """Parse the command line of train.py, `arguments`, and check its flags and keys."""
     flags, assignments, part = set(), [], ""
     search, others = take_search(take_config_dir(arguments))
     left = iter(others)
@@ -139,13 +118,7 @@ def read_command(arguments: list[str]) -> Command:
 
 
 def _check_once(overrides: list[Override], swept: dict[str, list[Setting]], given: list[str]) -> None:
-    """Raise an `InputError` if a key with several values is set twice, or if one of its values is listed twice.
-
-    Args:
-        overrides: the arguments whose values Hydra parses.
-        swept: the keys with several values that Hydra does not parse.
-        given: the key of each argument on the command line.
-    """
+    """Raise an `InputError` if a key with several values is set twice, or if one of its values is listed twice."""
     several = {key: [each.text.removeprefix(f"{key}=") for each in values] for key, values in swept.items()}
     for each in filter(Override.is_sweep_override, overrides):
         several[each.key_or_group] = list(each.sweep_string_iterator()) if each.is_discrete_sweep() else []
@@ -170,15 +143,7 @@ def take_config_dir(arguments: list[str]) -> list[str]:
 
 
 def _as_setting(flag: str, arguments: list[str]) -> str:
-    """Return the end of the error message about an unknown flag.
-
-    If a setting has the same name, the message names it, as in `; settings have no dashes: trainer.max_steps=10` for
-    `--max-steps 10`. Otherwise the message ends with a hint from `HINTS` or, if there is none, with all flags.
-
-    Args:
-        flag: the unknown flag.
-        arguments: the whole command line, in which the value of the flag may follow it.
-    """
+    """Return the end of the error message about an unknown flag."""
     name, equals, value = flag.lstrip("-").partition("=")
     name = name.replace("-", "_")
     after = arguments[arguments.index(flag) + 1 :][:1]
@@ -200,14 +165,6 @@ def split_literals(
 
     Paths and names are literal. In a sweep, commas separate the values of a literal key. However, the name of an
     existing file or run, and text in brackets or quotes, is a single value even if it contains commas.
-
-    Args:
-        arguments: the `key=value` arguments of the command line.
-        sweep: whether a key may have several values.
-
-    Returns:
-        (others, literals, swept): the arguments for Hydra; the literal keys that have one value, as key -> value; and
-            the literal keys that have several values, as key -> settings.
     """
     rest, literals, swept = [], dict[str, str | None](), dict[str, list[Setting]]()
     for argument in arguments:
@@ -229,13 +186,7 @@ def split_literals(
 
 
 def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
-    """Separate the options of a hyper-parameter search from the other arguments of the command line.
-
-    The options are `hparams_search=` and `hparams_search.…=`.
-
-    Returns:
-        (search, others): the options of the search, or None if `hparams_search=` is not set; and the other arguments.
-    """
+    """Separate the options of a hyper-parameter search from the other arguments of the command line."""
     own = [argument for argument in arguments if re.match(r"\+*hparams_search\b", argument)]
     others = [argument for argument in arguments if argument not in own]
     given = {each.key_or_group: each.value() for each in parse_overrides(own)}
@@ -249,18 +200,7 @@ def take_search(arguments: list[str]) -> tuple[SearchConfig | None, list[str]]:
 
 
 def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool = False) -> list[Override]:
-    """Parse arguments such as `optim.lr=0.01` with Hydra's grammar, and check that their keys and presets exist.
-
-    The values are checked later, when `Config` is created.
-
-    Args:
-        arguments: the arguments.
-        sweep: whether a key may have several values (`-m`).
-        search: whether a key may also have an interval as its value (`hparams_search=`).
-
-    Raises:
-        InputError: an argument does not match the grammar, or its key or preset does not exist.
-    """
+    """Parse arguments such as `optim.lr=0.01` with Hydra's grammar, and check that their keys and presets exist."""
     parsed = []
     for argument in arguments:
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
@@ -279,10 +219,7 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
 
 
 def _about_word(word: str) -> str:
-    """Return a hint about `word`, an argument without `=`, or "" if there is none.
-
-    The hint says how to train on a text, if `word` is or looks like a file, or which key is similar to `word`.
-    """
+    """Return a hint about `word`, an argument without `=`, or "" if there is none."""
     names = [*KEYS, *SEARCH_KEYS, *groups()]
     if os.path.exists(word) and word not in names:
         return f"; to train on this text: data.path={word}"
@@ -292,14 +229,7 @@ def _about_word(word: str) -> str:
 
 
 def _check_override(override: Override, argument: str, sweep: bool, search: bool) -> None:
-    """Raise an `InputError` if the key of an argument does not exist, cannot be set, or has a wrong number of values.
-
-    Args:
-        override: the argument as Hydra has parsed it.
-        argument: the argument as it is on the command line.
-        sweep: whether a key may have several values.
-        search: whether a key may have an interval as its value.
-    """
+    """Refuse a key that does not exist, cannot be set, or has a wrong number of values."""
     key, choices = override.key_or_group, groups()
     group, _, rest = key.partition(".")
     if override.value_type == ValueType.GLOB_CHOICE_SWEEP:

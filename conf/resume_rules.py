@@ -1,7 +1,4 @@
-"""Which settings may change when a run is resumed or starts from a trained model, or when a sweep is continued.
-
-The option of a setting says whether it may change, with `on_resume=` in its dataclass (`base.options.option`).
-"""
+"""Which settings may change when a run is resumed or starts from a trained model, or when a sweep is continued."""
 
 import shlex
 from collections.abc import Mapping
@@ -18,10 +15,7 @@ PATHS = ("data.path", "data.validation", "data.test")  # free on resume, which c
 
 
 def settings(config: Config) -> dict[str, Any]:
-    """Return the settings that the result of a run depends on, as key -> value.
-
-    Other settings, such as those of logging, are left out.
-    """
+    """Return the settings that the result of a run depends on, as key -> value."""
     return {key: value for key, value in leaves(to_dict(config)) if KEYS[key].on_resume != "free"}
 
 
@@ -30,10 +24,6 @@ def changed(stored: Config, config: Config) -> list[str]:
 
     A setting is not compared if its new value is `auto`, if it comes with the trained model in `init_from`, or if the
     key `allow` lists it. A larger `trainer.max_steps` is not a difference, because it continues the run.
-
-    Args:
-        stored: the configuration of the existing run.
-        config: the new configuration.
     """
     ours, theirs = (dict(leaves(to_dict(each))) for each in (config, stored))
     trained = ("model.", "data.tokenizer") if config.init_from else ()
@@ -60,10 +50,6 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
     Dropout, the attention kernel, the attention window and the context may differ. But if the model's positions are
     learned (`model.positions=learned`), the context must not be longer than the trained one.
-
-    Args:
-        config: the configuration of the run, whose `init_from` names the trained model.
-        groups: the settings of the trained model, as configuration group -> key -> value.
     """
     trained = dict(leaves(groups))
     free = {key for key in trained if KEYS[key].on_resume != "fixed"} | {"model.window"}
@@ -77,30 +63,12 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def is_fixed(name: str) -> bool:
-    """Return whether a resumed run may never change `name`, which is a key of the configuration or `vocabulary`.
-
-    With another value, the weights in the checkpoint would not fit or would mean something else.
-    """
+    """Return whether a resumed run may never change `name`, which is a key of the configuration or `vocabulary`."""
     return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
-    """Compare the present conditions of a run with the conditions under which it was trained.
-
-    Args:
-        before: everything that the results of the run depend on, by name: the settings and, for example, the text, the
-            device and torch's version.
-        now: everything that the results depend on in the process that resumes the run, by name.
-        allow: the names that may differ.
-        run: the run directory.
-
-    Returns:
-        The differences as text, or "" if nothing differs, so that the run continues bit for bit.
-
-    Raises:
-        InputError: a name differs that is not in `allow`, or `allow` contains a name that does not exist or that may
-            never differ.
-    """
+    """Compare the present conditions of a run with the conditions under which it was trained."""
     for name in allow:
         if name not in now:
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")

@@ -1,7 +1,4 @@
-"""The configuration of `train.py` as dataclasses: every key with its default, its meaning and its range.
-
-Importing this module loads nothing heavy, such as torch.
-"""
+"""The configuration of `train.py` as dataclasses: every key with its default, its meaning and its range."""
 
 import dataclasses
 import os
@@ -48,10 +45,7 @@ PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The options `trainer.*`: devices, precision, steps and intervals, most of them arguments of `L.Trainer`.
-
-    `train.py --help=all` prints the meaning and the range of each option.
-    """
+    """The options `trainer.*`: devices, precision, steps and intervals, most of them arguments of `L.Trainer`."""
 
     max_steps: Any = option(
         1500, "optimizer steps; auto: 1500, fewer for a short text, or as many as fit into minutes", auto=int, least=1,
@@ -125,11 +119,7 @@ class WatchConfig:
 
 @dataclass(frozen=True)
 class SearchConfig:
-    """The options `hparams_search.*` of a hyper-parameter search with Optuna.
-
-    `space` maps each key to search to its values or its interval, in Hydra's grammar. `train.py --help=all` prints the
-    meaning and the range of the other options.
-    """
+    """The options `hparams_search.*` of a hyper-parameter search with Optuna."""
 
     trials: int = option(20, "total number of trials, including those of earlier commands", least=1, most=10_000)
     seed: int = option(0, "random seed of Optuna's sampler", least=0, most=2**32 - 1)

@@ -17,20 +17,12 @@ SCALARS = {  # by type: a plain scalar of it, and the characters that it may beg
 
 
 def read(stream: IO[str] | str) -> Any:
-    """Read a YAML document and return it as plain data: dicts, lists, strings, numbers, booleans and None.
-
-    Raises:
-        yaml.YAMLError: `stream` does not contain a valid YAML document.
-        ValueError: a value is invalid, such as a date that does not exist.
-    """
+    """Read a YAML document and return it as plain data: dicts, lists, strings, numbers, booleans and None."""
     return yaml.load(stream, _Loader)  # a SafeLoader
 
 
 def write(values: Any) -> str:
-    """Return plain data as YAML.
-
-    A string that could be read as a number, a boolean, null or a date is quoted.
-    """
+    """Return plain data as YAML."""
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, allow_unicode=True)
 
 

@@ -1,9 +1,4 @@
-"""Download texts from addresses, such as s3:// and https://, into the cache.
-
-All other code reads only the local copies. Decided here: which files an address stands for, when a copy is up to date
-(same address, size and ETag or modification time, or the right sha256), and what happens if the server cannot be
-reached.
-"""
+"""Download texts from addresses, such as s3:// and https://, into the cache."""
 
 import glob
 import hashlib
@@ -46,18 +41,6 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
     A file is not downloaded if `folder` contains a copy with the same address, size and ETag or modification time. If
     the server cannot be reached, the copies that an earlier start of train.py downloaded are returned, and a log line
     says so.
-
-    Args:
-        entry: an address from `data.path`, such as `s3://bucket/dir`: a file, a directory or, if neither exists, a
-            glob. Globs do not work on the web, because web servers cannot list their files. A directory stands for the
-            files in and below it that are not hidden: those named `*.txt` (or `*.txt.gz`) if there are any, otherwise
-            all files.
-        folder: where the copies are stored.
-        notes: a list to which a line for the log is appended if only some files of a directory are read.
-        sha256: if not "", `entry` is a file with this hash, and a copy with the hash is used without asking the server.
-
-    Raises:
-        InputError: the address cannot be read and there are no earlier copies, or a download fails.
     """
     if sha256:
         with Progress("downloading the text") as progress:
@@ -91,15 +74,7 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
 
 
 def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[str, Path]:
-    """Return the copies that an earlier start of train.py downloaded: a dict from each file's address to its path.
-
-    The dict is empty if a copy is missing, or if `error` shows that the server was reached.
-
-    Args:
-        error: the exception that was raised while the files at the address were being listed.
-        listing: the JSON file in which the earlier start recorded the addresses and the names of their copies.
-        folder: the folder that contains the copies.
-    """
+    """Return the copies that an earlier start of train.py downloaded: a dict from each file's address to its path."""
     causes = (error, error.__cause__)  # fsspec raises `FileNotFoundError` from whatever fails on the web
     if UNREACHABLE.isdisjoint(kind.__name__ for cause in causes for kind in type(cause).__mro__):
         return {}
@@ -119,15 +94,6 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
 
     The metadata is the dict that fsspec reports, with size and ETag for example. A directory stands for the files in
     and below it that are not hidden. If some of these files are named `*.txt`, only they are returned.
-
-    Args:
-        store: the fsspec file system.
-        root: a file, a directory or a glob.
-        entry: the address that stands for `root`, for the line in `notes`.
-        notes: a list to which a line for the log is appended if only the `*.txt` files of a directory are returned.
-
-    Raises:
-        ValueError: no file matches, or `root` is a directory on the web, which cannot be listed.
     """
     store.invalidate_cache()
     is_web = "https" in store.protocol  # `protocol` is a string or a tuple of strings
@@ -156,9 +122,6 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
 
     `size` and `sha256` are compared only if they are given. `progress` is updated with the number of bytes that have
     arrived. If several processes need the file, one process downloads it and the others wait.
-
-    Raises:
-        InputError: the download fails, or the downloaded file does not have the given size and hash.
     """
 
     def is_right(file: Path) -> bool:
@@ -192,11 +155,7 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
 
 
 def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
-    """Return a few words for an error message: why an address cannot be read, or its file not be written to `folder`.
-
-    `error` is the exception that was raised. `folder` is the local folder into which the file is downloaded, or None if
-    nothing is written. If the exception is about a path in `folder`, the returned text says how to set another folder.
-    """
+    """Say why an address cannot be read, or its file cannot be written to `folder`."""
     if isinstance(error, ImportError) and "s3fs" in str(error):
         return "needs s3fs: pip install -c constraints.txt -e '.[s3]'"
     if isinstance(error, ValueError):

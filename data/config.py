@@ -1,7 +1,4 @@
-"""Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size.
-
-Importing this module does not load torch.
-"""
+"""Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size."""
 
 import codecs
 import os
@@ -19,11 +16,7 @@ DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.docume
 
 @dataclass(frozen=True)
 class DataConfig:
-    """The options `data.*` of train.py: the text, its tokenizer and splits, and the batch size.
-
-    The help text in the `option(...)` of each field says what the field means. A value that is not allowed raises an
-    `InputError`.
-    """
+    """The options `data.*` of train.py: the text, its tokenizer and splits, and the batch size."""
 
     path: str | None = option(
         None,
@@ -122,9 +115,6 @@ def cache_dir(config: DataConfig) -> Path:
     """Return the folder in which encoded texts and downloads are stored.
 
     The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else in ~/.cache.
-
-    Raises:
-        InputError: the path begins with `~`, but the home directory does not exist.
     """
     path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
     try:

@@ -1,10 +1,4 @@
-"""Find the files that `data.path` names, and read them in chunks, because a text may be far larger than memory.
-
-Decided here: which files of a directory, glob or zip file are read (`find_documents`), that binary files are left out
-(`open_corpus`), and which lines of the standard library, the default text, are dropped (`without_rulers`). Compressed
-files are decompressed while they are read. With `data.tokenizer=char`, files are decoded with `data.encoding`, a byte
-order mark (BOM) is dropped, and CRLF and lone CR become LF. With `data.tokenizer=byte`, bytes stay unchanged.
-"""
+"""Find the files that `data.path` names, and read them in chunks, because a text may be far larger than memory."""
 
 import glob
 import hashlib
@@ -38,21 +32,13 @@ STDLIB_WITHOUT = {
 
 @dataclass(frozen=True)
 class Document:
-    """One file of a text.
+    """One file of a text."""
 
-    Attributes:
-        name: path of the file relative to the folder of the text.
-        path: path of the file on disk, or of the zip file that contains the file.
-        address: the address from which `path` was downloaded, or "" if it was not downloaded.
-        member: path of the file inside the zip file `path`, or "" if `path` is not a zip file.
-        split: the split to which the file belongs if data.validation is set, otherwise "".
-    """
-
-    name: str
-    path: Path
-    address: str = ""
-    member: str = ""
-    split: str = ""
+    name: str  # path of the file relative to the folder of the text
+    path: Path  # path of the file on disk, or of the zip file that contains the file
+    address: str = ""  # the address from which `path` was downloaded, or "" if it was not downloaded
+    member: str = ""  # path of the file inside the zip file `path`, or "" if `path` is not a zip file
+    split: str = ""  # the split to which the file belongs if data.validation is set, otherwise ""
 
     @property
     def label(self) -> str:
@@ -82,11 +68,7 @@ class Document:
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a text (`documents`), how to read them, and the text's `name` for messages.
-
-    `encoding` is the files' encoding, or None if bytes are read. `python` is the version of Python if the text is its
-    standard library, otherwise "". `notes` are log lines. If `hashes` is a list, `read` appends each file's hash to it.
-    """
+    """The files of a text (`documents`), how to read them, and the text's `name` for messages."""
 
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
     documents: tuple[Document, ...]  # sorted by name; with data.validation, within each split
@@ -220,10 +202,7 @@ def of_run(config: DataConfig) -> DataConfig:
 
 
 def split_fragment(entry: str) -> tuple[str, str, str]:
-    """Split an address such as `https://a.org/b.txt#name=Book&sha256=HASH` into the tuple (address, name, sha256).
-
-    If `entry` is a local path or has no `#…`, the tuple is (entry, entry, ""). A wrong `#…` raises an `InputError`.
-    """
+    """Split an address such as `https://a.org/b.txt#name=Book&sha256=HASH` into the tuple (address, name, sha256)."""
     address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
     if "://" not in entry or not fragment:
         return entry, entry, ""

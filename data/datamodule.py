@@ -1,7 +1,4 @@
-"""Load training batches and validation windows for Lightning.
-
-A training text that fits into the memory of the GPU is copied there.
-"""
+"""Load training batches and validation windows for Lightning."""
 
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -77,11 +74,7 @@ class TextDataModule(L.LightningDataModule):
         return self.config.batch * self.context
 
     def num_validated(self, last_step: int = 0) -> int:
-        """Return how many tokens the validation at the current step evaluates, over all devices.
-
-        If `last_step` is not 0, return how many tokens the validation at the run's last step, `last_step`, will
-        evaluate.
-        """
+        """Return how many tokens the validation at the current step evaluates, over all devices."""
         assert self.trainer is not None
         step = last_step or self.trainer.global_step
         last = bool(last_step) or 0 < self.trainer.max_steps <= step

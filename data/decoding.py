@@ -1,9 +1,4 @@
-"""Decode files in chunks, and hash a text so that copies in another encoding have the same hash.
-
-- A byte order mark (BOM) is dropped, and CRLF and lone CR become LF.
-- If a file contains many NULs or control characters, or bytes that are not in the given encoding, an error is raised,
-  which suggests the right encoding or names the damaged line.
-"""
+"""Decode files in chunks, and hash a text so that copies in another encoding have the same hash."""
 
 import codecs
 import hashlib
@@ -55,19 +50,7 @@ class NotText(InputError):
 def decode(
     file: IO[bytes], name: str, encoding: str, tick: Tick = lambda size: None, option: str = "data.encoding="
 ) -> Iterator[str]:
-    """Yield the text of a file in chunks, without its byte order mark and with LF line ends.
-
-    Args:
-        file: the file, opened for reading bytes.
-        name: name of the file, for messages.
-        encoding: a text encoding of Python, such as utf-8.
-        tick: called with the number of bytes after each read.
-        option: the option that sets the encoding, for messages.
-
-    Raises:
-        InputError: the file is not in this encoding. The message suggests another encoding or names the damaged line.
-        NotText: the file is not text, such as an office document or a picture.
-    """
+    """Yield the text of a file in chunks, without its byte order mark and with LF line ends."""
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
@@ -107,10 +90,7 @@ class _Failure(NamedTuple):
 
 
 def _refuse(file: IO[bytes], name: str, encoding: str, option: str, failure: _Failure) -> NoReturn:
-    """Raise the `InputError` or `NotText` that `decode` raises for a file that is not in `encoding`.
-
-    `failure` says where decoding failed and in which bytes. The other arguments are those of `decode`.
-    """
+    """Raise the `InputError` or `NotText` that `decode` raises for a file that is not in `encoding`."""
     what, wrong, cut, first, chunk = failure
     codec, fix, end = codecs.lookup(encoding).name, "", ""
     if cut:
@@ -140,11 +120,7 @@ def _refuse(file: IO[bytes], name: str, encoding: str, option: str, failure: _Fa
 
 
 def _check_characters(text: str, at_start: bool) -> None:
-    """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in the given encoding.
-
-    The error is raised if over a quarter of the characters are NUL or, in the first chunk of the file, if over 5 % are
-    control characters. `at_start` says whether `text` is this first chunk.
-    """
+    """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in the given encoding."""
     if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
         raise UnicodeError("over a quarter of its characters are NUL")
     if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture read as latin-1
@@ -152,17 +128,7 @@ def _check_characters(text: str, at_start: bool) -> None:
 
 
 def _refuse_damaged_utf8(what: str, bad: int, letters: int, end: str) -> None:
-    """Raise an `InputError` if a file is UTF-8 except for a few damaged bytes, so that another encoding would not help.
-
-    A file is taken for UTF-8 if it contains at least ten valid characters beyond ASCII per damaged byte. One such
-    character is enough if the file ends in the middle of a character.
-
-    Args:
-        what: the beginning of the message, which names the file and the damaged line.
-        bad: number of damaged bytes.
-        letters: number of characters beyond ASCII that are valid UTF-8.
-        end: the end of the message if the file ends in the middle of a character, otherwise "".
-    """
+    """Refuse a file that is UTF-8 except for a few damaged bytes: another encoding would not help."""
     if end and letters:
         raise InputError(f"{what}: {end}")
     if letters >= 10 * bad:

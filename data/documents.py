@@ -1,9 +1,4 @@
-"""Divide a text into documents: lines, paragraphs, files, the text between separators, or rows of a table.
-
-Decided here: where a document begins and ends, which documents are dropped because they are blank, and which end mark
-follows each document: a newline, a blank line or U+0003. The text may be far larger than memory, so it is divided in
-batches of about `BATCH` characters.
-"""
+"""Divide a text into documents: lines, paragraphs, files, the text between separators, or rows of a table."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,18 +21,12 @@ SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last
 
 @dataclass(frozen=True)
 class Rule:
-    """How a text is divided into documents, and which characters mark the end of each document.
+    """How a text is divided into documents, and which characters mark the end of each document."""
 
-    Attributes:
-        kind: what a document is: a line, a paragraph, a file, a row (of a table), or a part (the text between two
-            separators).
-        end: the end mark: the characters that follow each document, such as a newline.
-        name: the separator of parts, or the field of a row, otherwise "".
-    """
-
+    # What a document is: a line, a paragraph, a file, a row (of a table), or a part (the text between two separators).
     kind: str
-    end: str
-    name: str = ""
+    end: str  # the end mark: the characters that follow each document, such as a newline
+    name: str = ""  # the separator of parts, or the field of a row, otherwise ""
 
     @classmethod
     def of(cls, config: DataConfig) -> "Rule | None":
@@ -54,37 +43,22 @@ class Rule:
 
 @dataclass(frozen=True)
 class Documents:
-    """How a text was divided into documents, and how many documents there are.
+    """How a text was divided into documents, and how many documents there are."""
 
-    Attributes:
-        rule: how the text was divided.
-        counts: number of documents by split.
-        repeated: number of documents that equal an earlier document.
-        blank: number of documents that were dropped because they contain only whitespace.
-        copied: if data.validation is set, number of validation and test documents that equal a training document.
-    """
-
-    rule: Rule
-    counts: Mapping[str, int]
-    repeated: int
-    blank: int
-    copied: int
+    rule: Rule  # how the text was divided
+    counts: Mapping[str, int]  # number of documents by split
+    repeated: int  # number of documents that equal an earlier document
+    blank: int  # number of documents that were dropped because they contain only whitespace
+    copied: int  # if data.validation is set, number of validation and test documents that equal a training document
 
 
 class Batch(NamedTuple):
-    """Successive documents of a text, including blank ones: document i is `text[starts[i]:ends[i]]`.
+    """Successive documents of a text, including blank ones: document i is `text[starts[i]:ends[i]]`."""
 
-    Attributes:
-        text: a str, or bytes if the tokenizer is the byte tokenizer.
-        points: the code points or bytes of `text`, as an array.
-        starts: where each document begins in `text`, (documents,) int64.
-        ends: where each document ends in `text`, (documents,) int64.
-    """
-
-    text: Any
-    points: np.ndarray
-    starts: np.ndarray
-    ends: np.ndarray
+    text: Any  # a str, or bytes if the tokenizer is the byte tokenizer
+    points: np.ndarray  # the code points or bytes of `text`, as an array
+    starts: np.ndarray  # where each document begins in `text`, (documents,) int64
+    ends: np.ndarray  # where each document ends in `text`, (documents,) int64
 
 
 Cut = Callable[[Any, bool], tuple[Batch, Any]]  # (text, whether the file ends with it) -> (batch, unfinished rest)
@@ -104,10 +78,7 @@ def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
 
 
 def check_end_mark(corpus: Corpus, rule: Rule, characters: str) -> None:
-    """Raise an `InputError` with file and line if the text contains U+0003 although `rule` uses it as the end mark.
-
-    `characters` are the distinct characters of the text. The files are searched only if U+0003 is among them.
-    """
+    """Raise an `InputError` with file and line if the text contains U+0003 although `rule` uses it as the end mark."""
     if rule.end != END or END not in characters:
         return
     for document in corpus.documents:
@@ -126,10 +97,7 @@ def _has_end_mark(document: Document, line: int, way: str) -> InputError:
 
 
 def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
-    """Yield all documents of a corpus, without their end marks, in batches of about `BATCH` characters.
-
-    `rule` says how the text is divided, and `tick` is called with the number of bytes after each read.
-    """
+    """Yield all documents of a corpus, without their end marks, in batches of about `BATCH` characters."""
     if rule.kind in ("file", "row"):
         read = _read_file if rule.kind == "file" else _read_rows
         held, size = [], 0
@@ -148,14 +116,7 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 
 
 def divide(text: Any, rule: Rule, label: str) -> list[Any]:
-    """Divide the whole `text` of one file as `rule` says, and return a list of the documents that are not blank.
-
-    `text` and its documents are str, or bytes with the byte tokenizer. `label` is the file's name. If each row of a
-    table is a document, the suffix of the name says whether the table is CSV, TSV or JSON lines.
-
-    Raises:
-        InputError: the file is to be read as a table but is not one, or a row contains U+0003, the end mark of rows.
-    """
+    """Divide the whole `text` of one file as `rule` says, and return a list of the documents that are not blank."""
     if rule.kind == "row":
         values = list(fields([text], label, rule.name))
         if line := next((line for line, value in values if END in value), 0):
@@ -185,10 +146,7 @@ def _cut(rule: Rule) -> Cut:
 
 
 def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
-    """Divide a file, given in chunks, with the function `cut`, and yield its documents in batches.
-
-    If a batch of text ends in the middle of a document, that document is moved to the beginning of the next batch.
-    """
+    """Divide a file, given in chunks, with the function `cut`, and yield its documents in batches."""
     held, size, wanted = [], 0, BATCH
     for chunk in chunks:
         held.append(chunk)
@@ -203,10 +161,7 @@ def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
 
 
 def _cut_parts(separator: str) -> Cut:
-    """Return a function that divides a text at each `separator` and strips line breaks from both ends of each part.
-
-    The function is a `Cut`: it returns (the parts as a batch, the text after the last separator).
-    """
+    """Return a function that divides a text at each `separator` and strips line breaks from both ends of each part."""
 
     def cut(text: Any, last: bool) -> tuple[Batch, Any]:
         *parts, rest = text.split(separator.encode() if isinstance(text, bytes) else separator)
@@ -219,11 +174,7 @@ def _cut_parts(separator: str) -> Cut:
 
 
 def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Divide a text into lines, and return (the complete lines as a batch, the incomplete line at the end of the text).
-
-    Lines end with LF or, if the text is bytes, also with CRLF. If `last` is true, the file ends with this text, so the
-    last line is complete even without a line end.
-    """
+    """Return (the complete lines of a text as a batch, the incomplete line at its end)."""
     newline = b"\n" if isinstance(text, bytes) else "\n"
     if last and not text.endswith(newline):
         text += newline
@@ -238,11 +189,7 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
-    """Divide a text into paragraphs, and return (the complete paragraphs as a batch, the incomplete text at the end).
-
-    A paragraph is a run of lines that are not blank. If `last` is true, the file ends with this text, so the last
-    paragraph is complete.
-    """
+    """Return (the complete paragraphs of a text as a batch, the incomplete text at its end)."""
     lines, rest = _cut_lines(text, last)
     full = ~are_blank(lines)
     begins = np.flatnonzero(full & ~np.concatenate(([False], full[:-1])))
@@ -255,10 +202,7 @@ def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
 
 
 def _joined(documents: list[Any], empty: Any) -> Batch:
-    """Join documents, without a separator, into one `Batch`.
-
-    `empty` is "" if the documents are str, and b"" if they are bytes.
-    """
+    """Join documents, without a separator, into one `Batch`."""
     text = empty.join(documents)
     sizes = np.fromiter(map(len, documents), np.int64, len(documents))
     ends = sizes.cumsum()
@@ -286,19 +230,12 @@ def are_blank(batch: Batch) -> np.ndarray:
 
 
 def _read_file(corpus: Corpus, document: Document, _: str, tick: Tick) -> Iterator[Any]:
-    """Yield the whole content of a file as one document: a str or, with the byte tokenizer, bytes.
-
-    `tick` is called with the number of bytes after each read. The unused argument is only needed by `_read_rows`.
-    """
+    """Yield the whole content of a file as one document: a str or, with the byte tokenizer, bytes."""
     yield (b"" if corpus.encoding is None else "").join(corpus.read(document, tick))  # type: ignore[arg-type]
 
 
 def _read_rows(corpus: Corpus, document: Document, field: str, tick: Tick) -> Iterator[Any]:
-    """Yield the `field` of each row of a table as one document: a str or, with the byte tokenizer, bytes.
-
-    `tick` is called with the number of bytes after each read. An `InputError` is raised if a row contains U+0003,
-    because this character is the end mark of documents.
-    """
+    """Yield the `field` of each row of a table as one document: a str or, with the byte tokenizer, bytes."""
     chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
     for line, value in fields(chunks, document.label, field):  # type: ignore[arg-type]
         if END in value:

@@ -1,8 +1,4 @@
-"""Recognise and unpack compressed and zip files, and recognise office documents, binary files and UTF-16 without a BOM.
-
-The kind of a file is recognised by the file's name and first bytes. A file counts as binary if it contains a NUL or
-over 1 % control characters. Hidden files in a zip file are read only if all files in it are hidden.
-"""
+"""Unpack compressed and zip files; recognise office documents, binary files and UTF-16 without a BOM."""
 
 import codecs
 import importlib
@@ -86,11 +82,7 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
 
 
 def members(path: Path, label: str) -> list[str]:
-    """Return the sorted names of the files in the zip file `path`, without hidden files unless all files are hidden.
-
-    `label` is the name of the zip file, for messages. An `InputError` is raised if the zip file contains no files or
-    one that needs a password.
-    """
+    """Return the sorted names of the files in the zip file `path`, without hidden files unless all files are hidden."""
     files = {info.filename: info for info in archive(path).infolist() if not info.is_dir()}
     for name, info in files.items():
         if info.flag_bits & 1:
@@ -101,10 +93,7 @@ def members(path: Path, label: str) -> list[str]:
 
 
 def office(name: str, first: bytes) -> tuple[str, str] | None:
-    """Return (what the file is, how to get text from it) if a file is an office document or an e-book, otherwise None.
-
-    `name` is the file's name or address, and `first` contains the first bytes of the file.
-    """
+    """Return (what it is, how to get text from it) for an office document or an e-book, else None."""
     kind = ".rtf" if first.startswith(RTF) else suffix(name)
     if kind not in OFFICE or not (kind == ".rtf" or is_binary(first)):
         return None
@@ -113,10 +102,7 @@ def office(name: str, first: bytes) -> tuple[str, str] | None:
 
 
 def utf16_order(chunk: bytes) -> str:
-    """Return the likely byte order, "le" or "be", if bytes look like UTF-16 without a byte order mark, otherwise "".
-
-    In UTF-16, one of the two bytes of each ASCII character is NUL, and its position shows the byte order.
-    """
+    """Return the likely byte order, "le" or "be", if bytes look like UTF-16 without a byte order mark, otherwise ""."""
     first, second = chunk[::2].count(0), chunk[1::2].count(0)
     if bool(first) == bool(second) or first + second < len(chunk) / 100:
         return ""
@@ -130,16 +116,7 @@ def is_binary(chunk: bytes) -> bool:
 
 
 def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
-    """Count the damaged bytes of a UTF-8 file, to distinguish it from a file in another encoding.
-
-    Args:
-        file: the file, which is read again from its beginning.
-        wrong: position of the first byte that is not UTF-8.
-
-    Returns:
-        (line, bad, letters): the number of the line that contains byte `wrong`, the number of bytes that are not UTF-8,
-            and the number of valid non-ASCII characters. None if the file is not seekable, such as a pipe.
-    """
+    """Count the damaged bytes of a UTF-8 file, to distinguish it from a file in another encoding."""
     if not file.seekable():
         return None
     file.seek(0)
@@ -156,9 +133,5 @@ def damage(file: IO[bytes], wrong: int) -> tuple[int, int, int] | None:
 
 
 def part_of(texts: int, files: int, everything: str) -> str:
-    """Return a log line which says that only some files of a directory are read, and how to read all of them.
-
-    `texts` is the number of files that are read, `files` the number of all files, and `everything` a glob that matches
-    all of them.
-    """
+    """Return a log line which says that only some files of a directory are read, and how to read all of them."""
     return f"{texts:,} of {files:,} files (*.txt); to read all: {shlex.quote(f'data.path={everything}')}"

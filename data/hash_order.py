@@ -1,13 +1,4 @@
-"""Shuffle, split and encode documents by a hash of their content, so that copies of a document share a split.
-
-The documents with the lowest hashes become validation, the next ones test, and all others training. So if a document is
-added, only documents whose hash is near the border between two splits move to another split.
-
-The documents are sorted externally. First, the documents of each batch are sorted by the top bits of their hashes and
-written to a temporary file as a sorted run. Then the range of hashes is divided into buckets: the documents of a bucket
-are collected from all sorted runs, sorted in memory and appended to their split. Only a batch, a bucket and the longest
-document must fit into memory.
-"""
+"""Shuffle, split and encode documents by a hash of their content, so that copies of a document share a split."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -77,17 +68,7 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
 
 
 class _Runs:
-    """The sorted runs of the external sort, in two temporary files: `ENTRY` records, and the documents' tokens.
-
-    A sorted run contains the documents of one batch. An `ENTRY` describes a document: its hash, its number of tokens
-    and how often it occurs. The files have no names, so they vanish with the process.
-
-    Args:
-        bits: binary logarithm of the number of buckets, which are equal ranges of hashes.
-        dtype: dtype of the tokens.
-        entries: the temporary file for the `ENTRY` records.
-        tokens: the temporary file for the tokens.
-    """
+    """The sorted runs of the external sort, in two temporary files: `ENTRY` records, and the documents' tokens."""
 
     def __init__(self, bits: int, dtype: Any, entries: IO[bytes], tokens: IO[bytes]) -> None:
         self.files, self.dtypes = (entries, tokens), (ENTRY, np.dtype(dtype))
@@ -104,10 +85,7 @@ class _Runs:
             self.cuts[which].append(cut)
 
     def bucket(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (entries, tokens) of the documents in bucket `number`, collected from all sorted runs, still unsorted.
-
-        `entries` are `ENTRY` records, and `tokens` the tokens of all their documents, one document after the other.
-        """
+        """Return (entries, tokens) of the documents in bucket `number` of all sorted runs, unsorted."""
         found = []
         for file, dtype, cuts in zip(self.files, self.dtypes, self.cuts, strict=True):
             file.flush()
@@ -137,10 +115,7 @@ def _sorted(hashes: np.ndarray) -> np.ndarray:
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Return the slices `tokens[start : start + size]`, for each pair of `starts` and `sizes`, joined into one array.
-
-    There must be at least one slice.
-    """
+    """Join the slices `tokens[start : start + size]` of all `starts` and `sizes`."""
     ends = sizes.cumsum(dtype=np.int64)
     if ends[-1] > LONG * len(ends):
         return np.concatenate([tokens[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
@@ -185,21 +160,10 @@ def _differs(hashes: np.ndarray) -> np.ndarray:
 
 
 class HashOrder:
-    """Encodes the documents of a text in the order of their hashes, each document as a whole in one split.
-
-    In the encoded text, each document is followed by its end mark.
-    """
+    """Encodes the documents of a text in the order of their hashes, each document as a whole in one split."""
 
     def __init__(self, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
-        """Prepare to encode one text.
-
-        Args:
-            rule: how the text is divided into documents.
-            tokenizer: its vocabulary contains the characters of the documents and of the end mark.
-            size: number of characters, or bytes, of all documents, which may be an estimate.
-            folder: where temporary files are written.
-            tick: called with the number of bytes while the text is read, and again while the documents are sorted.
-        """
+        """Prepare to encode one text."""
         self.rule, self.tokenizer, self.folder, self.tick = rule, tokenizer, folder, tick
         self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
         self.held_out = [np.zeros(0, np.uint64)]  # with data.validation: hashes of the validation and test documents
@@ -227,15 +191,6 @@ class HashOrder:
         All tokens, in the order of the hashes, are divided between the splits according to `shares`. A document belongs
         to the split that contains the document's middle. Validation contains at least one document, and so does test if
         its share is above 0.
-
-        Args:
-            corpus: the files.
-            shares: fractions of training, validation and test.
-            own: the split to which all documents of `corpus` belong, or "" if they are to be divided between the
-                splits.
-
-        Raises:
-            InputError: there are too few documents, see `_check_counts`.
         """
         done = distinct = 0
         with TemporaryFile(dir=self.folder) as entries_file, TemporaryFile(dir=self.folder) as tokens_file:
@@ -302,16 +257,7 @@ class HashOrder:
         return total
 
     def _compare(self, hashes: np.ndarray, copies: np.ndarray, own: str) -> None:
-        """Count the held-out documents that equal a training document, in `found["copied"]`, if data.validation is set.
-
-        The hashes of validation and test documents are stored, because these splits are encoded first. The hashes of
-        training documents are then looked up among the stored hashes.
-
-        Args:
-            hashes: sorted hashes of documents, (n,) uint64.
-            copies: how often each document occurs, (n,).
-            own: the split of the documents, or "" if data.validation is not set, in which case nothing is counted.
-        """
+        """If data.validation is set, count in `found["copied"]` the held-out documents that are also in training."""
         if own in ("validation", "test"):
             self.held_out.append(hashes.repeat(copies))
         elif own:
@@ -321,15 +267,7 @@ class HashOrder:
 
 
 def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_test: bool) -> np.ndarray:
-    """Return the split of each set of equal documents: (sets,) uint8 indices into `ORDER`.
-
-    Args:
-        middles: position of the middle of each set among all tokens in the order of the hashes, (sets,).
-        borders: the position at which validation ends, and the position at which test ends.
-        first: whether `middles` begins with the first set of the whole text, which is always validation.
-        lacks_test: whether a test split is wanted but is still empty. If true and no set here falls into test, the
-            first training set is moved to test.
-    """
+    """Return the split of each set of equal documents: (sets,) uint8 indices into `ORDER`."""
     places = np.searchsorted(borders, middles).astype(np.uint8)
     if first:
         places[0] = 0
@@ -339,16 +277,7 @@ def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_tes
 
 
 def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
-    """Raise an `InputError` if a text has too few documents for its splits, or if `shares` leave none for training.
-
-    Args:
-        corpus: the text, whose name is used in the message.
-        rule: how the text is divided into documents, for the message.
-        shares: fractions of training, validation and test. If the fraction of validation is above 0, three different
-            documents are needed. Otherwise one document is enough.
-        counts: number of documents of each split.
-        distinct: number of different documents.
-    """
+    """Raise an `InputError` if a text has too few documents for its splits, or if `shares` leave none for training."""
     needed = 3 if shares[1] else 1
     key = "data.field" if rule.kind == "row" else "data.documents"
     escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t"})  # see `Rule.of`

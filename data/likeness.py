@@ -1,9 +1,4 @@
-"""Compare the validation split with the training split, to warn if the validation loss would say little about a model.
-
-Decided here: when a run warns that validation is unlike the training text, that validation repeats passages of the
-training text, or that the lines of the training text are sorted. The splits are compared by the loss of an n-gram
-model, see `data.ngrams`.
-"""
+"""Compare the validation split with the training split, to warn if its loss would say little."""
 
 from itertools import pairwise
 from typing import Any
@@ -23,27 +18,13 @@ SORTED = 0.95  # fraction of neighbouring lines that are in order in a sorted te
 
 
 def likeness(train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Compare the validation split with the training split, and return a dict for `describe_likeness`.
-
-    Key `losses` of the dict is the result of `losses_of_passages`, and `sorted` tells whether the first `MOST_LINES`
-    tokens of the training text are sorted lines.
-
-    Args:
-        train: tokens of the training split, (N,).
-        validation: tokens of the validation split, (M,).
-        tokenizer: tokenizer of both splits.
-    """
+    """Compare the validation split with the training split, and return a dict for `describe_likeness`."""
     lines = are_sorted(tokenizer.decode(train[:MOST_LINES]))
     return {"losses": losses_of_passages(train, validation, tokenizer.size), "sorted": lines}
 
 
 def describe_likeness(found: dict[str, Any], can_mix: bool) -> tuple[str, ...]:
-    """Return a one-tuple with a warning in one line if `found` gives a reason for one, otherwise ().
-
-    `found` is the result of `likeness`. The reasons are that the lines of the training text are sorted, that validation
-    is unlike the training text, or that validation repeats passages of the training text. `can_mix` says that the text
-    is not divided into documents: only then are sorted lines a reason, because data.documents can shuffle them.
-    """
+    """Return a one-tuple with a warning in one line if `found` gives a reason for one, otherwise ()."""
     if can_mix and found["sorted"]:
         return ("the lines are sorted: data.documents=line shuffles them",)
     if not found["losses"]:
@@ -64,11 +45,6 @@ def losses_of_passages(train: np.ndarray, validation: np.ndarray, size: int) -> 
     passages, so neither validation nor the passages were counted. Each loss is the lowest over n (see `data.ngrams`). A
     passage is as long as validation, but has at most `LONGEST` tokens, and together the passages are at most half of
     training. The result is empty if the text is too short or too long.
-
-    Args:
-        train: tokens of the training split, (N,).
-        validation: tokens of the validation split, (M,).
-        size: number of tokens in the vocabulary.
     """
     length = min(len(validation), len(train) // (2 * BLOCKS), LONGEST)
     if length < SHORTEST or len(train) > MAX_COUNTED:

@@ -1,10 +1,4 @@
-"""Find the longest passage that a text copies from the training text, to tell a new text from a memorised one.
-
-A copy is a passage that occurs, token for token, in the text and in the training text. Windows of k tokens that occur
-in both are found by a rolling hash (Karp and Rabin, Efficient randomized pattern-matching algorithms, 1987): the sum of
-(t_i + 1) b^i modulo 2^64. The longest passage is then compared token by token, so a collision of hashes costs time but
-does not change the result.
-"""
+"""Find the longest passage that a text copies from the training text, to tell a new text from a memorised one."""
 
 import json
 from collections import defaultdict
@@ -24,24 +18,14 @@ BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 
 class Copy(NamedTuple):
-    """The longest passage of a text that also occurs in the training text: `begin` is its first position in the text.
-
-    Both `begin` and `length` are in tokens.
-    """
+    """The longest passage of a text that the training text contains: `length` tokens from `begin` on."""
 
     begin: int
     length: int
 
 
 def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Copy]:
-    """Return for each text its longest passage that also occurs in the training text.
-
-    The training text is read in chunks, and only once for all texts.
-
-    Args:
-        texts: tokens of each text, (n,), of any integer type.
-        trained: tokens of the training text, (N,), which may be memory-mapped.
-    """
+    """Return for each text its longest passage that also occurs in the training text."""
     longest = max(map(len, texts), default=0)
     powers, inverses = (_powers(base, max(CHUNK, longest) + longest) for base in (BASE, pow(BASE, -1, 2**64)))
     searches = [_Search(_Hashes(tokens, powers, inverses)) for tokens in texts]
@@ -59,13 +43,7 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
 
 
 def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarray) -> list[bool]:
-    """Return for each document whether an equal document occurs in the training text.
-
-    Args:
-        documents: tokens of each document, (n,), without its end mark.
-        trained: tokens of the training text, (N,), in which the end mark follows each document.
-        end: tokens of the end mark, (M,).
-    """
+    """Return for each document whether an equal document occurs in the training text."""
     marked = [np.concatenate((end, document, end)) for document in documents]
     copied = [copy.length for copy in longest_copies(marked, trained)]
     whole = [each[len(end) :] for each in marked]  # the training text begins with a document, not with an end mark
@@ -82,10 +60,7 @@ def _powers(base: int, length: int) -> np.ndarray:
 
 
 class _Hashes:
-    """Rolling hashes of `tokens`: the hash of any window of k successive tokens, for any k, takes constant time.
-
-    `powers` and `inverses` are arrays of BASE ** i and BASE ** -i modulo 2^64, for i = 0, 1, ...
-    """
+    """Rolling hashes of `tokens`: the hash of any window of k successive tokens, for any k, takes constant time."""
 
     def __init__(self, tokens: np.ndarray, powers: np.ndarray, inverses: np.ndarray) -> None:
         self.tokens, self.inverses = tokens, inverses
@@ -96,10 +71,7 @@ class _Hashes:
         np.cumsum(terms, out=self.sums[1:])
 
     def all(self, k: int, most: int) -> np.ndarray:
-        """Return the hashes of the windows of k tokens that begin at positions 0, 1, ..., `most` - 1: (n,) uint64.
-
-        If fewer windows fit into the tokens, n is smaller than `most`.
-        """
+        """Return the hashes of the windows of k tokens that begin at positions 0, 1, ..., `most` - 1: (n,) uint64."""
         n = max(0, min(most, len(self.sums) - k))
         hashes = self.sums[k : k + n] - self.sums[:n]
         hashes *= self.inverses[:n]
@@ -111,10 +83,7 @@ class _Hashes:
 
 
 class _Search:
-    """Searches the training text, chunk by chunk, for the longest passage that it shares with one text.
-
-    `hashes` are the rolling hashes of the one text. `best` is the longest shared passage in the chunks searched so far.
-    """
+    """Searches the training text, chunk by chunk, for the longest passage that it shares with one text."""
 
     def __init__(self, hashes: _Hashes) -> None:
         self.hashes, self.best = hashes, Copy(0, 0)
@@ -128,10 +97,7 @@ class _Search:
         return self.known[1]
 
     def improve(self, chunk: _Hashes, positions: np.ndarray) -> bool:
-        """Update `best` if a chunk of the training text contains a longer copied passage, and return whether it does.
-
-        Only passages that begin at one of `positions` in the chunk are considered.
-        """
+        """Update `best` from a chunk of the training text, and return whether it has become longer."""
         before = self.best
         while len(places := self._common(chunk, positions, self.best.length + 1)):
             length, most = self.best.length + 1, len(self.letters)
@@ -152,10 +118,7 @@ class _Search:
         return self.best != before
 
     def _common(self, chunk: _Hashes, positions: np.ndarray, k: int) -> np.ndarray:
-        """Return the elements of `positions` at which the window of k tokens of `chunk` also occurs in the text.
-
-        The windows are compared by their hashes, which may collide.
-        """
+        """Return the elements of `positions` at which the window of k tokens of `chunk` also occurs in the text."""
         positions = positions[positions + k < len(chunk.sums)]
         if not len(positions) or k > len(self.letters):
             return positions[:0]
@@ -165,11 +128,7 @@ class _Search:
 
 
 class _Filter:
-    """Finds the positions in the training text at which a copied passage longer than the best so far could begin.
-
-    One filter serves several texts whose longest copies so far are about equally long. It compares windows of `k`
-    tokens of the training text with the windows of these texts. `searches` are the searches of the texts.
-    """
+    """Finds the positions in the training text at which a copied passage longer than the best so far could begin."""
 
     def __init__(self, k: int, searches: Sequence[_Search]) -> None:
         self.k, self.searches = k, searches
@@ -180,10 +139,7 @@ class _Filter:
         self.table[hashes >> self.shift] = True
 
     def search(self, chunk: _Hashes, size: int) -> bool:
-        """Search a chunk of the training text for copies, and return whether one longer than the best so far was found.
-
-        Only copies that begin at the first `size` positions of the chunk are considered.
-        """
+        """Search a chunk of the training text, and return whether a longer copy was found."""
         hashes = chunk.all(self.k, size)
         hashes >>= self.shift
         positions = np.flatnonzero(self.table[hashes.view(np.int64)])
@@ -212,20 +168,14 @@ def _as_string(tokens: np.ndarray) -> str:
 
 
 def skipped(trained: np.ndarray, unit: str) -> str:
-    """Return a line that says why the training text is not searched, or "" if the text is short enough to be searched.
-
-    `trained` contains the tokens of the training text, (N,). `unit` is what a token is: character or byte.
-    """
+    """Return a line that says why the training text is not searched, or "" if it is."""
     if len(trained) <= MAX_SEARCHED:
         return ""
     return f"longest copy: skipped, because the training text has more than {count(MAX_SEARCHED, unit)}"
 
 
 def describe(copy: Copy, tokens: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Return one line that says how long a text's longest copy, `copy`, is and how it begins.
-
-    `tokens` are the tokens of the text, (n,).
-    """
+    """Return one line that says how long a text's longest copy, `copy`, is and how it begins."""
     passage = tokenizer.decode(tokens[copy.begin : copy.begin + copy.length])
     shown = printable(json.dumps(passage[:SHOWN], ensure_ascii=False)[1:-1]) + "…" * (len(passage) > SHOWN)
     return f"longest copy: {copy.length:,} of {count(len(tokens), tokenizer.unit)}" + (

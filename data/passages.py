@@ -24,12 +24,7 @@ TO_GUESS = 200  # characters of a passage to guess
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """Return a prompt of at most `PROMPT` tokens from the validation split: (T0,) int64.
-
-    The prompt begins near the fraction `at` of the split, from 0 to 1, and consists of whole lines if possible. If the
-    text is divided into documents, the prompt is only the end mark of documents, so that the model begins a new
-    document.
-    """
+    """Return a prompt of at most `PROMPT` tokens from the validation split: (T0,) int64."""
     if text.documents:
         return torch.from_numpy(text.tokenizer.encode(text.documents.rule.end))
     begin = int(len(text.validation) * at)
@@ -67,11 +62,7 @@ def prompts(text: Text) -> Tensor:
 
 
 def varied_line(text: Text) -> int:
-    """Return the position in the validation split at which a line begins that is worth plotting.
-
-    It is the line, among those near the middle of the split, whose first `ATTENDED` tokens include the most distinct
-    tokens.
-    """
+    """Return the position in the validation split at which a line begins that is worth plotting."""
     middle = max(1, len(text.validation) // 2 - SEARCHED // 2)
     stretch = text.validation[middle : middle + SEARCHED]
     starts = _line_starts(text, stretch[:-ATTENDED]) or [0]
@@ -79,24 +70,13 @@ def varied_line(text: Text) -> int:
 
 
 def passage(text: Text, length: int) -> Tensor:
-    """Return `length` tokens of the validation split, starting at `varied_line`: (length,) int64.
-
-    If too few tokens follow that position, the last `length` tokens of the split are returned, or all if the split is
-    shorter.
-    """
+    """Return `length` tokens of the validation split, starting at `varied_line`: (length,) int64."""
     begin = max(0, min(varied_line(text), len(text.validation) - length))
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))
 
 
 def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list[str]:
-    """Return up to `NUM_TO_GUESS` passages of `text` for the guessing game, each of `TO_GUESS` characters.
-
-    Args:
-        text: the text, over which the passages are spread.
-        trained: the training text. If any quarter of a passage occurs in it, the passage is not used.
-        characters: the only characters that a passage may contain.
-        mark: the characters that must directly precede each passage, such as a newline.
-    """
+    """Return up to `NUM_TO_GUESS` passages of `text` for the guessing game, each of `TO_GUESS` characters."""
     found: list[str] = []
     free = 0  # earliest position of the next passage, which spreads the passages over the text
     for first in re.finditer(f"(?<={re.escape(mark)}).", text):
@@ -117,17 +97,6 @@ def game_passages(
     If the model was trained on documents, a passage is the beginning of a document, otherwise the beginning of a line.
     No passage contains U+0003, because nobody can enter this character on a keyboard. If there is no such passage,
     `passages` is [] and `line` says why.
-
-    Args:
-        source: where the passages come from: `validation`, the validation split of the model's run, or the path of a
-            text file.
-        file: the model file.
-        tokenizer: tokenizer of the model.
-        documents: how the model's training text was divided into documents (see `gpt.model_file.FIELDS`), or None if it
-            was not divided.
-
-    Raises:
-        InputError: `source` cannot be read.
     """
     rule = Rule(**documents) if documents else None
     end = rule.end if rule else ""

@@ -1,15 +1,4 @@
-"""Decide where the splits fall in a text that is not divided into documents.
-
-If the text is divided into documents, `data.hash_order` decides instead. Otherwise these rules apply:
-
-- If `data.validation` is set, each file belongs to the split whose option names the file.
-- Otherwise, from `BY_FILE` = 40 files on, each file as a whole belongs to one split (`split_by_file`). Files with equal
-  bytes are copies of each other and belong to the same split.
-- If there are fewer files, the beginning of each file is training, the next section validation, and the end test
-  (`split_within`).
-
-`check_lengths` raises an error if a split is shorter than one window.
-"""
+"""Decide where the splits fall in a text that is not divided into documents."""
 
 import hashlib
 import shlex
@@ -29,17 +18,7 @@ Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 
 def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
-    """Raise an `InputError` if train or validation is shorter than one window, or test is shorter than two tokens.
-
-    A test split that the options do not ask for may be empty. If `data.overfit` is set, only the whole text must be at
-    least one window long.
-
-    Args:
-        arrays: tokens of each split, by the name of the split.
-        config: the options of the text, which say whether it needs a test split.
-        context: context length in tokens, which is one token less than a window.
-        corpus: the text, whose name is used in the message.
-    """
+    """Raise an `InputError` if train or validation is shorter than one window, or test is shorter than two tokens."""
     unit = "characters" if corpus.encoding else "bytes"
     whole = sum(len(tokens) for tokens in arrays.values())
     own = config.validation is not None
@@ -86,11 +65,6 @@ def split_by_file(
     Files are visited in the order of a hash of their names. They fill validation up to its share of the tokens, and
     then test. The remaining files are training. A file is skipped if it is more than twice as long as what is missing
     from the split that is being filled.
-
-    Args:
-        sizes: number of tokens of each file, by name.
-        shares: fractions of training, validation and test.
-        alike: hash of each file's content, by name. Files with equal hashes are assigned together.
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()):
@@ -109,10 +83,7 @@ def split_by_file(
 
 
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
-    """Return (the position at which validation begins, the position at which test begins) in a file of `size` tokens.
-
-    `shares` are the fractions of training, validation and test.
-    """
+    """Return where validation and where test begin in a file of `size` tokens."""
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
     first = int(size * shares[0] + 1e-6)
     return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
@@ -124,12 +95,6 @@ def split_documents(
     """Decide how a text is split, and return for each file a list of its slices (split, begin, end), in tokens.
 
     Equal files are divided at the same positions, so a passage is in the same split in each of the files.
-
-    Args:
-        corpus: the files.
-        sizes: number of tokens of each file.
-        shares: fractions of training, validation and test.
-        alike: hash of each file's content, by name, see `split_by_file`.
     """
     if corpus.documents[0].split:
         return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
@@ -142,26 +107,13 @@ def split_documents(
 
 
 def num_copies(digests: Iterable[str]) -> int:
-    """Return how many files equal an earlier file, not counting empty files.
-
-    `digests` are the hashes of all files.
-    """
+    """Return how many files equal an earlier file, not counting empty files."""
     full = [digest for digest in digests if digest != EMPTY]
     return len(full) - len(set(full))
 
 
 def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
-    """Return log lines that say how a text of several files is split, and how many of the files are copies of others.
-
-    The text is not divided into documents. The result is () for a single file and for the standard library. If
-    `data.validation` is set, the only line says how many validation and test files equal a training file, and the
-    result is () if there are none.
-
-    Args:
-        corpus: the files.
-        digests: hash of each file's content.
-        shares: fractions of training, validation and test.
-    """
+    """Say how a text of several files is split, and how many of them are copies of others."""
     number = len(digests)
     if number == 1 or corpus.python:
         return ()

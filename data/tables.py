@@ -1,7 +1,4 @@
-"""Read one field of each row of a table (`data.field`): CSV, TSV or lines of JSON.
-
-Decided here: the delimiter of a CSV file, that a field which a row lacks is "", and which rows are refused.
-"""
+"""Read one field of each row of a table (`data.field`): CSV, TSV or lines of JSON."""
 
 import csv
 import json
@@ -18,19 +15,7 @@ MAX_COLUMNS = 10  # columns named in the line about a table
 
 
 def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (line number, text of the field) for each row of a table.
-
-    The text is "" if a row lacks the field.
-
-    Args:
-        chunks: the content of the file.
-        label: name of the file, for messages. Its suffix says whether the table is CSV, TSV or lines of JSON.
-        field: the column's name, which is in the first row of a CSV or TSV file, or a key of the objects in a JSON
-            file.
-
-    Raises:
-        InputError: the file is not a table, a row is damaged, or the first row has no such field.
-    """
+    """Yield pairs (line number, text of the field) for each row of a table."""
     kind = suffix(label)
     if kind not in TABLES:
         allowed = ", ".join(f"*{end}" for end in TABLES)
@@ -66,19 +51,12 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _delimiter(kind: str, header: str) -> str:
-    """Return the character between the columns of a table, judged by its first line, `header`.
-
-    `kind` is the suffix of the file. In some countries, CSV files have semicolons between the columns.
-    """
+    """Return the character between the columns of a table, judged by its first line, `header`."""
     return "\t" if kind == ".tsv" else max(",;\t", key=header.count)
 
 
 def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (number of the row's last line, text of `field`) for each row of a CSV or TSV file.
-
-    The first row contains the names of the columns. `kind` is the suffix of the file. A `_BadRow` is raised if there is
-    not exactly one column `field`, or if a row cannot be read.
-    """
+    """Yield pairs (number of the row's last line, text of `field`) for each row of a CSV or TSV file."""
     header = next(lines, "")
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
     rows = csv.reader(chain([header], lines), delimiter=_delimiter(kind, header), strict=True)
@@ -102,11 +80,7 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
 
 
 def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (line number, text of `field`) for each line of a file of JSON objects, except blank lines.
-
-    A `_BadRow` is raised if a line is not a JSON object, if the first object has no `field`, or if a value of `field`
-    is neither a string nor null.
-    """
+    """Yield pairs (line number, text of `field`) for each line of a file of JSON objects, except blank lines."""
     known = False
     for number, line in enumerate(lines, 1):
         if line.isspace():
@@ -131,10 +105,7 @@ def _no_field(field: str, names: list[str]) -> str:
 
 
 def describe_table(name: str, text: str) -> str:
-    """Return a log line that lists the columns of a table and names the option that makes each row a document.
-
-    `name` is the name of the file, and `text` its beginning. The line is "" if the file is not a table.
-    """
+    """Return a log line that lists the columns of a table and names the option that makes each row a document."""
     try:
         if (kind := suffix(name)) in (".csv", ".tsv"):
             header = text.partition("\n")[0]

@@ -1,12 +1,4 @@
-"""Split and encode a text once, and load it from `<cache>/encoded/<fingerprint>/` at every later start.
-
-The folder contains `meta.json` and the tokens as uint8 or uint16 in `train.bin`, `validation.bin` and `test.bin`. A
-split of at least `MAPPED_FROM` = 16 MiB is memory-mapped, but a smaller split is read into memory. The fingerprint
-includes a hash of the text, which is computed at every start, so a changed text is encoded anew.
-
-Also decided here: the vocabulary, which characters count as rare, which text `data.overfit` trains on, and whether the
-model of `init_from` has read text that is held out in this run.
-"""
+"""Split and encode a text once, and load it from `<cache>/encoded/<fingerprint>/` at every later start."""
 
 import hashlib
 import json
@@ -48,49 +40,30 @@ Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]
 
 @dataclass(frozen=True)
 class Text:
-    """A text that is split and encoded, and what is known about it.
+    """A text that is split and encoded, and what is known about it."""
 
-    Attributes:
-        train: tokens of the training split, (N,) uint8 or uint16, read-only.
-        validation: tokens of the validation split, of the same dtype.
-        test: tokens of the test split, of the same dtype, empty if its fraction is 0.
-        tokenizer: the tokenizer, whose vocabulary contains the characters of all splits.
-        name: name of the text, for messages.
-        fingerprint: hexadecimal hash that is equal for equal content, settings and tokenizer.
-        characters: number of characters by split. With the byte tokenizer, a character may be several tokens.
-        extra_chars: characters that are in the vocabulary whether the text contains them or not.
-        sha256: SHA-256 of the file or, if there are several, a hash of their names and hashes.
-        hashes: hashes of the content of at most `MAX_HASHES` training files, see `gpt.model_file`.
-        share: fraction of each training file, from the file's beginning, that training may read.
-        split_hash: hexadecimal hash that is equal for equal content that is split in the same way.
-        held_out: by hash of a file's content, the fraction of the file after which the text is held out.
-        before: descriptions of the texts that the model of `init_from` has read, see `gpt.model_file`.
-        documents: how the text was divided into documents, or None if it was not divided.
-        notes: lines about the text, logged when a run starts.
-    """
-
-    train: np.ndarray
-    validation: np.ndarray
-    test: np.ndarray
-    tokenizer: Tokenizer
-    name: str
-    fingerprint: str
+    train: np.ndarray  # tokens of the training split, (N,) uint8 or uint16, read-only
+    validation: np.ndarray  # tokens of the validation split, of the same dtype
+    test: np.ndarray  # tokens of the test split, of the same dtype, empty if its fraction is 0
+    tokenizer: Tokenizer  # the tokenizer, whose vocabulary contains the characters of all splits
+    name: str  # name of the text, for messages
+    fingerprint: str  # hexadecimal hash that is equal for equal content, settings and tokenizer
+    # Number of characters by split. With the byte tokenizer, a character may be several tokens.
     characters: Mapping[str, int]
-    extra_chars: str
-    sha256: str
-    hashes: Sequence[str]
-    share: float
-    split_hash: str
+    extra_chars: str  # characters that are in the vocabulary whether the text contains them or not
+    sha256: str  # SHA-256 of the file or, if there are several, a hash of their names and hashes
+    hashes: Sequence[str]  # hashes of the content of at most `MAX_HASHES` training files, see `gpt.model_file`
+    share: float  # fraction of each training file, from the file's beginning, that training may read
+    split_hash: str  # hexadecimal hash that is equal for equal content that is split in the same way
+    # By hash of a file's content, the fraction of the file after which the text is held out.
     held_out: Mapping[str, float]
+    # Descriptions of the texts that the model of `init_from` has read, see `gpt.model_file`.
     before: Sequence[Mapping[str, Any]]
-    documents: Documents | None = None
-    notes: tuple[str, ...] = ()
+    documents: Documents | None = None  # how the text was divided into documents, or None if it was not divided
+    notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
 
     def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
-        """Return a copy with `before` set to `texts`, the texts on which the model of `init_from` was trained.
-
-        If that model has read text that is held out here, the line `SEEN` is added to the copy's `notes`.
-        """
+        """Return a copy with `before` set to `texts`, the texts on which the model of `init_from` was trained."""
         read = shares_read(each for each in texts if each["split"] != self.split_hash)
         if any(read.get(sha, 0.0) > share for sha, share in self.held_out.items()):
             return replace(self, before=texts, notes=(*self.notes, SEEN))
@@ -109,12 +82,6 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     `data.field` is set, each document belongs to one split (see `data/hash_order.py`). Otherwise, 40 or more files,
     such as the standard library, are split by file, and each of fewer files is divided into training, validation and
     test (see `data/splits.py`). Within a split, the texts of different files are joined by newlines.
-
-    Args:
-        corpus: the files of the text, as `open_corpus(config)` returns them.
-        config: the splits and the tokenizer.
-        context: context length in tokens. If train or validation has at most `context` tokens, `InputError` is raised.
-        extra_chars: characters to add to the vocabulary, whether the text contains them or not.
     """
     with Progress("hashing the text", corpus.size(), "B") as progress:
         stamps, digests = corpus.stamps(), corpus.digests(progress.update)
@@ -154,11 +121,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
 
 
 def text_of_run(model: Path) -> Text:
-    """Return the text on which the model in the file `model`, such as RUN/checkpoints/best.safetensors, was trained.
-
-    Raises:
-        InputError: there is no training checkpoint beside the model, or the text is missing or has changed.
-    """
+    """Return the text on which the model in the file `model`, such as RUN/checkpoints/best.safetensors, was trained."""
     from gpt.training_checkpoint import read  # loads torch
 
     contents = read(model.with_name("last.ckpt"))
@@ -178,10 +141,7 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Return a copy of `text` for `data.overfit`: its first `length` tokens are training, validation and test alike.
-
-    The training split continues for `2 * context` more tokens. `length` must be above `context`.
-    """
+    """Return a copy of `text` for `data.overfit`: its first `length` tokens are training, validation and test alike."""
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.
@@ -229,10 +189,7 @@ def _likeness(text: Text, folder: Path) -> dict[str, Any]:
 
 
 def rare_characters(folder: Path) -> tuple[str, ...]:
-    """Return a one-tuple with a log line if many characters of the encoded text in `folder` are rare, otherwise ().
-
-    Rare means fewer than `RARE` times in the text. Many means at least ten, and over a tenth of the vocabulary.
-    """
+    """Return a one-tuple with a log line if many characters of the encoded text in `folder` are rare, otherwise ()."""
     meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
     rare, size = meta.get("rare", 0), len(meta["vocabulary"].get("characters", ""))
     if rare < 10 or 10 * rare <= size:
@@ -259,11 +216,7 @@ def _encode(
     folder: Path,
     alike: Mapping[str, str],
 ) -> Encoded:
-    """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait.
-
-    `rule` divides the text into documents, `shares` are the fractions of the splits, `extra_chars` join the vocabulary,
-    and `alike` maps each file's name to its hash. Raises InputError if a file has changed since `stamps` were taken.
-    """
+    """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait."""
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -313,11 +266,7 @@ def _encode(
 
 
 def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
-    """Return (length of each text, all distinct characters in sorted order, number of rare characters).
-
-    A character is rare if it occurs fewer than `RARE` times. Each text is an iterable of chunks, which are str or
-    bytes. Characters of bytes are the byte values.
-    """
+    """Return (length of each text, all distinct characters in sorted order, number of rare characters)."""
     sizes, counts = [], np.zeros(0x110000, np.uint8)  # occurrences of each code point, at most RARE
     frequent = b""  # characters of ASCII chunks, or bytes, that occur RARE times
     for text in texts:
@@ -360,11 +309,7 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
 def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
-    """Encode the files of a corpus one after the other, and yield pairs (split, tokens).
-
-    If a split consists of slices of several files, a newline is put between them. `parts_of` lists for each file its
-    slices (split, begin, end), in tokens, and `tick` is called with the number of bytes after each read.
-    """
+    """Encode the files of a corpus one after the other, and yield pairs (split, tokens)."""
     begun = set()
     for document, parts in zip(corpus.documents, parts_of, strict=True):
         position = 0

@@ -50,12 +50,7 @@ Fill in the licence of the weights, which depends on that of the training text.
 
 
 def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -> str:
-    """Return the model card of the model in `file` as Markdown.
-
-    The facts come from `meta`, the metadata of the model file (`gpt.model_file.FIELDS`), and, if `file` is in a run
-    directory, from the run. If `hf` is true, the card begins with metadata for the Hugging Face Hub and says how to
-    load the model with transformers.
-    """
+    """Return the model card of the model in `file` as Markdown."""
     run, summary, command, split = file.resolve().parents[1], {}, "", ""
     if file.resolve().parent.name == "checkpoints" and (run / "config.yaml").exists():
         summary, config = run_directory.summary_of(run), read_config(run)
@@ -79,14 +74,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:
-    """Yield pairs (key, value), the rows of the card's table: the model's text, losses, shape and training.
-
-    Args:
-        model: the model.
-        meta: the metadata of its model file, `gpt.model_file.FIELDS`.
-        summary: contents of the run's summary.json; {} if the model is not in a run directory.
-        split: how the text was split, for the end of the row about the text.
-    """
+    """Yield pairs (key, value), the rows of the card's table: the model's text, losses, shape and training."""
     tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
     unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("uniform_loss") is not None
     sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"

@@ -20,15 +20,6 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
     """Print the documents with the highest loss per character, and write all documents as CSV if there is a file.
 
     The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
-
-    Args:
-        candidate: a model trained on documents, and the text to score, which consists of lines, paragraphs, or
-            documents with end marks.
-        name: name of the text, for the table and for errors.
-        file: an open text file for the CSV, or None.
-
-    Raises:
-        InputError: the text contains only whitespace.
     """
     assert candidate.documents
     tokenizer, rule = candidate.tokenizer, Rule(**candidate.documents)
@@ -71,16 +62,10 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
 
 
 def shown(loss: float, perplexity: float, characters: int) -> tuple[str, str, str]:
-    """Return the tuple (loss, perplexity, characters), each as text, for a row of the table.
-
-    `loss` is in nats per character, `perplexity` is per character, and `characters` is the document's length.
-    """
+    """Return the tuple (loss, perplexity, characters), each as text, for a row of the table."""
     return f"{loss:.6f}", f"{perplexity:.6f}", f"{characters:,}"
 
 
 def row(loss: str, perplexity: str, characters: str, text: str) -> str:
-    """Return one line of the table of documents, with the four cells aligned in columns.
-
-    `text` is the beginning of the document.
-    """
+    """Return one line of the table of documents, with the four cells aligned in columns."""
     return f"{loss:>14}{perplexity:>16}{characters:>13}  {text}"

@@ -25,10 +25,7 @@ def visible(character: str) -> str:
 
 @cache
 def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
-    """Return an installed monospace font, `size` pixels high.
-
-    If there is none, return Pillow's own font, which has few characters beyond ASCII.
-    """
+    """Return an installed monospace font, `size` pixels high."""
     for name in FONTS:
         with suppress(OSError):
             return ImageFont.truetype(name, size)

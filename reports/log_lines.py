@@ -24,15 +24,7 @@ TEXT = {f"data.{name}" for name in "path validation test documents field encodin
 
 
 def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
-    """Return a log line with a validation loss and how the loss was measured.
-
-    Args:
-        name: first word of the line, such as `validation`, or "".
-        score: the loss, and the number of tokens on which it was measured.
-        text: the text, on whose validation split the loss was measured.
-        context: context length in tokens.
-        which: the model, such as `best checkpoint, step 300`.
-    """
+    """Return a log line with a validation loss and how the loss was measured."""
     unit, split = text.tokenizer.unit, len(text.validation)
     part = f"all {split:,}" if score.tokens == split else f"{score.tokens:,} evenly spaced of {split:,}"
     found = f"{in_nats(score.loss)} per {unit}"
@@ -47,16 +39,7 @@ def in_nats(loss: float) -> str:
 
 
 def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
-    """Log what a run is about to do, before its first step: text, model, machine, validations and number of steps.
-
-    Args:
-        run: directory of the run.
-        config: configuration of the run.
-        text: the text to train on.
-        machine: a description of the device.
-        parameters: number of the model's parameters.
-        notes: further lines to log.
-    """
+    """Log what a run is about to do, before its first step: text, model, machine, validations and number of steps."""
     shape = config.model
     first, *others = describe(text)
     log.info(f"text       {text.name}: {first}")
@@ -120,11 +103,7 @@ def describe_documents(documents: Documents) -> str:
 
 
 def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
-    """Log the exact validation losses of the best and the last checkpoint, each given as a pair (step, score).
-
-    Also log the commands that score the rest of the validation split, if it was not evaluated as a whole, and the test
-    split.
-    """
+    """Log the exact validation losses of the best and the last checkpoint, each given as a pair (step, score)."""
     (best_step, best_score), (last_step, last_score) = best, last
     context, steps = config.model.context, config.trainer.max_steps
     log.info("")
@@ -142,26 +121,14 @@ def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], 
 
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
-    """Return a line about how long the passages are that samples share with the training text: median and maximum.
-
-    `copies` is a dict. `median` and `longest` are the median and maximum, over all samples, of the length of the
-    longest shared passage. `length` is the length of a sample, `samples` the number of samples and `temperature` their
-    temperature. `unit` is what a token is: character or byte.
-    """
+    """Return a line about how long the passages are that samples share with the training text: median and maximum."""
     most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
     shared = "the longest passage that a sample shares with the training text"
     return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
 
 
 def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:
-    """Log samples of the best model, and how much of the samples is copied from the training text.
-
-    Args:
-        text: the text on which the model was trained.
-        samples: for each sample [temperature, prompt, text].
-        copied: a line about the longest copy in the samples.
-        copies: statistics of copies in more samples, as in summary.json; None if there are none.
-    """
+    """Log samples of the best model, and how much of the samples is copied from the training text."""
     what = f"writes {text.documents.rule.kind}s" if text.documents else "continues two passages of the validation text"
     log.info(f"\nsample     the best checkpoint {what}, at temperature {samples[0][0]:g}")
     for number, (*_, sample) in enumerate(samples, 1):
@@ -172,10 +139,7 @@ def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copi
 
 
 def conclude(run: Path, config: Config, report: Path | None) -> None:
-    """Log the last lines of a run: where its files are, and which commands to run next.
-
-    `report` is the path of report.html, or None if there is no report.
-    """
+    """Log the last lines of a run: where its files are, and which commands to run next."""
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if report:
         log.info(f"report     {report}")

@@ -24,11 +24,7 @@ ORANGES = ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"]
 
 
 def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
-    """Yield pairs (TensorBoard tag, picture): the attention of each head in `heads`, and at the end the surprisal.
-
-    The model reads a passage of the validation text. `heads` contains pairs (layer, head). If it is empty, `NUM_HEADS`
-    evenly spaced heads are chosen. The titles of the pictures show `step`.
-    """
+    """Yield pairs (TensorBoard tag, picture): the attention of each head in `heads`, and at the end the surprisal."""
     begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
     passage = text.validation[begin : begin + NUM_TOKENS].astype("int64")
     attended = torch.from_numpy(passage[: min(ATTENDED, context)]).to(model.embedding.weight.device)
@@ -47,19 +43,13 @@ def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> It
 
 
 def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
-    """Return up to `most` pairs (layer, head), evenly spaced among all heads of a model.
-
-    `layers` is the number of layers, and `heads` the number of heads in each layer.
-    """
+    """Return up to `most` pairs (layer, head), evenly spaced among all heads of a model."""
     chosen = np.linspace(0, layers * heads - 1, min(most, layers * heads))
     return [divmod(round(index), heads) for index in chosen.tolist()]
 
 
 def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Image.Image:
-    """Return a plot of a head's attention weights, (T, T), with queries from top to bottom and keys from left to right.
-
-    `characters` contains the T characters of the text, which label the queries and the keys.
-    """
+    """Return a plot of a head's attention weights, (T, T): queries from top to bottom, keys from left to right."""
     left, top, side = 84, 94, 600  # pixels
     image, draw = canvas(784, title)
     # The colour scale is a square root: most weights are small and would look like 0 on a linear scale.
@@ -76,11 +66,7 @@ def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Ima
 
 
 def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Image.Image:
-    """Return a picture of a text in which the colour behind each character shows the character's surprisal.
-
-    `characters` contains the characters of the text, and `nats` the surprisal of each character. The title of the
-    picture shows `step`.
-    """
+    """Return a picture of a text in which the colour behind each character shows the character's surprisal."""
     cells, line, column = [], 0, 0
     for character in characters:
         line, column = (line + 1, 0) if column == COLUMNS else (line, column)
@@ -103,11 +89,7 @@ def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Im
 
 
 def colours(values: np.ndarray, stops: list[str]) -> np.ndarray:
-    """Map values in [0, 1] to RGB colours: (...) -> (..., 3) uint8.
-
-    `stops` contains colours such as ["#ffffff", "#08306b"], evenly spaced from 0 to 1. The colours between them are
-    interpolated.
-    """
+    """Map values in [0, 1] to RGB colours: (...) -> (..., 3) uint8."""
     at = np.linspace(0, 1, len(stops))
     channels = np.array([[int(stop[i : i + 2], 16) for stop in stops] for i in (1, 3, 5)])  # (3, stops)
     return np.stack([np.interp(values, at, channel) for channel in channels], -1).round().astype(np.uint8)
@@ -122,15 +104,7 @@ def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
 
 
 def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mapping[str, float], name: str) -> None:
-    """Add a horizontal colour bar to a picture.
-
-    Args:
-        image: the picture.
-        top: distance of the bar from the upper edge of the picture, in pixels.
-        stops: colours of the bar, evenly spaced from left to right.
-        ticks: by label, the position of a tick on the bar, from 0 to 1.
-        name: text that is written beside the bar.
-    """
+    """Add a horizontal colour bar to a picture."""
     left, width, draw, small = 50, 504, ImageDraw.Draw(image), ImageFont.load_default(22)
     image.paste(Image.fromarray(np.tile(colours(np.linspace(0, 1, width), stops), (16, 1, 1))), (left, top))
     for tick, at in ticks.items():
@@ -141,10 +115,6 @@ def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mappin
 
 
 def write(draw: ImageDraw.ImageDraw, x: float, y: float, character: str, size: float, ink: str = INK) -> None:
-    """Write a character centred at (x, y), in pixels.
-
-    `size` is the height of the font in pixels, and `ink` the colour. A character that the font lacks is written as its
-    code point, in smaller letters.
-    """
+    """Write a character centred at (x, y), in pixels."""
     shown = label(character)
     draw.text((x, y), shown, ink, font(size if len(shown) < 2 else 1.4 * size / len(shown)), "mm")

@@ -35,20 +35,7 @@ def page(
     passage: Tensor,
     tokenizer: Tokenizer,
 ) -> str:
-    """Return the page of a run and its best model as HTML.
-
-    Args:
-        about: a dict. `name`: name of the run. `text`: a line that describes the text. `notes`: a list of lines about
-            the text. `verdict`: a list of sentences. `written`: a list of [temperature, prompt, text]. `copied`: a
-            sentence about what samples share with the training text, or None. `differences`: a list of [key, value,
-            default] for each changed setting. `command`: the command that repeats the run. `config`: all settings as
-            YAML.
-        summary: contents of summary.json.
-        record: training record of the last checkpoint: losses, validations and samples by step.
-        model: the best model.
-        passage: (T,) int64, tokens of the validation text; 1 <= T <= context + 1.
-        tokenizer: tokenizer of the model.
-    """
+    """Return the page of a run and its best model as HTML."""
     passage = passage[: MAX_PASSAGE + 1]
     unit = tokenizer.unit
     data = {
@@ -71,11 +58,7 @@ def page(
 
 
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
-    """Return the tiles at the top of the page, each as [name, value, its unit, *notes].
-
-    `summary` is the content of summary.json, `config` describes the model, and `unit` is what losses are per, such as
-    `character`.
-    """
+    """Return the tiles at the top of the page, each as [name, value, its unit, *notes]."""
     nats = summary["val_loss"]
     step = f"best checkpoint, step {summary['best_step']:,}"
     found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step]]
@@ -92,11 +75,7 @@ def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[
 
 
 def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the data of the bar chart that compares the model's loss with the baselines.
-
-    The data is a dict: `title` is the title of the chart, and `losses` a list of [name, nats per token], one for each
-    bar. `unit` is what a token is: character or byte. `summary` is the content of summary.json.
-    """
+    """Return the data of the bar chart that compares the model's loss with the baselines."""
     losses = [["uniform", summary["uniform_loss"]], ["this model", summary["val_loss"]]]
     if summary["ngram_loss"] is not None:
         losses.insert(1, [f"{summary['ngram_order']}-grams", summary["ngram_loss"]])
@@ -104,11 +83,7 @@ def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
 
 
 def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
-    """Return sentences about how the best checkpoint's loss was measured.
-
-    If the loss of the last checkpoint is different, another sentence reports it. `summary` is the content of
-    summary.json, and `unit` is what a token is: character or byte.
-    """
+    """Return sentences about how the best checkpoint's loss was measured."""
     measured = summary["evaluation"]
     number, split = f"{measured['characters']:,}", measured["split_characters"]
     part = f"all {number}" if measured["characters"] == split else f"{number} evenly spaced of {split:,}"
@@ -120,29 +95,14 @@ def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
 
 
 def origin(summary: Mapping[str, Any]) -> str:
-    """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages.
-
-    `summary` is the content of the run's summary.json.
-    """
+    """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
     versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
     start = f", started from {summary['init_from']}" if summary["init_from"] else ""
     return f"{summary['device']}, {summary['precision']}, seed {summary['seed']}{start}; {versions}"
 
 
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Return the attention weights of up to `MAX_HEADS` heads, spread over the layers, as data for the page.
-
-    Args:
-        model: the model.
-        tokens: the tokens that the model reads, (T,) int64, where T is at most the context length.
-        names: how each token of the vocabulary is shown.
-
-    Returns:
-        A dict. `tokens`: how each of the T tokens is shown. `heads`: the names of the heads. `of`: the number of heads
-            that the model has. `weights`: the lower triangle of each head's attention weights, row by row, as bytes in
-            base64, where a weight w is stored as the byte round(255 √w), because the square root keeps small weights
-            distinct.
-    """
+    """Return the attention weights of up to `MAX_HEADS` heads, spread over the layers, as data for the page."""
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     chosen = spread_over(model.config.layers, model.config.heads, MAX_HEADS)
     rows, columns = torch.tril_indices(len(tokens), len(tokens))
@@ -156,17 +116,7 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
 
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the surprisal of each character of a passage, as data for the page.
-
-    Args:
-        model: the model.
-        tokens: the passage, (T,) int64, where T is at most context + 1. The model does not read the text before it.
-        tokenizer: tokenizer of the model.
-
-    Returns:
-        A dict. `letters`: a str with one code point for each character. `nats`: the surprisal of each character, in
-            thousandths of a nat. `likely`: for each character, a list of [name, probability] of the most likely tokens.
-    """
+    """Return the surprisal of each character of a passage, as data for the page."""
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])
     starts = torch.from_numpy(tokenizer.token_sizes[:, 0])  # (V,) whether a token begins a character

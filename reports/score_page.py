@@ -15,10 +15,7 @@ TEMPLATE = Path(__file__).with_name("assets") / "score_page.html"
 
 
 class Columns:
-    """The surprisals of a text's characters under one model, and the most likely tokens at each character, for a page.
-
-    `vocabulary` is the number of tokens in the model's vocabulary. The numbers are stored as bytes.
-    """
+    """The surprisal of each character under one model, and the most likely tokens there, for a page."""
 
     def __init__(self, vocabulary: int) -> None:
         self.nats = bytearray()  # surprisal in thousandths of a nat, uint16
@@ -34,16 +31,7 @@ class Columns:
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
-    """Return the HTML page of a text whose characters are coloured by their surprisal.
-
-    Args:
-        about: a dict. `title`: title of the page. `characters`: number of characters in the text. `difference`: if two
-            models are compared, the scores of the second minus those of the first, otherwise None. `trained`: the
-            fraction of the text on which a model was trained. `models`: for each model a dict with its `name`, `mode`
-            (how windows cover the text), `figures` (its scores) and `vocabulary` (how each token is shown).
-        text: the text, with one code point for each character.
-        columns: the surprisals under each model.
-    """
+    """Return the HTML page of a text whose characters are coloured by their surprisal."""
     parts = [("about", "application/json", embedded(about))]
     data = [("letters", text.encode())]
     for number, column in enumerate(columns):

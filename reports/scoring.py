@@ -36,15 +36,7 @@ def print_scores(
     options: argparse.Namespace,
     out_file: TextIO | None,
 ) -> None:
-    """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`) to `out_file`.
-
-    Args:
-        checkpoints: the model file and, with `--compare`, a second model file.
-        loaded: the contents of the model files.
-        text: the text, encoded for each model.
-        options: the options of the command line of score.py.
-        out_file: the open output file, or None without `--html` and `--csv`.
-    """
+    """Score the text, print the table, and write the page (`--html`) or CSV (`--csv`) to `out_file`."""
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
     labels = ["A  ", "B  "] if options.compare else [""]
@@ -92,16 +84,7 @@ def print_scores(
 def score_in_detail(
     candidates: list[Candidate], mode: str, options: argparse.Namespace, page_file: TextIO | None
 ) -> list[Score]:
-    """Score the text character by character, and return the score of each model.
-
-    With `--per-char`, also print a JSON line for each character.
-
-    Args:
-        candidates: the models, each with its encoding of the text.
-        mode: how windows cover the text: disjoint, strided or sample.
-        options: the options of the command line of score.py.
-        page_file: the open file to which the page is written with `--html`, otherwise None.
-    """
+    """Score the text character by character, and return the score of each model."""
     names = [candidate.tokenizer.names for candidate in candidates]
     sums = [torch.zeros(4, dtype=torch.float64) for _ in candidates]
     columns = [Columns(candidate.model.vocabulary) for candidate in candidates]
@@ -135,10 +118,7 @@ def score_in_detail(
 
 
 def save_test_score(model: Path, score: Score) -> Path | None:
-    """Store the test loss `score` in the run's summary.json if `model` is the path of the run's best model.
-
-    Return the path of summary.json if the loss was stored, otherwise None.
-    """
+    """Store the test loss `score` in the run's summary.json if `model` is the path of the run's best model."""
     run = run_of(model)
     summary = run_directory.summary_of(run)
     if model.name != run_directory.model_of(run, "best").name or not summary:
@@ -151,13 +131,7 @@ def save_test_score(model: Path, score: Score) -> Path | None:
 def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
-    """Return a `Candidate` for each model: the model on its device, and the text as encoded for the model.
-
-    See `print_scores` for the arguments.
-
-    Raises:
-        InputError: the device or the context cannot be used.
-    """
+    """Return a `Candidate` for each model: the model on its device, and the text as encoded for the model."""
     candidates = []
     for path, (config, weights, meta), encoded in zip(checkpoints, loaded, text.encoded, strict=True):
         model, tokenizer = build(config, weights), tokenizer_from(meta["vocabulary"])
@@ -178,11 +152,7 @@ def candidates_of(
 
 
 def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
-    """Return how windows cover the text, such as `strided windows of 256, stride 128`.
-
-    `mode` is disjoint, strided or sample. If `page` is true, the text for the page also says how much the model reads
-    before each character.
-    """
+    """Return how windows cover the text, such as `strided windows of 256, stride 128`."""
     context, stride = candidate.model.config.context, candidate.stride
     words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
     why = {
@@ -193,15 +163,7 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
 
 
 def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:
-    """Yield the JSON lines of `--per-char`, one line for each character of `text`.
-
-    Args:
-        first: position of the first character of `text` in the whole text.
-        text: the characters.
-        found: for one model or two, the surprisals of the characters. The values of the second model are stored under
-            the key "other".
-        names: for each model, how each token of its vocabulary is shown.
-    """
+    """Yield the JSON lines of `--per-char`, one line for each character of `text`."""
     values = zip(*map(json_surprisals, found, names), strict=True)
     for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
         line = {"position": position, "character": letter} | own
@@ -211,38 +173,25 @@ def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list
 
 
 def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield a dict for each character: `nats` is its surprisal, and `likely` maps likely tokens to their probabilities.
-
-    `found` contains the surprisals and the most likely tokens, and `names` says how each token of the vocabulary is
-    shown.
-    """
+    """Yield for each character its surprisal, `nats`, and the probabilities of `likely` tokens."""
     for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
         yield {"nats": round(nats, 9), "likely": best}
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
-    """Return a score as texts for a row of the table: nats per character, perplexity, bits per character and per byte.
-
-    `digits` is the number of decimals.
-    """
+    """Return a score as texts: nats per character, perplexity, bits per character and per byte."""
     return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), perplexity(score), score.bpc, score.bpb)]
 
 
 def perplexity(score: Score) -> float:
-    """Return the perplexity per character: e to the power of the loss in nats per character.
-
-    Guessing among this number of equally probable characters has the same loss.
-    """
+    """Return the perplexity per character: e to the power of the loss in nats per character."""
     nats = score.bpc * math.log(2)
     return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
-    """Return score `b` minus score `a` as a list of texts with signs, one for each number that `figures` returns.
-
-    `digits` is the number of decimals.
-    """
+    """Return score `b` minus score `a` as a list of texts with signs, one for each number that `figures` returns."""
     nats, more = (b.bpc - a.bpc) * math.log(2), perplexity(b) - perplexity(a)
     return [f"{value:+.{digits}f}" for value in (nats, more, b.bpc - a.bpc, b.bpb - a.bpb)]
 

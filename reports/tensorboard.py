@@ -24,12 +24,7 @@ def _chart(*tags: str) -> list[Any]:
 
 
 def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
-    """Return the charts of TensorBoard's page CUSTOM SCALARS: {group: {title: chart}}.
-
-    A chart is a list: its type, and the regular expressions of the tags that it shows.
-    If `peak_is_known` is true, the peak FLOP/s of the GPU is known, and a chart shows which share of the peak is
-    reached.
-    """
+    """Return the charts of TensorBoard's page CUSTOM SCALARS: {group: {title: chart}}."""
     share_of_peak = {"share of peak (MFU)": _chart("perf/mfu")} if peak_is_known else {}
     return {
         "Does it learn?": {
@@ -51,14 +46,7 @@ def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
 
 
 def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
-    """Write a row for the run into TensorBoard's table HPARAMS, unless the run has no event files.
-
-    Args:
-        run: directory of the run.
-        settings: values of the hyperparameters, by key.
-        step: step at which TensorBoard shows `scores`.
-        scores: values of the metrics in the row, by tag.
-    """
+    """Write a row for the run into TensorBoard's table HPARAMS, unless the run has no event files."""
     if not list(run.glob("events.out.tfevents.*")):
         return
     from torch.utils.tensorboard import SummaryWriter

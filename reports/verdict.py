@@ -13,10 +13,7 @@ HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
 def describe_baselines(summary: Mapping[str, Any], unit: str) -> str:
-    """Return a line that compares the best model's loss with the baselines: uniform, and an n-gram model.
-
-    `summary` is the content of summary.json. `unit` is what a token is: character or byte.
-    """
+    """Return a line that compares the best model's loss with the baselines: uniform, and an n-gram model."""
     parts = [f"uniform {summary['uniform_loss']:.2f}"]
     if summary["ngram_loss"] is None:
         parts.append("n-grams left out because the text is too long")
@@ -26,16 +23,7 @@ def describe_baselines(summary: Mapping[str, Any], unit: str) -> str:
 
 
 def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]], enough: int) -> list[str]:
-    """Return a list of sentences, one for each problem of a finished run, which say what is wrong and what helps.
-
-    The problems are that the model has memorised its text, and that an n-gram model predicts better.
-
-    Args:
-        run: directory of the run.
-        summary: contents of summary.json.
-        losses: training loss over time, a list of [step, nats per token].
-        enough: number of steps after which a model should have learned something.
-    """
+    """Return a list of sentences, one for each problem of a finished run, which say what is wrong and what helps."""
     best, last, ngram, step = (summary[key] for key in ("val_loss", "last_val_loss", "ngram_loss", "best_step"))
     said = []
     if losses and losses[-1][1] < FAR_BELOW * best and last > RISEN * best and summary["epochs"] > READ_OFTEN:

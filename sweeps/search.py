@@ -1,8 +1,4 @@
-"""Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far.
-
-Optuna's journal of the study is stored beside `sweep.csv`. If a trial is stopped, it stays in the state RUNNING in the
-study, so that the next command resumes it. This module loads Optuna, but not torch.
-"""
+"""Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far."""
 
 import math
 import os
@@ -39,11 +35,7 @@ FILE = "study.journal"
 
 
 def distribution(override: Override) -> Any:
-    """Return the Optuna distribution for `override`, a key and its range, such as `optim.lr=interval(1e-3,1e-2)`.
-
-    Raises:
-        InputError: the value is not a range or choice that a search accepts.
-    """
+    """Return the Optuna distribution for `override`, a key and its range, such as `optim.lr=interval(1e-3,1e-2)`."""
     text, value = str(override.input_line), typing.cast(Any, override.value())
     key = KEYS.get(override.key_or_group)
     whole = key is not None and int in (key.kind, key.metadata.get("auto"), *typing.get_args(key.kind))
@@ -66,27 +58,12 @@ def distribution(override: Override) -> Any:
 
 
 def setting_of(key: str, value: Any) -> str:
-    """Return `key=value` as on the command line, such as `optim.lr=0.00312`.
-
-    A float is rounded to six significant digits.
-    """
+    """Return `key=value` as on the command line, such as `optim.lr=0.00312`."""
     return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
 
 
 class Search(Sweep):
-    """A sweep whose trials Optuna proposes.
-
-    Args:
-        name: name of the directory `runs/<name>/`.
-        config: the options of the search, such as the number of trials.
-        space: by key, the Optuna distribution from which each trial gets a value.
-        fixed: the settings that all trials have, as `key=value`.
-        same: the settings that a command must repeat to continue the search. Joined as lines, they are also the name of
-            Optuna's study.
-
-    Raises:
-        InputError: the journal of the study cannot be read, or `name` is a search with other settings.
-    """
+    """A sweep whose trials Optuna proposes."""
 
     def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
         super().__init__(name, config.trials, {}, {}, kind="search")
@@ -131,10 +108,7 @@ class Search(Sweep):
             yield self.add(self.study.ask(dict(self.space)))
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store in Optuna's study how a trial has ended, such as `finished`.
-
-        An interrupted trial stays RUNNING in the study, so that the next command resumes it.
-        """
+        """Store in Optuna's study how a trial has ended, such as `finished`."""
         super().tell(trial, outcome)
         number = int(trial.name.removeprefix("trial-")) - 1
         if outcome == "finished":
@@ -144,11 +118,7 @@ class Search(Sweep):
             self.study.tell(number, state=TrialState.PRUNED)
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log the command that repeats the best trial, and return the exit status of the search.
-
-        The status is 1 if no trial has finished, otherwise 0. `results` contains the rows of the table of trials, the
-        best first.
-        """
+        """Log the command that repeats the best trial, and return the exit status of the search."""
         if not results[0]["val_loss"]:
             return 1
         best = self.trials[Path(results[0]["directory"]).name]
@@ -161,9 +131,6 @@ def begin_search(config: SearchConfig, command: Command) -> int:
 
     The preset of the search, `config`, gives a range for some keys. If the command line sets such a key to a value, the
     key is fixed. If it sets the key to a range, this range replaces the range in the preset.
-
-    Raises:
-        InputError: a value is invalid, or the directory belongs to a sweep or to another search.
     """
     literals, given = command.literals, {each.key_or_group: each for each in command.overrides}
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in {*given, *literals}]

@@ -1,7 +1,4 @@
-"""Run a sweep (`-m`): check all its trials, run each trial in its own process and write a table of the results.
-
-`runs/<sweep>/` contains the table `sweep.csv` and a run directory for each trial. This module does not load torch.
-"""
+"""Run a sweep (`-m`): check all its trials, run each trial in its own process and write a table of the results."""
 
 import os
 import shlex
@@ -38,25 +35,13 @@ class Candidate:
 
 
 def varied_keys(command: Command) -> list[str]:
-    """Return the keys that a sweep varies: those with several values on its command line.
-
-    If no key has several values, return all keys that are set, except those that say where and how a run is started.
-    """
+    """Return the keys that a sweep varies: those with several values on its command line."""
     several = [*(each.key_or_group for each in command.overrides if each.is_sweep_override()), *command.swept]
     return several or [each.key_or_group for each in command.overrides if not is_launch(each.key_or_group)]
 
 
 def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]) -> Path:
-    """Return the directory of a sweep after checking that the sweep can be started.
-
-    Args:
-        name: name of the sweep.
-        varied: the keys that differ between the trials of the sweep.
-        literals: by key, the settings whose values Hydra must not parse.
-
-    Raises:
-        InputError: a key or the name is invalid, or torchrun or several SLURM tasks have started this command.
-    """
+    """Return the directory of a sweep after checking that the sweep can be started."""
     if "TORCHELASTIC_RUN_ID" in os.environ:
         raise InputError(
             f"-m: torchrun starts the processes of one run; start the sweep with {command('python', 'train.py')}"
@@ -80,21 +65,12 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
 
 
 def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
-    """Return the settings whose values Hydra must not parse, as `key=value` arguments for a trial.
-
-    `literals` contains these settings by key. Keys that concern only the sweep itself, such as `name`, are left out.
-    """
+    """Return the settings whose values Hydra must not parse, as `key=value` arguments for a trial."""
     return [f"{key}={spell(value)}" for key, value in literals.items() if not is_launch(key)]
 
 
 def has_finished(trial: Trial, config: Config) -> bool:
-    """Return whether an earlier command has already finished a trial, so that it need not run.
-
-    `config` is the configuration of the trial.
-
-    Raises:
-        InputError: the trial's directory contains a run whose settings differ from `config`.
-    """
+    """Return whether an earlier command has already finished a trial, so that it need not run."""
     if not (trial.directory / "config.yaml").exists():
         return False
     old, steps = read_config(trial.directory), config.trainer.max_steps
@@ -105,13 +81,7 @@ def has_finished(trial: Trial, config: Config) -> bool:
 
 
 def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> list[str]:
-    """Check the text, batch size and initial model (`init_from`) of each run, and return the texts' hashes, sorted.
-
-    `literals` contains, by key, the settings whose values Hydra must not parse. The hashes are SHA-256.
-
-    Raises:
-        InputError: a text cannot be read, or a setting does not fit the devices or the initial model.
-    """
+    """Check the text, batch size and initial model (`init_from`) of each run, and return the texts' hashes, sorted."""
     from data.corpus import open_corpus
     from data.text import open_text
 
@@ -139,10 +109,7 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
 
 
 def check_same_texts(directory: Path, texts: Collection[str]) -> None:
-    """Raise an `InputError` if an earlier trial of the sweep used another text, because losses could not be compared.
-
-    `directory` is the directory of the sweep. `texts` are the SHA-256 hashes of the texts of this command's trials.
-    """
+    """Refuse another text than that of earlier trials, because losses could not be compared."""
     for file in sorted(directory.glob("*/summary.json")):
         old = run_directory.summary_of(file.parent)
         if old.get("text_sha256") not in (None, *texts):
@@ -152,29 +119,16 @@ def check_same_texts(directory: Path, texts: Collection[str]) -> None:
 
 @dataclass
 class Sweep:
-    """The trials of a sweep, and how they have ended.
+    """The trials of a sweep, and how they have ended."""
 
-    All trials are known from the start, but a subclass may propose trials from earlier results.
-
-    Attributes:
-        name: name of the directory `runs/<name>/`.
-        count: number of trials in all.
-        trials: the trials by name, in the order of their numbers.
-        outcomes: by name, how a trial ended in this or an earlier command, such as `finished`.
-        kind: the first word of the first log line, such as `sweep`.
-    """
-
-    name: str
-    count: int
-    trials: dict[str, Trial]
-    outcomes: dict[str, str]
-    kind: str = "sweep"
+    name: str  # name of the directory `runs/<name>/`
+    count: int  # number of trials in all
+    trials: dict[str, Trial]  # the trials by name, in the order of their numbers
+    outcomes: dict[str, str]  # by name, how a trial ended in this or an earlier command, such as `finished`
+    kind: str = "sweep"  # the first word of the first log line, such as `sweep`
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials to run: all that have not ended.
-
-        `run_trials` requests the next trial when a worker is free.
-        """
+        """Yield the trials to run: all that have not ended."""
         yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
 
     def tell(self, trial: Trial, outcome: str) -> None:
@@ -186,11 +140,7 @@ class Sweep:
         return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
 
     def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log which trials have failed, and return the exit status: 1 if a trial has failed, otherwise 0.
-
-        This is called when all trials have ended, unless a signal stopped the sweep. `results` contains the rows of the
-        table, the best first.
-        """
+        """Log which trials have failed, and return the exit status: 1 if a trial has failed, otherwise 0."""
         failed = [name for name, outcome in self.outcomes.items() if outcome == "failed"]
         if failed:
             log.error(f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}")
@@ -198,11 +148,7 @@ class Sweep:
 
 
 def run_sweep(sweep: Sweep, workers: int) -> int:
-    """Run the trials of a sweep, at most `workers` at the same time, and log the results.
-
-    Returns:
-        The exit status: the result of `sweep.conclude`, or 128 + N if the signal N stopped the sweep.
-    """
+    """Run the trials of a sweep, at most `workers` at the same time, and log the results."""
     directory = run_directory.RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")
     for name, outcome in sweep.outcomes.items():
@@ -258,10 +204,7 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 
 
 def show_results(results: list[dict[str, str]], table: Path) -> None:
-    """Log the leaderboard, the paths of the table `sweep.csv` and of the page beside it, and what to run next.
-
-    `results` contains the rows of the table, the best first, and `table` is the path of the table.
-    """
+    """Log the leaderboard, the paths of the table `sweep.csv` and of the page beside it, and what to run next."""
     if results:
         log.info(f"\n{leaderboard(results)}\n")
         if results[0]["val_loss"]:
@@ -273,22 +216,14 @@ def show_results(results: list[dict[str, str]], table: Path) -> None:
 
 
 def combinations(command: Command) -> str:
-    """Return the settings of a sweep's runs as text, one run per line.
-
-    Raises:
-        InputError: the settings of a run are not a valid configuration.
-    """
+    """Return the settings of a sweep's runs as text, one run per line."""
     literals, fixed = command.literals, literal_settings(command.literals)
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
     return "\n".join(shlex.join([*(each.text for each in run.settings), *fixed]) for run in runs)
 
 
 def begin_sweep(command: Command) -> int:
-    """Check all trials of the sweep (`-m`) that `command` describes, then run the sweep and return its exit status.
-
-    Raises:
-        InputError: a setting is invalid, or the directory belongs to other runs.
-    """
+    """Check all trials of the sweep (`-m`) that `command` describes, then run the sweep and return its exit status."""
     literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
     overrides += [each.text for values in command.swept.values() for each in values]
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]

@@ -34,11 +34,6 @@ def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping
 
     Trials of earlier commands have rows, too. If the earlier commands varied other keys, missing values are read from
     the config.yaml of each run.
-
-    Args:
-        directory: directory of the sweep.
-        trials: the trials of this command.
-        outcomes: by the name of a trial, how the trial has ended, such as `finished`.
     """
     varied = dict[str, Row]()
     with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
@@ -63,13 +58,7 @@ def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping
 
 
 def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]:
-    """Return a row for each run directory, with its varied settings and its results, the best run first.
-
-    Args:
-        varied: by run directory, the settings that differ between the runs, with the same keys for all runs.
-        outcomes: by name of a trial, how the trial has ended. If a trial is missing here, its status in summary.json is
-            used.
-    """
+    """Return a row for each run directory, with its varied settings and its results, the best run first."""
     table, keys = [], list(next(iter(varied.values()), ()))
     differing = [key for key in keys if len({row[key] for row in varied.values()}) > 1]
     for directory, whole in varied.items():
@@ -82,10 +71,7 @@ def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]
 
 
 def spelled(config: Config) -> Row:
-    """Return all settings by key, with values as on the command line.
-
-    Passwords in URLs are replaced by `***`, and unprintable characters by U+FFFD.
-    """
+    """Return all settings by key, with values as on the command line."""
     found = dict(leaves(to_dict(config)))
     for group in PLUGINS:
         names = list(plugins := found[group])
@@ -95,16 +81,7 @@ def spelled(config: Config) -> Row:
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
-    """Average the columns `MEANS` of a table over the runs that differ only in their seed.
-
-    Args:
-        table: the result of `rows_of`.
-
-    Returns:
-        (settings, averages): the names of the columns of `table` that are settings; and a row of means for each
-            combination of the settings other than `seed`, the lowest loss first. There are no rows if `seed` is not a
-            column of `table`.
-    """
+    """Average the columns `MEANS` of a table over the runs that differ only in their seed."""
     settings = [key for key in table[0] if key not in RESULTS] if table else []
     groups = dict[tuple[str, ...], list[Row]]()
     for row in table if "seed" in settings else ():
@@ -123,11 +100,7 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
 
 
 def leaderboard(table: list[Row], *, named: bool = False) -> str:
-    """Return the best runs, at most `MAX_ROWS`, with their settings and results, as text with aligned columns.
-
-    `table` is the result of `rows_of`. If `seed` varies, a table of means over seeds comes first. If `named` is true,
-    the first column is the name of the run.
-    """
+    """Return the best runs, at most `MAX_ROWS`, with their settings and results, as text with aligned columns."""
     *averages, runs = columns(table)
     if named:
         names = ["run", *(run_directory.name_of(Path(row["directory"])) for row in table)]
@@ -137,11 +110,7 @@ def leaderboard(table: list[Row], *, named: bool = False) -> str:
 
 
 def columns(table: list[Row]) -> list[list[list[str]]]:
-    """Return the tables for display, each a list of rows, where a row is a list of cells.
-
-    The first row of each table contains the headings. The last table has a row for each run in `table`. If `seed`
-    differs between the runs, a table of means over seeds comes before the last table.
-    """
+    """Return the tables for display, each a list of rows, where a row is a list of cells."""
     settings, averages = means(table)
     tested = ["test_loss"] if any(row["test_loss"] for row in table) else []
     lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), "parameters", "time"]]
@@ -161,10 +130,7 @@ def columns(table: list[Row]) -> list[list[list[str]]]:
 
 
 def write_page(directory: Path, table: list[Row]) -> str:
-    """Write the page report.html, which compares the runs in `table`, into `directory`.
-
-    Return a warning if the runs were evaluated on different texts, otherwise "".
-    """
+    """Write the page report.html, which compares the runs in `table`, into `directory`."""
     runs = []
     for row in table:
         with suppress(InputError):  # the run has not begun, or has lost its config.yaml
@@ -193,10 +159,7 @@ def curve(run: Path) -> list[tuple[int, float]]:
 
 
 def caution(runs: Iterable[tuple[Path, Config]]) -> str:
-    """Return a warning if runs were evaluated on different texts, otherwise "".
-
-    `runs` contains a pair (directory, configuration) for each run.
-    """
+    """Return a warning if runs were evaluated on different texts, otherwise ""."""
     texts = set()
     for directory, config in runs:
         data, sha256 = config.data, run_directory.summary_of(directory).get("text_sha256")
@@ -212,12 +175,7 @@ def figure(number: str) -> str:
 
 
 def table_of_runs(runs: list[Path]) -> str:
-    """Return the leaderboard of runs, which need not belong to the same sweep, as text.
-
-    The columns of the leaderboard are the settings that differ between the runs and on which a result depends. Steps
-    that `minutes=` has chosen, and values that were chosen for the machine, do not count as differences. If the runs
-    were evaluated on different texts, the text ends with a warning.
-    """
+    """Return the leaderboard of runs, which need not belong to the same sweep, as text."""
     configs = [read_config(run) for run in runs]
     values = [spelled(config) | ({"trainer.max_steps": ""} if config.minutes else {}) for config in configs]
     depends = {*resume_rules.settings(configs[0]), *resume_rules.PATHS, "trainer.max_steps"} - {"threads", "compile"}

@@ -23,11 +23,7 @@ MAX_NAME = 100  # maximum characters of a trial's name
 
 @dataclass(frozen=True)
 class Trial:
-    """One run of a sweep.
-
-    `sweep` is the name of the sweep, and `name` the name of the trial within the sweep. `overrides` are all settings,
-    as on the command line. `varied` contains, by key, the values of the settings that differ between trials.
-    """
+    """One run of a sweep."""
 
     sweep: str  # name of the sweep
     name: str  # name within the sweep
@@ -59,10 +55,7 @@ def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
-    """Return a name made of a trial's varied settings, such as `model.dim=64,optim.lr=0.01`.
-
-    If this name is too long or unsafe for a file system, it is changed and ends with a hash.
-    """
+    """Return a name made of a trial's varied settings, such as `model.dim=64,optim.lr=0.01`."""
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts)
     name = ",".join(re.sub(r"[^\w.=+-]+", "-", part, flags=re.ASCII).strip("-.") for part in safe)
@@ -76,14 +69,7 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], name: str = "") -> Trial:
-    """Return a trial of the sweep named `sweep`.
-
-    Args:
-        sweep: name of the sweep.
-        varied: the keys that differ between the trials of the sweep.
-        settings: all settings of the trial, as `key=value`.
-        name: name of the trial. If it is "", the name lists the varied settings in alphabetical order.
-    """
+    """Return a trial of the sweep named `sweep`."""
     values = dict(setting.partition("=")[::2] for setting in settings)
     differing = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if not setting.startswith("workers="))
@@ -92,10 +78,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
 
 
 def start(trial: Trial, workers: int) -> subprocess.Popen:
-    """Start the process of a trial, whose output goes to `console.log`, and return the process.
-
-    `workers` is the number of trials that run at the same time, so the process gets this fraction of the CPU cores.
-    """
+    """Start the process of a trial, whose output goes to `console.log`, and return the process."""
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
     environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
     if workers > 1 and "OMP_NUM_THREADS" not in environment:
@@ -113,16 +96,7 @@ def start(trial: Trial, workers: int) -> subprocess.Popen:
 
 
 def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
-    """Return (how a trial has ended, a log line about the trial).
-
-    How it has ended is `failed` if the process failed, `interrupted` if the process was stopped, and otherwise the
-    status in summary.json.
-
-    Args:
-        trial: the trial whose process has ended.
-        status: exit status of the process.
-        stopped: whether a signal has stopped the sweep.
-    """
+    """Return (how a trial has ended, a log line about the trial)."""
     console = trial.directory / "console.log"
     if status and not stopped:
         lines = console.read_text("utf-8", "replace").split("\n")

@@ -32,11 +32,7 @@ from training.run_plan import RunPlan
 
 
 def build_module(plan: RunPlan) -> LitGPT:
-    """Return the LightningModule of the run that `plan` describes.
-
-    If a new run starts from a trained model (`init_from=`), the model's weights are copied. Otherwise the weights are
-    random, but if the run is resumed, Lightning later replaces them by the weights in the checkpoint.
-    """
+    """Return the LightningModule of the run that `plan` describes."""
     config, text = plan.config, plan.text
     saved = ("name", "fingerprint", "extra_chars", "hashes", "share", "split_hash", "before")
     module = LitGPT(
@@ -58,12 +54,8 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     """Return the callbacks of a run in the order in which Lightning must call them.
 
     `Metrics` comes first, so that its state in a checkpoint includes the last step, and so that its progress display
-    announces the work of the other callbacks after a validation. `Checkpoints` comes after all callbacks whose state
-    it saves, and `stops` comes last.
-
-    Args:
-        plan: the plan of the run, whose configuration names the optional callbacks.
-        stops: the callback that ends the run after a signal, whose signal handlers are already installed.
+    announces the work of the other callbacks after a validation. `Checkpoints` comes after all callbacks whose state it
+    saves, and `stops` comes last.
     """
     config, text = plan.config, plan.text
     interval = config.trainer.val_check_interval
@@ -88,10 +80,6 @@ def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
     Return None if the run has no time limit, or if its number of steps is already fixed. When the callback has chosen
     the number, it writes the number to config.yaml and makes `checkpoints` save after the current step, so that a
     resumed run continues from a step at which the number was already fixed.
-
-    Args:
-        plan: the plan of the run.
-        checkpoints: the callback that saves checkpoints.
     """
     config, minutes, point = plan.config, plan.config.minutes, plan.resume_point
     if config.trainer.max_steps != "auto" or minutes is None:
@@ -107,15 +95,7 @@ def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
-    """Return Lightning's Trainer for a run.
-
-    Args:
-        plan: the plan of the run, with the options of the Trainer.
-        callbacks: the callbacks of the Trainer, in the order in which they are called.
-
-    Raises:
-        InputError: Lightning refuses an option, or a logger cannot be created.
-    """
+    """Return Lightning's Trainer for a run."""
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
@@ -150,19 +130,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
 
 
 def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan:
-    """Compile the training step of `module` with torch.compile unless `compile=false`, and return the plan.
-
-    Compiling happens before the first step and changes no weight. If compiling fails although it was chosen
-    automatically (`compile=auto`), a plan with `compile=false` is returned, and `module` trains uncompiled.
-
-    Args:
-        plan: the plan of the run.
-        module: the LightningModule of the run.
-        trainer: the Trainer, which knows the device and the precision.
-
-    Raises:
-        InputError: compiling fails although `compile=true` was set.
-    """
+    """Compile the training step of `module` with torch.compile unless `compile=false`, and return the plan."""
     if plan.config.compile == "false":
         return plan
     device, rows = trainer.strategy.root_device, rows_per_device(plan.config.data, plan.machine.devices)

@@ -11,24 +11,15 @@ class BoundedSeries:
     Whenever the list is full, every second stored entry is removed, and from then on only half as many of the added
     entries are stored. The stored entries depend only on the number of added entries, so a resumed run stores the same
     entries as an uninterrupted one. A checkpoint contains `vars(series)`.
-
-    Attributes:
-        size: maximum number of stored entries, an even number.
-        entries: the stored entries.
-        seen: number of entries added so far.
-        every: one in this many added entries is stored.
     """
 
-    size: int
-    entries: list[Any] = field(default_factory=list)
-    seen: int = 0
-    every: int = 1
+    size: int  # maximum number of stored entries, an even number
+    entries: list[Any] = field(default_factory=list)  # the stored entries
+    seen: int = 0  # number of entries added so far
+    every: int = 1  # one in this many added entries is stored
 
     def add(self, entry: Any) -> None:
-        """Count `entry` as added, and store it unless it is skipped because only one in `every` entries is stored.
-
-        `entry` must be plain data, such as numbers, strings and lists, because checkpoints contain it.
-        """
+        """Count `entry` as added, and store it unless it is skipped because only one in `every` entries is stored."""
         if self.seen % self.every == 0:
             if len(self.entries) == self.size:
                 self.entries = self.entries[::2]

@@ -20,23 +20,13 @@ class Diverged(RunFailed):
 
 
 def diverged(seen: str, optim: OptimConfig) -> Diverged:
-    """Return the error to raise when training has diverged, whose message names the learning rates to lower.
-
-    Args:
-        seen: beginning of the message, such as "step 3: the loss is nan".
-        optim: the options `optim.*` of the run, with its learning rates.
-    """
+    """Return the error to raise when training has diverged, whose message names the learning rates to lower."""
     lower = " or ".join(f"{key}={rate:g}" for key, (rate, _) in _rates(optim).items())
     return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or f'lower {lower}'}")
 
 
 class Stopped(SystemExit):
-    """Raised when a signal stops the run. It is a `SystemExit`, so that no `except Exception` catches it.
-
-    Args:
-        number: the number of the signal, such as `signal.SIGTERM`.
-        step: the last completed step, or None before and after training.
-    """
+    """Raised when a signal stops the run. It is a `SystemExit`, so that no `except Exception` catches it."""
 
     def __init__(self, number: int, step: int | None = None) -> None:
         super().__init__(128 + number)
@@ -52,14 +42,7 @@ def is_lost_process(error: BaseException) -> bool:
 
 
 def resume_hint(run: Path, *changes: str) -> str:
-    """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it.
-
-    If there is no run or no checkpoint yet, the text says so.
-
-    Args:
-        run: the directory of the run.
-        changes: settings to add to the command, such as "optim.lr=0.003".
-    """
+    """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it."""
     if not (run / "config.yaml").exists():
         return "there is no run yet"
     command = processes.command("python", "train.py", f"resume={run}", *changes)
@@ -75,17 +58,6 @@ def with_advice(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
 
     If a signal has stopped the run (`Stopped`), log the command that continues the run. If SLURM sent the signal
     because the time of the job is up, also requeue the job.
-
-    Args:
-        run: the directory of the run.
-        optim: the options `optim.*` of the run, with its learning rates.
-        devices: the number of devices of the run.
-
-    Raises:
-        InputError: memory has run out. The message names the keys to lower.
-        Diverged: training has diverged. The message contains the command that continues at lower learning rates, or the
-            advice to start a new run.
-        RunFailed: another process (rank) of the run has died or does not answer.
     """
     try:
         yield
@@ -114,19 +86,13 @@ def rates_far_above(optim: OptimConfig) -> str:
 
 
 def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
-    """Return the peak learning rates that the optimizer uses, as key -> (learning rate, default).
-
-    The keys are configuration keys, such as `optim.lr`.
-    """
+    """Return the peak learning rates that the optimizer uses, as key -> (learning rate, default)."""
     keys = ("lr", "muon_lr") if optim.name == "muon" else ("lr",)
     return {f"optim.{key}": (getattr(optim, key), getattr(OptimConfig, key)) for key in keys}
 
 
 def _lower_rates(optim: OptimConfig) -> list[str]:
-    """Return the `key=value` arguments with which a diverged run continues at half its learning rates.
-
-    The last argument is `allow=[…]`, which permits a resumed run to change the learning rates.
-    """
+    """Return the `key=value` arguments with which a diverged run continues at half its learning rates."""
     rates = {key: rate / 2 for key, (rate, _) in _rates(optim).items()}
     rates["optim.lr"] = max(rates["optim.lr"], optim.min_lr)
     return [*(f"{key}={rate:g}" for key, rate in rates.items()), f"allow=[{','.join(rates)}]"]

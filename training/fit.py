@@ -25,16 +25,7 @@ from training.summary_file import Summary, recording, write_summary
 
 
 def fit(plan: RunPlan) -> None:
-    """Train the model of a run as `plan` says, evaluate it and write the results into the run directory.
-
-    If a resumed run has no steps left, nothing is trained, and only missing results are written.
-
-    Raises:
-        InputError: a setting cannot be used, or memory has run out.
-        RunFailed: training has diverged (`Diverged`), the trained model predicts no better than a uniform distribution,
-            or another process (rank) has died.
-        Stopped: a signal has stopped the run.
-    """
+    """Train the model of a run as `plan` says, evaluate it and write the results into the run directory."""
     if plan.is_over:
         return write_missing(plan)
     point = plan.resume_point
@@ -64,17 +55,7 @@ def fit(plan: RunPlan) -> None:
 
 
 def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
-    """Create and lock the run directory, write config.yaml and summary.json into it, and describe the run in the log.
-
-    Args:
-        plan: the plan of the run.
-        loggers: Lightning's loggers, which receive the configuration as hyperparameters.
-        parameters: the number of parameters of the model.
-
-    Raises:
-        InputError: a run with the name of the new run exists already, another process is training in the directory, or
-            a logger cannot start.
-    """
+    """Create and lock the run directory with config.yaml and summary.json, and describe the run."""
     run = plan.directory
     run.mkdir(parents=True, exist_ok=True)
     run_lock.lock(run)  # if two processes start runs of the same name, only one gets the directory

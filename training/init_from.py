@@ -14,17 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class InitModel:
-    """A trained model from which a new run starts (`init_from=`).
+    """A trained model from which a new run starts (`init_from=`)."""
 
-    Attributes:
-        path: the model file.
-        model: the model.
-        meta: the metadata of the model file, such as the vocabulary and the step.
-    """
-
-    path: Path
-    model: "GPT"
-    meta: dict[str, Any]
+    path: Path  # the model file
+    model: "GPT"  # the model
+    meta: dict[str, Any]  # the metadata of the model file, such as the vocabulary and the step
 
     @property
     def characters(self) -> str:
@@ -33,30 +27,18 @@ class InitModel:
 
     @property
     def texts_read(self) -> list[dict[str, Any]]:
-        """The texts on which this model was trained, including those of the models from which its own training started.
-
-        Each text is described by a dict with the keys in `gpt.model_file.TRAINED_ON`.
-        """
+        """The texts on which this model and the models that it started from were trained."""
         from gpt.model_file import texts_read  # loads NumPy
 
         return texts_read(self.meta)
 
     @property
     def groups(self) -> dict[str, dict[str, Any]]:
-        """The settings that a run must have to start from this model, as configuration group -> key -> value.
-
-        The settings are all keys of `model`, and the key `tokenizer` of `data`.
-        """
+        """The settings that a run must have to start from this model, as configuration group -> key -> value."""
         return {"model": vars(self.model.config), "data": {"tokenizer": self.meta["vocabulary"]["kind"]}}
 
     def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
-        """Copy the weights of this trained model into the model of a run.
-
-        Args:
-            model: the model of the run.
-            tokenizer: the tokenizer of the run, whose vocabulary contains all tokens of this trained model's
-                vocabulary.
-        """
+        """Copy the weights of this trained model into the model of a run."""
         import torch
 
         from gpt.checkpoint import copy_weights
@@ -65,22 +47,14 @@ class InitModel:
         copy_weights(model, self.model, torch.as_tensor(ids))
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
-        """Return a line for the log: the file and the step of this trained model, and characters that are new to it.
-
-        A character is new if it is in `vocabulary`, the description of the run's vocabulary (`Tokenizer.vocabulary`),
-        but not in the vocabulary of this trained model.
-        """
+        """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
         new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
         added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
         return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
 
 
 def load_init_model(init_from: str) -> InitModel:
-    """Load the trained model that `init_from` names: a run or a model file.
-
-    Raises:
-        InputError: the model does not exist or cannot be read.
-    """
+    """Load the trained model that `init_from` names: a run or a model file."""
     try:
         path = run_directory.find_model(init_from)
         from gpt.checkpoint import load_checkpoint  # loads torch, so only if there is a model

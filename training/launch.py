@@ -22,16 +22,7 @@ SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, befo
 
 
 def share_out(config: Config) -> Config:
-    """Check the numbers of devices and machines in the configuration, and return the configuration.
-
-    If torchrun or srun has started this process, the returned configuration has `trainer.devices` set to the number of
-    processes (ranks) per machine and `trainer.num_nodes` to the number of machines, as the launcher has started them.
-
-    Raises:
-        InputError: the machine lacks the device, the launcher has started other numbers than the configuration sets, no
-            launcher has started the processes on the other machines, or the batch cannot be divided evenly among the
-            devices.
-    """
+    """Check the numbers of devices and machines in the configuration, and return the configuration."""
     trainer, launched = config.trainer, ranks.launched()
     if trainer.accelerator not in ("auto", "cpu"):
         device_kind(trainer.accelerator)  # report a missing device before a wrong number of devices
@@ -53,17 +44,7 @@ def share_out(config: Config) -> Config:
 
 
 def rows_per_device(data: DataConfig, devices: int) -> int:
-    """Return the number of sequences in a forward pass on one device.
-
-    The number is `data.micro_batch` if it is set. Otherwise it is the batch divided by the number of devices.
-
-    Args:
-        data: the options `data.*`, with the batch and the micro-batch.
-        devices: the number of devices, over all machines.
-
-    Raises:
-        InputError: the batch is not a multiple of `devices` times the micro-batch.
-    """
+    """Return the number of sequences in a forward pass on one device."""
     batch = DataConfig.batch if data.batch == "auto" else data.batch
     if batch % devices or batch // devices % (data.micro_batch or 1):
         parts = f"{devices} devices" + (f" x data.micro_batch={data.micro_batch}" if data.micro_batch else "")
@@ -72,13 +53,7 @@ def rows_per_device(data: DataConfig, devices: int) -> int:
 
 
 def device_kind(accelerator: str) -> str:
-    """Return the kind of device that `accelerator` selects on this machine: `cuda`, `mps` or `cpu`.
-
-    `accelerator` is the value of the key `trainer.accelerator`, such as `auto` or `gpu`.
-
-    Raises:
-        InputError: this machine has no device that `accelerator` allows.
-    """
+    """Return the kind of device that `accelerator` selects on this machine: `cuda`, `mps` or `cpu`."""
     import torch  # loading it takes a second
 
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
@@ -89,11 +64,7 @@ def device_kind(accelerator: str) -> str:
 
 
 def count_devices(config: Config) -> int:
-    """Return the number of devices that the run uses on this machine.
-
-    Raises:
-        InputError: this machine has no device that `trainer.accelerator` allows.
-    """
+    """Return the number of devices that the run uses on this machine."""
     devices = config.trainer.devices
     if devices != "auto":
         return len(devices) if isinstance(devices, list) else devices
@@ -103,12 +74,7 @@ def count_devices(config: Config) -> int:
 
 
 def check_same_start(start: dict[str, Any]) -> None:
-    """Compare `start` between all processes (ranks), and raise an `InputError` in every process if two of them differ.
-
-    Args:
-        start: everything that must be the same when training starts, by name: the settings and, for example, the text
-            and the step. The values are plain data. The names in `PER_MACHINE` are not compared.
-    """
+    """Raise an `InputError` in every process (rank) if `start` differs between two of them."""
     from torch import distributed
 
     everyone: list[Any] = [None] * distributed.get_world_size()  # (machine, start) by rank
@@ -124,16 +90,7 @@ def check_same_start(start: dict[str, Any]) -> None:
 
 
 def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> int:
-    """Run this command in one process (rank) per device, wait for the processes, and return the exit status.
-
-    torch's launcher starts the processes, ends all of them when one fails, and passes signals on to all of them.
-
-    Args:
-        devices: the number of processes.
-        settled: `key=value` arguments to add to the command line, so that all processes work on the same run.
-        resume_hint: function that returns advice on how to continue the run, for the error message. It is used only if
-            rank 0 was killed, because otherwise rank 0 prints the advice itself.
-    """
+    """Run this command in one process (rank) per device, wait for the processes, and return the exit status."""
     from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext

@@ -15,15 +15,7 @@ EVENTS = "events.out.tfevents."  # prefix of an event file's name; its creation 
 
 
 class Curves(TensorBoardLogger):
-    """A TensorBoard logger that writes metrics named `val/…` to the subdirectory `validation` of the run directory.
-
-    TensorBoard draws the curves of each directory in a colour of its own.
-
-    Args:
-        save_dir: the run directory.
-        purge_step: the first step that a resumed run takes, or 0 or None for a new run. TensorBoard hides what earlier
-            processes logged from this step on.
-    """
+    """A TensorBoard logger that writes metrics named `val/…` to the subdirectory `validation` of the run directory."""
 
     def __init__(self, save_dir: str, purge_step: int | None = None) -> None:
         options: dict[str, Any] = {"name": "", "version": "", "default_hp_metric": False, "purge_step": purge_step}

@@ -39,24 +39,14 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 
 @dataclass(frozen=True)
 class Machine:
-    """The devices that a run uses.
+    """The devices that a run uses."""
 
-    Attributes:
-        device: the kind of the devices: cuda, mps or cpu.
-        devices: the number of devices, over all machines.
-    """
-
-    device: str
-    devices: int
+    device: str  # the kind of the devices: cuda, mps or cpu
+    devices: int  # the number of devices, over all machines
 
 
 def find_machine(config: Config) -> Machine:
-    """Return the kind and the number of the devices that the run uses.
-
-    Raises:
-        InputError: the machine lacks the configured device, a list of devices is set for CPUs, or a time limit
-            (`minutes=N`) is set for a run on several devices.
-    """
+    """Return the kind and the number of the devices that the run uses."""
     trainer, device = config.trainer, device_kind(config.trainer.accelerator)
     if device == "cpu" and isinstance(trainer.devices, list):
         raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; set a number for CPUs")
@@ -90,21 +80,13 @@ def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
 
 
 def untrained(config: ModelConfig, vocabulary: int) -> GPT:
-    """Return a model whose weights have no values (PyTorch's meta device), to count its parameters and FLOPs.
-
-    Args:
-        config: the configuration of the model.
-        vocabulary: the number of tokens in the vocabulary.
-    """
+    """Return a model whose weights have no values (PyTorch's meta device), to count its parameters and FLOPs."""
     with torch.device("meta"):
         return GPT(config, vocabulary)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown.
-
-    `precision` is Lightning's name of the precision, such as `bf16-mixed`.
-    """
+    """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     for pattern, (bf16, fp32) in TFLOPS.items():
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower

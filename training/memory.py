@@ -13,11 +13,6 @@ def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
     """Raise an `InputError` if weights, gradients and optimizer state need more memory than the device has.
 
     Without this check, Linux might kill other programs before the run itself fails.
-
-    Args:
-        model: the configuration of the model.
-        vocabulary: the number of tokens in the vocabulary.
-        device: the kind of device: cuda, mps or cpu.
     """
     there = available(device)
     weights = sum(math.prod(shape) for _, shape in model.shapes(vocabulary))
@@ -28,10 +23,7 @@ def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
 
 
 def available(device: str) -> float:
-    """Return the number of bytes of memory that this process can use on a device, or infinity if it is unknown.
-
-    `device` is the kind of device: cuda, mps or cpu.
-    """
+    """Return the number of bytes of memory that this process can use on a device, or infinity if it is unknown."""
     if device == "cuda":
         import torch
 

@@ -25,16 +25,7 @@ from training.launch import check_same_start
 
 
 def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
-    """Return the random seed of the dropout masks of one forward pass.
-
-    The result depends only on the arguments, so a resumed run draws the same masks as an uninterrupted one.
-
-    Args:
-        seed: the seed of the run.
-        step: the optimizer step, counted from 0.
-        micro_batch: the micro-batch within the step, counted from 0.
-        rank: the process (rank), counted from 0.
-    """
+    """Return the random seed of the dropout masks of one forward pass."""
     digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
@@ -44,13 +35,6 @@ class LitGPT(L.LightningModule):
 
     One Lightning batch is one optimizer step. This class, not Lightning, splits the batch into micro-batches, so that a
     run stops only between two optimizer steps. `conditions` and `start` must be the same in all processes (ranks).
-
-    Args:
-        config: the configuration of the run.
-        tokenizer: the tokenizer of the run's text.
-        data: a description of the text as plain data, which checkpoints contain.
-        conditions: everything that the results depend on (`training.machine.conditions`), which checkpoints contain.
-        start: the name of the run and the step at which training starts, as name -> plain data.
     """
 
     @classmethod
@@ -109,10 +93,7 @@ class LitGPT(L.LightningModule):
         torch.compiler.set_stance("force_eager")
 
     def compile_training_step(self, rows: int) -> None:
-        """Compile the forward and backward pass of a micro-batch, by running both passes once on zeros.
-
-        `rows` is the number of sequences in the micro-batch.
-        """
+        """Compile the forward and backward pass of a micro-batch, by running both passes once on zeros."""
         self._compile_blocks()
         windows = torch.zeros(rows, self.model_config.context + 1, dtype=torch.int64, device=self.device)
         self._loss(windows).backward()
@@ -216,24 +197,13 @@ class LitGPT(L.LightningModule):
         self.exact_logits = net.__call__  # a method, because Lightning would save the weights of a module
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
-        """Add the losses of one batch, computed in fp32, to the totals of this validation.
-
-        Args:
-            batch: the inputs, the targets and a mask of the targets that count, as `evaluation_windows` yields them.
-            _: Lightning's index of the batch, which is not used.
-        """
+        """Add the losses of one batch, computed in fp32, to the totals of this validation."""
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
             self.totals += window_totals(self.exact_logits(inputs), targets, counted, self.token_sizes)
 
     def on_validation_epoch_end(self) -> None:
-        """Sum the losses over all devices, and log `val/loss` in nats per token, `val/bpc` and `val/bpb`.
-
-        `val/bpc` is in bits per character, `val/bpb` in bits per byte.
-
-        Raises:
-            Diverged: the loss is NaN or infinite.
-        """
+        """Sum the losses over all devices, and log `val/loss` in nats per token, `val/bpc` and `val/bpb`."""
         del self.exact_logits
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
@@ -250,10 +220,7 @@ class LitGPT(L.LightningModule):
             logger.log_metrics(values, step=self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add descriptions of the model, the text and the last validation to the dict `checkpoint`.
-
-        The format is described in `gpt.training_checkpoint`.
-        """
+        """Add descriptions of the model, the text and the last validation to the dict `checkpoint`."""
         score = self.score if self.scored_step == self.global_step else None
         checkpoint |= {
             "format": CHECKPOINT_FORMAT,

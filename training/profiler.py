@@ -20,9 +20,6 @@ class StepProfiler(L.Callback):
 
     A validation or the end of the run ends the profiling early. This callback must come before callbacks that save
     checkpoints, so that saving is not profiled.
-
-    Args:
-        path: the file for the trace.
     """
 
     def __init__(self, path: Path) -> None:

@@ -36,13 +36,7 @@ def _ignore_warnings() -> None:
 
 
 def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
-    """Print the error that has ended a thread, like `threading.excepthook`, unless a write of TensorBoard has failed.
-
-    A failed write needs no message here, because the next call of TensorBoard raises its error in the main thread.
-
-    Args:
-        of: the thread and its exception, as Python passes them to `threading.excepthook`.
-    """
+    """Print the error that has ended a thread, unless it is a failed write of TensorBoard."""
     writer = type(of.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
     if not (writer and issubclass(of.exc_type, OSError)):
         threading.__excepthook__(of)

@@ -42,10 +42,7 @@ NUM_COMPARED = 20  # samples that are compared with the training text
 
 
 class EvaluatedModel(NamedTuple):
-    """A model of a run with its score on the validation split, as the tuple (step, score, model).
-
-    `step` is the number of optimizer steps after which the model was saved.
-    """
+    """A model of a run with its score on the validation split, as the tuple (step, score, model)."""
 
     step: int
     score: Score
@@ -53,14 +50,7 @@ class EvaluatedModel(NamedTuple):
 
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
-    """Return the score of a model on `count` tokens of the validation split, which are evenly spread over the split.
-
-    Args:
-        plan: the plan of the run.
-        model: the model to evaluate.
-        count: the number of tokens.
-        which: "best" or "last", the name of the model in the progress display.
-    """
+    """Return the score of a model on `count` tokens of the validation split, which are evenly spread over the split."""
     tokens, tokenizer, context = plan.text.validation, plan.text.tokenizer, plan.config.model.context
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
@@ -80,11 +70,6 @@ def evaluate_models(
     The best model was chosen by validations during training, each on a part of the split. If the last model has a lower
     loss in this evaluation, it is returned and written as the best model, too. The whole split is evaluated, unless the
     run was trained on fewer tokens than the split contains, or `data.val_tokens` limits the evaluation.
-
-    Args:
-        plan: the plan of the run.
-        contents: the contents of the last checkpoint.
-        scored: the score of the last model if the last validation evaluated the whole split, otherwise None.
     """
     context, data, step = plan.config.model.context, plan.config.data, contents["global_step"]
     count = num_validated(len(plan.text.validation), step * data.batch * context, last=True, most=data.val_tokens)
@@ -114,16 +99,7 @@ def evaluate_models(
 
 
 def write_missing(plan: RunPlan) -> None:
-    """Write the results of a resumed run that has no steps left, if it has no results yet.
-
-    Also log the command that trains the run further.
-
-    Args:
-        plan: the plan of the run, with the checkpoint from which it resumes.
-
-    Raises:
-        InputError: `trainer.max_steps` is lower than the number of steps that the run has taken.
-    """
+    """Write the results of a resumed run that has no steps left, if it has no results yet."""
     run, point = plan.directory, plan.resume_point
     assert point
     if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
@@ -147,17 +123,7 @@ def write_missing(plan: RunPlan) -> None:
 
 
 def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], scored: Score | None = None) -> None:
-    """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html.
-
-    Args:
-        plan: the plan of the run.
-        summary: the contents of summary.json, in which the fields about training are already set.
-        contents: the contents of the last checkpoint.
-        scored: the score of the last model if the last validation evaluated the whole split, otherwise None.
-
-    Raises:
-        RunFailed: the model predicts no better than a uniform distribution. All results are written first.
-    """
+    """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html."""
     run, config, record = plan.directory, plan.config, TrainingRecord.of(contents["callbacks"])
     best, last = evaluate_models(plan, contents, scored)
     samples, summary.copies, copied = write_samples(plan, best.model)
@@ -186,20 +152,7 @@ def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], sco
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None, str]:
-    """Generate samples of a model, and find the longest passages that they copy from the training text.
-
-    Two samples are shown, which continue two prompts from the validation text or, if the text is divided into
-    documents, are whole documents. `NUM_COMPARED` more samples are only compared with the training text.
-
-    Args:
-        plan: the plan of the run.
-        model: the model that generates.
-
-    Returns:
-        A tuple (samples, copies, line). `samples` are the shown samples, each [temperature, prompt, text]. `copies` is
-        the value of `Summary.copies`, or None if no sample was compared. `line` describes the longest passage that a
-        shown sample copies, or says why no sample was compared.
-    """
+    """Generate samples of a model, and find the longest passages that they copy from the training text."""
     tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH
     reason = skipped(trained, tokenizer.unit)
@@ -224,13 +177,6 @@ def write_report(
     """Write report.html into the run directory and return its path.
 
     If writing the report fails, the error is only logged and None is returned, because the run itself has succeeded.
-
-    Args:
-        plan: the plan of the run.
-        summary: the contents of summary.json.
-        record: what the callbacks recorded during training, such as the losses.
-        model: the best model.
-        samples: the samples to show, each [temperature, prompt, text].
     """
     config, text, path = plan.config, plan.text, plan.directory / "report.html"
     try:

@@ -22,18 +22,7 @@ if TYPE_CHECKING:
 
 
 def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
-    """Find and lock the run to resume, and return its configuration, changed by the command line, and its directory.
-
-    If no run is to be resumed, return `config` and None.
-
-    Args:
-        command: the parsed command line.
-        config: the configuration that Hydra composed for `command`, as for a new run.
-
-    Raises:
-        InputError: the run to resume does not exist, is invalid or is in use. If no run is to be resumed: the name of
-            the new run is taken, or `allow` is set.
-    """
+    """Find and lock the run to resume, and return its configuration, changed by the command line, and its directory."""
     literals = dict(command.literals)
     if config.resume is None and ranks.restarted():  # a restart repeats the command line of the first start
         literals |= {"resume": "auto", "name": config.name or run_directory.new_name(to_yaml(config))}
@@ -62,14 +51,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
 
 
 def newest_unfinished(command: Command) -> Path:
-    """Return the directory of the newest unfinished run that can be resumed.
-
-    For each newer unfinished run, log why it cannot be resumed. `command` is the parsed command line, which may set
-    another text for the resumed run.
-
-    Raises:
-        InputError: no unfinished run can be resumed. The message says why for each unfinished run.
-    """
+    """Return the directory of the newest unfinished run that can be resumed."""
     skipped: list[str] = []
     for run in run_directory.unfinished():
         reason = ""
@@ -121,17 +103,7 @@ def why_not(run: Path, command: Command) -> str:
 
 
 class ResumePoint:
-    """A valid checkpoint from which a run resumes.
-
-    Attributes:
-        path: the file of the checkpoint.
-        step: the number of optimizer steps after which it was saved.
-        record: what the callbacks recorded during training, such as the losses.
-        conditions: the result of `training.machine.conditions` when the checkpoint was saved: everything that the
-            results of the run depend on.
-        extra_chars: characters that the vocabulary contains besides those of the text.
-        texts_read: descriptions of the texts on which the model was trained before this run.
-    """
+    """A valid checkpoint from which a run resumes."""
 
     def __init__(self, path: Path, contents: dict[str, Any], record: "TrainingRecord") -> None:
         self.path, self.step, self.record = path, contents["global_step"], record
@@ -150,10 +122,7 @@ class ResumePoint:
 
 
 def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
-    """Return the newest valid checkpoint in `directory`, and a list of messages about newer, damaged checkpoints.
-
-    The checkpoint is None if no checkpoint is valid.
-    """
+    """Return the newest valid checkpoint in `directory`, and a list of messages about newer, damaged checkpoints."""
     from gpt.model_file import CheckpointError
     from gpt.training_checkpoint import TrainingRecord, read  # loading torch takes a second
 
@@ -169,17 +138,7 @@ def find_newest(directory: Path) -> tuple[ResumePoint | None, list[str]]:
 
 
 def find_point(run: Path, resume: str) -> ResumePoint | None:
-    """Return the newest valid checkpoint of a run, or None if the run has no checkpoint yet.
-
-    Each newer checkpoint that is damaged is logged.
-
-    Args:
-        run: the directory of the run.
-        resume: the value of the key `resume`: `auto`, the name or directory of the run, or its newest checkpoint.
-
-    Raises:
-        CheckpointError: no checkpoint is valid, or `resume` names a checkpoint that is not the newest valid one.
-    """
+    """Return the newest valid checkpoint of a run, or None if the run has no checkpoint yet."""
     from gpt.model_file import CheckpointError
 
     point, skipped = find_newest(run / "checkpoints")
@@ -200,19 +159,7 @@ def find_point(run: Path, resume: str) -> ResumePoint | None:
 
 
 def check_resumed(run: Path, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
-    """Check that a resumed run will match an uninterrupted one, then remove the unfinished files of killed processes.
-
-    Args:
-        run: the directory of the run.
-        now: everything that the results depend on in this process (`training.machine.conditions`), by name.
-        point: the checkpoint to resume from, whose conditions must equal `now`. If it is None, the settings in
-            config.yaml must equal those in `now`.
-        allow: the names in `now` that may differ. Their differences are only logged.
-
-    Raises:
-        InputError: a value whose name is not in `allow` differs, or `allow` contains a name that does not exist or
-            that may never differ.
-    """
+    """Check that a resumed run will match an uninterrupted one, then remove unfinished files."""
     before = point.conditions if point else {**now, **settings(read_config(run))}
     if differing := check_unchanged(before, now, allow, run):
         log.info(f"resume: continues with {differing}, so it will not match the original run bit for bit")

@@ -35,11 +35,6 @@ def main(command: Command, config: Config, started: float) -> int:
 
     If the run uses one device, it trains in this process. If it uses several devices, this process starts another
     process for each device and waits for them.
-
-    Args:
-        command: the parsed command line.
-        config: the configuration that Hydra composed for `command`.
-        started: value of `time.perf_counter()` when the process began.
     """
     config, run = find_run(command, config)
     config = share_out(config)
@@ -58,18 +53,7 @@ def main(command: Command, config: Config, started: float) -> int:
 
 
 def settle(command: Command, config: Config, resumed: Path | None, started: float) -> "RunPlan":
-    """Return the plan of a run: its text, devices and checkpoint, and a configuration in which each `auto` is replaced.
-
-    Args:
-        command: the parsed command line.
-        config: the configuration of the run, in which values may be `auto`.
-        resumed: the directory of the run to resume, or None for a new run.
-        started: value of `time.perf_counter()` when the process began.
-
-    Raises:
-        InputError: the text, the checkpoint or the model of `init_from` cannot be used, the machine does not suit the
-            configuration, or a resumed run would reach other results.
-    """
+    """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
     resume, allow = config.resume, config.allow
     name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
     run = resumed or run_directory.RUNS / name
@@ -117,19 +101,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
 def open_run_text(
     config: Config, given: bool, extra_chars: str, resumed: Path | None, found: Callable[[], None]
 ) -> "Text":
-    """Open the text of a run, and return it.
-
-    Args:
-        config: the configuration of the run.
-        given: whether the command line sets a key of `data`. If it does not, the path of a resumed run's text comes
-            from the run's config.yaml, so an error message also names this file.
-        extra_chars: characters that the vocabulary must contain besides those of the text.
-        resumed: the directory of the run to resume, or None for a new run.
-        found: function to call when the files of the text have been found, before they are read.
-
-    Raises:
-        InputError: the text does not exist or cannot be used.
-    """
+    """Open the text of a run, and return it."""
     from data.corpus import of_run, open_corpus
     from data.text import encode_corpus
 

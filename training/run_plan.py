@@ -16,13 +16,7 @@ from training.resume import ResumePoint
 
 
 class Beginning(Enum):
-    """How a run begins, which decides whether its directory may already exist and where its configuration comes from.
-
-    Attributes:
-        NEW: a new run, whose directory must not exist yet.
-        FIRST: `resume=auto` has found no run to continue, so a new run begins, whose directory may already exist.
-        RESUMED: a resumed run, whose configuration is its config.yaml, changed by the command line.
-    """
+    """How a run begins: whether its directory may exist, and where its configuration comes from."""
 
     NEW = "the directory must not exist yet"
     FIRST = "resume=auto found nothing to continue; the directory may exist"
@@ -31,27 +25,17 @@ class Beginning(Enum):
 
 @dataclass(frozen=True)
 class RunPlan:
-    """Everything that is fixed before the first step of a run, as `settle` in `training/run.py` returns it.
+    """Everything that is fixed before the first step of a run, as `settle` in `training/run.py` returns it."""
 
-    Attributes:
-        directory: the run directory, runs/<name>/.
-        choice: the configuration in which each `auto` is replaced, and the reasons for the chosen values.
-        text: the text of the run.
-        machine: the devices of the run.
-        init_model: the trained model from which a new run starts (`init_from=`), or None without such a model.
-        resume_point: the checkpoint from which a resumed run continues, or None if the run has none.
-        beginning: whether the run is new or resumed.
-        started: value of `time.perf_counter()` when the process began.
-    """
-
-    directory: Path
-    choice: Choice
-    text: Text
-    machine: Machine
+    directory: Path  # the run directory, runs/<name>/
+    choice: Choice  # the configuration in which each `auto` is replaced, and the reasons for the chosen values
+    text: Text  # the text of the run
+    machine: Machine  # the devices of the run
+    # The trained model from which a new run starts (`init_from=`), or None without such a model.
     init_model: InitModel | None
-    resume_point: ResumePoint | None
-    beginning: Beginning
-    started: float
+    resume_point: ResumePoint | None  # the checkpoint from which a resumed run continues, or None if the run has none
+    beginning: Beginning  # whether the run is new or resumed
+    started: float  # value of `time.perf_counter()` when the process began
 
     @property
     def config(self) -> Config:
@@ -64,11 +48,7 @@ class RunPlan:
 
     @property
     def notes(self) -> list[str]:
-        """Lines to log at the start of the run.
-
-        If the run starts from a trained model, the first line names the model. If the run is new, the other lines say
-        which values were chosen for `auto`.
-        """
+        """Lines to log at the start of the run."""
         start = [self.init_model.describe(self.text.tokenizer.vocabulary)] if self.init_model else []
         return [*start, *([] if self.beginning is Beginning.RESUMED else self.choice.notes)]
 

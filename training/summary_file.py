@@ -32,83 +32,45 @@ CODE = Path(__file__).parents[1]
 
 @dataclass
 class Summary:
-    """The contents of summary.json, in which unknown values are null. Losses are in nats per token.
+    """The contents of summary.json, in which unknown values are null. Losses are in nats per token."""
 
-    Attributes:
-        status: running, finished, interrupted, diverged or failed.
-        begun: when the run was first started, as an ISO 8601 time in UTC.
-        text: the name of the text.
-        text_sha256: hash of the text's file or, if it has several files, of their names and hashes.
-        notes: remarks about the text.
-        val_loss: validation loss of the best model.
-        val_bpc: `val_loss` in bits per character.
-        val_bpb: `val_loss` in bits per byte.
-        uniform_loss: the validation loss if all tokens are equally likely, for comparison.
-        ngram_loss: the validation loss of an n-gram model (`data.ngrams`), for comparison.
-        ngram_order: the length n of the n-grams of `ngram_loss`.
-        copies: the longest passages that samples share with the training text: their `median` and `longest` length in
-            tokens, and the number of `samples`, their `length` in tokens and their `temperature`.
-        best_step: the step of the best model.
-        last_val_loss: validation loss of the last model.
-        test_loss: loss on the test split, which `score.py --split test` adds.
-        test_bpc: `test_loss` in bits per character.
-        evaluation: how the validation loss was measured, such as the context length.
-        steps: number of optimizer steps taken.
-        characters: number of tokens (characters or bytes) on which the model was trained, repetitions included.
-        epochs: how often the training text was read.
-        seconds: duration of the training, including validations and checkpoints.
-        characters_per_second: training speed in tokens per second.
-        mfu: model FLOPs utilization, the fraction of the devices' peak FLOP/s.
-        init_from: the trained model from which the run started.
-        parameters: number of parameters of the model.
-        precision: precision of the training, such as bf16-mixed.
-        device: cuda, mps or cpu.
-        seed: the random seed.
-        versions: versions of Python, torch, Lightning and NumPy.
-        commit: git commit of the code, with `-dirty` if the files differ from it.
-        validations: the loss of each validation, by step.
-    """
-
-    status: str
-    begun: str | None = None
-    text: str | None = None
-    text_sha256: str | None = None
-    notes: list[str] | None = None
-    val_loss: float | None = None
-    val_bpc: float | None = None
-    val_bpb: float | None = None
-    uniform_loss: float | None = None
-    ngram_loss: float | None = None
-    ngram_order: int | None = None
+    status: str  # running, finished, interrupted, diverged or failed
+    begun: str | None = None  # when the run was first started, as an ISO 8601 time in UTC
+    text: str | None = None  # the name of the text
+    text_sha256: str | None = None  # hash of the text's file or, if it has several files, of their names and hashes
+    notes: list[str] | None = None  # remarks about the text
+    val_loss: float | None = None  # validation loss of the best model
+    val_bpc: float | None = None  # `val_loss` in bits per character
+    val_bpb: float | None = None  # `val_loss` in bits per byte
+    uniform_loss: float | None = None  # the validation loss if all tokens are equally likely, for comparison
+    ngram_loss: float | None = None  # the validation loss of an n-gram model (`data.ngrams`), for comparison
+    ngram_order: int | None = None  # the length n of the n-grams of `ngram_loss`
+    # The longest passages that samples share with the training text: their `median` and `longest` length in tokens, and
+    # the number of `samples`, their `length` in tokens and their `temperature`.
     copies: dict[str, Any] | None = None
-    best_step: int | None = None
-    last_val_loss: float | None = None
-    test_loss: float | None = None
-    test_bpc: float | None = None
-    evaluation: dict[str, Any] | None = None
-    steps: int | None = None
+    best_step: int | None = None  # the step of the best model
+    last_val_loss: float | None = None  # validation loss of the last model
+    test_loss: float | None = None  # loss on the test split, which `score.py --split test` adds
+    test_bpc: float | None = None  # `test_loss` in bits per character
+    evaluation: dict[str, Any] | None = None  # how the validation loss was measured, such as the context length
+    steps: int | None = None  # number of optimizer steps taken
+    # Number of tokens (characters or bytes) on which the model was trained, repetitions included.
     characters: int | None = None
-    epochs: float | None = None
-    seconds: float | None = None
-    characters_per_second: float | None = None
-    mfu: float | None = None
-    init_from: str | None = None
-    parameters: int | None = None
-    precision: str | None = None
-    device: str | None = None
-    seed: int | None = None
-    versions: dict[str, str] | None = None
-    commit: str | None = None
-    validations: dict[int, float] | None = None
+    epochs: float | None = None  # how often the training text was read
+    seconds: float | None = None  # duration of the training, including validations and checkpoints
+    characters_per_second: float | None = None  # training speed in tokens per second
+    mfu: float | None = None  # model FLOPs utilization, the fraction of the devices' peak FLOP/s
+    init_from: str | None = None  # the trained model from which the run started
+    parameters: int | None = None  # number of parameters of the model
+    precision: str | None = None  # precision of the training, such as bf16-mixed
+    device: str | None = None  # cuda, mps or cpu
+    seed: int | None = None  # the random seed
+    versions: dict[str, str] | None = None  # versions of Python, torch, Lightning and NumPy
+    commit: str | None = None  # git commit of the code, with `-dirty` if the files differ from it
+    validations: dict[int, float] | None = None  # the loss of each validation, by step
 
     def set_training(self, plan: RunPlan, step: int, record: TrainingRecord) -> None:
-        """Set the fields about training, such as `steps` and `seconds`.
-
-        Args:
-            plan: the plan of the run.
-            step: the number of optimizer steps taken.
-            record: what the callbacks recorded during training.
-        """
+        """Set the fields about training, such as `steps` and `seconds`."""
         config = plan.config
         per_step = config.data.batch * config.model.context
         model = untrained(config.model, plan.text.tokenizer.size)
@@ -126,14 +88,7 @@ class Summary:
         self.validations = {step: loss for step, loss, _ in record.validations}
 
     def set_scores(self, best: Score, last: Score, best_step: int, plan: RunPlan) -> None:
-        """Set the fields about the scores of the best and the last model on the validation split.
-
-        Args:
-            best: the score of the best model.
-            last: the score of the last model.
-            best_step: the step of the best model.
-            plan: the plan of the run.
-        """
+        """Set the fields about the scores of the best and the last model on the validation split."""
         self.val_loss, self.val_bpc, self.val_bpb = best.loss, best.bpc, best.bpb
         self.best_step, self.last_val_loss = best_step, last.loss
         split = {"split_characters": plan.text.characters["validation"]}
@@ -141,10 +96,7 @@ class Summary:
 
 
 def commit() -> str | None:
-    """Return the git commit of this code, with `-dirty` if its files differ from the commit.
-
-    Return None if the code is not in a git repository, or if git cannot be run.
-    """
+    """Return the git commit of this code, with `-dirty` if its files differ from the commit."""
     git = ["git", "-C", str(CODE), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # write nothing, not even a refreshed index
     try:
@@ -160,11 +112,6 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
     """Context manager for training that writes summary.json, with the run's status, at the end or after an error.
 
     It yields the summary, whose fields about training are set when the context ends.
-
-    Args:
-        plan: the plan of the run.
-        metrics: the callback `Metrics`, whose progress display is removed at the end.
-        trainer: the Trainer, whose callbacks have recorded the training.
     """
     summary = Summary("failed")
     last = plan.directory / "checkpoints/last.ckpt"
@@ -190,10 +137,7 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Sum
 
 
 def write_summary(run: Path, summary: Summary) -> None:
-    """Write `summary` to summary.json in the run directory `run`, and set its field `begun`.
-
-    If the run is resumed, `begun` stays the time of its first start. Otherwise it becomes the present time.
-    """
+    """Write `summary` to summary.json in the run directory `run`, and set its field `begun`."""
     summary.begun = run_directory.summary_of(run).get("begun") or datetime.now(UTC).isoformat()
     write_text(run / "summary.json", json.dumps(asdict(summary), indent=2) + "\n")
 

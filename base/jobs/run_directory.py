@@ -27,9 +27,6 @@ def new_name(settings: str) -> str:
 
     In a job of SLURM or torchrun, the name is the job's id and a hash of `settings`, the configuration as text. So all
     processes of the job generate the same name, and a restarted job finds the directories of its runs.
-
-    Raises:
-        InputError: a launcher has started several processes, but no job id gives them a common name.
     """
     identity = ranks.identity()
     if identity is not None:
@@ -55,10 +52,7 @@ def summary_of(run: Path) -> dict[str, Any]:
 
 
 def all_runs() -> list[Path]:
-    """Return the directories of the runs that have a checkpoint or a model, the newest run first.
-
-    Trials of sweeps are included. The newest run is the one that began last.
-    """
+    """Return the directories of the runs that have a checkpoint or a model, the newest run first."""
     return newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
 
 
@@ -69,11 +63,7 @@ def unfinished() -> list[Path]:
 
 
 def newest_first(*patterns: str) -> list[Path]:
-    """Return the directories of the runs that contain a file matching one of `patterns`, the newest run first.
-
-    A pattern such as `checkpoints/*.ckpt` is relative to the directory of a run. The runs are sorted by when they
-    began. If a run has no summary.json, the time at which its newest matching file was last written is used instead.
-    """
+    """Return the directories of the runs that contain a file matching one of `patterns`, the newest run first."""
     if RUNS.is_dir():
         os.listdir(RUNS)  # raises if it cannot be read, which `glob` does not
     begun: dict[Path, float] = {}
@@ -112,9 +102,6 @@ def to_resume(resume: str, name: str | None) -> Path | None:
 
     If `resume` is `auto`, the result is the directory of the run `name`, or None if the run has not begun. Otherwise
     `resume` is the directory or name of a run, or a checkpoint file of the run, and `name` must be None.
-
-    Raises:
-        InputError: the run does not exist or cannot be continued.
     """
     if resume == "auto":
         run = RUNS / str(name)
@@ -146,10 +133,7 @@ def to_resume(resume: str, name: str | None) -> Path | None:
 
 
 def named_path(resume: str) -> Path:
-    """Return the path of the run or checkpoint file that `resume`, the value of `resume=`, names.
-
-    The folder runs/ may be left out of `resume`.
-    """
+    """Return the path of the run or checkpoint file that `resume`, the value of `resume=`, names."""
     return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else (path / "config.yaml").exists())
 
 
@@ -158,9 +142,6 @@ def _named(name: str, fits: Callable[[Path], bool]) -> Path:
 
     `fits` says whether a path is what the caller looks for, such as a model. Of the two paths, the one that fits is
     returned. If neither path fits, the result is `runs/<name>` if that exists, else `name`.
-
-    Raises:
-        InputError: both paths fit.
     """
     here, run = Path(name), RUNS / name
     if name.startswith(("./", "../")) or not run.exists() or (here.exists() and here.samefile(run)):
@@ -171,19 +152,13 @@ def _named(name: str, fits: Callable[[Path], bool]) -> Path:
 
 
 def check_writable() -> None:
-    """Raise a `PermissionError` if no run can be created in the working directory.
-
-    Call this before slow work.
-    """
+    """Raise a `PermissionError` if no run can be created in the working directory."""
     if not os.access(RUNS if RUNS.exists() else ".", os.W_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(RUNS))
 
 
 def check_free(name: str) -> None:
-    """Raise an `InputError` if a new run cannot be called `name`, for example because another run has this name.
-
-    A debug run may have the name of an older debug run, which it replaces.
-    """
+    """Raise an `InputError` if a new run cannot be called `name`, for example because another run has this name."""
     run = RUNS / name
     _check_place(run, name)
     if not os.path.lexists(run):
@@ -203,10 +178,7 @@ def check_free(name: str) -> None:
 
 
 def _check_checkpoints(run: Path, setting: str) -> None:
-    """Raise an `InputError` if `run` has lost its checkpoints, so that it cannot be resumed.
-
-    The message begins with `setting`, such as `resume=first`.
-    """
+    """Raise an `InputError` if `run` has lost its checkpoints, so that it cannot be resumed."""
     if lacks_checkpoints(run):
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{setting}: has a model but no checkpoint; {start} starts another run from its model")
@@ -226,28 +198,18 @@ def is_sweep(directory: Path) -> bool:
 
 
 def matching(pattern: str) -> list[Path]:
-    """Return the directories of the runs that match a pattern such as `abl-*`, the newest run first.
-
-    A trial of a sweep also matches if the pattern matches the name of the sweep.
-    """
+    """Return the directories of the runs that match a pattern such as `abl-*`, the newest run first."""
     runs = newest_first("config.yaml")
     return [run for run in runs if any(fnmatchcase(name_of(run), each) for each in (pattern, f"{pattern}/*"))]
 
 
 def sweep_of(argument: str) -> Path | None:
-    """Return the directory of the sweep that `argument` names, or None if `argument` is not a sweep.
-
-    `argument` is the directory of the sweep, or its name, which is a folder of runs/.
-    """
+    """Return the directory of the sweep that `argument` names, or None if `argument` is not a sweep."""
     return next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
 
 
 def trials_of(argument: str) -> list[Path]:
-    """Return the directories of the runs of a sweep, or of the runs that match a pattern, sorted by path.
-
-    `argument` is the directory or name of a sweep, or a pattern such as `abl-*`. If it is the name of another file or
-    folder, the list is empty. Runs without a validation loss are left out.
-    """
+    """Return the directories of the runs of a sweep, or of the runs that match a pattern, sorted by path."""
     if sweep := sweep_of(argument):
         trials = [file.parent for file in sweep.glob("*/summary.json")]
     else:
@@ -262,10 +224,7 @@ def name_of(run: Path) -> str:
 
 
 def val_bpc_of(run: Path) -> float:
-    """Return the validation bits per character of a run's best checkpoint, or infinity if they are not known.
-
-    Unlike losses per token, bits per character can be compared between tokenizers.
-    """
+    """Return the validation bits per character of a run's best checkpoint, or infinity if they are not known."""
     bits = summary_of(run).get("val_bpc")
     return bits if isinstance(bits, float) and not math.isnan(bits) else math.inf
 
@@ -275,9 +234,6 @@ def find_model(argument: str | None) -> Path:
 
     `argument` is a model file, a training checkpoint with a model file beside it, a run or a sweep. A run means its
     best model, and a sweep means the best model of its best trial. If `argument` is None, the newest run is used.
-
-    Raises:
-        InputError: there is no such model, or `argument` could mean two of them.
     """
     if argument is None:
         runs = [run for run in all_runs() if not is_debug(run.name)]

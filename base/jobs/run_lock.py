@@ -11,11 +11,7 @@ _held: dict[Path, ExitStack] = {}  # by directory, the locks that this process h
 
 
 def lock(run: Path) -> None:
-    """Lock `run`, the directory of a run, a sweep or a search, until `release` is called or this process ends.
-
-    Raises:
-        InputError: another process has locked the directory.
-    """
+    """Lock `run`, the directory of a run, a sweep or a search, until `release` is called or this process ends."""
     from filelock import Timeout
 
     if run in _held:
@@ -48,9 +44,6 @@ def _acquire(run: Path, seconds: float) -> ExitStack:
     """Lock the directory `run` and the file `.lock` in it, and return an `ExitStack` that unlocks both when closed.
 
     The lock on the directory remains even if someone removes the file. `seconds` is how long to wait for the locks.
-
-    Raises:
-        Timeout: another process holds one of the locks for more than `seconds`.
     """
     from filelock import FileLock, Timeout
 

@@ -14,10 +14,7 @@ STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")
 
 
 def time_is_up(number: int | None) -> bool:
-    """Return whether the signal `number` is SLURM's warning that this job will soon reach its time limit.
-
-    The result is False if `number` is None, which means that no signal was received.
-    """
+    """Return whether the signal `number` is SLURM's warning that this job will soon reach its time limit."""
     return number is not None and number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ
 
 
@@ -35,10 +32,7 @@ def requeue() -> None:
 
 
 def requeue_before_start() -> None:
-    """Install a handler that requeues the job and ends this process when SLURM sends SIGUSR1.
-
-    A run installs another handler when it begins.
-    """
+    """Install a handler that requeues the job and ends this process when SLURM sends SIGUSR1."""
 
     def leave(number: int, _: Any) -> None:
         if ranks.rank() == 0:

@@ -24,12 +24,6 @@ class Checkpoints(L.Callback):
     signal. Several GPUs decide together whether to save, but only after steps whose losses the callback `Metrics` has
     read, which happens at least every `MAX_UNREAD` steps. If the validation loss is the lowest so far,
     `AtomicCheckpointIO` also writes the model to `best.safetensors`.
-
-    Args:
-        directory: the folder `checkpoints` of the run.
-        interval: steps between validations, or 0 if validations are spaced by time.
-        seconds: maximum time between two checkpoints, in seconds.
-        stops: the callback that receives signals such as Ctrl-C and then ends the run.
     """
 
     def __init__(self, directory: Path, interval: int, seconds: float, stops: StopSignals) -> None:
@@ -80,10 +74,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
     A file is written atomically and flushed to the disk, which Lightning's own writer does not do. Reading a file
     executes no code from the file.
-
-    Args:
-        resumed: the checkpoint to continue from, which has already been read, or None for a new run.
-        last_is_damaged: whether `last.ckpt` is damaged, so that the next save must not rename it to `previous.ckpt`.
     """
 
     def __init__(self, resumed: ResumePoint | None = None, *, last_is_damaged: bool = False) -> None:
@@ -95,14 +85,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """Write a checkpoint, and before it the model best.safetensors if the validation loss is the lowest so far.
 
         If the process is killed between the two writes, the resumed run repeats the validation.
-
-        Args:
-            checkpoint: the contents, a dict that Lightning has assembled.
-            path: the file to write. The file that it replaces is renamed to `previous.ckpt`.
-            storage_options: not used.
-
-        Raises:
-            Diverged: a value in the checkpoint is NaN or infinite. No file is written then.
         """
         # What callbacks store may be infinite: the best score of EarlyStopping is, until the first validation.
         if not is_finite({key: part for key, part in checkpoint.items() if key != "callbacks"}):

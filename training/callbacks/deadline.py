@@ -26,8 +26,8 @@ class Deadline(L.Callback):
     """Chooses the number of steps of a run with a time limit when its learning rate must begin to fall (cooldown).
 
     The choice can wait until the cooldown, because the learning rates of a trapezoid schedule do not depend on the
-    number of steps before. If k steps are done and r more fit into the remaining time, the cooldown is due as soon as
-    k >= (1 - cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that it trains like a run whose
+    number of steps before. If k steps are done and r more fit into the remaining time, the cooldown is due as soon as k
+    >= (1 - cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that it trains like a run whose
     number of steps was set at the start, even if the machine has just paused. If the machine becomes slower later, the
     number is lowered and the learning rate falls faster; if it becomes faster, the number is raised.
     """
@@ -35,15 +35,7 @@ class Deadline(L.Callback):
     def __init__(
         self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None], validates: bool = True
     ) -> None:
-        """Create the callback for a run whose number of steps has not been chosen.
-
-        Args:
-            cooldown: fraction of all steps in which the learning rate falls.
-            ends_at: value of `time.perf_counter()` at which the process must have ended.
-            started: value of `time.perf_counter()` when the process began.
-            save: function that stores the chosen number of steps, so that a resumed run uses the same number.
-            validates: whether this callback also chooses the steps at which to validate.
-        """
+        """Create the callback for a run whose number of steps has not been chosen."""
         self.cooldown, self.ends_at, self.started, self.save = cooldown, ends_at, started, save
         self.validates, self.validated = validates, 0  # the step of the last validation
         self.end_seconds = max(END_SECONDS, END_SHARE * (time.perf_counter() - started))
@@ -117,10 +109,7 @@ class Deadline(L.Callback):
         return sum(self.recent) / len(self.recent) + (seconds - self.stepped) / steps
 
     def fitting(self, trainer: Any) -> int:
-        """Return an estimate of the number of steps of the whole run that fit into its time limit.
-
-        The estimate includes the steps already taken.
-        """
+        """Return an estimate of the number of steps of the whole run that fit into its time limit."""
         step, now, data = trainer.global_step, time.perf_counter(), trainer.datamodule
         if self.began is None or not self.recent:
             return step

@@ -32,13 +32,6 @@ class Metrics(L.Callback):
 
     This must be the first callback, so that its state in a checkpoint includes the last step, and so that it can show
     after a validation that the other callbacks are at work.
-
-    Args:
-        tokens_per_step: tokens in the batch of a step, over all devices.
-        tokens_per_character: mean number of tokens per character of the training text (1 unless tokens are bytes).
-        unit: what a token is, `character` or `byte`, for the display of the speed.
-        checkpoints: the callback that saves checkpoints, whose saves do not count as training time.
-        deadline: the callback that chooses the number of steps during training, or None if the number is fixed.
     """
 
     def __init__(
@@ -60,11 +53,7 @@ class Metrics(L.Callback):
         self.waiting: Progress | None = None
 
     def show(self, what: str, total: int = 0) -> None:
-        """Show `what` the run is waiting for, such as "validating", in place of the text shown before.
-
-        `total` is the amount of work, such as a number of tokens, of which a bar then shows the finished fraction. If
-        it is 0, no bar is shown.
-        """
+        """Show `what` the run is waiting for, such as "validating", in place of the text shown before."""
         self.hide()
         self.waiting = Progress(what, total).__enter__()
 
@@ -166,11 +155,7 @@ class Metrics(L.Callback):
     on_exception = _stop
 
     def _end_step_time(self, counts: bool = True) -> None:
-        """Add the seconds of the step that ends with this call to `self.stepping`.
-
-        The step began when the previous step or the last save ended, whichever was later. If `counts` is false, the
-        seconds are not added, and only the time at which the step ended is stored.
-        """
+        """Add the seconds of the step that ends with this call to `self.stepping`."""
         now = time.perf_counter()
         if counts:
             self.stepping += now - max(self.ended, self.checkpoints.saved_at)
@@ -232,24 +217,14 @@ class Metrics(L.Callback):
 
 
 def group_of(name: str) -> str:
-    """Return the kind of layer to which the parameter `name` belongs: embedding, attention, mlp, norm or head.
-
-    `name` is a parameter name of `GPT`, such as `blocks.0.attention.…`.
-    """
+    """Return the kind of layer to which the parameter `name` belongs: embedding, attention, mlp, norm or head."""
     layers = name.split(".")
     layer = layers[2] if layers[0] == "blocks" else layers[0]
     return {"shift": "embedding", "position_embedding": "embedding", "norm1": "norm", "norm2": "norm"}.get(layer, layer)
 
 
 def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
-    """Return how far a step has moved the weights of each kind of layer: kind -> ||after - before|| / ||before||.
-
-    The kinds are those of `group_of`, such as attention.
-
-    Args:
-        before: the weights before the step, by parameter name.
-        model: the model after the step.
-    """
+    """Return how far a step has moved the weights of each kind of layer: kind -> ||after - before|| / ||before||."""
     weights: dict[str, list[Tensor]] = {}
     moves: dict[str, list[Tensor]] = {}
     for name, parameter in model.named_parameters():

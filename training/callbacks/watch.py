@@ -22,19 +22,7 @@ MAX_SAVED = 20  # max validations whose texts a checkpoint contains
 
 
 def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> tuple[np.ndarray, list[list[Any]]]:
-    """Generate a continuation of each prompt, and return the new tokens and the decoded texts.
-
-    Args:
-        model: the model that generates.
-        text: the text of the run, whose tokenizer decodes the tokens.
-        prompts: the tokens of B prompts, (B, T0).
-        length: number of tokens to add to each prompt.
-        seed: random seed of the sampling.
-
-    Returns:
-        The new tokens, (B, length), and a list with [temperature, prompt, continuation] for each prompt, in which the
-        prompt and the continuation are strings.
-    """
+    """Generate a continuation of each prompt, and return the new tokens and the decoded texts."""
     given, rows = prompts.shape[1], generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()
     return rows[:, given:], [[TEMPERATURE, *as_shown(text, row[:given], row[given:])] for row in rows]
 
@@ -45,10 +33,6 @@ class Watch(L.Callback):
     The prompts, the random seed and the passage are the same at each validation, so that validations can be compared.
     The samples go to TensorBoard and into checkpoints, the plots only to TensorBoard. If the run has no logger, this
     callback does nothing.
-
-    Args:
-        config: the options `watch.*`: whether to plot, which attention heads, and the length of the samples.
-        text: the text of the run, from which the prompts and the passage are taken.
     """
 
     def __init__(self, config: WatchConfig, text: Text) -> None:

@@ -24,24 +24,15 @@ SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration in which each `auto` is replaced by a value, and the reasons for these values.
+    """A configuration in which each `auto` is replaced by a value, and the reasons for these values."""
 
-    Attributes:
-        config: the configuration.
-        why: the reasons for automatic choices of `precision`, `compile` and `threads`, by key.
-        notes: lines to log about other choices, and about settings that have no effect.
-    """
-
-    config: Config
+    config: Config  # the configuration
+    # The reasons for automatic choices of `precision`, `compile` and `threads`, by key.
     why: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()  # lines to log about other choices, and about settings that have no effect
 
     def describe(self, machine: Machine) -> str:
-        """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons.
-
-        If other programs use some of the CPU cores, the line also contains the number of threads. `machine` contains
-        the device of the run.
-        """
+        """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons."""
         config, configured = self.config, "as configured"
         compiled = "not compiled" if config.compile == "false" else "compiled"
         parts = [
@@ -60,9 +51,6 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     If the run has a time limit (`minutes=N`), two keys may stay `auto`: `trainer.max_steps`, which the callback
     `Deadline` chooses when the learning rate must begin to fall, and `trainer.val_check_interval`, because validations
     are then equally spaced in time.
-
-    Raises:
-        InputError: the machine lacks the memory or the compiler for the configuration.
     """
     asked, why, adapted = config.trainer, dict[str, str](), list[str]()
     precision, why["precision"] = choose_precision(asked.precision, machine.device)
@@ -132,14 +120,7 @@ def _unwanted(config: Config, steps: int | None, machine: Machine) -> Iterator[s
 
 
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
-    """Return the configured callbacks, with the argument `patience: auto` of early stopping replaced by `patience`.
-
-    If `patience` is None, early stopping with `patience: auto` is left out.
-
-    Args:
-        callbacks: the arguments of each callback, by its name.
-        patience: number of validations without improvement after which training stops, or None for no early stopping.
-    """
+    """Return the configured callbacks, with the argument `patience: auto` of early stopping replaced by `patience`."""
     chosen = {}
     for name, arguments in callbacks.items():
         if arguments.get("patience") != "auto":
@@ -150,9 +131,6 @@ def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str,
 
 
 def _with_defaults(config: Any) -> Any:
-    """Return a copy of `config` in which each `auto` is replaced by the default of its field.
-
-    `config` is an instance of a configuration dataclass, such as `ModelConfig`.
-    """
+    """Return a copy of `config` in which each `auto` is replaced by the default of its field."""
     chosen = (each for each in fields(config) if each.metadata["auto"] and getattr(config, each.name) == "auto")
     return replace(config, **{each.name: each.default for each in chosen})

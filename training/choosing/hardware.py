@@ -24,13 +24,7 @@ START = 7.0  # those seconds on a laptop
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Return the precision of the run, such as `bf16-mixed`, and the reason for it.
-
-    Args:
-        precision: the configured precision. If it is `auto`, the fastest precision on this machine is returned,
-            otherwise the configured one.
-        device: the kind of device: cuda, mps or cpu.
-    """
+    """Return the precision of the run, such as `bf16-mixed`, and the reason for it."""
     if precision != "auto":
         return precision, "as configured"
     if device == "cuda":
@@ -61,18 +55,7 @@ def compile_seconds(start: float, cached: bool) -> float:
 
 
 def choose_compile(asked: str, device: str, saved: float, cost: float) -> tuple[str, str]:
-    """Return whether to use torch.compile, as the string `true` or `false`, and the reason.
-
-    Args:
-        asked: the value of the key `compile`. `auto` becomes `true` only on Linux with a C++ compiler and Python.h:
-            always on a CUDA GPU, and on a CPU if compiling saves more time than it costs.
-        device: the kind of device: cuda, mps or cpu.
-        saved: the seconds of training that compiled steps save in the whole run.
-        cost: the seconds that compiling takes.
-
-    Raises:
-        InputError: `asked` is `true`, but this machine has no C++ compiler or no Python.h.
-    """
+    """Return whether to use torch.compile, as the string `true` or `false`, and the reason."""
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if asked == "auto":
         if sys.platform != "linux":
@@ -94,9 +77,6 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
     without a core of its own slows down all others, because they wait for it at the end of each operation. In processes
     that a launcher such as torchrun has started, `auto` is returned unchanged, and the launcher's number of threads
     stays.
-
-    Args:
-        threads: the configured number, or `auto`, which chooses the number of free cores.
     """
     why = ""
     if isinstance(threads, str):
@@ -121,15 +101,7 @@ def missing_to_compile() -> str:
 
 
 def compiled_marker(model: ModelConfig, trainer: TrainerConfig, rows: int) -> Path:
-    """Return the path of a marker file in torch's cache, which exists if this training step was compiled before.
-
-    The path depends on the arguments, on the versions of torch and Python, and on the CPU.
-
-    Args:
-        model: the configuration of the model.
-        trainer: the options `trainer.*`, of which the precision and `deterministic` matter.
-        rows: the number of sequences in a forward pass.
-    """
+    """Return the path of a marker file in torch's cache, which exists if this training step was compiled before."""
     shape = (vars(model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
     name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]

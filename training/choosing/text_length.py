@@ -1,7 +1,4 @@
-"""Choose the number of steps, dropout, the validation interval and early stopping by the length of the training text.
-
-A text is *short* if its training split has fewer than `WHOLE` tokens. For a longer text, the defaults are used.
-"""
+"""Choose steps, dropout, validation interval and early stopping by the length of the training text."""
 
 from conf.schema import TrainerConfig
 from gpt.config import ModelConfig
@@ -23,23 +20,13 @@ PATIENCE = VALIDATIONS // 3
 
 
 def steps_for(tokens: int, started: bool) -> int:
-    """Return the number of training steps for a training text with `tokens` tokens.
-
-    If `started` is true, the run starts from a trained model (`init_from=`) and needs fewer steps.
-    """
+    """Return the number of training steps for a training text with `tokens` tokens."""
     share = min(1.0, tokens / WHOLE) ** 0.5 * (START_SHARE if started else 1)
     return max(1, round(TrainerConfig.max_steps * share / 10)) * 10
 
 
 def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -> float:
-    """Return the dropout that keeps a model from memorising its training text, or 0 if no dropout is needed for this.
-
-    Args:
-        model: the configuration of the model, which determines its number of weights.
-        vocabulary: the number of tokens in the vocabulary.
-        tokens: the length of the training text in tokens.
-        read: the number of tokens on which the model is trained in the whole run, repetitions included.
-    """
+    """Return the dropout that keeps a model from memorising a text of which it reads `read` tokens."""
     weights = untrained(model, vocabulary).num_parameters() / tokens
     if read <= EPOCHS * tokens or weights < FEW_WEIGHTS:
         return 0.0
@@ -47,12 +34,6 @@ def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -
 
 
 def interval_for(tokens: int, started: bool, steps: int) -> int:
-    """Return the number of steps between two validations of a run on a short text (fewer than `WHOLE` tokens).
-
-    Args:
-        tokens: the length of the training text in tokens.
-        started: whether the run starts from a trained model (`init_from=`).
-        steps: the number of steps of the run.
-    """
+    """Return the number of steps between two validations of a run on a short text (fewer than `WHOLE` tokens)."""
     rising = min(steps, steps_for(tokens, started))  # the loss may rise from about here on
     return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))

@@ -76,11 +76,7 @@ class Timed:
 
 
 class _Clock(L.Callback):
-    """Appends the seconds of each training step to the list `steps`, and ends the training after a short time.
-
-    The first `UNTIMED_STEPS` steps are slower. The training ends when the steps after them have taken `TIMED_SECONDS`
-    seconds in all, or when all steps together have taken `limit` seconds.
-    """
+    """Appends the seconds of each training step to the list `steps`, and ends the training after a short time."""
 
     def __init__(self, limit: float) -> None:
         self.limit, self.steps = limit, list[float]()
@@ -95,12 +91,7 @@ class _Clock(L.Callback):
 
 
 def time_step(config: Config, text: Text, seconds_left: float) -> float:
-    """Train the configured model for a few steps without torch.compile, and return the seconds of the fastest step.
-
-    The training ends after the fraction `TIMING` of `seconds_left` at the latest. If that time is too short for several
-    steps, the result is the time of the first step, which is slower than the others.
-
-    """
+    """Train the configured model for a few steps without torch.compile, and return the seconds of the fastest step."""
     clock = _Clock(TIMING * seconds_left)
     module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, {})
     where: dict[str, Any] = {
@@ -118,18 +109,7 @@ def time_step(config: Config, text: Text, seconds_left: float) -> float:
 def fit_into_minutes(
     asked: Config, default: Config, text: Text, most: float, seconds_left: Callable[[], float], compiling: Compiling
 ) -> tuple[ModelConfig, DataConfig, float, list[str]]:
-    """Choose the size of the model and the batch for a time limit, and return them with the steps that fit, and notes.
-
-    The size is chosen only if `layers`, `heads` and `dim` of `model` are all `auto`, the batch only if it is `auto`.
-
-    Args:
-        asked: the configuration as the user has set it.
-        default: the configuration with the default model and batch.
-        text: the text of the run.
-        most: the number of steps after which a short text has nothing more to teach.
-        seconds_left: function that returns the seconds left until the time limit.
-        compiling: function that chooses whether to compile a model, given the seconds of training.
-    """
+    """Choose model size and batch for a time limit; return them, the steps that fit, and notes."""
     assert asked.minutes is not None
     minutes, model, data, ratio = asked.minutes, default.model, default.data, step_ratio(default.trainer.precision)
 
