@@ -10,7 +10,8 @@ from base.errors import InputError
 from base.options import check, fits, option, spell
 from conf import yaml_text
 from data.config import DataConfig
-from gpt.config import ModelConfig, OptimConfig
+from gpt.config import ModelConfig
+from gpt.optim_config import OptimConfig
 
 # Arguments of `L.Trainer` that are not options here, each with what to use instead.
 REFUSED = {

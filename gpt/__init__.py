@@ -2,7 +2,7 @@
 
 Read the files in this order. The lessons are in docs/lessons.
 
-1. `config.py`: the options of the model and of the optimizer.
+1. `config.py`: the options of the model; `optim_config.py`: those of the optimizer.
 2. `model.py`: `GPT`, `Block`, `MLP`. Lesson 3 builds blocks.
 3. `attention.py`: multi-head attention. Lesson 1 builds one head, lesson 2 many.
 4. `positions.py`: position encodings. Lesson 3 derives them.
@@ -37,13 +37,7 @@ def __dir__() -> list[str]:
 
 
 def __getattr__(name: str) -> Any:
-    """Import the module that defines the public object `name`, such as `GPT`, and return the object.
-
-    Because modules are imported only when they are needed, `import gpt` alone does not load torch. For an unknown name,
-    raise `AttributeError`. For `LitGPT`, raise `ImportError`, whose message says where the class is.
-    """
-    if name == "LitGPT":
-        raise ImportError("the Lightning module is training.module.LitGPT; gpt.load(path) loads a trained model")
+    """Import a public name when it is first used, so that `import gpt` does not load torch."""
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"gpt.{_MODULES[name]}"), name)

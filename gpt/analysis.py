@@ -1,7 +1,4 @@
-"""Arrays to plot: attention maps, and the surprisal and the most likely tokens of each character.
-
-The surprisal of a token is -ln of the probability that the model assigns to the token, in nats.
-"""
+"""Arrays to plot: attention maps, and the surprisal (-ln p, in nats) and most likely tokens of each character."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
@@ -19,10 +16,7 @@ NUM_TOP = 5  # number of most likely tokens to keep for each character
 
 @torch.no_grad()
 def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
-    """Return the attention weights of every head for one text: (T,) int64 -> (layers, H, T, T) fp32 on the CPU.
-
-    Entry [l, h, i, j] is the weight with which position i attends to position j. T must be at most `context`.
-    """
+    """Return the weight with which position i attends to j: (T,) int64 -> [layer, head, i, j] fp32, T <= context."""
     config = model.config
     with exact(model):
         x = model.embed(tokens[None])  # (1, T, C)
@@ -39,46 +33,27 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
 
 
 class Surprisals(NamedTuple):
-    """The surprisals of N consecutive characters of a text, and the tokens that the model considered most likely.
+    """The surprisals of N consecutive characters, and the K tokens most likely at the first token of each."""
 
-    Attributes:
-        tokens: the tokens of the characters, (M,) int64, with M > N if a character consists of several tokens.
-        begins: index in `tokens` of the first token of each character, (N,) int64.
-        nats: surprisal of each character in nats, summed over its tokens, (N,) float64.
-        top: the K tokens that were most likely at the first token of each character, the most likely first, (N, K)
-            int64.
-        probabilities: the probabilities of the tokens in `top`, (N, K) float32. For the first token of a text, which is
-            not predicted, they are all 0.
-    """
-
-    tokens: Tensor
-    begins: Tensor
-    nats: Tensor
-    top: Tensor
-    probabilities: Tensor
+    tokens: Tensor  # (M,) int64, M > N if a character has several
+    begins: Tensor  # (N,) int64, index in `tokens` of each character's first token
+    nats: Tensor  # (N,) float64, summed over the tokens of each character
+    top: Tensor  # (N, K) int64, the most likely first
+    probabilities: Tensor  # (N, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
 
     @property
     def millinats(self) -> Tensor:
-        """`nats` in thousandths of a nat, (N,), rounded, and clipped to 65,535 so that the values fit into uint16."""
+        """`nats` in rounded thousandths of a nat, (N,), clipped so that they fit into uint16."""
         return (self.nats * 1000).round().clamp(max=2**16 - 1)
 
 
 def token_surprisals(
     predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the surprisals of a text's tokens and the K most likely tokens at each position, one batch at a time.
+    """Yield tokens (N,), surprisals (N,), the `k` most likely tokens (N, K) and their probabilities (N, K) by batch.
 
-    Args:
-        predicted: batches of logits (N, V) and targets (N,), which together cover all tokens but the first, as
-            `gpt.evaluation.predictions` yields them.
-        first: the first token of the text. Its surprisal is ln V, because no text precedes it.
-        vocabulary: the number of tokens in the vocabulary, V.
-        k: how many of the most likely tokens to yield. K is the smaller of k and V.
-
-    Yields:
-        For each batch a tuple of four tensors: the tokens (N,), their surprisals in nats (N,), the K most likely tokens
-        at each position (N, K), the most likely first, and the probabilities of these K tokens (N, K). The first batch
-        is the first token alone, with zeros as its most likely tokens and their probabilities.
+    `predicted` comes from `gpt.evaluation.predictions`. The first batch is the first token alone, with the surprisal
+    ln V.
     """
     none = torch.zeros(1, min(k, vocabulary))
     yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
@@ -88,15 +63,9 @@ def token_surprisals(
 
 
 def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Surprisals]:
-    """Merge the surprisals of tokens into surprisals of characters, and yield one `Surprisals` per `size` characters.
+    """Merge what `token_surprisals` yields into one `Surprisals` per `size` characters, the last of which has fewer.
 
-    The surprisal of a character is the sum over its tokens. Its most likely tokens are the ones predicted at its first
-    token. The last `Surprisals` may have fewer characters.
-
-    Args:
-        pieces: batches of tokens with their surprisals, as `token_surprisals` yields them.
-        starts: (V,), nonzero for each token that begins a character, and 0 for each token that continues a character.
-        size: the number of characters in each `Surprisals`.
+    `starts`, (V,), is nonzero for each token that begins a character.
     """
     held: list[Tensor] = []
     for piece in pieces:
@@ -109,11 +78,7 @@ def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int
 
 
 def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
-    """Return the N characters whose surprisals are in `characters`, as a string of exactly N code points.
-
-    `decode` converts tokens to text, like the method `decode` of a tokenizer. If the bytes of a character are not valid
-    UTF-8, U+FFFD represents the character.
-    """
+    """Return exactly N code points, one per character; U+FFFD stands for invalid UTF-8."""
     text = decode(characters.tokens.numpy())
     if len(text) == len(characters.begins):
         return text
@@ -122,13 +87,9 @@ def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
 
 
 def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
-    """Return the indices in `tokens`, (M,), at which a character begins: (N,) int64. Index 0 is always included.
-
-    `starts`, (V,), is nonzero for each token of the vocabulary that begins a character.
-    """
-    begin = starts[tokens].bool()
+    begin = starts[tokens].bool()  # (M,)
     begin[0] = True
-    return begin.nonzero()[:, 0]
+    return begin.nonzero()[:, 0]  # (N,)
 
 
 def _merged(columns: list[Tensor], begins: Tensor) -> Surprisals:

@@ -1,4 +1,4 @@
-"""Causal multi-head self-attention with optional QK-norm, rotary positions and key offset (`offset_keys`).
+"""Causal multi-head self-attention with QK-norm, rotary positions and key offset.
 
 Shapes: B windows, T tokens in a window, C = dim, H heads of size D = C / H, R rotated channels per head.
 """
@@ -13,10 +13,9 @@ from gpt.positions import position_tables
 
 
 class Attention(nn.Module):
-    """Causal multi-head self-attention: (B, T, dim) -> (B, T, dim).
+    """Causal multi-head self-attention: (B, T, C) -> (B, T, C).
 
-    `qkv.weight`, (3 * dim, dim), stacks the projections to queries, keys and values. Its layout is that of
-    `nn.MultiheadAttention.in_proj_weight`, so weights can be copied between the two.
+    `qkv.weight`, (3C, C), stacks the projections to queries, keys and values like `nn.MultiheadAttention`.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -26,11 +25,7 @@ class Attention(nn.Module):
         self.proj = nn.Linear(config.dim, config.dim, bias=config.bias)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Return the attention output, each position attending to itself and earlier ones: (B, T, dim) -> (B, T, dim).
-
-        `tables` is the result of `position_tables` for T positions. If it is None, `forward` calls `position_tables`
-        itself.
-        """
+        """Attend from each position to itself and earlier ones; `tables` are the `position_tables` of T positions."""
         (B, T, C), config = x.shape, self.config
         tables = position_tables(config, T, x.device) if tables is None else tables
         q, k, v = self.queries_keys_values(x, tables)  # 3 x (B, H, T, D)
@@ -38,12 +33,7 @@ class Attention(nn.Module):
         return self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
 
     def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries, keys and values of all heads: (B, T, C) -> 3 x (B, H, T, D).
-
-        Queries and keys are normalised if `config.qk_norm` is true, and rotated (`rotate`) if the model has rotary
-        positions. Keys are then offset (`offset_keys`) if `config.key_offset` is true. `tables` is the result of
-        `position_tables`, which for rotary positions is (cosines, sines).
-        """
+        """Return the queries, keys and values of all heads: (B, T, C) -> 3 x (B, H, T, D)."""
         (B, T, C), config = x.shape, self.config
         qkv = self.qkv(x).view(B, T, 3, config.heads, C // config.heads)  # (B, T, 3, H, D)
         q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)  # 3 x (B, H, T, D)
@@ -57,11 +47,10 @@ class Attention(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Return queries or keys x with pairs of channels rotated by angles that depend on the position: (B, H, T, D).
+    """Rotate pairs of channels by angles that grow with the position: (B, H, T, D) -> (B, H, T, D).
 
-    Of the D channels, the first R are rotated: channels i and i + R/2 form a pair for i < R/2 (GPT-NeoX's layout).
-    `cos` and `sin`, (T, R/2), are the cosines and sines of the angles. If both queries and keys are rotated, q . k
-    depends on the distance between their positions, not on the positions themselves.
+    Of the first R channels, i and i + R/2 form a pair (GPT-NeoX's layout); `cos` and `sin`, (T, R/2), are of the
+    angles. The product q . k of a rotated query and key then depends only on the distance between their positions.
     Source: RoFormer, arXiv:2104.09864, equation 34.
     """
     cos, sin = cos.to(x.dtype), sin.to(x.dtype)
@@ -71,11 +60,10 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def offset_keys(k: Tensor) -> Tensor:
-    """Return the keys, each with half of its channels taken from the previous position: (B, H, T, D) -> (B, H, T, D).
+    """Take the last D // 2 channels of each key from the previous position: (B, H, T, D) -> (B, H, T, D).
 
-    The last D // 2 channels of each head are taken from the previous position. At the first position they are zeros.
-    With the offset, a single layer can look up what came after an earlier occurrence of a character, which otherwise
-    requires two layers (an induction head).
+    At the first position they are zeros. One layer can then look up what followed an earlier occurrence of a
+    character, for which an induction head needs two.
     Source: the partial key offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
     """
     half = k.shape[-1] // 2

@@ -19,9 +19,9 @@ MIN_BLOCK = 16  # minimum queries per block of a window: matmuls of smaller bloc
 def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, training: bool) -> Tensor:
     """Return the output of causal attention: 3 x (B, H, T, D) -> (B, H, T, D).
 
-    A text longer than two blocks is cut into blocks of b >= `window` positions, so that the cost is linear in T: the
-    queries of a block need only the keys of the same block and of the block before it. Dropout is applied only if
-    `training` is true. While a graph is exported for all lengths, T is symbolic, so no condition depends on its value.
+    With a window, a long text is cut into blocks of b >= `window` positions, so that the cost is linear in T: the
+    queries of a block need only the keys of the same block and of the one before. While a graph is exported, T is
+    symbolic, so no condition may depend on its value.
     Source: Longformer, arXiv:2004.05150, section 3.1 and appendix A ("sliding chunks").
     """
     (B, H, T, D), window, symbolic = q.shape, config.window, isinstance(q.shape[2], torch.SymInt)
@@ -45,10 +45,10 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, training: bool)
 
 
 def is_explicit(config: ModelConfig, length: int, keys: int, device: str, training: bool) -> bool:
-    """Return whether `explicit_attention` is faster than `fused_attention`, unless `config.attention` names one.
+    """Return whether to use `explicit_attention`: what `config.attention` says or, if that is `auto`, is faster.
 
     On a CPU, the fused kernel has a slow backward and no dropout, and is slow for the blocks of a window, whose queries
-    see fewer `keys` than the text has. `length` is T, and a backward pass follows if `training` is true.
+    see fewer `keys` than the text has.
     """
     explicit = device == "cpu"
     if explicit and not isinstance(length, torch.SymInt):
@@ -57,17 +57,10 @@ def is_explicit(config: ModelConfig, length: int, keys: int, device: str, traini
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Return softmax(q k^T / sqrt(D) + mask) v, (B, H, T, D), computed with two batched matmuls.
+    """Return softmax(q k^T / sqrt(D) + mask) v: (B, H, T, D), 2 x (B, H, M, D) -> (B, H, T, D).
 
-    On a CPU this is up to three times faster than torch's fused kernel, whose backward pass is slow there.
+    `mask` is (T, M) or (H, T, M); None is causal and requires M = T. Dropout applies to the attention weights.
     Source: Attention Is All You Need, arXiv:1706.03762, equation 1, with the causal mask of section 3.2.3.
-
-    Args:
-        q: the queries, (B, H, T, D).
-        k: the keys, (B, H, M, D).
-        v: the values, (B, H, M, D).
-        mask: added to the scores, (T, M) or (H, T, M), -inf for masked keys; None is causal and requires M = T.
-        dropout: probability with which an attention weight is set to 0.
     """
     (B, H, T, D), M = q.shape, k.shape[2]
     if mask is None:
@@ -75,23 +68,21 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
     q, k, v = (x.reshape(B * H, -1, D) for x in (q, k, v))  # (B*H, T or M, D)
     added = mask.to(q.dtype).expand(B, H, T, M).reshape(B * H, T, M)  # no copy of a mask that is equal in all heads
     scores = torch.baddbmm(added, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M)
-    # Without a dtype, autocast would widen the scores to fp32 and narrow them again: twice the memory traffic, although
-    # the kernel accumulates in fp32 anyway.
+    # Without a dtype, autocast would widen the scores to fp32, although the kernel accumulates in fp32 anyway.
     weights = drop(torch.softmax(scores, -1, dtype=scores.dtype), dropout)  # (B*H, T, M)
     return (weights @ v).view(B, H, T, D)  # (B, H, T, D)
 
 
 def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
-    """Return the result of `explicit_attention` for the same arguments, computed with torch's fused kernel."""
+    """Like `explicit_attention`, with PyTorch's fused kernel."""
     mask = None if mask is None else mask.to(q.dtype)[None]  # (1, T, M) or (1, H, T, M)
     return F.scaled_dot_product_attention(q, k, v, mask, dropout, is_causal=mask is None)  # (B, H, T, D)
 
 
 def make_mask(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
-    """Return the mask to add to scores, (..., T, M) float32: -inf for hidden keys, 0 for others.
+    """Return the mask to add to scores: 0 for the last `window` keys up to the query's own, -inf for all others.
 
-    A query attends to itself and to the keys before it, at most `window` in all. `queries`, (..., T), and `keys`,
-    (..., M), are positions; a negative key is padding.
+    `queries`, (..., T), and `keys`, (..., M), are positions, of which negative ones are padding -> (..., T, M) float32.
     Source: Mistral 7B, arXiv:2310.06825, section 2, for the window.
     """
     distance = queries[..., :, None] - keys[..., None, :]  # (..., T, M)

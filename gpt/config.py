@@ -1,6 +1,5 @@
-"""Options of the model and its optimizer, without torch, so that the command line starts fast."""
+"""Options of the model, without torch, so that the command line starts fast."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,29 +11,13 @@ NORM_EPS = 1e-5  # of layer norm and RMS norm
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """The architecture of a `GPT`. The defaults are those of the preset `model=tiny`.
+    """The architecture of a `GPT`: `python train.py --help=all` prints what each option means.
 
-    In a configuration, `layers`, `heads`, `dim` and `dropout` are `auto` until the run chooses a number for each of
-    them.
+    The defaults are those of `model=tiny`. `layers`, `heads`, `dim` and `dropout` may be `auto` only in a run's
+    configuration, until the run chooses numbers.
 
-    Attributes:
-        layers: number of transformer blocks.
-        heads: number of attention heads per block, which must divide `dim`.
-        dim: model width, the number of channels.
-        context: context length in tokens.
-        dropout: dropout probability on embeddings, attention and residual branches.
-        bias: whether linear layers and layer norms have biases.
-        norm: normalisation before each branch, layernorm or rmsnorm.
-        activation: non-linearity of the MLP, gelu or relu2.
-        positions: position encoding: learned, sinusoidal, rotary or none.
-        window: attention window in tokens, including the current one; None: the whole context.
-        qk_norm: whether RMS norm is applied to the queries and keys of each head.
-        key_offset: whether half of each key's channels come from the previous position.
-        token_shift: whether the embedding of the previous token, scaled by a learned factor per channel, is added to
-            the embedding of each token.
-        conv_taps: kernel size of the causal depthwise convolution after the MLP; 1: no convolution.
-        tied: whether the output head shares its weights with the token embedding.
-        attention: attention kernel: explicit, sdpa, or auto for the faster one.
+    Raises:
+        InputError: a value is out of its range, or `dim`, `heads` and `positions` do not fit together.
     """
 
     layers: Any = option(4, "number of transformer blocks", auto=int, least=1, most=4096)
@@ -44,11 +27,8 @@ class ModelConfig:
     dropout: Any = option(
         0.0,
         "dropout on embeddings, attention and residual branches; auto: 0, or more if training repeats the text often",
-        auto=float,
-        least=0,
-        below=1,
-        on_resume="allow",
-    )
+        auto=float, least=0, below=1, on_resume="allow",
+    )  # fmt: skip
     bias: bool = option(False, "biases in linear layers and layer norms")
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
@@ -69,136 +49,42 @@ class ModelConfig:
     attention: str = option(
         "auto",
         "attention kernel; auto: explicit (matmuls) to train on a CPU with fewer than 1024 tokens, else PyTorch's sdpa",
-        choices=("auto", "explicit", "sdpa"),
-        on_resume="allow",
-        aliases={"flash": "sdpa", "eager": "explicit"},
-    )
+        choices=("auto", "explicit", "sdpa"), on_resume="allow", aliases={"flash": "sdpa", "eager": "explicit"},
+    )  # fmt: skip
 
     def __post_init__(self) -> None:
         check(self, "model")
         if self.heads == self.dim == "auto":
             return
-        # If only one of them is `auto`, the other is checked against its default.
+        # If only one is `auto`, it counts as its default.
         heads, dim = (getattr(type(self) if getattr(self, n) == "auto" else self, n) for n in ("heads", "dim"))
-        # Rotary rotates pairs of channels, so the head size must be a multiple of 2. With key_offset it rotates only
-        # half of the head, so the head size must be a multiple of 4.
+        # Rotary positions rotate pairs of channels, with key_offset in half of each head.
         multiple = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
-        sizes = [n for n in range(1, dim + 1) if dim % n == 0 and dim // n % multiple == 0]
-        if dim % heads:
-            fitting = [n for n in sizes if dim // n >= 8] or sizes or [1]
-            unit = multiple * heads
-            raise InputError(
-                f"model.heads={heads}: must divide model.dim={dim}; try "
-                f"{', '.join(map(str, fitting))} or model.dim={-(-dim // unit) * unit}"
-            )
-        if dim // heads % multiple:
-            raise InputError(
-                f"model.positions=rotary: needs a head size that is a multiple of {multiple}"
-                f"{' (2 with model.key_offset=false)' if self.key_offset else ''}, but model.dim={dim} / "
-                f"model.heads={heads} = {dim // heads}; the other positions allow any"
-            )
+        if dim % (heads * multiple):
+            fitting = [str(n) for n in range(1, dim + 1) if dim % (n * multiple) == 0 and dim // n >= 8]
+            fitting.append(f"model.dim={-(-dim // (heads * multiple)) * heads * multiple}")
+            size = "" if dim % heads else f" into heads of a multiple of {multiple} channels for positions=rotary"
+            raise InputError(f"model.heads={heads}: must divide model.dim={dim}{size}; try {', '.join(fitting)}")
 
     @property
     def head_dim(self) -> int:
-        """Width of one attention head in channels, `dim / heads`."""
+        """Channels of one attention head."""
         return self.dim // self.heads
 
     @property
     def rotary_dims(self) -> int:
-        """Number of channels per head that rotary positions rotate, or 0 for other position encodings.
+        """Channels per head that rotary positions rotate; 0 for other positions.
 
-        If `key_offset` is true, only half of the channels are rotated. The other half, which in each key comes from the
-        previous position, is not rotated, so that a query can match it at any distance.
+        With `key_offset` this is only half of them, so that a query can match the other half at any distance.
         """
         return (self.head_dim // 2 if self.key_offset else self.head_dim) if self.positions == "rotary" else 0
 
     @property
     def attention_window(self) -> int:
-        """Maximum number of positions that a position attends to, including itself. A full KV cache has this length."""
+        """Maximum number of positions that a position attends to, including itself: the length of a full KV cache."""
         return min(self.window or self.context, self.context)
 
     @property
     def absolute(self) -> bool:
-        """True for learned and sinusoidal positions, which exist only for the first `context` tokens of a text."""
+        """Whether positions exist only for the first `context` tokens of a text (learned, sinusoidal)."""
         return self.positions in ("learned", "sinusoidal")
-
-    def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Yield (name, shape) for each weight in the file of a model with this architecture.
-
-        `vocabulary` is the number of tokens in the vocabulary. If the head is tied to the embedding, `head.weight` is
-        left out.
-        """
-        dim = self.dim
-        block: dict[str, tuple[int, ...]] = {
-            "norm1.weight": (dim,), "attention.qkv.weight": (3 * dim, dim), "attention.proj.weight": (dim, dim),
-            "norm2.weight": (dim,), "mlp.up.weight": (4 * dim, dim), "mlp.down.weight": (dim, 4 * dim),
-            **{f"mlp.taps.{tap}": (dim,) for tap in range(self.conv_taps - 1)},
-        }  # fmt: skip
-        if self.token_shift:
-            yield "shift", (dim,)
-        yield "embedding.weight", (vocabulary, dim)
-        if self.positions == "learned":
-            yield "position_embedding.weight", (self.context, dim)
-        blocks = ((f"blocks.{i}.{name}", shape) for i in range(self.layers) for name, shape in block.items())
-        for name, shape in (*blocks, ("norm.weight", (dim,))):
-            yield name, shape
-            if self.bias and name.endswith("weight") and (len(shape) == 2 or self.norm == "layernorm"):
-                yield name.replace("weight", "bias"), shape[:1]
-        if not self.tied:
-            yield "head.weight", (vocabulary, dim)
-
-
-@dataclass(frozen=True)
-class OptimConfig:
-    """The optimizer and its learning-rate schedule.
-
-    Attributes:
-        name: muon (Muon for the matrices of the blocks, AdamW for all other weights) or adamw.
-        lr: peak learning rate of AdamW.
-        muon_lr: peak learning rate of Muon, on the same schedule.
-        muon_beta2: decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon.
-        muon_every: Muon updates each block every `muon_every` steps, in turn, at `muon_every` times its learning rate.
-        min_lr: final learning rate of AdamW.
-        warmup: number of linear warm-up steps.
-        schedule: learning-rate schedule after the warm-up, cosine or trapezoid.
-        cooldown: fraction of all steps, at the end, in which a trapezoid's learning rate falls.
-        weight_decay: decoupled weight decay of matrices and embeddings.
-        betas: decay rates of AdamW's two moments.
-        clip: maximum gradient norm; 0: no clipping.
-    """
-
-    name: str = option(
-        "muon",
-        "optimizer; muon: Muon for the matrices of the blocks, AdamW for the rest",
-        choices=("muon", "adamw"),
-        on_resume="fixed",
-    )
-    lr: Any = option(
-        6.0e-3, "peak learning rate of AdamW; auto: 0.006, or more if minutes allows few steps", auto=float, above=0
-    )
-    muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
-    muon_beta2: float = option(
-        0.95, "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon", least=0, below=1
-    )
-    muon_every: int = option(
-        2, "Muon updates each block every n steps, in turn, at n times its rate; 1: every step", least=1, most=64
-    )
-    min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
-    warmup: Any = option(50, "linear warm-up steps; auto: 50, or fewer if minutes allows few steps", auto=int, least=0)
-    schedule: str = option(
-        "trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"),
-        aliases=dict.fromkeys(("wsd", "linear", "constant"), "trapezoid"),
-    )  # fmt: skip
-    cooldown: float = option(
-        0.5, "trapezoid: final fraction of all steps, in which the learning rate falls", least=0, most=1
-    )
-    weight_decay: float = option(0.1, "decoupled weight decay of matrices and embeddings", least=0)
-    betas: list[float] = option([0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1)
-    clip: float = option(1.0, "maximum gradient norm; 0: no clipping", least=0)
-
-    def __post_init__(self) -> None:
-        check(self, "optim")
-        if len(self.betas) != 2:
-            raise InputError(f"optim.betas={self.betas}: must be two numbers")
-        if self.lr != "auto" and self.min_lr > self.lr:
-            raise InputError(f"optim.min_lr={self.min_lr:g}: must be at most optim.lr={self.lr:g}")

@@ -6,11 +6,10 @@ from torch import Tensor, nn
 
 
 def dropout(x: Tensor, p: float) -> Tensor:
-    """Return x with each value set to 0 with probability p, and all remaining values divided by 1 - p.
+    """Set each value of x to 0 with probability p, and divide the others by 1 - p.
 
-    The random numbers come from torch's global generator. torch's own dropout generates a float for each value, which
-    costs a CPU more than the matmuls around it. On a CPU, four values therefore share a random 64-bit number, 16 bits
-    each, which rounds p to a multiple of 2^-16.
+    PyTorch's dropout generates a float per value, which costs a CPU more than the matmuls around it. Here, on a CPU,
+    four values share a random 64-bit number, 16 bits each, which rounds p to a multiple of 2^-16.
     Source: Srivastava et al. 2014 (https://jmlr.org/papers/v15/srivastava14a.html), with the scaling in training.
     """
     if p == 0:
@@ -24,7 +23,7 @@ def dropout(x: Tensor, p: float) -> Tensor:
 # calls with the same x and p into one, so a model must not apply dropout to one tensor twice.
 @torch.library.custom_op("chargpt::kept", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def _kept(x: Tensor, p: float) -> Tensor:
-    """Return a random mask in the shape of x, uint8: 0 (drop the value) with probability p, otherwise 1."""
+    """Return a random mask in the shape of x, uint8: 0 (drop) with probability p, otherwise 1."""
     count = x.numel()
     words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
     bits = words.view(torch.int16)[:count].view(x.shape)  # the shape of x; uniform in [-2^15, 2^15)
@@ -40,5 +39,4 @@ class Dropout(nn.Dropout):
     """A layer that applies `dropout` in training and does nothing in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return `dropout(x, p)` in training and x itself in evaluation, with x of any shape."""
         return dropout(x, self.p) if self.training else x

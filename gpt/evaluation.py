@@ -1,9 +1,7 @@
 """Exact losses: every token of a text is predicted once, and the losses are summed in float64.
 
-`evaluation_windows` cuts a text into batches of windows `(inputs, targets, counted)`, three (B, T) tensors. `counted`
-is False for padding and for tokens that another window counts. Losses are summed into *totals*, (4,) float64 tensors
-`[nats, tokens, characters, bytes]`, which add up over batches and devices in any order. `sizes` is a tokenizer's
-`token_sizes`: (V, 2) int64, the number of characters and UTF-8 bytes of each token.
+A batch of windows is `(inputs, targets, counted)`, three (B, T) tensors. *Totals* are (4,) float64 tensors `[nats,
+tokens, characters, bytes]`, which add up over batches and devices. `sizes`, (V, 2), is a tokenizer's `token_sizes`.
 """
 
 import math
@@ -24,31 +22,18 @@ EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two co
 
 @dataclass(frozen=True)
 class Score:
-    """How well a model predicts a text, and the length of the text.
+    """How well a model predicts a text, and the length of the text."""
 
-    Attributes:
-        loss: mean loss in nats per token.
-        bpc: bits per character; NaN if `characters` is 0.
-        bpb: bits per byte.
-        tokens: number of tokens in the text.
-        characters: number of characters in the text.
-        bytes: number of UTF-8 bytes in the text.
-    """
-
-    loss: float
-    bpc: float
-    bpb: float
+    loss: float  # mean, in nats per token
+    bpc: float  # bits per character; NaN for bytes that only continue a character
+    bpb: float  # bits per byte
     tokens: int
     characters: int
-    bytes: int
+    bytes: int  # in UTF-8
 
 
 def measured(score: Score, context: int) -> dict[str, Any]:
-    """Return a dict that describes how a score was measured, with the keys `mode`, `context`, `stride`, `characters`.
-
-    The score must come from disjoint windows of `context` tokens, as in validation. Model files and summary.json store
-    the dict as `evaluation`.
-    """
+    """Return the `evaluation` of model files and summary.json for a score on disjoint windows of `context` tokens."""
     return {"mode": "disjoint", "context": context, "stride": context, "characters": score.characters}
 
 
@@ -59,37 +44,22 @@ def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the sums `[nats, tokens, characters, bytes]` over N tokens: (4,) float64 on the CPU.
-
-    `nats`, (N,), are the surprisals of the tokens, and `tokens`, (N,), the tokens themselves. `sizes`, (V, 2), is the
-    tokenizer's `token_sizes`, the number of characters and bytes of each token.
-    """
+    """Return the totals of N tokens with the surprisals `nats`: 2 x (N,) -> (4,) on the CPU."""
     return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
 
 
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the sums `[nats, tokens, characters, bytes]` over the counted targets of a batch: (4,) float64 on the CPU.
-
-    `logits` are (B, T, V) and `targets` (B, T). `counted`, (B, T) bool, is True for each target to include. `sizes`,
-    (V, 2), is the tokenizer's `token_sizes`.
-    """
+    """Return the totals of the counted targets of a batch: (B, T, V), 2 x (B, T) -> (4,) on the CPU."""
     return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
 
 def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
-    """Return the sums `[nats, tokens, characters, bytes]` for the first token of a text alone: (4,) float64.
-
-    Its loss is ln V, with V = `vocabulary`, because no text precedes it. `sizes`, (V, 2), is the tokenizer's
-    `token_sizes`.
-    """
+    """Return the totals of the first token of a text, whose loss is ln V because no text precedes it: (4,)."""
     return torch.tensor([math.log(vocabulary), 1, *sizes[token]], dtype=torch.float64)
 
 
 def make_score(totals: Tensor) -> Score:
-    """Return the `Score` of a text from its sums `[nats, tokens, characters, bytes]`, (4,).
-
-    `bpc` is NaN if the number of characters is 0, as for bytes that only continue a character.
-    """
+    """Return the `Score` of a text from its totals, (4,)."""
     nats, tokens, characters, octets = totals.tolist()
     bits = nats / math.log(2)
     bpc = bits / characters if characters else math.nan
@@ -98,7 +68,7 @@ def make_score(totals: Tensor) -> Score:
 
 @contextmanager
 def exact(model: GPT) -> Iterator[None]:
-    """Run the model in fp32 and without dropout inside a `with` block, then restore its training mode."""
+    """Run the model in fp32 and without dropout, then restore its training mode."""
     training = model.training
     model.eval()
     try:
@@ -110,11 +80,7 @@ def exact(model: GPT) -> Iterator[None]:
 
 @torch.no_grad()
 def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits (N, V) and the targets (N,) of the N counted tokens in each batch of windows.
-
-    `windows` are the tuples (inputs, targets, counted) that `evaluation_windows` yields. The model runs in fp32 and
-    without dropout, and the yielded tensors are on its device.
-    """
+    """Yield the logits (N, V) and targets (N,) of each batch's counted tokens, on the model's device."""
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
         with exact(model):
@@ -124,15 +90,7 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
 
 
 def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, sizes: np.ndarray) -> Score:
-    """Return the score of a text of which a model has predicted every token but the first.
-
-    Args:
-        predicted: batches of logits (N, V) and targets (N,), which together cover all tokens but the first, as
-            `predictions` yields them.
-        first: the first token of the text, whose loss is ln V.
-        vocabulary: the number of tokens in the vocabulary, V.
-        sizes: the tokenizer's `token_sizes`, (V, 2).
-    """
+    """Return the score of a text from its `predictions` of every token but the first."""
     total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
         total += totals(surprisals(logits, targets), targets, sizes)
@@ -163,25 +121,21 @@ def evaluation_windows(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield batches of windows that cover a text, so that every token except the first is counted exactly once.
 
-    Disjoint windows (stride = context) are the cheapest. With a smaller stride, windows overlap, and every window after
-    the first counts only its last `stride` targets. Each of these targets is predicted from more than context - stride
-    tokens.
+    With a stride below `context`, windows overlap, and each after the first counts only its last `stride` targets, which
+    are predicted from more than context - stride tokens.
 
     Args:
-        tokens: the text, one-dimensional, of any integer type.
+        tokens: the text, (N,), of any integer type.
         context: window length in tokens, T.
         batch: windows per batch on this rank, B.
-        stride: tokens from the start of one window to the start of the next, at least 1. The maximum and the default
-            are `context`.
+        stride: tokens from the start of one window to the start of the next; None: `context`.
         rank: rank of this process. Together the ranks count every target once.
         ranks: number of processes that share the work.
-        most: maximum number of counted targets; None: all. If `most` is less than the number of all targets, the
-            windows are evenly spaced in the text. The first window is always included, with all its targets.
+        most: about how many targets to count, in windows that are evenly spaced in the text; None: all.
 
     Yields:
-        A tuple (inputs, targets, counted) of tensors (B, T): int64, int64 and bool. `counted` is True for targets whose
-        loss counts. Every batch has B rows and every rank yields the same number of batches. Padding repeats tokens of
-        the text and is not counted.
+        (inputs, targets, counted), each (B, T): int64, int64 and bool. Every rank yields the same number of batches,
+        and every batch has B rows, the last of which may be padding that does not count.
 
     Raises:
         ValueError: `stride` is less than 1 or greater than `context`.

@@ -1,10 +1,6 @@
-"""Model files: trained weights as safetensors, and a description of the model as JSON in the metadata.
+"""Model files: trained weights as safetensors, described by JSON in the metadata; no torch, so sampling starts fast.
 
-A model file from anyone is safe to open, because `read` compares the header with the described model before it
-allocates memory, and executes nothing in the file. This module does not import torch, so that sampling starts fast.
-
-The metadata has one key, `chargpt`, whose JSON contains `FIELDS` and the `sha256` of the weights. If the head is tied
-to the embedding, the file has `embedding.weight` and no `head.weight`.
+A stranger's file is safe to open: `read` checks the header against the described model before it allocates memory.
 Source of the format: safetensors (https://github.com/huggingface/safetensors), README, "Format".
 """
 
@@ -12,10 +8,10 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 
@@ -25,24 +21,55 @@ from gpt.config import ModelConfig
 from gpt.tokenizer import tokenizer_from
 
 FORMAT = 1  # increase it if an old model file would mean something else
-# The description of a model: `val_loss` is in nats per token, null for weights saved between two validations;
-# `evaluation` says how it was measured; `text` is the training text's name without its folder;
-# `trained_on` has `sha256`, the first `HASH` digits of the hashes of files (`data.decoding.hashed`) of which the first
-# `share` was trained on, `split`, a hash of the text and of how it was split, and `before`, the same of the models that
-# training started from; `documents` is null, or the rule by which the text was divided into documents
-# (`data.documents.Rule`).
-FIELDS = {
-    "format": int, "model_config": dict, "vocabulary": dict, "step": int, "val_loss": float | None,
-    "evaluation": dict | None, "text": str, "trained_on": dict, "documents": dict | None,
-}  # fmt: skip
-DOCUMENTS = {"kind": str, "end": str, "name": str}
-TRAINED_ON = {"sha256": list, "share": float, "split": str}
-EVALUATION = {"mode": str, "context": int, "stride": int, "characters": int}
 HASH = 16  # hexadecimal digits; older files have all 64, of the bytes of each file
 MAX_TEXTS = 32  # that a model file remembers: with 1,000 hashes each, they fit into `MAX_METADATA`
 MAX_END = 100  # characters of an end mark
 MAX_HEADER = 2**23  # bytes: 1.5 times what the deepest model needs
 MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all settings need
+
+
+class TextRead(TypedDict):
+    sha256: list[str]  # the first `HASH` digits of the hashes of files (`data.decoding.hashed`)
+    share: float  # fraction of each file, from its beginning, that the model was trained on
+    split: str  # hash of the text and of how it was split
+
+
+class TrainedOn(TextRead):
+    before: list[TextRead]  # of the models that training started from
+
+
+class Documents(TypedDict):
+    """How the training text was divided into documents (`data.documents.Rule`)."""
+
+    kind: str
+    end: str
+    name: str
+
+
+class Evaluation(TypedDict):
+    """How `val_loss` was measured (`gpt.evaluation.measured`)."""
+
+    mode: str
+    context: int
+    stride: int
+    characters: int
+
+
+class Description(TypedDict):
+    """What a model file says about its model, beside the `sha256` of the weights."""
+
+    format: int
+    model_config: dict[str, Any]
+    vocabulary: dict[str, Any]
+    step: int
+    val_loss: float | None  # nats per token; None: saved between two validations
+    evaluation: Evaluation | None
+    text: str  # name of the training text, without its folder
+    trained_on: TrainedOn
+    documents: Documents | None
+
+
+FIELDS = get_type_hints(Description)
 
 
 class CheckpointError(InputError):
@@ -53,23 +80,15 @@ class CheckpointError(InputError):
 
 
 class Model(NamedTuple):
-    """The contents of a model file: its architecture, its weights by name, and its description (see `FIELDS`)."""
+    """The contents of a model file."""
 
     config: ModelConfig
     state: dict[str, np.ndarray]  # name -> float32 array of each weight, without `head.weight` if it is tied
-    meta: dict[str, Any]  # `FIELDS`
+    meta: dict[str, Any]  # a `Description`
 
 
 def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) -> None:
-    """Write a model file from the weights `state` and the description `meta`.
-
-    The write is atomic: if it raises `OSError`, an existing file at `path` is unchanged.
-
-    Args:
-        path: file to write.
-        state: name -> array of each weight that `ModelConfig.shapes` lists.
-        meta: the description of the model, a mapping that has the keys of `FIELDS`.
-    """
+    """Write a model file atomically from the weights that `weight_shapes` lists and a `Description`."""
     from safetensors.numpy import save
 
     weights = {name: np.ascontiguousarray(array, "<f4") for name, array in state.items()}
@@ -80,10 +99,7 @@ def write(path: Path, state: Mapping[str, np.ndarray], meta: Mapping[str, Any]) 
 
 
 def digest(state: Mapping[str, np.ndarray]) -> str:
-    """Return the SHA-256 of all weights in `state` as a hexadecimal string.
-
-    The hash covers the little-endian fp32 bytes of the weights, in the order of their names.
-    """
+    """Return the SHA-256 of the little-endian fp32 bytes of all weights, in the order of their names."""
     sha = hashlib.sha256()
     for name in sorted(state):
         sha.update(state[name].astype("<f4", copy=False).data)
@@ -113,19 +129,7 @@ def read(path: str | Path) -> Model:
             text = header.pop("__metadata__", {}).get("chargpt", "")
             described = parse(text) if text else {}
             if described.get("format") == FORMAT:
-                check_fields(described, FIELDS)
-                check_fields(described["trained_on"], TRAINED_ON | {"before": list})
-                for each in described["trained_on"]["before"]:
-                    check_fields(each, TRAINED_ON)
-                if (documents := described["documents"]) is not None:
-                    check_fields(documents, DOCUMENTS)
-                    tokenizer_from(described["vocabulary"]).encode(documents["end"])  # raises if it is not known
-                    if not 0 < len(documents["end"]) <= MAX_END:
-                        raise ValueError(f"the end mark of documents must have 1 to {MAX_END} characters")
-                if described["evaluation"]:
-                    check_fields(described["evaluation"], EVALUATION)
-                config = model_config(described["model_config"])
-                shapes = dict(config.shapes(tokenizer_from(described["vocabulary"]).size))
+                config, shapes = check_description(described)
                 check_header(header, shapes)
                 size = 8 + length + sum(4 * math.prod(shape) for shape in shapes.values())
                 file.seek(0)
@@ -138,7 +142,7 @@ def read(path: str | Path) -> Model:
                 return Model(config, state, {field: described[field] for field in FIELDS})
     except PermissionError as error:
         raise CheckpointError(describe_os_error(error, path)) from None
-    except OSError as error:  # a disk error: the file may be intact
+    except OSError as error:
         error.filename = str(path)
         raise
     except (
@@ -150,53 +154,8 @@ def read(path: str | Path) -> Model:
     raise other_format(path, described.get("format"))
 
 
-def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return descriptions of the texts that a model was trained on, as at most `MAX_TEXTS` dicts.
-
-    `meta` is the description in the model file. Each dict has the keys of `TRAINED_ON`: `sha256`, `share` and `split`.
-    The first dict describes the text of the run that wrote the file. If that run started from a trained model, the
-    texts of the trained model follow.
-    """
-    own = {key: meta["trained_on"][key] for key in TRAINED_ON}
-    return [own, *(each for each in meta["trained_on"]["before"] if each != own)][:MAX_TEXTS]
-
-
-def shares_read(texts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return which fraction of each file, from its beginning, a model was trained on: hash of the file -> fraction.
-
-    `texts` are dicts with the keys of `TRAINED_ON`, as `texts_read` returns them. If several texts include the same
-    file, the largest fraction is returned.
-    """
-    ordered = sorted(texts, key=lambda text: text["share"])
-    return {str(sha256)[:HASH]: text["share"] for text in ordered for sha256 in text["sha256"]}
-
-
-def to_device(thing: Any, name: str) -> Any:
-    """Return a model or tensor moved to the device `name`, such as cuda.
-
-    If this machine does not have the device, raise `InputError`.
-    """
-    try:
-        return thing.to(name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {name}: cannot be used here: {str(error).splitlines()[0]}") from None
-
-
-def other_format(path: str | Path, found: Any, read: int = FORMAT) -> CheckpointError:
-    """Return the error to raise if a file has format number `found` but this version reads only format number `read`.
-
-    `found` is read from the file, so it may be of any type.
-    """
-    kind = str(found)[:20] if isinstance(found, int | str) else "unknown"
-    what = f"has format {kind}, but this version reads format {read}"
-    return CheckpointError(f"{path}: {what}; use the version that wrote it")
-
-
 def parse(text: str) -> dict[str, Any]:
-    """Return the description of a model from its JSON, the value of `chargpt` in the metadata of a model file.
-
-    If the JSON is longer than `MAX_METADATA` characters or is not a valid JSON object, raise `ValueError`.
-    """
+    """Return the JSON object `text`, or raise `ValueError` if it is too long or not one that JSON can write."""
     if len(text) > MAX_METADATA:
         raise ValueError(f"metadata of {len(text)} characters")
     described = json.loads(text)
@@ -206,28 +165,40 @@ def parse(text: str) -> dict[str, Any]:
     return described
 
 
-def check_fields(described: Mapping[str, Any], types: Mapping[str, Any]) -> None:
-    """Raise `ValueError` if a required field of `described` is missing, has the wrong type or is out of range.
+def check_description(described: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
+    """Return the architecture and the shapes of the weights; raise `ValueError` or `TypeError` if a field is wrong."""
+    check_value("the description", described, Description)
+    tokenizer, documents = tokenizer_from(described["vocabulary"]), described["documents"]
+    if documents is not None:
+        tokenizer.encode(documents["end"])  # raises if it is not known
+        if not 0 < len(documents["end"]) <= MAX_END:
+            raise ValueError(f"the end mark of documents must have 1 to {MAX_END} characters")
+    config = model_config(described["model_config"])
+    return config, dict(weight_shapes(config, tokenizer.size))
 
-    `types` maps the name of each required field to its type. An integer is in range if it is at least 0 and less than
-    2^63.
-    """
-    for field, kind in types.items():
-        value = described.get(field, ...)
-        if not isinstance(value, kind) or isinstance(value, bool):
-            raise ValueError(f"{field} is missing or of the wrong type")
-        if isinstance(value, int) and not 0 <= value < 2**63:
-            raise ValueError(f"{field} is out of range")
+
+def check_value(name: str, value: Any, kind: Any) -> None:
+    """Raise `ValueError` unless `value` is of the type `kind`: a class, `X | None`, `list[X]` or a TypedDict."""
+    if type(None) in get_args(kind):
+        if value is None:
+            return
+        kind = get_args(kind)[0]
+    if not isinstance(value, dict if is_typeddict(kind) else get_origin(kind) or kind) or isinstance(value, bool):
+        raise ValueError(f"{name} is missing or of the wrong type")
+    if isinstance(value, int) and not 0 <= value < 2**63:
+        raise ValueError(f"{name} is out of range")
+    if is_typeddict(kind):
+        for field, inner in get_type_hints(kind).items():
+            check_value(field, value.get(field, ...), inner)
+    elif isinstance(value, list):
+        for each in value:
+            check_value(name, each, get_args(kind)[0])
 
 
 def model_config(described: Mapping[str, Any]) -> ModelConfig:
-    """Return the architecture of a model from `described`, the field `model_config` of its file.
+    """Return the architecture of a model from the field `model_config` of its file.
 
-    A missing key does not get this version's default, because the default may describe another model.
-
-    Raises:
-        ValueError: a key is missing, or a value is invalid or `auto`.
-        TypeError: a key is unknown.
+    A missing key raises `ValueError`, as this version's default may describe another model; an unknown one `TypeError`.
     """
     if missing := [field.name for field in fields(ModelConfig) if field.name not in described]:
         raise ValueError(f"model_config has no {', '.join(missing)}")
@@ -237,12 +208,30 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
     return config
 
 
-def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise `ValueError` unless a safetensors header lists exactly the weights in `shapes`, all of them fp32.
+def weight_shapes(config: ModelConfig, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield (name, shape) for each weight in a model's file, which has no `head.weight` if the head is tied."""
+    dim = config.dim
+    block: dict[str, tuple[int, ...]] = {
+        "norm1.weight": (dim,), "attention.qkv.weight": (3 * dim, dim), "attention.proj.weight": (dim, dim),
+        "norm2.weight": (dim,), "mlp.up.weight": (4 * dim, dim), "mlp.down.weight": (dim, 4 * dim),
+        **{f"mlp.taps.{tap}": (dim,) for tap in range(config.conv_taps - 1)},
+    }  # fmt: skip
+    if config.token_shift:
+        yield "shift", (dim,)
+    yield "embedding.weight", (vocabulary, dim)
+    if config.positions == "learned":
+        yield "position_embedding.weight", (config.context, dim)
+    blocks = ((f"blocks.{i}.{name}", shape) for i in range(config.layers) for name, shape in block.items())
+    for name, shape in (*blocks, ("norm.weight", (dim,))):
+        yield name, shape
+        if config.bias and name.endswith("weight") and (len(shape) == 2 or config.norm == "layernorm"):
+            yield name.replace("weight", "bias"), shape[:1]
+    if not config.tied:
+        yield "head.weight", (vocabulary, dim)
 
-    `header` maps the name of each weight to a dict with the keys `dtype` and `shape`. `shapes` maps the name of each
-    weight to its shape.
-    """
+
+def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise `ValueError` unless a safetensors header lists exactly the weights in `shapes`, all of them fp32."""
     if more := header.keys() - shapes.keys():
         raise ValueError(f"{min(more)} is not a weight of such a model")
     for name, shape in shapes.items():
@@ -250,3 +239,30 @@ def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
         if found is None or found["dtype"] != "F32" or tuple(found["shape"]) != shape:
             what = "missing" if found is None else f"{found['dtype']} {tuple(found['shape'])}"
             raise ValueError(f"{name} is {what}, must be F32 {shape}")
+
+
+def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the `TextRead` of the run that wrote a model file, then those of the models it started from."""
+    own = {key: meta["trained_on"][key] for key in TextRead.__annotations__}
+    return [own, *(each for each in meta["trained_on"]["before"] if each != own)][:MAX_TEXTS]
+
+
+def shares_read(texts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
+    """Return the largest fraction of each file that a model was trained on: hash of the file -> fraction."""
+    ordered = sorted(texts, key=lambda text: text["share"])
+    return {sha256[:HASH]: text["share"] for text in ordered for sha256 in text["sha256"]}
+
+
+def to_device(thing: Any, name: str) -> Any:
+    """Return a model or tensor on the device `name`; raise `InputError` if this machine does not have it."""
+    try:
+        return thing.to(name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError(f"--device {name}: cannot be used here: {str(error).splitlines()[0]}") from None
+
+
+def other_format(path: str | Path, found: Any, read: int = FORMAT) -> CheckpointError:
+    """Return the error for a file whose format number, a value of any type, is not `read`."""
+    kind = str(found)[:20] if isinstance(found, int | str) else "unknown"
+    what = f"has format {kind}, but this version reads format {read}"
+    return CheckpointError(f"{path}: {what}; use the version that wrote it")

@@ -9,16 +9,12 @@ from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
 from gpt.attention import Attention
-from gpt.config import OptimConfig
 from gpt.model import GPT
+from gpt.optim_config import OptimConfig
 
 
 def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two parameter groups for an optimizer: one with weight decay, one without.
-
-    Matrices and embeddings are in the first group, with the given `weight_decay`. All vectors, such as gains and
-    biases, are in the second group.
-    """
+    """Return two parameter groups: matrices and embeddings, with weight decay, and vectors, without."""
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     return [
         {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
@@ -27,11 +23,7 @@ def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, An
 
 
 def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -> torch.optim.Optimizer:
-    """Return the optimizer that `config.name` names, AdamW or `Muon`, for all weights of the model.
-
-    Call `set_rates` before each step to set the learning rates. If `bf16_on_cpu` is true, `Muon` orthogonalises in bf16
-    even on a CPU.
-    """
+    """Return the optimizer that `config.name` names for all weights of the model. Call `set_rates` before each step."""
     first, second = config.betas
     if config.name == "adamw":
         groups = parameter_groups(model, config.weight_decay)
@@ -54,17 +46,10 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
 
 
 def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None) -> None:
-    """Set the learning rate of each parameter group in place for optimizer step `step`, which is counted from 0.
+    """Set the learning rates in `groups`, an optimizer's `param_groups`, for step `step`: `lr_at`, Muon's in proportion.
 
-    AdamW's rate comes from `lr_at`, and Muon's is proportional to it. If `config.muon_every` is n, Muon updates every
-    n-th block in each step, at n times its rate. For all other blocks the rate is 0 in this step, and the next n - 1
-    steps update them in turn.
-
-    Args:
-        groups: the `param_groups` of the optimizer.
-        step: the optimizer step.
-        config: the optimizer's configuration.
-        max_steps: length of the training in steps; None means that the decay of the learning rate has not begun yet.
+    With `config.muon_every` = n, each step updates every n-th block, in turn, at n times Muon's rate; the rate of the
+    other blocks is 0.
     """
     for group in groups:
         group["lr"] = lr_at(step, config, max_steps)
@@ -74,10 +59,9 @@ def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
-    """Return N approximately orthogonal matrices, computed from `matrices`: (N, R, C) -> (N, R, C), with R <= C.
+    """Move the singular values of N matrices near 1, and keep the vectors: (N, R, C) -> (N, R, C), with R <= C.
 
-    `steps` quintic Newton-Schulz iterations move the singular values of each matrix near 1 and keep its singular
-    vectors.
+    `steps` is the number of quintic Newton-Schulz iterations.
     Source: Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), with its coefficients.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
@@ -89,10 +73,9 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 
 
 def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
-    """Divide each row of `update` by the square root of its moment, then restore the norm of `update`, all in place.
+    """Divide each row of `update`, (R, C), by the root of its moment, then restore the norm of `update`, in place.
 
-    `update` is (R, C). `moment`, (R, 1), is an exponential moving average, with decay `beta2`, of the sum of squares of
-    each row; it is updated first.
+    `moment`, (R, 1), is a moving average with decay `beta2` of each row's sum of squares, which is updated first.
     Source: NorMuon, arXiv:2510.05491, algorithm 1, which rescales `update` to a constant norm instead.
     """
     squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
@@ -103,18 +86,17 @@ def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """An optimizer that updates parameter groups with `muon=True` by Muon and all other groups by AdamW.
+    """Updates parameter groups with `muon=True`, which contain only matrices, by Muon and all others by AdamW.
 
-    Groups with `muon=True` must contain only matrices. Muon orthogonalises the momentum of each matrix before applying
-    it. Matrices of the same shape are orthogonalised in one batch, in which a weight that stacks the projections to
-    queries, keys and values counts as three matrices. If a group's `beta2` is above 0, `normalise_rows` is applied
-    after orthogonalisation. If a group's learning rate is 0, only the momentum of its matrices is updated.
+    Muon orthogonalises the momentum of each matrix, in one batch per shape; a weight with `stacked = 3` (queries, keys
+    and values) is three matrices. `normalise_rows` follows if the group's `beta2` is above 0. If its learning rate is
+    0, only the momentum is updated.
 
     Args:
         groups: the parameter groups, as for any PyTorch optimizer.
         lr: learning rate of groups that do not set `lr`.
-        bf16_on_cpu: orthogonalise in bf16 on a CPU, too, because bf16 is precise enough. The default is fp32, because a
-            CPU that has to emulate bf16 is 60 times slower with it. On other devices, bf16 is always used.
+        bf16_on_cpu: orthogonalise in bf16 on a CPU, too. The default is fp32, because a CPU that has to emulate bf16 is
+            60 times slower with it. Other devices always use bf16, which is precise enough.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, bf16_on_cpu: bool = False) -> None:
@@ -124,11 +106,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Update all parameters that have a gradient, and return the loss if `closure` is given, otherwise None.
-
-        `closure` computes the gradients and returns the loss. The gradients of the matrices that Muon updates are
-        overwritten.
-        """
+        """Update all parameters that have a gradient; Muon overwrites the gradients of its matrices."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -187,8 +165,6 @@ class Muon(torch.optim.Optimizer):
 
 def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:
     """Return AdamW's learning rate for optimizer step `step`, counted from 0, in a training of `max_steps` steps.
-
-    The rate depends only on the arguments, so that a resumed run continues exactly.
 
     Warm-up: linear, (step + 1) / (warmup + 1) of lr.
     Cosine: half a cosine from lr at the end of the warm-up to min_lr at max_steps (SGDR, arXiv:1608.03983).

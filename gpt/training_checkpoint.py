@@ -1,9 +1,6 @@
-"""Training checkpoints (`.ckpt`), from which a run resumes.
+"""Training checkpoints (`.ckpt`), from which a run resumes: what Lightning saves, plus what `write_model` needs.
 
-A checkpoint is a dict of plain data and tensors. Its keys are `format model_config vocabulary data state_dict
-global_step val_loss evaluation`, `conditions` (`training.machine.conditions`) and the ones that Lightning adds
-(`optimizer_states loops ...`). Resume only your own checkpoints. A model from a stranger should be a model file
-(`gpt/model_file.py`), because a model file is safe to open.
+Resume only your own checkpoints; a stranger's model should be a model file, which is safe to open.
 """
 
 import errno
@@ -21,7 +18,7 @@ from base.errors import describe_os_error, is_out_of_memory, one_line
 from base.files import atomic
 from gpt import model_file
 from gpt.checkpoint import PREFIX, model_state, without_folders
-from gpt.model_file import FORMAT, CheckpointError, model_config, other_format
+from gpt.model_file import FORMAT, CheckpointError, check_value, model_config, other_format, weight_shapes
 from gpt.tokenizer import tokenizer_from
 
 CHECKPOINT_FORMAT = 1  # increase it if an old checkpoint would continue as another run
@@ -29,33 +26,20 @@ CHECKPOINT_FORMAT = 1  # increase it if an old checkpoint would continue as anot
 
 @dataclass(frozen=True)
 class TrainingRecord:
-    """What Lightning's callbacks recorded during training.
+    """What Lightning's callbacks recorded during training."""
 
-    Attributes:
-        losses: the training losses, each [step, nats per token].
-        validations: the validation losses, each [step, nats per token, bits per character].
-        samples: the texts that were generated at each validation: [step, [[temperature, prompt, text], ...]].
-        seconds: duration of the training in seconds, including validations and checkpoints.
-        stepping: seconds that the measured optimizer steps took, without validations and checkpoints.
-        stepped: number of measured optimizer steps, without the first one, which is slow.
-        peak: peak FLOP/s of all devices together; None if unknown.
-        best_step: step of the lowest validation loss.
-        over: whether training ended before max_steps, such as by early stopping.
-    """
-
-    losses: list[Any]
-    validations: list[Any]
-    samples: list[Any]
-    seconds: float
-    stepping: float
-    stepped: int
-    peak: float | None
-    best_step: int
-    over: bool
+    losses: list[Any]  # of training: [step, nats per token]
+    validations: list[Any]  # [step, nats per token, bits per character]
+    samples: list[Any]  # of each validation: [step, [[temperature, prompt, text], ...]]
+    seconds: float  # including validations and checkpoints
+    stepping: float  # seconds of the measured optimizer steps
+    stepped: int  # measured optimizer steps, without the first one, which is slow
+    peak: float | None  # FLOP/s of all devices together
+    best_step: int  # of the lowest validation loss
+    over: bool  # whether training ended before max_steps, such as by early stopping
 
     @classmethod
     def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
-        """Return the record in `callbacks`, which maps the class name of each callback of Lightning to its state."""
         metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
         return cls(
             losses=metrics["history"]["losses"]["entries"],
@@ -68,15 +52,9 @@ class TrainingRecord:
 
 
 def save(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:
-    """Write a training checkpoint atomically.
+    """Write a training checkpoint atomically, and rename an existing one to `previous`.
 
-    If writing raises `OSError`, an existing file at `path` is unchanged. If there was a file at `path`, a complete
-    checkpoint exists at `path` or at `previous` even if the process is killed.
-
-    Args:
-        path: file to write.
-        contents: the contents of the checkpoint, a dict of plain data and tensors.
-        previous: path to which an existing file at `path` is renamed; None: it is replaced.
+    Even if the process is killed, a complete checkpoint exists at `path` or at `previous`.
     """
     path = Path(path)
     with atomic(path) as temporary:
@@ -92,12 +70,9 @@ def save(path: str | Path, contents: dict[str, Any], previous: Path | None = Non
 
 
 def read(path: str | Path) -> dict[str, Any]:
-    """Return the contents of a training checkpoint, a dict of plain data and tensors.
+    """Return the contents of a training checkpoint, or raise `CheckpointError` if it is unusable.
 
     Out-of-memory and disk errors are raised unchanged, because the file may be intact.
-
-    Raises:
-        CheckpointError: the file is missing, unreadable, damaged or not a chargpt checkpoint.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
@@ -131,14 +106,11 @@ def read(path: str | Path) -> dict[str, Any]:
 
 
 def check_parts(contents: Mapping[str, Any]) -> None:
-    """Check that the contents of a checkpoint suffice to resume its run, and that they all belong to the same model.
-
-    If an entry of `contents` is missing or does not fit, raise `LookupError`, `TypeError` or `ValueError`.
-    """
+    """Raise `LookupError`, `TypeError` or `ValueError` unless the contents are complete and of one model."""
     TrainingRecord.of(contents["callbacks"])
     contents["data"]["extra_chars"], contents["loops"]["fit_loop"], contents["lr_schedulers"]  # noqa: B018
     config, (optimizer,) = model_config(contents["model_config"]), contents["optimizer_states"]
-    shapes = dict(config.shapes(tokenizer_from(contents["vocabulary"]).size))
+    shapes = dict(weight_shapes(config, tokenizer_from(contents["vocabulary"]).size))
     moved = [state["momentum" if "momentum" in state else "exp_avg"] for state in optimizer["state"].values()]
     updated = sum(len(group["params"]) for group in optimizer["param_groups"])
     if updated != len(shapes) or Counter(tuple(each.shape) for each in moved) - Counter(shapes.values()):
@@ -148,34 +120,30 @@ def check_parts(contents: Mapping[str, Any]) -> None:
     state = {name.removeprefix(PREFIX): tuple(value.shape) for name, value in contents["state_dict"].items()}
     if state != shapes:
         raise ValueError("state_dict of another model")
-    if not isinstance(contents["global_step"], int) or not isinstance(contents["conditions"], dict):
-        raise TypeError("global_step or conditions of the wrong type")
+    check_value("global_step", contents["global_step"], int)
+    check_value("conditions", contents["conditions"], dict)
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:
-    """Write the model of a training checkpoint to `path` as a model file.
-
-    `contents` are the contents of the checkpoint. If the run used `callbacks=ema`, both `state_dict` in the checkpoint
-    and the model file contain the averaged weights.
-    """
+    """Write the model of a training checkpoint as a model file; with `callbacks=ema` its weights are the averages."""
     state = model_state(contents["state_dict"])
     if contents["model_config"]["tied"]:
         del state["head.weight"]
-    keys = ("model_config", "vocabulary", "val_loss", "evaluation")
-    text = without_folders(str(contents["data"]["name"]))
-    described = {"format": FORMAT, "step": contents["global_step"], "text": text}
     data = contents["data"]
     share = data.get("share", data["split"][0])  # a checkpoint of an older version may have no share
-    trained_on = {"sha256": data["hashes"], "share": share, "split": data["split_hash"], "before": data["before"]}
-    described |= {"trained_on": trained_on, "documents": data["divided"]}
-    model_file.write(path, state, described | {key: contents[key] for key in keys})
+    described = {
+        "format": FORMAT, "step": contents["global_step"], "text": without_folders(str(data["name"])),
+        "trained_on": {
+            "sha256": data["hashes"], "share": share, "split": data["split_hash"], "before": data["before"],
+        },
+        "documents": data["divided"],
+        **{key: contents[key] for key in ("model_config", "vocabulary", "val_loss", "evaluation")},
+    }  # fmt: skip
+    model_file.write(path, state, described)
 
 
 def is_finite(contents: Any) -> bool:
-    """Return whether all tensors in `contents` are free of NaN and infinity.
-
-    `contents` consists of nested dicts, lists and tuples. Values in it that are not tensors are ignored.
-    """
+    """Return whether all tensors in nested dicts, lists and tuples are free of NaN and infinity."""
     if isinstance(contents, dict):
         contents = list(contents.values())
     if isinstance(contents, list | tuple):

@@ -12,7 +12,7 @@ import torch
 from gpt.checkpoint import model_state
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from gpt.model_file import FORMAT, digest, write
+from gpt.model_file import FORMAT, digest, weight_shapes, write
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
@@ -73,7 +73,7 @@ def description(header: Header) -> dict[str, Any]:
 
 def weights(vocabulary: dict[str, Any] = LETTERS, std: float = 0.1, **config: Any) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = ModelConfig(**{**CONFIG, **config}).shapes(len(vocabulary.get("characters", range(256))))
+    shapes = weight_shapes(ModelConfig(**{**CONFIG, **config}), len(vocabulary.get("characters", range(256))))
     return {name: np.float32(std) * rng.standard_normal(shape, np.float32) for name, shape in shapes}
 
 

@@ -26,8 +26,8 @@ from data.passages import prompt as prompt_of
 from data.passages import varied_line
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
-from gpt.config import OptimConfig
 from gpt.optim import lr_at
+from gpt.optim_config import OptimConfig
 from gpt.training_checkpoint import CHECKPOINT_FORMAT
 from tests.conftest import ROOT, TINY, Call, board, last, missing, needs, one_line, summary
 from tests.faults import faults, processes

@@ -9,7 +9,7 @@ from base import processes, ranks
 from base.errors import InputError, RunFailed, is_out_of_memory
 from base.jobs import slurm
 from base.log import log
-from gpt.config import OptimConfig
+from gpt.optim_config import OptimConfig
 from training.memory import LOWER
 
 FAR_ABOVE = 5  # times the default learning rate

@@ -11,7 +11,7 @@ from conf.help import usage
 from conf.keys import KEYS, leaves
 from conf.overrides import read_command, split_literals
 from conf.schema import Config, to_dict, to_yaml
-from gpt.config import OptimConfig
+from gpt.optim_config import OptimConfig
 from sweeps.trial import make_trial
 from tests.conf.test_defaults import composed
 from tests.conftest import Call, one_line, refusal

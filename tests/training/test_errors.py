@@ -1,6 +1,6 @@
 from dataclasses import replace
 
-from gpt.config import OptimConfig
+from gpt.optim_config import OptimConfig
 from training.errors import diverged, rates_far_above
 
 

@@ -9,7 +9,8 @@ from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.config import DataConfig
 from data.text import Text
-from gpt.config import ModelConfig, OptimConfig
+from gpt.config import ModelConfig
+from gpt.optim_config import OptimConfig
 from training.choosing import hardware
 from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compile_seconds
 from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for

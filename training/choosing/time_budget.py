@@ -14,7 +14,8 @@ from conf.schema import Config
 from data.config import DataConfig
 from data.datamodule import TextDataModule
 from data.text import Text
-from gpt.config import ModelConfig, OptimConfig
+from gpt.config import ModelConfig
+from gpt.optim_config import OptimConfig
 from training.choosing.hardware import step_ratio
 from training.choosing.text_length import EPOCHS
 from training.machine import untrained
