@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -17,27 +17,22 @@ from base.command_line import Parser, main, output_path
 from base.errors import InputError, describe_os_error, printable
 from base.files import atomic
 from base.jobs import run_directory
-from base.progress import Progress, count
-from data.text import text_of_run
+from base.progress import Progress
 from gpt.export import FORMATS
 from gpt.export.to_hf import foreign_files
 from gpt.tokenizer import tokenizer_from
-
-if TYPE_CHECKING:
-    from gpt.model import GPT
 
 CARD_BESIDE = ("onnx", "torch")  # formats whose model card is the file OUT.md
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run export.py with `arguments`, by default those of this process, and return the exit status."""
+    """Run export.py and return the exit status."""
     options = parse(arguments)
     advice = "an export needs the model in memory more than once; use a machine with more memory"
     return main("export.py", lambda: run(options), out_of_memory=advice)
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """Parse `arguments`, by default those of this process, and return the options."""
     parser = Parser(
         prog="export.py",
         usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--guess FILE|validation] [--precision fp32] "
@@ -51,7 +46,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("out", metavar="OUT", help="file or folder to write: see below")
-    precision = "with --to web: bf16 (default) stores a weight in two bytes and measures what that costs, fp32 in four"
+    precision = "with --to web: bf16 (default) stores a weight in two bytes, fp32 in four"
     add("--precision", choices=("bf16", "fp32"), help=precision)
     add("--title", help="with --to web: heading and title of the page")
     guess = "with --to web: add a guessing game with passages of FILE or of the run's validation split, which become "
@@ -62,13 +57,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check `options`, the options of the command line, and export the model.
-
-    Print the name of the output, how to load it, and one line for each fact about the export.
-
-    Raises:
-        InputError: the options cannot be combined, the model or the output cannot be used, or a package is missing.
-    """
+    """Check the options, export the model, and print how to load it and what is known about the export."""
     out = Path(options.out)
     suffix, _, usage = FORMATS[options.to]
     if out.suffix != suffix and suffix:
@@ -107,15 +96,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
-    """Return the path of the output folder `name`, with symbolic links resolved, after checking that it may be written.
-
-    `file` is the model file, which an export must not overwrite. If `overwrite` is true, the folder may contain the
-    files of an earlier export.
-
-    Raises:
-        InputError: `name` is not a folder, or contains `file` or files that no export wrote, or is not empty although
-            `overwrite` is false.
-    """
+    """Return the resolved path of the output folder, or raise `InputError` if writing it would lose a file."""
     path = Path(name).resolve()
     if name in ("", "-") or path.exists() and not path.is_dir():
         raise InputError(f"OUT {name or repr(name)}: must be the name of a folder")
@@ -131,10 +112,7 @@ def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
 
 @contextmanager
 def written(target: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path, and finally renames the file or folder written there to `target`.
-
-    This is like `atomic`, but may also replace a folder that is not empty.
-    """
+    """Like `atomic`, but may also replace a folder that is not empty."""
     old = None
     try:
         with atomic(target) as new:
@@ -150,19 +128,7 @@ def written(target: Path) -> Iterator[Path]:
 
 
 def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> list[str]:
-    """Write the model in `file` in the format `options.to`, check the result, and return a list of facts to print.
-
-    The first fact is about the file that was written.
-
-    Args:
-        options: the options of the command line.
-        file: the model file.
-        new: where to write the output, a file or a folder.
-        beside: where to write the model card of a file for onnx or torch, or None for the other formats.
-
-    Raises:
-        ModuleNotFoundError: a package that the format needs is not installed.
-    """
+    """Write the model to `new`, and the card of an onnx or torch file to `beside`; return facts to print."""
     with Progress("loading the model"):
         from gpt.model_file import read
 
@@ -170,55 +136,26 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
         from gpt.checkpoint import build  # loads torch
 
         model = build(config, weights)
-    game: dict[str, Any] = {"title": options.title} if options.to == "web" else {}
+    page: dict[str, Any] = {}
+    if options.to == "web":
+        page = {"title": options.title, "precision": options.precision or "bf16"}
     told, difference = [f"step {meta['step']} of {file}"], None
-    if options.to == "web" and options.precision != "fp32":
-        game["bf16"], reason = cost_of_bf16(model, file)
-        told.append(f"{game['bf16']}{reason}")
     if options.guess is not None:
         from data.passages import game_passages  # loads torch
 
         tokenizer = tokenizer_from(meta["vocabulary"])
-        game["passages"], said = game_passages(options.guess, file, tokenizer, meta["documents"])
+        page["passages"], said = game_passages(options.guess, file, tokenizer, meta["documents"])
         told.append(said)
     with Progress(f"writing {printable(options.out)} and checking it"):
         if options.to != "card":
             write = getattr(import_module(f"gpt.export.{FORMATS[options.to][1]}"), f"write_{options.to}")
-            difference = write(model, meta, new, **game)
+            difference = write(model, meta, new, **page)
         card = new if options.to == "card" else new / "README.md" if options.to == "hf" else beside
         if card:
             from reports.card import card as describe
 
             card.write_text(describe(model, meta, file, hf=options.to == "hf"), encoding="utf-8", newline="\n")
     return told + ([] if difference is None else [f"logits differ by at most {difference:.1g} of the largest"])
-
-
-def cost_of_bf16(model: "GPT", file: Path) -> tuple[str, str]:
-    """Measure how much weights in bf16 raise the loss over fp32, on the validation split of the model's run.
-
-    Args:
-        model: the model.
-        file: the model file from which `model` was loaded.
-
-    Returns:
-        (sentence, reason): a sentence for the page, and the reason for which the cost could not be measured, or "".
-    """
-    from torch import equal
-
-    from data.batches import VALIDATION_CHARACTERS
-    from gpt.export.to_web_page import rounded, scores_in_bf16
-
-    if all(map(equal, model.parameters(), rounded(model).parameters())):
-        return "weights in bf16, exactly those of the model file", ""
-    try:
-        text = text_of_run(file)
-    except InputError as error:
-        return "weights in bf16, cost not measured", f" ({error})"
-    with Progress("comparing bf16 with fp32"):
-        scores = scores_in_bf16(model, text.validation, text.tokenizer.token_sizes, VALIDATION_CHARACTERS)
-    cost, unit = f"{scores[1].loss - scores[0].loss:+z.5f}", text.tokenizer.unit
-    measured_on = f"{count(scores[0].tokens, unit)} of the validation split"
-    return f"weights in bf16: {cost} nats per {unit} against fp32, on {measured_on}", ""
 
 
 if __name__ == "__main__":

@@ -121,7 +121,7 @@ def evaluation_windows(
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
     """Yield batches of windows that cover a text, so that every token except the first is counted exactly once.
 
-    With a stride below `context`, windows overlap, and each after the first counts only its last `stride` targets, which
+    With a stride below `context`, windows overlap, and each but the first counts only its last `stride` targets, which
     are predicted from more than context - stride tokens.
 
     Args:
@@ -131,7 +131,8 @@ def evaluation_windows(
         stride: tokens from the start of one window to the start of the next; None: `context`.
         rank: rank of this process. Together the ranks count every target once.
         ranks: number of processes that share the work.
-        most: about how many targets to count, in windows that are evenly spaced in the text; None: all.
+        most: maximum number of counted targets, in windows evenly spaced in the text, but at least all targets of the
+            first window; None: all.
 
     Yields:
         (inputs, targets, counted), each (B, T): int64, int64 and bool. Every rank yields the same number of batches,

@@ -46,7 +46,7 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
 
 
 def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None) -> None:
-    """Set the learning rates in `groups`, an optimizer's `param_groups`, for step `step`: `lr_at`, Muon's in proportion.
+    """Set the learning rates of an optimizer's `param_groups` for step `step`: `lr_at`, with Muon's in proportion.
 
     With `config.muon_every` = n, each step updates every n-th block, in turn, at n times Muon's rate; the rate of the
     other blocks is 0.

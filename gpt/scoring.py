@@ -1,6 +1,6 @@
 """Score a text for score.py: the loss of the whole text, of each document or of each character.
 
-A `mode` is a value of `--window`: disjoint or strided windows, as in validation, or sample: the decoder, as in sampling.
+A `mode` is a value of `--window`: disjoint or strided windows as in validation, or sample, the decoder as in sampling.
 """
 
 from collections.abc import Iterator

@@ -1,9 +1,7 @@
 """Encode text as tokens and decode them: a token is a character, or a byte of the text's UTF-8.
 
-A tokenizer's `vocabulary` describes it completely, as plain data. Model files and checkpoints store the vocabulary, and
-`tokenizer_from` checks it, because the file may come from a stranger.
-Row i of a tokenizer's `token_sizes`, (V, 2) int64, is the number of characters and of UTF-8 bytes that token i
-represents.
+Row i of `token_sizes`, (V, 2) int64, is the number of characters and of UTF-8 bytes of token i. `vocabulary` describes
+a tokenizer completely, as plain data.
 """
 
 import re
@@ -20,13 +18,7 @@ MAX_CHARACTERS = 65_536  # tokens are uint16
 
 
 class UnknownCharacter(InputError):
-    """Raised for a character that the tokenizer cannot encode, with a message of one line.
-
-    Args:
-        character: the character.
-        position: index of the character in the text.
-        nearest: a replacement from the vocabulary that the message suggests, or "" if there is none.
-    """
+    """Raised for a character that the tokenizer cannot encode; `nearest` is a replacement that it can, or ""."""
 
     def __init__(self, character: str, position: int, nearest: str = "") -> None:
         self.character, self.position, self.nearest = character, position, nearest
@@ -41,10 +33,10 @@ class UnknownCharacter(InputError):
 
 
 class CharTokenizer:
-    """A tokenizer whose tokens are the distinct characters in `characters`, numbered in the order of their code points.
+    """A tokenizer whose tokens are the distinct `characters`, numbered in the order of their code points.
 
-    If `characters` is empty, contains half of a surrogate pair or has more than `MAX_CHARACTERS` distinct characters,
-    `ValueError` is raised.
+    Raises:
+        ValueError: `characters` is empty, has half of a surrogate pair or more than `MAX_CHARACTERS` characters.
     """
 
     kind = "char"  # the value of data.tokenizer
@@ -76,11 +68,9 @@ class CharTokenizer:
         self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
-        """Return the closest replacement for `character` that the vocabulary can spell, or "" if there is none.
+        """Return a replacement of one or more characters that the vocabulary can spell, or "" if there is none.
 
-        The candidates are, in this order: the character itself, its Unicode normal forms NFC and NFKC, the character
-        without accents, and each of these four with upper and lower case swapped. A replacement may consist of several
-        characters.
+        Candidates: the character, its normal forms NFC and NFKC, without accents, and these four with swapped case.
         """
         plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
         forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
@@ -88,11 +78,9 @@ class CharTokenizer:
         return next((form for form in forms if form and set(form) <= set(self.characters)), "")
 
     def canonical(self, text: str) -> str:
-        """Return the text with unknown characters replaced by canonically equivalent ones that the vocabulary contains.
+        """Replace unknown characters by canonically equivalent ones of the vocabulary: é may become e and an accent.
 
-        For example, é may become `e` followed by a combining accent. A word whose characters are all in the vocabulary
-        is not changed. Any other word is converted to NFC, and each of its characters that is then not in the
-        vocabulary to NFD, provided that the vocabulary contains the result. Other unknown characters stay.
+        A word of known characters does not change; other unknown characters stay.
         """
         known = set(self.characters)
 
@@ -105,21 +93,13 @@ class CharTokenizer:
         return text if known.issuperset(text) else re.sub(r"\S+", known_form, text)
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Return the text in a form that `pack` accepts, with only characters from the vocabulary.
-
-        The text is made `canonical` first. If `replace` is true, each character that is still unknown is then replaced
-        by the result of `nearest`, or left out if there is no replacement. If `replace` is false, all characters that
-        are still unknown are left out.
-        """
+        """Return the `canonical` text with unknown characters left out or, if `replace`, replaced by `nearest`."""
         known, text = set(self.characters), self.canonical(text)
         forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
         return "".join(forms[c] for c in text)
 
     def pack(self, text: str) -> np.ndarray:
-        """Return one token per character of the text: (characters,) of the tokenizer's `dtype`, uint8 or uint16.
-
-        If a character is not in the vocabulary, raise `UnknownCharacter`.
-        """
+        """Return one token per character, (N,) of `dtype`, or raise `UnknownCharacter`."""
         if text.isascii():
             raw = text.encode("ascii")
             if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
@@ -132,18 +112,15 @@ class CharTokenizer:
         return tokens.astype(self.dtype)
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the tokens of the `canonical` form of the text: (tokens,) int64.
-
-        If a character of this form is not in the vocabulary, raise `UnknownCharacter`.
-        """
+        """Return the tokens of the `canonical` text, (N,) int64, or raise `UnknownCharacter`."""
         return self.pack(self.canonical(text)).astype(np.int64)
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Return the text that a sequence or array of tokens, each from 0 to V - 1, represents."""
+        """Return the text that `tokens` represent."""
         return self._points[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
 
     def utf8(self, tokens: ArrayLike) -> bytes:
-        """Return the text that a sequence or array of tokens represents, as UTF-8 bytes."""
+        """Return the text that `tokens` represent as UTF-8 bytes."""
         return self.decode(tokens).encode()
 
 
@@ -159,39 +136,30 @@ class ByteTokenizer:
     token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)  # (256, 2)
 
     def pack(self, text: str) -> np.ndarray:
-        """Return the UTF-8 bytes of the text as tokens: (bytes,) uint8.
-
-        If the text contains a lone surrogate, raise `UnknownCharacter`.
-        """
+        """Return the UTF-8 bytes of the text, (N,) uint8, or raise `UnknownCharacter` for a lone surrogate."""
         try:
             return np.frombuffer(text.encode("utf-8"), np.uint8)
         except UnicodeEncodeError as error:
             raise UnknownCharacter(text[error.start], error.start) from None
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the UTF-8 bytes of the text as tokens: (bytes,) int64.
-
-        If the text contains a lone surrogate, raise `UnknownCharacter`.
-        """
+        """Return the UTF-8 bytes of the text, (N,) int64, or raise `UnknownCharacter` for a lone surrogate."""
         return self.pack(text).astype(np.int64)
 
     def canonical(self, text: str) -> str:
-        """Return the text unchanged, because bytes can encode every character."""
+        """Return the text unchanged."""
         return text
 
     def adapt(self, text: str, *, replace: bool) -> str:
-        """Return the text in a form that `pack` accepts, without lone surrogates, which UTF-8 cannot encode.
-
-        Each lone surrogate is replaced by U+FFFD if `replace` is true, and left out otherwise.
-        """
+        """Return the text with lone surrogates left out or, if `replace`, replaced by U+FFFD."""
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
 
     def decode(self, tokens: ArrayLike) -> str:
-        """Return the text that a sequence or array of bytes from 0 to 255 represents, with U+FFFD for invalid UTF-8."""
+        """Return the text that `tokens` represent, with U+FFFD for invalid UTF-8."""
         return self.utf8(tokens).decode("utf-8", errors="replace")
 
     def utf8(self, tokens: ArrayLike) -> bytes:
-        """Return a sequence or array of tokens as bytes, which need not be valid UTF-8."""
+        """Return `tokens` as bytes, which need not be valid UTF-8."""
         return np.asarray(tokens, np.int64).astype(np.uint8).tobytes()
 
 
@@ -199,10 +167,7 @@ Tokenizer = CharTokenizer | ByteTokenizer
 
 
 def tokenizer_from(vocabulary: Mapping[str, Any]) -> Tokenizer:
-    """Return the tokenizer that `vocabulary`, the attribute of a `CharTokenizer` or `ByteTokenizer`, describes.
-
-    If `vocabulary` is invalid or has additional keys, raise `ValueError`.
-    """
+    """Return the tokenizer of a `vocabulary`, or raise `ValueError` if it is invalid, as a stranger's may be."""
     match vocabulary:
         case {"kind": "byte", **more} if not more:
             return ByteTokenizer()

@@ -69,7 +69,7 @@ def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(export: Call, 
     options[options.index("docs/demo/shakespeare.html")] = str(page)
     options[options.index("docs/demo/passages.txt")] = str(ROOT / "docs/demo/passages.txt")
     ended = export(str(ROOT / model), *options)
-    assert ended.status == 0 and "weights in bf16, exactly those of the model file\n6 passages of " in ended.out, ended
+    assert ended.status == 0 and "\n6 passages of " in ended.out, ended
     written = page.read_bytes()
     if written != (ROOT / "docs/demo/shakespeare.html").read_bytes():  # assert would print both
         pytest.fail(f"docs/demo/shakespeare.html is not the page that the present code writes; make it anew: {command}")

@@ -1,9 +1,6 @@
-"""Write a model in other formats.
+"""Write a model in other formats: `write_<name>(model, meta, path)` in the module that `FORMATS` names.
 
-`FORMATS` maps the name of each format to its module, in which a function `write_<name>(model, meta, path)` writes the
-file or folder `path`. `meta` is the description of the model that `load_checkpoint` returns. `write_torch` and
-`write_onnx` return how much the logits of the export differ from the model's, relative to the largest logit. The model
-card has no such function here, because `reports.card` writes it.
+`meta` is the description that `load_checkpoint` returns; `reports.card` writes the card.
 """
 
 FORMATS = {  # suffix of the file ("": a folder), module of the writer, and how to load the file

@@ -25,11 +25,7 @@ MAX_WEIGHTS = 2**31 - 2**24  # bytes: the 2 GiB limit of a protobuf message, min
 
 
 def trace(model: GPT) -> ExportedProgram:
-    """Return the model as a `torch.export` program, for any batch size and for lengths from 1 to the context.
-
-    Raises:
-        InputError: the context is so long that the tables of position encodings would be far larger than the weights.
-    """
+    """Return the model as a `torch.export` program, for any batch size and for lengths from 1 to the context."""
     config, context = model.config, model.config.context
     length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
@@ -54,14 +50,10 @@ def trace(model: GPT) -> ExportedProgram:
 
 @torch.no_grad()
 def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> float:
-    """Return the largest difference between the logits of a model and of its export, divided by the largest logit.
+    """Return the largest difference of `exported`'s logits from the model's, divided by the largest logit.
 
-    `exported` runs the export: tokens (B, T) int64 -> logits (B, T, V). The model and its export read the same random
-    tokens, in several batch sizes and lengths. The longest text has the length of the context, or less if its attention
-    would have more than `MAX_COMPARED` scores.
-
-    Raises:
-        InputError: the difference is NaN or above `TOLERANCE`.
+    Both read random tokens in several batch sizes and lengths. A difference that is NaN or above `TOLERANCE` raises
+    `InputError`.
     """
     generator = torch.Generator().manual_seed(0)
     context = max(1, min(model.config.context, isqrt(MAX_COMPARED // model.config.heads)))
@@ -78,26 +70,12 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
 
 
 def graph_metadata(meta: dict[str, Any]) -> dict[str, str]:
-    """Return the metadata to store in an exported file: name -> JSON of `model_config`, `vocabulary` and `step`.
-
-    `meta` is the description of the model that `load_checkpoint` returns.
-    """
+    """Return the metadata of an exported file, as JSON by name."""
     return {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
 
 
 def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a model as a `torch.export` program, a .pt2 file, and return the `largest_difference` of its logits.
-
-    The extra files in the .pt2 file contain the result of `graph_metadata`.
-
-    Args:
-        model: the model to export.
-        meta: its description, which `load_checkpoint` returns.
-        path: file to write.
-
-    Raises:
-        InputError: the context is too long (see `trace`), or the difference is above `TOLERANCE`.
-    """
+    """Write a .pt2 file, with `graph_metadata` as extra files, and return its `largest_difference`."""
     program = io.BytesIO()  # torch aborts the process if it cannot write a file to its end
     torch.export.save(trace(model), program, extra_files=graph_metadata(meta))
     path.write_bytes(program.getbuffer())
@@ -106,21 +84,9 @@ def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
 
 
 def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a model as one .onnx file, and return how much the file's logits differ from the model's.
+    """Write one .onnx file, with `graph_metadata` as `metadata_props`, and return its `largest_difference`.
 
-    The returned number is relative to the largest logit (see `largest_difference`).
-
-    The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32. Its `metadata_props`
-    contain the result of `graph_metadata`.
-
-    Args:
-        model: the model to export.
-        meta: its description, which `load_checkpoint` returns.
-        path: file to write.
-
-    Raises:
-        InputError: the weights need more than 2 GB (the maximum of one ONNX file), the context is too long (see
-            `trace`), or the difference is above `TOLERANCE`.
+    The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
     """
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
     import onnx

@@ -1,7 +1,5 @@
 """Export to a folder for transformers: weights, configuration, tokenizer, and the model's code.
 
-The folder needs no other file, and writing it requires neither transformers nor tokenizers. Its code is
-`hf_model/modeling_chargpt.py` and every file of this project that `modeling_chargpt.py` imports, all in one folder.
 Source of the format of tokenizer.json: tokenizers (https://github.com/huggingface/tokenizers), "Components".
 """
 
@@ -30,11 +28,7 @@ DATA = (
 
 
 def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
-    """Write all files of an export to transformers, except README.md, into the empty folder `path`.
-
-    The files are those that `DATA` lists and the Python files that `code` returns. `meta` is the description of the
-    model that `load_checkpoint` returns.
-    """
+    """Write the files of `DATA`, except README.md, and of `code` into the empty folder `path`."""
     from safetensors.numpy import save
 
     from gpt.checkpoint import model_state
@@ -73,10 +67,7 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
 
 
 def foreign_files(folder: Path) -> list[str]:
-    """Return the names of the files in `folder` that no export wrote, which `--overwrite` must not delete.
-
-    If the folder is not an export to transformers, the names of all its files are returned.
-    """
+    """Return the names of the files in `folder` that no export wrote, which `--overwrite` must not delete."""
     names = sorted(path.name for path in folder.iterdir())
     try:
         ours = json.loads((folder / "config.json").read_text("utf-8"))["model_type"] == "chargpt"
@@ -86,11 +77,7 @@ def foreign_files(folder: Path) -> list[str]:
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the contents of tokenizer.json for a tokenizer, as a dict.
-
-    The described tokenizer splits text into characters or bytes, one token each. It leaves out characters that are not
-    in the vocabulary.
-    """
+    """Return the contents of tokenizer.json; the tokenizer leaves out characters outside the vocabulary."""
     split: dict[str, Any] = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
     before, names = split, tokenizer.names
     others = "".join(f"\\x{{{ord(name):x}}}" for name in names if len(name) == 1)
@@ -108,23 +95,14 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
 
 
 def byte_names() -> list[str]:
-    """Return the 256 characters that represent the bytes 0 to 255 in the `ByteLevel` step of tokenizers.
-
-    A byte is represented by its Latin-1 character if that character is visible, otherwise by a character from U+0100
-    on.
-    Source: GPT-2 (https://github.com/openai/gpt-2), `bytes_to_unicode`.
-    """
+    """Return the characters of the bytes 0 to 255 in tokenizers' `ByteLevel`, as GPT-2's `bytes_to_unicode`."""
     visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = iter(range(0x100, 0x200))
     return [chr(value if value in visible else next(others)) for value in range(256)]
 
 
 def code() -> dict[str, str]:
-    """Return the Python files of an export to transformers: file name -> source.
-
-    The files are `modeling_chargpt.py` and every file of this project that it imports, directly or indirectly. Their
-    imports are rewritten, because all files of the export are in one folder.
-    """
+    """Return the source of `WRAPPER` and of every file of this project that it imports, by name, for one folder."""
     found: dict[str, str] = {}
     waiting = [WRAPPER]
     while waiting:

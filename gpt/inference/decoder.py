@@ -1,21 +1,14 @@
-"""Decode with a KV cache: read text a few tokens at a time, and keep the keys and values of earlier tokens.
+"""Decode with a KV cache, on NumPy on a CPU, where the overhead of calls dominates, and on torch elsewhere.
 
-The code uses only what NumPy arrays and torch tensors have in common. On a CPU it runs on NumPy, because with one token
-per step the overhead of calls dominates, and a call of NumPy has a third of the overhead of a call of torch. On other
-devices it runs on torch.
-
-Text of any length can be read. The *window rule* says which tokens a position attends to. It follows from `positions`:
+For up to `context` tokens, the logits equal those of the model's forward pass. Longer texts follow the *window rule*:
 
 - rotary and none: a sliding window. In every block, a position attends to itself and the `context - 1` positions
   before it, as in one forward pass over the whole text with a banded causal mask.
 - learned and sinusoidal: when `context` positions are full, the decoder forgets the text and reads its last `context //
-  2` tokens again, from position 0. New tokens follow after them.
+  2` tokens again, from position 0.
 
-For up to `context` tokens, the logits under both rules equal those of the model's own forward pass. Under both,
-`model.window` limits the reach of attention and the length of the cache.
 Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cache; Mistral 7B, arXiv:2310.06825, section
 2, for the sliding window and its rolling buffer.
-
 Shapes: B texts, n tokens read at once, m keys attended to, C = dim, H heads of size D, T = context, S = attention
 window (the longest cache), V = vocabulary, R = rotary dimensions, K = taps of the convolution.
 """
@@ -31,37 +24,18 @@ MAX_SCORES = 2**24  # attention scores in memory at once while a long text is re
 
 
 class Chunk(NamedTuple):
-    """The next n tokens of B texts: their positions, where the KV cache stores them, and what they attend to.
+    """The next n tokens of B texts: where the cache, a ring buffer, stores them, and what they attend to."""
 
-    For each text, the cache is a ring buffer whose slots each store the key and the value of one position.
-
-    Attributes:
-        texts: the indices of the B texts among all texts of the decoder, (B,), or a slice that selects all of them,
-            to index NumPy arrays.
-        rows: the same indices or slice, to index arrays of the weights' library, which is NumPy or torch.
-        positions: the positions of the tokens, (B, n), or one int if n is 1 and all texts are at the same position.
-        slots: a pair of indices for the first two dimensions of a cache (rows, slots, H, D), which select where the
-            last S of the n tokens are stored. S is the attention window.
-        filled: number of slots that contain keys to attend to. If n > 1, the keys of the n tokens themselves come after
-            the keys in the slots.
-        mask: added to the attention scores, (B, 1, n, m), -inf for masked keys; None: all are visible.
-    """
-
-    texts: Any
-    rows: Any
-    positions: Any
-    slots: tuple[Any, Any]
-    filled: int
-    mask: Array | None
+    texts: Any  # indices of the B texts, (B,), or a slice of all texts, for NumPy arrays
+    rows: Any  # the same for arrays of the weights' library, NumPy or torch
+    positions: Any  # (B, n), or one int if n is 1 and all texts are at the same position
+    slots: tuple[Any, Any]  # index of a cache (rows, slots, H, D): where the last S of the n tokens are stored
+    filled: int  # slots to attend to; if n > 1, the keys of the n tokens themselves come after them
+    mask: Array | None  # added to the scores, (B, 1, n, m), -inf for masked keys; None: all are visible
 
 
 class Decoder:
-    """Reads several texts in one batch, a few tokens at a time, and computes the logits after each token.
-
-    Args:
-        weights: the weights of the model.
-        rows: number of texts.
-    """
+    """Reads `rows` texts in one batch, a few tokens at a time, and computes the logits after each token."""
 
     def __init__(self, weights: Weights, rows: int = 1) -> None:
         config = weights.config
@@ -82,11 +56,6 @@ class Decoder:
         self._grow(CHUNK)
 
     def _grow(self, length: int) -> None:
-        """Lengthen the KV cache to at least `length` slots, or to S slots if S is less than `length`.
-
-        S is the attention window. A cache of S slots suffices for a text of any length, because later positions
-        overwrite earlier ones.
-        """
         w, S = self.weights, self.weights.config.attention_window
         if min(length, S) <= self.slots:
             return
@@ -97,10 +66,9 @@ class Decoder:
             cache[:] = [w.xp.concatenate((old, more), axis=2) for old in cache]
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
-        """Read the next n tokens of B texts and return the logits after each token: (B, n) int64 -> (B, n, V) float64.
+        """Read the next n >= 1 tokens of B texts and return the logits after each: (B, n) int64 -> (B, n, V) float64.
 
-        n is at least 1. `rows`, (B,), are the indices of the texts that `tokens` continue. If `rows` is None, `tokens`
-        continue all texts of the decoder, in order.
+        `rows`, (B,), are the indices of the texts that `tokens` continue; None: all texts, in order.
         """
         config, n = self.weights.config, tokens.shape[1]
         texts: Any = slice(None) if rows is None else rows  # slices are faster
@@ -120,11 +88,6 @@ class Decoder:
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
 
     def _chunk(self, texts: Any, longest: int, n: int) -> Chunk:
-        """Return the `Chunk` that describes how to read the next n tokens of each of B texts.
-
-        `texts` are the indices of the texts, (B,), or a slice that selects all texts of the decoder. `longest` is the
-        position of the next token in the longest of the B texts.
-        """
         w, S = self.weights, self.weights.config.attention_window
         rows = texts if isinstance(texts, slice) else w.to_array(texts)
         starts = self.position[texts]  # (B,)
@@ -145,10 +108,7 @@ class Decoder:
         return Chunk(texts, rows, positions, (each, w.to_array(positions[:, -S:] % S)), filled, mask)
 
     def _forward(self, tokens: np.ndarray, chunk: Chunk) -> np.ndarray:
-        """Return the logits after each of the next n tokens, and update the KV cache: (B, n) -> (B, n, V) float64.
-
-        `chunk` says to which texts and positions `tokens` belong.
-        """
+        """Return the logits after each of n tokens, and update all state: (B, n) -> (B, n, V) float64."""
         w, n = self.weights, tokens.shape[1]
         encoding = self._encoding(chunk.positions) if w.config.positions in ("rotary", "sinusoidal") else None
         x = w.embedding[w.to_array(tokens)]  # (B, n, C)
@@ -180,23 +140,14 @@ class Decoder:
         return logits.astype(np.float64) if w.numpy else logits.cpu().double().numpy()
 
     def _offset(self, i: int, k: Array, rows: Any) -> None:
-        """Offset the keys of n new tokens in block i, in place, as `gpt.attention.offset_keys` does.
-
-        The second half of each key in `k`, (B, n, H, D), is replaced by the second half of the key at the previous
-        position. `rows` are the indices of the B texts, or a slice that selects all of them.
-        """
+        """Offset the keys (B, n, H, D) of block i in place, as `gpt.attention.offset_keys` does."""
         moved = k[..., self.own :]  # (B, n, H, D / 2)
         shifted = self.weights.xp.concatenate((self.moved[i][rows][:, None], moved), axis=1)  # (B, n + 1, H, D / 2)
         moved[:] = shifted[:, :-1]
         self.moved[i][rows] = shifted[:, -1]
 
     def _store(self, cache: Array, new: Array, chunk: Chunk) -> Array:
-        """Store the keys or values of n new tokens in a block's cache, and return all keys or values to attend to.
-
-        `cache`, (rows, H, slots, D), contains either the keys or the values of the block. `new`, (B, n, H, D), contains
-        the keys or values of the new tokens. The result, (B, H, m, D), contains the keys or values of the m positions
-        to which the new tokens may attend.
-        """
+        """Store `new` keys or values, (B, n, H, D), and return all to attend to: (B, H, m, D)."""
         by_slot = cache.swapaxes(1, 2)  # (rows, slots, H, D)
         if new.shape[1] == 1:  # overwrites the position that has just left the window
             by_slot[chunk.slots] = new
@@ -207,11 +158,7 @@ class Decoder:
         return everything
 
     def _restart_full(self, texts: Any) -> None:
-        """If positions are learned or sinusoidal, restart each of `texts` whose `context` positions are all used.
-
-        To restart a text, the decoder forgets it and reads its last `context // 2` tokens again, from position 0.
-        `texts` are indices of texts, (B,), or a slice that selects all of them.
-        """
+        """Read the last `context // 2` tokens of texts without free positions again, from position 0."""
         T = self.weights.config.context
         if not self.weights.config.absolute or self.position[texts].max() < T:
             return
@@ -224,10 +171,6 @@ class Decoder:
             self.read(self.tokens[full, T - T // 2 :], full)
 
     def _encoding(self, positions: Any) -> Array:
-        """Return `Weights.encoding` of positions, (B, n), or of a single position, an int.
-
-        For a single position, the result comes from a table that is computed once for every `CHUNK` positions.
-        """
         if not isinstance(positions, int):
             return self.weights.encoding(positions)
         if positions // CHUNK != self.block:
@@ -236,18 +179,11 @@ class Decoder:
         return self.table[positions % CHUNK]
 
     def _norm(self, x: Array) -> Array:
-        """Return x / sqrt(sum of squares + C * eps) for each vector of x: (..., C) -> (..., C).
-
-        This is RMS norm divided by sqrt(C). The factor sqrt(C) is contained in the weights of the layer that follows.
-        """
+        """Return x / sqrt(sum of squares + C * eps): RMS norm without sqrt(C), which is in the following weights."""
         return x / self.weights.xp.sqrt(self.weights.vecdot(x, x) + self.weights.norm_eps)[..., None]
 
     def _convolve(self, i: int, taps: Array, y: Array, chunk: Chunk) -> Array:
-        """Return the convolution of y, the output of the MLP in block i at n new tokens: (B, n, C) -> (B, n, C).
-
-        `taps`, (K, 1, C), are the factors of the convolution. `self.pending` stores what the new tokens add to the next
-        K - 1 positions, for the next call.
-        """
+        """Return the convolution of y with `taps`, (K, 1, C), in block i: (B, n, C) -> (B, n, C)."""
         w, n, reach = self.weights, y.shape[1], len(taps) - 1
         y = y.swapaxes(0, 1)  # (n, B, C)
         if n == 1:
@@ -261,12 +197,7 @@ class Decoder:
         return w.centred(mixed[:n].swapaxes(0, 1))  # (B, n, C)
 
     def _project(self, layer: Layer, h: Array, rotation: Array) -> tuple[Array, Array, Array]:
-        """Return the queries, keys and values of a block: (..., C) -> 3 x (..., H, D).
-
-        `h` is the normalised input of the block. `rotation` is the result of `_encoding`, by which queries and keys are
-        rotated, or None if positions are not rotary. Queries and keys are scaled so that q . k includes the factor
-        1 / sqrt(D) of attention.
-        """
+        """Return rotated queries and keys, scaled so that q . k includes 1 / sqrt(D), and values: 3 x (..., H, D)."""
         w = self.weights
         qkv = layer.qkv(h).reshape(*h.shape[:-1], 3, w.config.heads, w.config.head_dim)  # (..., 3, H, D)
         qk = qkv[..., :2, :, :]
@@ -278,10 +209,7 @@ class Decoder:
         return qkv[..., 0, :, :], qkv[..., 1, :, :], qkv[..., 2, :, :]
 
     def _attend(self, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
-        """Return softmax(q k^T + mask) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D).
-
-        `mask` is `Chunk.mask`. The scores are not divided by sqrt(D), because q and k are already scaled.
-        """
+        """Return softmax(q k^T + mask) v: (B, H, n, D), 2 x (B, H, m, D) -> (B, H, n, D)."""
         xp = self.weights.xp
         scores = q @ k.swapaxes(2, 3)  # (B, H, n, m)
         if mask is not None:
@@ -306,10 +234,7 @@ ACTIVATIONS = {"gelu": lambda w, h: w.gelu(h), "relu2": _relu2}
 
 
 def first_needed(weights: Weights, length: int) -> int:
-    """Return the index of the first token of a prompt that can influence the text generated after the prompt.
-
-    The decoder need not read the tokens before this index. `length` is the number of tokens in the prompt.
-    """
+    """Return the index of the first token of a prompt of `length` tokens that can influence the text after it."""
     config = weights.config
     T = config.context
     if config.absolute:  # the window rule restarts a long prompt several times

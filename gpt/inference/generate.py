@@ -30,20 +30,9 @@ Result = TypeVar("Result")
 def stream(
     weights: Weights, prompts: Sequence[np.ndarray], count: int, params: SamplingParams, seeds: Sequence[int]
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Continue B prompts in one batch by `count` tokens each, and yield the tokens as they are sampled.
+    """Continue B prompts, each (n,) int64 with n >= 1, and yield the next tokens (B,) and their logits (B, V).
 
-    The text generated for a prompt depends only on the prompt and its seed, not on the other prompts.
-
-    Args:
-        weights: the weights of the model.
-        prompts: the prompts, each (n,) int64 with n >= 1. Their lengths may differ.
-        count: number of tokens to sample for each prompt.
-        params: how to sample a token from the logits.
-        seeds: one seed for each prompt.
-
-    Yields:
-        In each of `count` steps, a tuple of the next token of each text, (B,) int64, and the logits from which it was
-        sampled, (B, V) float64.
+    A text depends only on its prompt and seed, not on the other prompts.
     """
     generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
     B, V = len(prompts), len(weights.embedding)
@@ -78,20 +67,10 @@ def generate_many(
     weights: Weights,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> Iterator[Result]:
-    """Generate many texts with `work`, in batches that fit into memory, and yield the result for each batch.
+    """Call `work` for slices of `rows` texts that fit into memory, and yield the last result of each, in order.
 
-    On a CPU the batches run in parallel threads, on CUDA one after the other.
-
-    Args:
-        work: generates one batch. It is called with the slice of texts in the batch, and yields its result so far after
-            each token.
-        rows: number of texts.
-        weights: the model's weights, which determine the device and the size of the KV cache.
-        progress: called each time `work` yields, with the number of tokens added, one per text of the batch. The call
-            may come from another thread.
-
-    Yields:
-        The last result of `work` for each batch, in the order of the texts.
+    On a CPU the slices run in parallel threads, on CUDA one after the other. `work` yields after each token; `progress`
+    then gets the number of new tokens, possibly in another thread.
     """
     config = weights.config
     cache = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize  # bytes, of one text

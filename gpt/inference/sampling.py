@@ -14,9 +14,7 @@ TEMPERATURE = 0.9  # the default: the text then repeats itself about as often as
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """How the next token is sampled from the logits.
-
-    The parameters apply in the order in which they are listed.
+    """How the next token is sampled from the logits, in the order in which the parameters are listed.
 
     Args:
         repetition_penalty: divides the positive logits of tokens that have occurred in the text, and multiplies the
@@ -47,12 +45,7 @@ class SamplingParams:
 
 
 class NGrams:
-    """The n-grams that a growing text contains, for `SamplingParams.no_repeat_ngram_size`.
-
-    Args:
-        size: the length of an n-gram, n.
-        prompt: the tokens at the beginning of the text.
-    """
+    """The n-grams that a growing text contains, for `SamplingParams.no_repeat_ngram_size`."""
 
     def __init__(self, size: int, prompt: Sequence[int]) -> None:
         self.size = size
@@ -62,16 +55,12 @@ class NGrams:
             self.add(token)
 
     def add(self, token: int) -> None:
-        """Append a token to the text and record the n-gram that it completes."""
         if len(self.newest) == self.size - 1:
             self.following[self.newest].add(token)
         self.newest = (*self.newest, token)[-self.size + 1 :] if self.size > 1 else ()
 
     def allowed(self, logits: np.ndarray) -> np.ndarray:
-        """Return the logits, (V,), with -inf for each token that would repeat an n-gram of the text.
-
-        If every token would repeat an n-gram, return the logits unchanged.
-        """
+        """Return the logits, (V,), with -inf for each token that would repeat an n-gram, unless all would."""
         banned = self.following.get(self.newest, ())
         if not 0 < len(banned) < len(logits):
             return logits
@@ -83,13 +72,8 @@ class NGrams:
 def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:
     """Return the distributions from which to sample the next token of B texts: (B, V) -> (B, V) float64.
 
-    Each row adds up to 1. A logit of -inf excludes its token.
-
-    Args:
-        logits: the logits, (B, V) float64.
-        params: the sampling parameters, except `no_repeat_ngram_size`, which is ignored here because `NGrams` applies
-            it.
-        seen: True for tokens that have occurred in a text, (B, V); None: no repetition penalty.
+    `params` apply, except `no_repeat_ngram_size`, which `NGrams` applies. A logit of -inf excludes its token. `seen`,
+    (B, V), is True for tokens that have occurred in a text.
     """
     if params.repetition_penalty != 1 and seen is not None:
         penalty = np.where(logits > 0, 1 / params.repetition_penalty, params.repetition_penalty)
@@ -116,26 +100,17 @@ def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray |
 
 
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
-    """Return one token for each of B distributions: (B, V), (B,) -> (B,) int64.
-
-    The distributions are the rows of `probs`. `numbers` are random numbers, uniform in [0, 1), one for each row.
-    """
+    """Return one token for each distribution and random number in [0, 1): (B, V), (B,) -> (B,) int64."""
     total = probs.cumsum(-1)
     return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
 
 
 def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    """Return the log-softmax of the logits: (..., V) float64 -> (..., V) float64.
-
-    These are the model's log-probabilities, without the changes that `SamplingParams` describe.
-    """
+    """Return the log-softmax of the logits, without `SamplingParams`: (..., V) float64 -> (..., V) float64."""
     logits = logits - logits.max(-1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(-1, keepdims=True))
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
-    """Return a new random generator for sampling one text, seeded with both `seed` and the tokens of the prompt.
-
-    `prompt` is (n,), of any integer type.
-    """
+    """Return a generator for one text, seeded with both `seed` and the tokens of the prompt."""
     return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])

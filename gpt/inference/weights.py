@@ -20,51 +20,38 @@ Array = Any  # numpy.ndarray or torch.Tensor
 
 
 class Linear(NamedTuple):
-    """A linear layer with `weight`, (in, out), which is transposed from `nn.Linear`, and `bias`, (out,) or None."""
+    """A linear layer whose weight, (in, out), is transposed from `nn.Linear`."""
 
     weight: Array
     bias: Array | None
 
     def __call__(self, x: Array) -> Array:
-        """Return x @ weight + bias: (..., in) -> (..., out)."""
-        y = x @ self.weight
+        y = x @ self.weight  # (..., out)
         if self.bias is not None:
             y += self.bias
         return y
 
 
 class Layer(NamedTuple):
-    """The weights of a transformer block, rearranged as `Weights` describes.
-
-    Attributes:
-        qkv: projection to queries, keys and values.
-        proj: output projection of attention.
-        up: first layer of the MLP.
-        down: second layer of the MLP.
-        taps: factors of the convolution after the MLP, (K, 1, C); None: no convolution. `taps[0]`, all ones, is for the
-            current position, `taps[1]` for the previous one.
-    """
+    """The weights of a transformer block, rearranged as `Weights` describes."""
 
     qkv: Linear
     proj: Linear
     up: Linear
     down: Linear
-    taps: Array | None
+    taps: Array | None  # (K, 1, C): ones for the current position, then those of the previous one, etc.
 
 
 class Weights:
     """The weights of a model, rearranged so that a decoding step needs few operations.
 
     - The gain and bias of a norm are folded into the matrix that follows the norm.
-    - Everything that is added to the residual stream has its mean subtracted. The mean of the stream is therefore 0,
-      and layer norm is the same as RMS norm. `Weights` subtracts the mean from the weights of linear layers, and the
-      decoder subtracts it from the output of a convolution.
+    - With layer norm, everything that is added to the residual stream has its mean subtracted: in the weights, or by
+      the decoder after a convolution. The mean of the stream is then 0, and layer norm is the same as RMS norm.
     - The two channels that rotary positions rotate together are adjacent, so that they can be viewed as one complex
       number.
 
-    Args:
-        config: the model's architecture.
-        state: the model's state dict, of NumPy arrays or tensors, float32 or float64.
+    `state` is the model's state dict, of NumPy arrays or tensors, float32 or float64.
     """
 
     def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
@@ -120,15 +107,7 @@ class Weights:
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
     ) -> Linear:
-        """Return the linear layer `name` with the gain and bias of the norm before it folded into its weights.
-
-        Args:
-            state: the model's state dict.
-            norm: name of the norm in `state`.
-            name: name of the linear layer in `state`.
-            order: indices by which the outputs of the layer are reordered.
-            scale: factors by which the reordered outputs are multiplied.
-        """
+        """Return the linear layer `name` with the norm before it folded in, its outputs reordered and then scaled."""
         weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
         if f"{norm}.bias" in state:
             shift = weight @ state[f"{norm}.bias"]
@@ -137,11 +116,7 @@ class Weights:
         return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
 
     def _linear(self, state: Mapping[str, Array], name: str, centred: bool) -> Linear:
-        """Return the linear layer `name` from the model's state dict.
-
-        If `centred` is true, the weights are changed so that the mean of each output vector is 0. This is needed if the
-        output is added directly to the residual stream, without a convolution in between.
-        """
+        """Return the linear layer `name`; if `centred`, the mean of each output vector is 0."""
         weight, bias = state[f"{name}.weight"].T, state.get(f"{name}.bias")
         if centred:
             weight, bias = self.centred(weight), None if bias is None else self.centred(bias)
@@ -152,11 +127,10 @@ class Weights:
         return self.xp.stack([others[0] * 0 + 1, *others])[:, None] if others else None  # (K, 1, C)
 
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
-        """Return (order, scale), the rearrangement of the 3C outputs of the layer for queries, keys and values.
+        """Return indices and factors, (3C,) each, that rearrange the outputs for queries, keys and values.
 
-        `order`, (3C,), are indices: the R rotary channels of each query and key get the order 0, R/2, 1, R/2 + 1, ...
-        `scale`, (3C,), are factors: D^(-1/4) for queries and for keys, so that q . k includes the factor 1 / sqrt(D) of
-        attention, and 1 for values. With QK-norm `scale` is the number 1, because `qk_scale` contains the factor.
+        The R rotary channels of a query or key get the order 0, R/2, 1, R/2 + 1, ... D^(-1/4) for queries and keys
+        puts the factor 1 / sqrt(D) of attention into q . k; with QK-norm `qk_scale` does.
         """
         H, D, R = self.config.heads, self.config.head_dim, self.config.rotary_dims
         order = np.arange(3 * self.config.dim).reshape(3, H, D)  # (3, H, D)
@@ -166,60 +140,42 @@ class Weights:
         return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def encoding(self, positions: np.ndarray) -> Array:
-        """Return the rotary or sinusoidal encodings of `positions`, of any shape (...).
-
-        Rotary encodings are e^(i angle), complex, (..., 1, 1, R/2). Sinusoidal encodings are (..., C), divided by
-        sqrt(C) as in `GPT.sinusoids`.
-        """
+        """Return e^(i angle) for rotary positions, (..., 1, 1, R/2), else sinusoids as `GPT.sinusoids`, (..., C)."""
         if self.config.rotary_dims:
             cos, sin = rotary_tables(positions[..., None, None], self.config.rotary_dims)
             return self.numbers(cos + 1j * sin)
         return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
     def centred(self, x: Array) -> Array:
-        """Return x minus its mean over the last dimension, or x unchanged if the model has RMS norms: (..., C)."""
+        """Return x minus its mean over C, or x if the model has RMS norms: (..., C)."""
         return x - (x @ self.average)[..., None] if self.centring else x
 
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()
 
     def zeros(self, *shape: int) -> Array:
-        """Return an array or tensor of zeros with the given shape, in the dtype and on the device of the weights."""
         return self.to_array(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
-        """Return `values`, float64 or complex128, in the precision, library and device of the weights."""
+        """Return float64 or complex128 values in the precision, library and device of the weights."""
         wide = self.dtype == np.float64
         kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
         return self.to_array(values.astype(kind))
 
     def to_array(self, values: np.ndarray) -> Array:
-        """Return a NumPy array as an array of the weights' library, NumPy or torch, on the device of the weights.
-
-        The dtype does not change.
-        """
+        """Return an array in the library and on the device of the weights, with its own dtype."""
         return values if self.numpy else self.xp.from_numpy(values).to(self.device)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """Return torch's GELU of each value of x, because NumPy has no error function.
-
-    torch is imported when `gelu` is called, so decoding on a CPU needs torch only if `model.activation` is gelu.
-    """
+    """Return torch's GELU, because NumPy has no error function: the only activation for which sampling loads torch."""
     import torch
 
     return torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
-    """Return (weights, description) of a model file, with the weights rearranged for the decoder.
-
-    The description is a dict with the keys of `gpt.model_file.FIELDS`. On a CPU the weights are NumPy arrays, and torch
-    is not imported. On other devices they are torch tensors.
-
-    Raises:
-        InputError: the file is missing or unusable, or this machine does not have the device.
-    """
+    """Return the weights of a model file, on a CPU without loading torch, and its `Description`."""
     config, state, meta = model_file.read(path)
     if device != "cpu":
         import torch
@@ -229,11 +185,7 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
 
 
 def weights_of(model: "GPT") -> Weights:
-    """Return the weights of a model, rearranged for the decoder.
-
-    On a CPU the weights are NumPy arrays, on other devices torch tensors. Weights that are float64 stay float64, but
-    all other dtypes become float32.
-    """
+    """Return the weights of a model, on NumPy on a CPU: float64 stays, all other dtypes become float32."""
     import torch
 
     state = {key: value if value.dtype == torch.float64 else value.float() for key, value in model.state_dict().items()}

@@ -3,6 +3,7 @@
 import json
 import math
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from gpt.config import ModelConfig
-from gpt.export.to_web_page import about, encoded, facts, rounded, write_web
+from gpt.export.to_web_page import about, encoded, facts, write_web
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from tests.conftest import pages
@@ -51,11 +52,11 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
             model: GPT,
             meta: dict[str, Any],
             passages: list[str] | None = None,
-            bf16: str | None = None,
+            precision: str = "fp32",
             title: str | None = None,
             **options: Any,
         ) -> Any:
-            write_web(model, meta, tmp_path / "model.html", passages, bf16, title)
+            write_web(model, meta, tmp_path / "model.html", passages, precision, title)
             options = {"reduced_motion": "reduce"} | options
             page = open_file(tmp_path / "model.html", ready="#clear:enabled", **options)
             if options["reduced_motion"] == "no-preference":
@@ -145,14 +146,11 @@ def test_weights_in_two_bytes(show: Show) -> None:
         bits = each.data.view(torch.int32)
         bits[..., ::3] = bits[..., ::3] & ~0xFFFF | 0x8000
     assert model.num_parameters() % 2
-    near = rounded(model)
-    assert all((a == b.bfloat16().float()).all() for a, b in zip(near.parameters(), model.parameters(), strict=True))
+    near = deepcopy(model).bfloat16().float()
     halfway = torch.tensor([1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-8])  # each to the even neighbour
-    assert np.frombuffer(encoded(halfway, True), "<u2").tolist() == [0x3F80, 0x3F82, 0xBF80]
+    assert np.frombuffer(encoded(halfway, "bf16"), "<u2").tolist() == [0x3F80, 0x3F82, 0xBF80]
     tokens = torch.randint(model.vocabulary, (60,), generator=torch.manual_seed(1)).tolist()
-    cost = "weights in bf16: +0.00001 nats"
-    page = show(model, meta, bf16=cost)
-    assert page.text_content("#facts").endswith(f" · {cost}")
+    page = show(model, meta, precision="bf16")
     logits = page.evaluate("tokens => chargpt.logits(tokens)", tokens)
     np.testing.assert_allclose(logits, read(near, tokens)[0], rtol=1e-5, atol=1e-5)
     assert np.abs(logits - read(model, tokens)[0]).max() > 1e-4
