@@ -20,6 +20,7 @@ from base.jobs import run_directory
 from base.progress import Progress
 from gpt.export import FORMATS
 from gpt.export.to_hf import foreign_files
+from gpt.model_file import read
 from gpt.tokenizer import tokenizer_from
 
 CARD_BESIDE = ("onnx", "torch")  # formats whose model card is the file OUT.md
@@ -130,8 +131,6 @@ def written(target: Path) -> Iterator[Path]:
 def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> list[str]:
     """Write the model to `new`, and the card of an onnx or torch file to `beside`; return facts to print."""
     with Progress("loading the model"):
-        from gpt.model_file import read
-
         config, weights, meta = read(file)
         from gpt.checkpoint import build  # loads torch
 

@@ -24,6 +24,7 @@ from base.command_line import Parser, about_unknown, add_unknown, device, main, 
 from base.errors import InputError, for_output, nearest, one_line, printable
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
+from data.novelty import describe, longest_copies, repeats, skipped
 from gpt.inference.continuation import Continuation, beginning, readable
 from gpt.inference.generate import generate_many, stream
 from gpt.inference.sampling import TEMPERATURE, SamplingParams, log_probabilities
@@ -34,7 +35,7 @@ ALIASES = {
     "": "--prompt TEXT", "--start": "--prompt", "--temp": "--temperature", "--length": "--num-chars",
     "--max-new-tokens": "--num-chars", "--num-tokens": "--num-chars", "-n": "--num-chars",
 }  # fmt: skip
-PIPE_SECONDS = 0.5  # seconds to wait for text in a pipe, see `is_piped`
+PIPE_SECONDS = 0.5  # to wait for text in a pipe
 HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a text.
 :set                      show the options
 :set temperature 0.7      set an option; without a value: its default
@@ -42,7 +43,7 @@ HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a 
 
 
 def cli(arguments: list[str] | None = None) -> int:
-    """Run sample.py with `arguments`, by default those of this process, and return the exit status."""
+    """Run sample.py and return the exit status."""
     parser = make_parser()
     options = parser.parse_args(arguments)
     advice = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
@@ -50,7 +51,6 @@ def cli(arguments: list[str] | None = None) -> int:
 
 
 def make_parser() -> Parser:
-    """Return the parser of the command line of sample.py."""
     about = "Write text with a trained model."
     parser = Parser(prog="sample.py", description=about, allow_abbrev=False, aliases=ALIASES)
     add = parser.add_argument
@@ -91,12 +91,10 @@ def make_parser() -> Parser:
 
 
 def unescaped(text: str) -> str:
-    r"""Return `text` with the escapes \n, \t and \\ replaced by their characters, and other backslashes unchanged."""
     return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
 
 
 def sample(parser: Parser, options: argparse.Namespace) -> None:
-    """Do what the command line asks: write texts, or continue prompts from the terminal if `--interactive` is set."""
     checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
     excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json", "novelty") if getattr(options, key)]
     if options.interactive and excluded:
@@ -135,8 +133,7 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
 
 def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
     """Return the tokens of the training text of a model's run, (N,), or None (and print why) if there are too many."""
-    from data.novelty import skipped
-    from data.text import text_of_run
+    from data.text import text_of_run  # needs a quarter of the start-up time
 
     if not checkpoint.with_name("last.ckpt").is_file():
         raise InputError(f"--novelty: {printable(checkpoint)} is not in a run directory: its training text is unknown")
@@ -150,11 +147,7 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
 
 
 def is_piped() -> bool:
-    """Return whether standard input is a file with text, or a pipe in which text arrives within `PIPE_SECONDS`.
-
-    Waiting longer could block, because some programs neither write to a pipe nor close it. So if no text arrives,
-    print that standard input is not read.
-    """
+    """Return whether standard input is a file or a pipe with text; some programs never write to or close a pipe."""
     try:
         number = sys.stdin.fileno()
     except (OSError, ValueError):  # not a real file
@@ -172,11 +165,7 @@ def is_piped() -> bool:
 
 
 def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -> str:
-    """Return the UTF-8 text of a file or, if `name` is `-`, of standard input. `newline` is as in `io.TextIOWrapper`.
-
-    Raises:
-        InputError: the text is empty or cannot be read. The message begins with `option`.
-    """
+    """Return the UTF-8 text of a file or, if `name` is `-`, of standard input; `newline` as in `io.TextIOWrapper`."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
@@ -189,13 +178,7 @@ def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -
 
 
 def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unknown") -> str:
-    """Return `prompt` with the characters outside the vocabulary handled as `unknown` says: error, skip or replace.
-
-    A line on standard error lists the characters that were dropped or replaced.
-
-    Raises:
-        InputError: `unknown` is `error`, and `prompt` has such a character. The message says how to change `option`.
-    """
+    """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
     if unknown == "error":
         try:
             tokenizer.encode(prompt)
@@ -213,15 +196,11 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unkn
 def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
-    """Continue all `prompts`, (T,) tokens each, in one batch, and yield the continuations so far after each token."""
+    """Continue all `prompts` in one batch, and yield the continuations so far after each token."""
     params = SamplingParams(
-        options.repetition_penalty,
-        options.no_repeat_ngram,
-        options.temperature,
-        options.top_k,
-        options.top_p,
+        options.repetition_penalty, options.no_repeat_ngram, options.temperature, options.top_k, options.top_p,
         options.min_p,
-    )
+    )  # fmt: skip
     stops = options.stop + ([options.end] if options.end and not options.no_stop else [])
     written = [Continuation(tokenizer, stops) for _ in prompts]
     for tokens, logits in stream(weights, prompts, options.num_chars, params, seeds):
@@ -241,11 +220,7 @@ def write(
     weights: Weights, tokenizer: Tokenizer, prompts: list[str], options: argparse.Namespace,
     trained: np.ndarray | None, out: TextIO,
 ) -> None:  # fmt: skip
-    """Generate all texts and write them to `out`: a single text while it grows, several texts when each is complete.
-
-    If `trained`, the tokens of the training text, (N,), is not None, the longest copy in each text is printed, too.
-    Several texts are then written only when the last text is complete.
-    """
+    """Write a single text while it grows, several when each is complete or, to compare them with `trained`, all are."""
     rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
     encoded = [tokenizer.encode(begun(prompt, tokenizer, options)) for prompt, _ in rows]
     seeds = [options.seed + number for _, number in rows]
@@ -293,7 +268,6 @@ def write(
 
 
 def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
-    """Return the end mark of documents, `options.end`, plus `prompt`. If both are "", return a default, `beginning`."""
     return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
 
 
@@ -301,12 +275,7 @@ def report_new(
     prompts: list[str], texts: Iterable[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
     options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """Print to standard error how many documents in `texts` do not occur in the training text, the tokens `trained`.
-
-    Only documents that are complete and not blank count. With --no-stop, or without documents, nothing is printed.
-    """
-    from data.novelty import repeats
-
+    """Print how many complete documents do not occur in the training text, the tokens `trained`."""
     if options.end and not options.no_stop:
         whole = (
             given + text.text for given, text in zip(prompts, texts, strict=True) if options.end in text.stopped_by
@@ -318,9 +287,7 @@ def report_new(
 
 
 def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """For each text, return (log line, passage) about its longest passage that also occurs in the tokens `trained`."""
-    from data.novelty import describe, longest_copies
-
+    """Return (log line, passage) about each text's longest copy from the tokens `trained`."""
     tokens = [tokenizer.encode(text) for text in texts]
     found = longest_copies(tokens, trained)
     passages = [tokenizer.decode(own[copy.begin :][: copy.length]) for own, copy in zip(tokens, found, strict=True)]
@@ -329,7 +296,7 @@ def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[
 
 
 def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> Continuation:
-    """Print `prompt` and its continuation as it grows, and return the continuation. `end` is the end mark, or ""."""
+    """Print `prompt` and its continuation as it grows, and return the continuation."""
     out.write(for_output(readable(prompt, end), out))
     out.flush()
     printed = 0  # pieces of the text
@@ -342,7 +309,6 @@ def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO
 
 
 def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
-    """Read prompts from the terminal and continue each prompt, until Ctrl-D or :quit. Ctrl-C stops the current text."""
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:
@@ -371,7 +337,6 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
 
 
 def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
-    """Run a command of the interactive mode, a line such as `:set temperature 0.7`, which changes `options`."""
     names = (
         "num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "no-repeat-ngram", "stop", "seed",
         "unknown",

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim.adamw import adamw
 
 from gpt.attention import Attention
@@ -13,23 +13,21 @@ from gpt.model import GPT
 from gpt.optim_config import OptimConfig
 
 
-def parameter_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two parameter groups: matrices and embeddings, with weight decay, and vectors, without."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    return [
-        {"params": [p for p in parameters if p.ndim >= 2], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if p.ndim < 2], "weight_decay": 0.0},
-    ]
-
-
 def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -> torch.optim.Optimizer:
-    """Return the optimizer that `config.name` names for all weights of the model. Call `set_rates` before each step."""
+    """Return the optimizer that `config.name` names for all weights of the model. Call `set_rates` before each step.
+
+    Weight decay applies to matrices and embeddings, but not to vectors such as gains and biases.
+    """
     first, second = config.betas
-    if config.name == "adamw":
-        groups = parameter_groups(model, config.weight_decay)
-        return torch.optim.AdamW(groups, lr=config.lr, betas=(first, second), fused=True)
-    if config.name != "muon":
-        raise KeyError(config.name)
+    by_muon = {"adamw": False, "muon": True}[config.name]
+    matrices = {parameter for parameter in model.blocks.parameters() if by_muon and parameter.ndim == 2}
+    others = [parameter for parameter in model.parameters() if parameter not in matrices]
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay, "betas": (first, second)},
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0, "betas": (first, second)},
+    ]
+    if not by_muon:
+        return torch.optim.AdamW(groups, lr=config.lr, fused=True)
     for module in model.modules():
         if isinstance(module, Attention):
             module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
@@ -37,11 +35,7 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
     hidden: list[dict[str, Any]] = []
     for turn in range(config.muon_every):
         blocks = model.blocks[turn :: config.muon_every]
-        matrices = [parameter for block in blocks for parameter in block.parameters() if parameter.ndim == 2]
-        hidden.append(settings | {"params": matrices, "turn": turn})
-    groups = [group | {"betas": (first, second)} for group in parameter_groups(model, config.weight_decay)]
-    inside = {id(parameter) for group in hidden for parameter in group["params"]}
-    groups[0]["params"] = [parameter for parameter in groups[0]["params"] if id(parameter) not in inside]
+        hidden.append(settings | {"params": [p for p in blocks.parameters() if p in matrices], "turn": turn})
     return Muon([group for group in [*hidden, *groups] if group["params"]], config.lr, bf16_on_cpu)
 
 

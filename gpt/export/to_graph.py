@@ -20,8 +20,6 @@ from gpt.positions import position_tables
 
 TOLERANCE = 1e-5  # largest allowed difference, relative to the largest logit
 MAX_COMPARED = 2**23  # attention scores per layer: limits the memory of the comparison
-MAX_TABLE = 2**24  # bytes of a position table, or the size of the weights if they are larger
-MAX_WEIGHTS = 2**31 - 2**24  # bytes: the 2 GiB limit of a protobuf message, minus room for the graph
 
 
 def trace(model: GPT) -> ExportedProgram:
@@ -29,10 +27,6 @@ def trace(model: GPT) -> ExportedProgram:
     config, context = model.config, model.config.context
     length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
-    if config.positions in ("rotary", "sinusoidal"):
-        rows = max(MAX_TABLE, 4 * model.num_parameters()) // (4 * (config.rotary_dims or config.dim))
-        if context > rows:  # its table would be far larger than the weights
-            raise InputError(f"model.context={context}: its position table may have at most {rows} rows")
     # Fill the cache of the tables first: tables computed during tracing would be symbols without values.
     position_tables(config, context, example.device)
     with torch.no_grad():
@@ -93,9 +87,6 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
     import onnxruntime
     import onnxscript  # noqa: F401  torch's exporter needs it
 
-    size = 4 * model.num_parameters()
-    if size > MAX_WEIGHTS:
-        raise InputError(f"one ONNX file can hold 2 GB, but the weights are {size / 1e9:.1f} GB; use `--to torch`")
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with warnings.catch_warnings():  # the exporter calls deprecated functions of torch
         warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)

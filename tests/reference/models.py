@@ -71,7 +71,7 @@ MIXED = [_mixed(i) for i in range(32)]
 # A block has 16 queries at least, so that the context of some is several of them.
 PLACES = [
     tiny(
-        positions=positions, window=window, context=context, heads=heads, attention=("explicit", "sdpa", "auto")[i % 3],
+        positions=positions, window=window, context=context, heads=heads, attention=CHOICES["attention"][i // 2 % 3],
         norm=CHOICES["norm"][i % len(CHOICES["norm"])],
         activation=CHOICES["activation"][i % len(CHOICES["activation"])],
         qk_norm=i % 4 < 2, key_offset=i % 3 == 0, token_shift=i % 5 < 2, bias=i % 5 == 0, tied=i % 6 == 0,
