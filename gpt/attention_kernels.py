@@ -26,12 +26,12 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, training: bool)
     """
     (B, H, T, D), window, symbolic = q.shape, config.window, isinstance(q.shape[2], torch.SymInt)
     dropout = config.dropout if training else 0.0
-    if window is None or not (symbolic or window < T):
-        explicit = is_explicit(config, T, T, q.device.type, training)
-        return (explicit_attention if explicit else fused_attention)(q, k, v, None, dropout)  # (B, H, T, D)
-    b = max(window, MIN_BLOCK)
-    explicit = is_explicit(config, T, 2 * b, q.device.type, training)
+    whole = window is None or not (symbolic or window < T)
+    b = max(window or 0, MIN_BLOCK)
+    explicit = is_explicit(config, T, T if whole else 2 * b, q.device.type, training)
     compute = explicit_attention if explicit else fused_attention
+    if whole:
+        return compute(q, k, v, None, dropout)  # (B, H, T, D)
     if symbolic or T <= 2 * b:
         positions = torch.arange(T, device=q.device)  # (T,)
         return compute(q, k, v, make_mask(positions, positions, window), dropout)  # (B, H, T, D)
@@ -50,10 +50,11 @@ def is_explicit(config: ModelConfig, length: int, keys: int, device: str, traini
     On a CPU, the fused kernel has a slow backward and no dropout, and is slow for the blocks of a window, whose queries
     see fewer `keys` than the text has.
     """
-    explicit = device == "cpu"
-    if explicit and not isinstance(length, torch.SymInt):
-        explicit = length > keys or (training and (length < FUSED_FROM or config.dropout > 0))
-    return {"auto": explicit, "explicit": True, "sdpa": False}[config.attention]
+    if config.attention != "auto":
+        return {"explicit": True, "sdpa": False}[config.attention]
+    if device != "cpu" or isinstance(length, torch.SymInt):
+        return device == "cpu"
+    return length > keys or (training and (length < FUSED_FROM or config.dropout > 0))
 
 
 def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:

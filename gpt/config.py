@@ -56,7 +56,7 @@ class ModelConfig:
         check(self, "model")
         if self.heads == self.dim == "auto":
             return
-        # If only one is `auto`, it counts as its default.
+        # One that is `auto` counts as its default.
         heads, dim = (getattr(type(self) if getattr(self, n) == "auto" else self, n) for n in ("heads", "dim"))
         # Rotary positions rotate pairs of channels, with key_offset in half of each head.
         multiple = (4 if self.key_offset else 2) if self.positions == "rotary" else 1

@@ -31,7 +31,7 @@ class MLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(config.dim, 4 * config.dim, bias=config.bias)
         self.down = nn.Linear(4 * config.dim, config.dim, bias=config.bias)
-        # Vectors, not a matrix: the optimizers apply neither weight decay nor Muon to vectors.
+        # Vectors, because the optimizers apply neither weight decay nor Muon to them.
         self.taps = nn.ParameterList(torch.zeros(config.dim) for _ in range(config.conv_taps - 1))
         self.activation = ACTIVATIONS[config.activation]
 
@@ -106,11 +106,7 @@ class GPT(nn.Module):
         return position_tables(self.config, length, self.embedding.weight.device)[0] / self.config.dim**0.5
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first block: (B, T) int64 -> (B, T, C).
-
-        The token shift, which adds the scaled embedding of the previous token, is from RWKV (arXiv:2305.13048), where
-        every block has one.
-        """
+        """Return the input of the first block, with the token shift of RWKV, arXiv:2305.13048: (B, T) -> (B, T, C)."""
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
             x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
@@ -128,7 +124,6 @@ class GPT(nn.Module):
         """Return the floating-point operations per token, forward and backward, for windows of `context` tokens.
 
         A matrix weight costs 6, attention 12 * S * C per block with S = `attention_window`, including masked scores.
-        Embeddings are only looked up.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
         weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
@@ -153,13 +148,10 @@ class GPT(nn.Module):
 
 @torch.no_grad()
 def init_weights(model: GPT) -> None:
-    """Initialise the weights in place, as GPT-2 does: matrices normal with std 0.02, gains 1, other vectors 0.
-
-    Matrices whose output is added to the residual stream have std 0.02 / sqrt(2 * layers), so that its variance does
-    not grow with depth.
-    """
+    """Initialise the weights in place, as GPT-2 does: matrices normal with std 0.02, gains 1, other vectors 0."""
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
+            # Smaller where the output is added to the residual stream, whose variance would grow with depth.
             residual = name.endswith(("attention.proj.weight", "mlp.down.weight"))
             parameter.normal_(0, 0.02 / (2 * model.config.layers) ** 0.5 if residual else 0.02)
         elif name.endswith("bias") or name == "shift" or ".taps." in name:

@@ -110,7 +110,7 @@ class Decoder:
     def _forward(self, tokens: np.ndarray, chunk: Chunk) -> np.ndarray:
         """Return the logits after each of n tokens, and update all state: (B, n) -> (B, n, V) float64."""
         w, n = self.weights, tokens.shape[1]
-        encoding = self._encoding(chunk.positions) if w.config.positions in ("rotary", "sinusoidal") else None
+        encoding = self._encoding(chunk.positions) if w.encoded else None
         x = w.embedding[w.to_array(tokens)]  # (B, n, C)
         if w.config.token_shift:
             previous = self.previous[chunk.texts][:, None]  # (B, 1)

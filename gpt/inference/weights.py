@@ -71,6 +71,7 @@ class Weights:
         self.cuda = not self.numpy and embedding.is_cuda
         self.zero = self.zeros()
         self.centring = {"layernorm": True, "rmsnorm": False}[config.norm]
+        self.encoded = {"rotary": True, "sinusoidal": True, "learned": False, "none": False}[config.positions]
         self.average = self.numbers(np.full(config.dim, 1 / config.dim))  # (C,)
         self.root = config.dim**0.5  # sqrt(C) of RMS norm: folded into the weights, because `Decoder._norm` omits it
         D = config.head_dim
