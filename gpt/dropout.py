@@ -39,4 +39,5 @@ class Dropout(nn.Dropout):
     """A layer that applies `dropout` in training and does nothing in evaluation."""
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return x, with values set to 0 in training."""
         return dropout(x, self.p) if self.training else x

@@ -36,6 +36,7 @@ class MLP(nn.Module):
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x: Tensor) -> Tensor:
+        """Return the output of the branch: (B, T, C) -> (B, T, C)."""
         return convolve(self.down(self.activation(self.up(x))), self.taps)
 
 
@@ -63,6 +64,7 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
+        """Add both branches to the residual stream: (B, T, C) -> (B, T, C); `tables` are those of `Attention`."""
         x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 

@@ -29,12 +29,16 @@ MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all set
 
 
 class TextRead(TypedDict):
+    """A text that a model was trained on."""
+
     sha256: list[str]  # the first `HASH` digits of the hashes of files (`data.decoding.hashed`)
     share: float  # fraction of each file, from its beginning, that the model was trained on
     split: str  # hash of the text and of how it was split
 
 
 class TrainedOn(TextRead):
+    """The text that a model was trained on, and those before it."""
+
     before: list[TextRead]  # of the models that training started from
 
 

@@ -72,6 +72,7 @@ def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]
 
 
 def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield (logits, targets) as `sample.py` reads a text: token by token, with the window rule of the decoder."""
     decoder = Decoder(weights_of(candidate.model))
     for start in range(0, len(candidate.tokens) - 1, batch):
         tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
@@ -117,6 +118,7 @@ def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Itera
 
 
 def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
+    """Return windows of different lengths as one batch: (rows, longest) three times."""
     width = windows[-1][0].shape[1]  # of the longest
     inputs, targets, counted = (  # padded on the right, where a causal model does not see it
         torch.cat([F.pad(each, (0, width - each.shape[1])) for each in part]) for part in zip(*windows, strict=True)

@@ -40,6 +40,7 @@ class TrainingRecord:
 
     @classmethod
     def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
+        """Return the record in the states of the callbacks that a checkpoint stores."""
         metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
         return cls(
             losses=metrics["history"]["losses"]["entries"],
