@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from base.errors import printable
 from base.progress import Progress
@@ -118,10 +118,9 @@ def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Itera
 
 
 def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return windows of different lengths as one batch: (rows, longest) three times."""
-    width = windows[-1][0].shape[1]  # of the longest
-    inputs, targets, counted = (  # padded on the right, where a causal model does not see it
-        torch.cat([F.pad(each, (0, width - each.shape[1])) for each in part]) for part in zip(*windows, strict=True)
+    """Stack windows into one batch; shorter ones are padded on the right, where a causal model does not see it."""
+    inputs, targets, counted = (
+        pad_sequence([each[0] for each in part], batch_first=True) for part in zip(*windows, strict=True)
     )
     return inputs, targets, counted
 
