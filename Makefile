@@ -5,7 +5,7 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 INSTALL := $(RUN) -m pip install --disable-pip-version-check -c constraints.txt
 # pip is silent while it unpacks PyTorch, so a dot appears every second.
-DOTS = & pid=$$!; while sleep 1; kill -0 $$pid 2> /dev/null; do printf .; done; wait $$pid
+DOTS = (while sleep 1; do printf .; done) & dots=$$!; trap "kill $$dots" EXIT INT TERM;
 
 # Time budget of `make train`.
 MINUTES := 2
@@ -46,9 +46,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  exit 1; fi; \
 	echo "installing into $(VENV); the first time this downloads PyTorch (sizes: README.md)"; \
 	"$$found" -m venv $(VENV)
-	@$(INSTALL) -e . $(DOTS) || { echo "make: installing failed; the lines above say why (no network? a proxy? pip's index?)" >&2; exit 1; }
+	@$(DOTS) $(INSTALL) -e . || { echo "make: installing failed; the lines above say why (no network? a proxy? pip's index?)" >&2; exit 1; }
 	@touch $@
 
 $(VENV)/.installed-%: $(VENV)/.installed
-	@$(INSTALL) -e '.[$*]' $(DOTS) || { echo "make: installing failed; the lines above say why" >&2; exit 1; }
+	@$(DOTS) $(INSTALL) -e '.[$*]' || { echo "make: installing failed; the lines above say why" >&2; exit 1; }
 	@touch $@

@@ -24,7 +24,7 @@ def count(number: int, what: str) -> str:
 
 
 PATIENCE_SECONDS = 2.0  # seconds before anything is shown
-LINE_SECONDS = 10.0  # seconds between lines where there is no terminal
+LINE_SECONDS = 5.0  # seconds between lines where there is no terminal
 
 
 class Progress:

@@ -1,4 +1,12 @@
-"""How much speed training keeps while other processes use the machine."""
+"""How much speed training keeps while other processes use the machine.
+
+    python benchmarks/busy_machine.py TEXT [--other CHECKOUT] [--rounds 3]
+
+Measures the characters per second of the training steps of the default recipe, compiled: alone, beside one process
+that keeps a core busy, and as two trainings at once (their mean). The last two are printed as shares of the speed alone
+in the same round. plain_loop.py and, with `--other`, a checkout of another version are measured in the same rounds. The
+number of the round is the seed. Nothing else should run meanwhile.
+"""
 
 import statistics
 import subprocess

@@ -1,4 +1,7 @@
-"""Functions that the benchmarks share: time processes, repeat rounds, print medians with ranges and the machine."""
+"""Functions that the benchmarks share: time processes, repeat rounds, print medians with ranges and the machine.
+
+The scripts import this module before the packages of the repository, because it makes them importable.
+"""
 
 import argparse
 import json

@@ -1,4 +1,11 @@
-"""How the time of a run divides into phases."""
+"""How the time of a run divides into phases.
+
+    python benchmarks/run_phases.py [--rounds 3] [--other CHECKOUT] [OVERRIDE ...]
+
+Runs `python train.py seed=ROUND OVERRIDE ...` and prints a table with the seconds of each phase, median and range over
+the rounds. With `--other`, a checkout of another version runs in turn with this one. Nothing else should run meanwhile.
+A callback measures the phases. Lightning finds it by the entry point of a package that is written for the run.
+"""
 
 import json
 import tempfile

@@ -1,4 +1,13 @@
-"""How fast sampling is, compared with a loop without a KV cache over the same model, as in nanoGPT."""
+"""How fast sampling is, compared with a loop without a KV cache over the same model, as in nanoGPT.
+
+    python benchmarks/sample_speed.py CHECKPOINT [--rounds 3]
+
+Samples 1,000 characters from a prompt of one character, at temperature 0.8 with seed 0: one text, and 64 in one batch.
+The table has characters per second, median and range over the rounds. *Decode* is measured in a warm process with the
+model loaded, *whole* from the start of a Python process to its end. The uncached loop reads the last `context`
+characters again for each character, with torch's fused attention. For 64 texts, only its first `context` characters and
+8 steps with a full context are timed, because all steps with a full context cost the same.
+"""
 
 import time
 from dataclasses import replace

@@ -1,4 +1,11 @@
-"""How long each command takes from the start of its process to its first byte of output."""
+"""How long each command takes from the start of its process to its first byte of output.
+
+    python benchmarks/startup.py [--rounds 9]
+
+Measures the first character of sample.py in a pipe (target: 0.3 s), the error of train.py about a misspelled key
+(target: 1 s), and `--help` of each command. The model has the default shape and is trained for one step with seed 0.
+The first round does not count, because it only loads the files into the system's cache.
+"""
 
 import subprocess
 import sys

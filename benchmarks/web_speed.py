@@ -1,4 +1,11 @@
-"""How fast the page of `export.py --to web` writes, and how large it is."""
+"""How fast the page of `export.py --to web` writes, and how large it is.
+
+    python benchmarks/web_speed.py CHECKPOINT [--rounds 5]
+
+Opens the page in headless Chromium without a network, presses Generate and reads the speed that the page shows. It
+writes 1,000 characters after a line break, at temperature 0.8 and with its own seeds. For comparison, the model is also
+run alone in the same browser, without updating the page. The first round does not count: it warms up the browser.
+"""
 
 import shutil
 import tempfile

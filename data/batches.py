@@ -148,7 +148,7 @@ def batches_on_device(
             step += 1
 
 
-def num_validated(split: int, trained: float, last: bool, most: int | None = None) -> int:
+def num_validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
     """Return how many tokens of the validation split one validation evaluates.
 
     A validation during training evaluates at most `VALIDATION_CHARACTERS` tokens. The last validation evaluates the

@@ -11,7 +11,7 @@ from base.processes import command
 from base.progress import count
 from conf.differences import differences
 from conf.schema import Config
-from data.batches import VALIDATED, num_validated
+from data.batches import num_validated
 from data.documents import Documents
 from data.text import Text
 from gpt.evaluation import Score
@@ -20,7 +20,8 @@ from reports.tensorboard import watch
 # A window of memorised text costs 11 to 16 nats in all, because the model must first find out which window it is.
 MEMORISED_NATS = 25  # per window, with a margin
 LONGER = 5  # times the minutes of a run, for the command of a better model
-TEXT = {f"data.{name}" for name in "path validation test documents field encoding tokenizer split".split()}
+REPEATED = {f"data.{name}" for name in "path validation test documents field encoding tokenizer split".split()}
+REPEATED |= {"seed", "trainer.accelerator"}  # in that command
 
 
 def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
@@ -54,7 +55,7 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
     )
     log.info(f"machine    {machine}")
     split, steps = len(text.validation), config.trainer.max_steps  # with `minutes`, only known at the end
-    trained = split / VALIDATED if steps == "auto" else steps * config.data.batch * shape.context
+    trained = 0 if steps == "auto" else steps * config.data.batch * shape.context
     # Whole windows, plus the first token of the text, which counts, too.
     part, end = (
         number if number == split else max(1, number // shape.context) * shape.context + 1
@@ -149,6 +150,6 @@ def conclude(run: Path, config: Config, report: Path | None) -> None:
     if config.trainer.profiler:
         log.info(f"profile    {run / 'trace.json'}")
     if config.minutes is not None:
-        text = [f"{key}={value}" for key, value, _ in differences(config) if key in TEXT]
+        text = [f"{key}={value}" for key, value, _ in differences(config) if key in REPEATED]
         more = command("python", "train.py", f"minutes={round(LONGER * config.minutes, 1):g}", *map(public, text))
-        log.info(f"better     {more}: {LONGER} times the training, of the larger model that this allows")
+        log.info(f"better     {more}: {LONGER} times the training, and a larger model if that helps")

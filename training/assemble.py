@@ -91,7 +91,9 @@ def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
         checkpoints.due_at = 0.0
 
     validates = config.trainer.val_check_interval == "auto"
-    return Deadline(config.optim.cooldown, plan.started + 60 * minutes - before, plan.started, save, validates)
+    return Deadline(
+        config.optim.cooldown, plan.started + 60 * minutes - before, plan.started, save, validates, plan.loaded
+    )
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:

@@ -5,7 +5,6 @@ import os
 
 from base.errors import InputError
 from gpt.config import ModelConfig
-from gpt.model_file import weight_shapes
 
 LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step
 
@@ -15,6 +14,8 @@ def check_memory(model: ModelConfig, vocabulary: int, device: str) -> None:
 
     Without this check, Linux might kill other programs before the run itself fails.
     """
+    from gpt.model_file import weight_shapes  # loads NumPy
+
     there = available(device)
     weights = sum(math.prod(shape) for _, shape in weight_shapes(model, vocabulary))
     needed = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32

@@ -3,11 +3,11 @@
 import os
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from threading import Thread
 from typing import TYPE_CHECKING
 
 from base import processes, ranks
@@ -72,11 +72,12 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
             config = replace(config, model=composed.model, data=composed.data)
         check_trained(config, start.groups)
     extra_chars = point.extra_chars if point else start.characters if start else ""
-    loading = Thread(target=import_module, args=("training.fit",))  # PyTorch and Lightning, while the text is read
-    text = open_run_text(config, command.sets("data"), extra_chars, resumed, loading.start)
+    loading, pool = list[Future[float]](), ThreadPoolExecutor(1)  # loads PyTorch while the text is read
+    found = lambda: loading.append(pool.submit(load_training))  # noqa: E731
+    text = open_run_text(config, command.sets("data"), extra_chars, resumed, found)
     text = text.read_before(point.texts_read if point else start.texts_read if start else [])
     with Progress("loading PyTorch and Lightning"):
-        loading.join()
+        loaded = loading[0].result()
         from training.callbacks.stop_signals import StopSignals
         from training.choosing.choose import choose
         from training.machine import find_machine
@@ -87,15 +88,22 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
     machine, minutes = find_machine(config), config.minutes
     config = replace(config, name=name, resume=None, allow=[])
     with quiet_lightning(), StopSignals(), with_advice(run, config.optim, machine.devices):
-        choice = choose(config, text, machine, lambda: started + 60 * (minutes or 0) - time.perf_counter())
+        choice = choose(config, text, machine, lambda: started + 60 * (minutes or 0) - time.perf_counter(), loaded)
     beginning = Beginning.RESUMED if resumed else Beginning.NEW if resume is None else Beginning.FIRST
-    plan = RunPlan(run, choice, text, machine, start, point, beginning, started)
+    plan = RunPlan(run, choice, text, machine, start, point, beginning, started, loaded)
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
         check_resumed(run, plan.conditions, point, allow)
     if resume == "auto":
         what = f"continuing {run}" if resumed else f"{run} does not exist yet, starting it"
         log.info(f"resume: {printable(what)}")
     return plan
+
+
+def load_training() -> float:
+    """Import PyTorch, Lightning and what trains, and return the seconds that it took."""
+    begun = time.perf_counter()
+    import_module("training.fit")
+    return time.perf_counter() - begun
 
 
 def open_run_text(

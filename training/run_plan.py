@@ -36,6 +36,7 @@ class RunPlan:
     resume_point: ResumePoint | None  # the checkpoint from which a resumed run continues, or None if the run has none
     beginning: Beginning  # whether the run is new or resumed
     started: float  # value of `time.perf_counter()` when the process began
+    loaded: float  # seconds in which PyTorch and Lightning were imported
 
     @property
     def config(self) -> Config:

@@ -17,8 +17,10 @@ from data.datamodule import ENDLESS
 TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
 WINDOW = 0.1  # after the choice, that mean is over this fraction of the steps left, so that a busy second counts little
 END_SECONDS = 2.0  # min seconds reserved to count n-grams, write samples and the report, and exit
-END_SHARE = 0.3  # on a slow machine, this fraction of the seconds before the first step is reserved instead
-OFF = 0.05  # fraction of the run's time: if it would end earlier or later by more, the number is chosen again
+END_SHARE = 0.5  # on a slow machine, this fraction of the seconds of importing PyTorch is reserved instead
+# If the run would end earlier or later by more than this fraction of its time, and by more than so many seconds, the
+# number is chosen again.
+OFF, OFF_SECONDS = 0.05, 2.0
 VALIDATIONS = 6  # of a run, at equal intervals
 
 
@@ -33,12 +35,18 @@ class Deadline(L.Callback):
     """
 
     def __init__(
-        self, cooldown: float, ends_at: float, started: float, save: Callable[[int], None], validates: bool = True
+        self,
+        cooldown: float,
+        ends_at: float,
+        started: float,
+        save: Callable[[int], None],
+        validates: bool = True,
+        loaded: float = 0.0,
     ) -> None:
         """Create the callback for a run whose number of steps has not been chosen."""
         self.cooldown, self.ends_at, self.started, self.save = cooldown, ends_at, started, save
         self.validates, self.validated = validates, 0  # the step of the last validation
-        self.end_seconds = max(END_SECONDS, END_SHARE * (time.perf_counter() - started))
+        self.end_seconds = max(END_SECONDS, END_SHARE * loaded)
         self.began: tuple[int, float] | None = None  # step and time after the first step, which is slow
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
         self.stepped = 0.0  # seconds of all steps since `began`
@@ -58,7 +66,7 @@ class Deadline(L.Callback):
         """Choose the number of steps if the cooldown is due, or again if the speed of the machine has changed."""
         step, now = trainer.global_step, time.perf_counter()
         if self.began is None:
-            self.began = step, now
+            self.began, self.validated = (step, now), step
         else:
             self.recent.append(now - self.stepping)
             self.stepped += now - self.stepping
@@ -91,7 +99,7 @@ class Deadline(L.Callback):
         if not timed or step == trainer.max_steps:
             return False
         off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
-        return abs(off) > OFF * (self.ends_at - self.started)
+        return abs(off) > max(OFF_SECONDS, OFF * (self.ends_at - self.started))
 
     def _validation_is_due(self, trainer: L.Trainer) -> bool:
         """Return whether an interval has passed since the last validation, and half of one is left to the last step."""

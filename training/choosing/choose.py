@@ -46,7 +46,9 @@ class Choice:
         return ", ".join(parts)
 
 
-def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[[], float]) -> Choice:
+def choose(
+    config: Config, text: Text, machine: Machine, seconds_left: Callable[[], float], loaded: float = hardware.LOADED
+) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
     If the run has a time limit (`minutes=N`), two keys may stay `auto`: `trainer.max_steps`, which the callback
@@ -64,12 +66,12 @@ def choose(config: Config, text: Text, machine: Machine, seconds_left: Callable[
     usual = steps_for(tokens, started) if short else TrainerConfig.max_steps
     steps: float = usual if asked.max_steps == "auto" else asked.max_steps
     by_clock, notes = config.minutes is not None and asked.max_steps == "auto", list[str]()
-    start = hardware.START if config.minutes is None else 60 * config.minutes - seconds_left()
+    loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
 
     def compiling(model: ModelConfig, data: DataConfig, seconds: float) -> tuple[tuple[str, str], float]:
         """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
         marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
-        cost = compile_seconds(start, cached=config.minutes is not None and marker.exists())
+        cost = compile_seconds(loaded, cached=config.minutes is not None and marker.exists())
         return choose_compile(
             config.compile, machine.device, (1 - hardware.step_ratio(precision)) * seconds, cost
         ), cost

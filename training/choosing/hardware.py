@@ -17,10 +17,10 @@ from gpt.config import ModelConfig
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
 COMPILED = {"bf16-mixed": 0.7, "32-true": 0.82}
-# Compiling takes so many times the seconds in which Python starts and imports PyTorch and Lightning, which depend on
-# the CPU in the same way: without, and with the compiled code in torch's cache.
+# Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which depend on the CPU in the
+# same way: without, and with the compiled code in torch's cache.
 COLD, WARM = 3.2, 0.3
-START = 7.0  # those seconds on a laptop
+LOADED = 7.0  # those seconds on a laptop
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
@@ -49,9 +49,9 @@ def step_ratio(precision: str) -> float:
     return COMPILED.get(precision, COMPILED["32-true"])
 
 
-def compile_seconds(start: float, cached: bool) -> float:
-    """Return the seconds that compiling takes if Python started in `start` seconds, PyTorch and Lightning included."""
-    return start * (WARM if cached else COLD)
+def compile_seconds(loaded: float, cached: bool) -> float:
+    """Return the seconds that compiling takes if PyTorch and Lightning were imported in `loaded` seconds."""
+    return loaded * (WARM if cached else COLD)
 
 
 def choose_compile(asked: str, device: str, saved: float, cost: float) -> tuple[str, str]:
@@ -64,7 +64,10 @@ def choose_compile(asked: str, device: str, saved: float, cost: float) -> tuple[
             return "false", f"there is no {missing}"
         if device == "cuda":
             return "true", "on a GPU"
-        return "true" if saved > cost else "false", f"takes about {cost:.0f} s, saves {saved:.0f} s of training"
+        return (
+            "true" if saved > cost else "false",
+            f"takes about {cost:.0f} s, saves {max(0.0, saved):.0f} s of training",
+        )
     if asked != "false" and missing:
         raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
     return asked, "as configured"

@@ -116,7 +116,7 @@ def fit_into_minutes(
 
     def fit(model: ModelConfig) -> Timed:
         step = time_step(replace(default, model=model), text, seconds_left())
-        seconds, cost = TRAINING * seconds_left(), 0.0
+        seconds = TRAINING * seconds_left()
         compiled, cost = compiling(model, data, seconds)
         if compiled[0] == "true":
             step, seconds = ratio * step, seconds - cost
@@ -141,8 +141,7 @@ def fit_into_minutes(
     notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
         enough = (60 * minutes - seconds_left() + MIN_STEPS * step / TRAINING) / 60
-        unit = 10.0 ** (math.floor(math.log10(enough)) - 1)  # of the second digit: rounded up, it is over `minutes`
-        enough = math.ceil(enough / unit) * unit
+        enough = math.ceil(10 * enough) / 10
         notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:g} would be enough here")
     return best.model, data, fitting, notes
 
