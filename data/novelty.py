@@ -49,22 +49,26 @@ class Hashed:
 
     def __init__(self, tokens: np.ndarray, powers: np.ndarray, inverses: np.ndarray) -> None:
         self.tokens, self.inverses = tokens, inverses
+        self.known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         self.sums = np.zeros(len(tokens) + 1, np.uint64)  # sums[i] is that of the first i tokens
         np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * powers[: len(tokens)], out=self.sums[1:])
 
-    def windows(self, k: int) -> np.ndarray:
-        """Return the hashes of all windows of k tokens: (n - k + 1,) uint64."""
-        n = max(0, len(self.sums) - k)
-        return (self.sums[k:] - self.sums[:n]) * self.inverses[:n]
+    def windows(self, k: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return the hashes of all windows of k tokens, (n - k + 1,) uint64, and their upper 16 bits, uint16."""
+        if k not in self.known:  # several texts ask for the same k
+            n = max(0, len(self.sums) - k)
+            hashes = (self.sums[k:] - self.sums[:n]) * self.inverses[:n]
+            self.known[k] = hashes, (hashes >> np.uint64(48)).astype(np.uint16)  # the lower bits are less random
+        return self.known[k]
 
 
 def _improved(copy: Copy, text: Hashed, chunk: Hashed, size: int) -> Copy:
     """Return the longest copy of a text if a longer one than `copy` begins in the first `size` tokens of a chunk."""
     while copy.length < len(text.tokens):
-        own, windows = text.windows(copy.length + 1), chunk.windows(copy.length + 1)[:size]
-        seen = np.zeros(2**16, bool)  # by the upper 16 bits: the lower ones of such a hash are less random
-        seen[own >> np.uint64(48)] = True
-        places = np.flatnonzero(seen[windows >> np.uint64(48)])
+        (own, upper), (windows, uppers) = text.windows(copy.length + 1), chunk.windows(copy.length + 1)
+        seen = np.zeros(2**16, bool)
+        seen[upper] = True
+        places = np.flatnonzero(seen[uppers[:size]])
         places = places[np.isin(windows[places], own)]
         pairs = ((begin, place) for place in places for begin in np.flatnonzero(own == windows[place]))
         found = (Copy(int(begin), _common(text.tokens[begin:], chunk.tokens[place:])) for begin, place in pairs)
