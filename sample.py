@@ -31,11 +31,7 @@ from gpt.inference.sampling import TEMPERATURE, SamplingParams, log_probabilitie
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
-ALIASES = {
-    "": "--prompt TEXT", "--start": "--prompt", "--temp": "--temperature", "--length": "--num-chars",
-    "--max-new-tokens": "--num-chars", "--num-tokens": "--num-chars", "-n": "--num-chars",
-}  # fmt: skip
-PIPE_SECONDS = 0.5  # to wait for text in a pipe
+PIPE_SECONDS = 0.5  # seconds to wait for text in a pipe, see `is_piped`
 HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a text.
 :set                      show the options
 :set temperature 0.7      set an option; without a value: its default
@@ -52,7 +48,7 @@ def cli(arguments: list[str] | None = None) -> int:
 
 def make_parser() -> Parser:
     about = "Write text with a trained model."
-    parser = Parser(prog="sample.py", description=about, allow_abbrev=False, aliases=ALIASES)
+    parser = Parser(prog="sample.py", description=about, allow_abbrev=False)
     add = parser.add_argument
     add("checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest run)")
     add = parser.add_argument_group("prompts").add_argument

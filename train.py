@@ -26,17 +26,14 @@ STARTED = time.perf_counter() - time.process_time()
 
 
 def cli() -> int:
-    """Run the command line of train.py, and return the exit status."""
+    """Run train.py and return its exit status."""
     ranks.end_with_parent()
     slurm.requeue_before_start()
     return main("train.py", interruptible, unnamed="")
 
 
 def interruptible() -> int | None:
-    """Do what the command line says and return the exit status: 0 or None for success, and 130 after Ctrl-C.
-
-    At the end, the directory of the run is unlocked, even if an error is raised.
-    """
+    """Do what the command line says, unlock the directory of the run, and return the exit status."""
     try:
         return dispatch(sys.argv[1:])
     except KeyboardInterrupt:
@@ -47,7 +44,7 @@ def interruptible() -> int | None:
 
 
 def dispatch(arguments: list[str]) -> int | None:
-    """Print what an option such as `--runs` asks for, or start a run, a sweep or a search."""
+    """Print what an option such as `--runs` asks for, or start one run, a sweep (`-m`) or a search (`hparams_search=`)."""
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))
     if "--version" in arguments:
@@ -68,11 +65,11 @@ def dispatch(arguments: list[str]) -> int | None:
 
         return begin_search(command.search, command)
     if command.sweep:
-        return print(combinations(command)) if command.part else begin_sweep(command)
+        return print(combinations(command)) if command.show else begin_sweep(command)
     (settings,) = command.runs()
     config = compose(settings, command.literals)
-    if command.part:
-        return print(show(settings, command.literals, command.part, command.resolve), end="")
+    if command.show:
+        return print(show(settings, command.literals, command.resolve), end="")
     return run.main(command, config, STARTED)
 
 

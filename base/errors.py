@@ -7,13 +7,32 @@ import re
 from collections.abc import Iterable
 from typing import TextIO
 
+# Words of other programs, such as nanoGPT, Lightning and Hugging Face, and what has this meaning here: a setting, one of
+# the values of a setting, or an option of a command. An error message about the word suggests it.
+ADVICE = {
+    "learning_rate": "optim.lr", "warmup_steps": "optim.warmup", "batch_size": "data.batch",
+    "accumulate_grad_batches": "data.micro_batch", "gradient_clip_val": "optim.clip", "max_iters": "trainer.max_steps",
+    "steps": "trainer.max_steps", "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps",
+    "num_epochs": "trainer.max_steps", "max_time": "minutes", "eval_interval": "trainer.val_check_interval",
+    "strategy": "trainer.devices", "fast_dev_run": "debug", "overfit_batches": "debug", "ckpt_path": "resume",
+    "n": "name", "out_dir": "name", "default_root_dir": "name",
+    "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads", "n_embd": "model.dim",
+    "embed": "model.dim", "d_model": "model.dim",
+    "dataset": "data.path", "text": "data.path", "file": "data.path", "val": "data.validation",
+    "valid": "data.validation", "val_path": "data.validation", "test_path": "data.test",
+    "rope": "rotary", "sine": "sinusoidal", "absolute": "learned", "flash": "sdpa", "eager": "explicit",
+    "wsd": "trapezoid", "linear": "trapezoid", "constant": "trapezoid",
+    "16": "bf16-mixed", "16_mixed": "bf16-mixed", "bf16": "bf16-mixed", "bfloat16": "bf16-mixed",
+    "fp16": "bf16-mixed", "float16": "bf16-mixed", "half": "bf16-mixed",
+    "32": "32-true", "fp32": "32-true", "float32": "32-true", "64": "64-true", "double": "64-true",
+    "": "--prompt", "start": "--prompt", "length": "--num-chars", "max_new_tokens": "--num-chars",
+}  # fmt: skip
 HIDDEN = "***"  # replaces a password or a token
 SECRET = "token|sig|credential|password|passwd|secret|key"  # words in the names of URL query parameters that are secret
 LONGEST = 80  # maximum characters of an argument in a message
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether `error` says that a device or the machine has run out of memory."""
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch raises the second on a GPU
         return True
     # Messages of the CPU allocator in torch, on Windows and elsewhere, and of the dynamic loader.
@@ -21,7 +40,10 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class InputError(ValueError):
-    """Input that cannot be used. The message says why in one line."""
+    """Input that cannot be used. The message says why in one line: `key: reason; advice`.
+
+    `reason` names no settings, so a command whose options have other names can report it alone.
+    """
 
     status = 2  # exit status of a command that ends with this error
 
@@ -37,7 +59,7 @@ class RunFailed(Exception):
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:
-    """Return one line about an `OSError`: the file that it concerns, what is wrong, and what helps."""
+    """Return one line: the file (`path` if the error names none; of a lock, its folder), what is wrong, what helps."""
     name = os.fsdecode(error.filename or str(path or "")).removesuffix("/.lock")
     helps = {
         **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "work in a folder that you may write to"),
@@ -53,51 +75,56 @@ def describe_os_error(error: OSError, path: object = None) -> str:
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:
-    """Return the element of `names` that is most similar to `word`, ignoring case, or None if no name is similar."""
+    """Return the name that `ADVICE` has for `word`, or else the name most similar to it, ignoring case and `ending`."""
     word, ending = word.casefold(), ending.casefold()
     folded = {name.casefold().removesuffix(ending): name for name in names}
+    if (advice := ADVICE.get(word.lstrip("-").replace("-", "_"))) in folded.values():
+        return advice
     cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
     close = difflib.get_close_matches(word.removesuffix(ending), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None
 
 
 def nearest(word: str, names: Iterable[str], ending: str = "") -> str:
-    """Return `; nearest: NAME`, where NAME is the result of `most_similar`, or "" if no name is similar."""
+    """Return the end of an error line: `; nearest: NAME` (see `most_similar`), or "" if no name is similar."""
     name = most_similar(word, names, ending)
     return f"; nearest: {name}" if name else ""
 
 
 def redacted(text: str) -> str:
-    """Return `text` with user, password and tokens in its URLs replaced by `***`."""
+    """Return `text` with `***` for user, password and tokens in URLs: `https://USER:PASSWORD@a.org/b.txt?token=…`."""
     text = re.sub(r"(://)[^/\s]*@", rf"\1{HIDDEN}@", text)
     return re.sub(rf"([?&][^=&\s]*(?:{SECRET})[^=&\s]*=)[^&#,\]\s]+", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
 
 
 def public(text: str) -> str:
-    """Return `text` without passwords in URLs (see `redacted`) and with U+FFFD for each surrogate."""
+    """Return `text`, `redacted`, with U+FFFD for each surrogate (an undecodable byte of a file name)."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", redacted(text))
 
 
 def printable(text: object) -> str:
-    """Return `text` without passwords in URLs (see `redacted`) and with U+FFFD for each unprintable character."""
+    """Return `text`, `redacted`, with U+FFFD for each unprintable character, line breaks included."""
     return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in redacted(str(text)))
 
 
 def visible(text: str) -> str:
-    """Return `text` with a visible symbol for each control character except tabs and line breaks."""
+    """Return `text` with symbols for control characters other than tabs and line breaks: they could move the cursor."""
     pictures = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
     pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
-    turns = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # bidirectional controls
+    turns = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # bidirectional controls, which could reorder the text
     return text.translate(pictures | {code: f"\\u{code:x}" for code in turns})
 
 
 def for_output(text: str, out: TextIO) -> str:
-    """Return `text`, with symbols for control characters (see `visible`) if the stream `out` is a terminal."""
+    """Return `visible(text)` if the stream `out` is a terminal, else `text`."""
     return visible(text) if out.isatty() else text
 
 
 def shorten(message: str, arguments: Iterable[str]) -> str:
-    """Return `message` with the values of command-line arguments cut off after `LONGEST` characters."""
+    """Return `message` with each long value of the command line cut where it first occurs.
+
+    A command at the end of the message stays complete.
+    """
     for argument in arguments:
         value = one_line(argument.partition("=")[2] or argument)
         if len(value) > LONGEST:
@@ -106,5 +133,5 @@ def shorten(message: str, arguments: Iterable[str]) -> str:
 
 
 def one_line(text: object) -> str:
-    """Return `text`, a message or an exception, on one line and without unprintable characters (see `printable`)."""
+    """Return a message or an exception on one line, `printable`; of an `OSError`, only the system's description."""
     return printable(" ".join(str(getattr(text, "strerror", None) or text).split()))

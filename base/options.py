@@ -5,7 +5,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from base.errors import InputError, nearest
@@ -26,37 +26,29 @@ def option(
     on_resume: str = "",
     literal: bool = False,
     launch: bool = False,
-    aliases: Mapping[str, str] | None = None,
     **limits: float,
 ) -> Any:
-    """Declare a dataclass field as an option, with a help text, the values that it accepts and a rule for resuming.
+    """Declare a dataclass field as an option; `meaning` is its line in `--help`.
 
     Args:
-        default: the value if the user sets none. Each instance gets its own copy of a list.
-        meaning: one line for `--help`.
-        choices: the allowed words; empty if any word is allowed.
         auto: if `auto` is allowed, the type of all other values. The field must then be annotated with `Any`.
         on_resume: whether a resumed run may change the value: `free` (yes), `allow` (only with allow=) or `fixed`
-            (never). If it is empty, the rule of the config group, such as `data`, applies, or `allow` if the group has
-            none.
+            (never); by default the rule of the config group, such as `data`, or `allow` if the group has none.
         literal: whether the value is used verbatim, without Hydra's grammar for lists and quotes.
-        launch: whether the option says where and how a run is started, and not what the run computes. If true, a
-            resumed run may change the value.
-        aliases: maps a word of other programs to the choice that means the same, which an error message then suggests.
-        limits: bounds of the value, or of each item of a list: `least` and `most` (inclusive), `above` and `below`
-            (exclusive).
+        launch: whether the option says where and how a run is started, and not what it computes; it is then `free`.
+        limits: bounds of the value, or of each item of a list: `least` and `most` (inclusive), `above` and `below`.
     """
     assert limits.keys() <= LIMITS.keys()
     metadata: dict[str, Any] = {"help": meaning, "choices": tuple(choices), "auto": auto}
     metadata |= {"on_resume": "free" if launch else on_resume}
-    metadata |= {"literal": literal, "launch": launch, "aliases": aliases or {}, **limits}
+    metadata |= {"literal": literal, "launch": launch, **limits}
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
-    """Return a description of the values that an option accepts, such as 'a whole number, at least 1'."""
+    """Describe the values that an option of type `hint` accepts, such as 'a whole number, at least 1'."""
     kind, item, optional = _unpack(metadata.get("auto") or hint)
     if metadata.get("choices"):
         return "one of " + ", ".join(metadata["choices"]) + (", null" if optional else "")
@@ -70,7 +62,7 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
-    """Return (the type `hint` without None, the type of its items if it is a list, whether it allows None)."""
+    # The type without None, the type of its items if it is a list, and whether it allows None.
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # the only unions are `X | None`
     if optional:
         hint = typing.get_args(hint)[0]
@@ -108,13 +100,16 @@ def spell(value: Any) -> str:
     return str(value)
 
 
+def wrong_value(key: str, value: Any, needed: str, names: Iterable[str] = ()) -> InputError:
+    """The error of a wrong value: the key, its value, what is allowed, and the nearest of `names`."""
+    return InputError(f"{key}={spell(value)}: must be {needed}{nearest(spell(value), names)}")
+
+
 def check(config: Any, group: str = "") -> None:
-    """Raise an `InputError` if an option of `config`, an instance of a dataclass, has a value that is not allowed."""
+    """Raise an `InputError` if an option of the dataclass `config` has a value that is not allowed."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
         value, hint, metadata = getattr(config, field.name), hints[field.name], field.metadata
         if "help" in metadata and not fits(value, hint, metadata):
             key = f"{group}.{field.name}" if group else field.name
-            meant = metadata["aliases"].get(str(value).lower())
-            near = f"; nearest: {meant}" if meant else nearest(str(value), metadata["choices"])
-            raise InputError(f"{key}={spell(value)}: must be {allowed(hint, metadata)}{near}")
+            raise wrong_value(key, value, allowed(hint, metadata), metadata["choices"])

@@ -13,26 +13,28 @@ from typing import Any
 import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
-from hydra.core.hydra_config import HydraConfig
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
 
 from base import ranks
 from base.errors import InputError, one_line
-from base.options import spell
-from conf import yaml_text
+from base.options import spell, wrong_value
 from conf.groups import CONF, FOLDERS, groups
 from conf.keys import KEYS, has_auto, is_plugins, nearest_key
 from conf.overrides import Setting
 from conf.schema import Config
 
 PLUGINS = tuple(key for key in KEYS if is_plugins(key))
-Literals = Mapping[str, str | None]
+Literals = Mapping[str, str | None]  # values of the command line that Hydra does not parse, such as paths, by key
 
 
 def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[str, Any] | None = None) -> Config:
-    """Compose the configuration of a new run from the defaults, the presets and the command line."""
+    """Compose the configuration of a new run from the defaults, the presets and the command line.
+
+    `trained` contains the settings of the model from which the run starts, which replace the defaults, as configuration
+    group -> key -> value.
+    """
     with _one_line():
         config = _set(_presets("train", settings, trained), settings, literals)
         found: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
@@ -54,7 +56,12 @@ def _check_minutes(config: Config) -> None:
 
 
 def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Config) -> Config:
-    """Compose the configuration of a resumed run: the one in its config.yaml, changed by the command line."""
+    """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
+
+    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen. The number
+    of machines comes from the present command and, if a launcher such as torchrun has started this process, the number
+    of devices from the launcher.
+    """
     base = asdict(stored) | {"resume": None, "allow": []}
     base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
     replaced = base | {group: {} for group in PLUGINS if group in {each.key for each in settings}}
@@ -68,14 +75,15 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
 
 
 def read_config(run: Path) -> Config:
-    """Return the configuration in the config.yaml of the run directory `run`.
+    """Return the configuration in the config.yaml of the run directory `run`, or raise an `InputError`.
 
-    The file cannot make the program execute other code: it contains only the names of callbacks and loggers, and the
-    files of conf/ contain the class for each name.
+    The file is data: its interpolations are text, and it contains only the names of callbacks and loggers, whose
+    classes come from the files of conf/. So it cannot make the program execute other code.
     """
     path = run / "config.yaml"
     try:
-        values = yaml_text.read(path.read_text("utf-8"))
+        with _one_line():
+            values: Any = OmegaConf.to_container(OmegaConf.load(path))  # without resolving interpolations
         if not isinstance(values, dict):
             raise InputError("must be a mapping of keys to values")
         for group, default in asdict(Config()).items():
@@ -98,33 +106,28 @@ def read_config(run: Path) -> Config:
         return config
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply") from None
-    except (OSError, ValueError, yaml.YAMLError) as error:  # ValueError: also a date that does not exist
+    except (OSError, ValueError) as error:  # ValueError: also bytes that are not UTF-8
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
 
 def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
-    """Return the configuration that results from the defaults and the presets in `settings`, as nested dicts."""
+    """Return the defaults with the presets in `settings`, such as `model=small`, as nested dicts."""
     return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
 
-def show(settings: Sequence[Setting], literals: Literals, part: str, resolve: bool) -> str:
-    """Return the configuration of a run as YAML, like Hydra's flag `--cfg`."""
-    with _one_line(), _hydra():
-        whole = hydra.compose("train", [*(each.text for each in settings), _search_path()], return_hydra_config=True)
-        HydraConfig.instance().set_config(whole)  # interpolations of `${hydra:…}` read this
-        values: dict[str, Any] = OmegaConf.to_container(whole, resolve=resolve, enum_to_str=True)  # type: ignore[assignment]
-    for key, value in literals.items():
-        *path, last = key.split(".")
-        (values[path[0]] if path else values)[last] = value
-    own = values.pop("hydra")
-    if part == "hydra":  # Hydra leaves its help texts out
-        values = {}
-        del own["help"], own["hydra_help"]
-    return yaml_text.write(values if part == "job" else values | {"hydra": own})
+def show(settings: Sequence[Setting], literals: Literals, resolve: bool) -> str:
+    """Return the configuration of a run as YAML, like Hydra's `--cfg job`; `resolve` replaces `${…}` by its value."""
+    with _one_line():
+        config = _set(_presets("train", settings), settings, {})
+        values: Any = OmegaConf.to_container(config, resolve=resolve)
+        for key, value in literals.items():
+            *path, last = key.split(".")
+            (values[path[0]] if path else values)[last] = value
+        return OmegaConf.to_yaml(OmegaConf.create(values))
 
 
 def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) -> DictConfig:
-    """Return a copy of `config` in which each key on the command line has the value from the command line."""
+    """Return a copy of `config`, which contains the presets, with the values of the command line."""
     config = copy.deepcopy(config)
     for each in settings:
         group, _, rest = each.key.partition(".")
@@ -141,52 +144,31 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
         literal = each.key in KEYS and KEYS[each.key].metadata.get("literal")
         OmegaConf.update(config, each.key, escaped(each.value) if literal else each.value)
     for key, value in literals.items():
+        if "${" in (value or ""):
+            OmegaConf.create({key: value})  # raises for an unfinished `${`, which config.yaml could not contain
         OmegaConf.update(config, key, escaped(value))
     return config
 
 
 def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] | None = None) -> DictConfig:
-    """Return the configuration that Hydra composes from the defaults and the presets on the command line."""
+    """Compose conf/`primary`.yaml with the presets in `settings`; `base` replaces the defaults of `Config`."""
     chosen = tuple(each.text for each in settings if each.is_group)
-    if not base:
-        return _cached(primary, chosen, tuple(FOLDERS))
-    with _hydra(base):
-        return hydra.compose(primary, [*chosen, _search_path()])
+    return _with_hydra(primary, chosen, tuple(FOLDERS), base) if base else _cached(primary, chosen, tuple(FOLDERS))
 
 
-@cache
-def _cached(primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...]) -> DictConfig:
-    """Return the result of `_presets` without `base`, from a cache."""
-    with _hydra():
-        return hydra.compose(primary, [*chosen, _search_path()])
-
-
-@contextmanager
-def _hydra(base: Mapping[str, Any] | None = None) -> Iterator[None]:
-    """Context manager in which Hydra reads the folder conf/ and uses `Config` as its schema."""
+def _with_hydra(
+    primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...], base: Mapping[str, Any] | None = None
+) -> DictConfig:
     schema = OmegaConf.structured(Config)
-    _unlock(schema)
+    for node in (schema, *(schema[key] for key in schema)):
+        if isinstance(node, DictConfig):
+            OmegaConf.set_readonly(node, None)  # the dataclasses are frozen
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(base or {})))
-    load = OmegaConf.load  # Hydra reads presets with it, and has no option for another loader
-    OmegaConf.load = lambda file: OmegaConf.create(yaml_text.read(file) or {})  # type: ignore[assignment, arg-type]
-    try:
-        with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-            yield
-    finally:
-        OmegaConf.load = load  # type: ignore[method-assign]
+    with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
+        return hydra.compose(primary, [*chosen, f"hydra.searchpath={[f'file://{folder}' for folder in folders]}"])
 
 
-def _unlock(config: DictConfig) -> None:
-    """Make `config`, which OmegaConf created from frozen dataclasses, writable."""
-    OmegaConf.set_readonly(config, None)
-    for key in config:
-        if isinstance(config[key], DictConfig):
-            _unlock(config[key])
-
-
-def _search_path() -> str:
-    """Return the override `hydra.searchpath=[…]`, with which Hydra also finds the presets of `--config-dir`."""
-    return f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"
+_cached = cache(_with_hydra)  # reading conf/ is slow, and each run of a sweep needs the result
 
 
 def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
@@ -196,7 +178,7 @@ def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
 
 
 def escaped(value: Any) -> Any:
-    """Return a copy of `value`, plain data, in which each `${…}` in a string is escaped."""
+    """Return a copy of `value`, plain data, in which each `${…}` in a string is text for OmegaConf."""
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, dict):
@@ -206,7 +188,10 @@ def escaped(value: Any) -> Any:
 
 @contextmanager
 def _one_line() -> Iterator[None]:
-    """Turn an error of Hydra, OmegaConf or YAML into an `InputError` of one line."""
+    """Turn an error of Hydra, OmegaConf or YAML into an `InputError` that names the key, its value and what is allowed.
+
+    An error in a preset begins with the preset's name.
+    """
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
@@ -221,11 +206,12 @@ def _one_line() -> Iterator[None]:
         if isinstance(cause, OverflowError) and key in KEYS:  # a whole number that is too large for a float
             message = f"{key}: must be {KEYS[key].allowed}"
         elif isinstance(cause, ValidationError) and key in KEYS:
-            message = f"{key}={spell(cause.value)}: must be {KEYS[key].allowed}"
-            if KEYS[key].kind == list[str]:
-                message = f"{key}={spell(cause.value)}: must be a list: {shlex.quote(f'{key}=[{cause.value}]')}"
+            about = KEYS[key]
+            is_list = about.kind == list[str]
+            needed = f"a list: {shlex.quote(f'{key}=[{cause.value}]')}" if is_list else about.allowed
+            message = str(wrong_value(key, cause.value, needed))
         elif isinstance(cause, ConfigAttributeError | ConfigKeyError):
-            message = f"{key}: no such key{nearest_key(key, list(KEYS))}"
+            message = f"{key}: no such key{nearest_key(key)}"
         elif key:
             message = f"{key}: {message}"
         raise InputError(one_line(message if cause is error or not place else place[0] + message)) from None

@@ -9,7 +9,7 @@ from conf.schema import Config, to_dict
 
 
 def differences(config: Config) -> list[tuple[str, str, str]]:
-    """Return (key, value, default) for each setting that differs from its default, as strings for the command line.
+    """Return (key, value, default), as on the command line, for each setting that differs from its default.
 
     A value that the run has chosen for `auto` is included, unless most runs choose the same value.
     """
@@ -31,5 +31,5 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
 
 
 def overrides(config: Config) -> list[str]:
-    """Return the `key=value` arguments with which train.py repeats a run under another name."""
+    """Return the `key=value` arguments that repeat a run: what `minutes=N` has chosen, but not `minutes` itself."""
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]

@@ -5,20 +5,19 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from base.errors import InputError, one_line
-from conf import yaml_text
 
 CONF = Path(__file__).parent
 FOLDERS: list[Path] = []  # of `--config-dir`; a preset in conf/ takes precedence over theirs
 
 
 def add_folder(name: str) -> None:
-    """Make the presets in the folder `name` available, like Hydra's `--config-dir`."""
-    if not name:
-        raise InputError("--config-dir: needs a folder of presets, such as --config-dir presets")
+    """Make the presets in the folder `name`, which has a folder for each group as conf/ has, available."""
     folder = Path(name).absolute()
-    if not folder.is_dir():
+    if not name or not folder.is_dir():
         raise InputError(f"--config-dir {name}: no such folder")
     if not any(file for group in groups() for file in folder.glob(f"{group}/*.yaml")):
         raise InputError(f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}")
@@ -38,13 +37,13 @@ def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """Return the settings in the preset `choice` of a configuration group, as key -> value."""
+    """Return the settings in the file of the preset `choice`, or raise an `InputError`."""
     files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
     file = next((file for file in files if file.exists()), files[0])
     try:
-        values = yaml_text.read(file.read_text("utf-8")) or {}
-    except (OSError, ValueError, yaml.YAMLError) as error:
+        values = OmegaConf.to_container(OmegaConf.load(file))
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
         raise InputError(f"{file}: {one_line(error)}") from None
     if not isinstance(values, dict):
         raise InputError(f"{file}: must be a mapping of keys to values")
-    return values
+    return values  # type: ignore[return-value]

@@ -26,7 +26,7 @@ group=preset sets all that conf/<group>/<preset>.yaml contains. These are the pr
 
 
 def usage(everything: bool) -> str:
-    """Return the text of `--help`: examples of commands, and the presets of each configuration group."""
+    """Return the text of `--help` or, if `everything` is true, of `--help=all`, which lists each key."""
     tasks = TASKS.replace("python train.py", command("python", "train.py"))
     lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
     if not everything:

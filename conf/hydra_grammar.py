@@ -21,7 +21,7 @@ __all__ = ["IntervalSweep", "Override", "OverrideType", "RangeSweep", "Sweep", "
 
 
 def parse(arguments: list[str]) -> list[Override]:
-    """Parse `key=value` arguments with Hydra's parser, and return the parsed overrides."""
+    """Parse `key=value` arguments, or raise a `HydraException`."""
     return OverridesParser.create().parse_overrides(arguments)
 
 

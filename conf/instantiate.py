@@ -9,9 +9,9 @@ from base.errors import InputError, one_line
 
 
 def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
-    """Create the callbacks or the loggers of a run, and return them.
+    """Create the plug-ins of `group`, `callbacks` or `logger`; each constructor also receives `more`.
 
-    Strings in the arguments are used as they are: unlike in Hydra's `instantiate`, `${…}` is not resolved.
+    Unlike in Hydra's `instantiate`, `${…}` in an argument is text.
     """
     instances = []
     for name, arguments in plugins.items():
@@ -21,7 +21,5 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
         except Exception as error:
             cause = error.__cause__ or error
             reason = one_line(cause)[:300] or type(cause).__name__
-            if isinstance(cause, ModuleNotFoundError) and "wandb" in reason:
-                reason = "needs wandb: pip install -c constraints.txt -e '.[wandb]'"
             raise InputError(f"{group}={name}: cannot be created: {reason}") from None
     return instances

@@ -1,4 +1,7 @@
-"""Which settings may change when a run is resumed or starts from a trained model, or when a sweep is continued."""
+"""Which settings may change when a run is resumed or starts from a trained model, or when a sweep is continued.
+
+The option of a setting says whether it may change: `on_resume=` of `base.options.option`.
+"""
 
 import shlex
 from collections.abc import Mapping
@@ -20,10 +23,10 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def changed(stored: Config, config: Config) -> list[str]:
-    """Return each setting that differs between two configurations, as `key=value (the run has value)`.
+    """Return each setting in which `config` differs from the configuration of a run, as `key=value (the run has value)`.
 
-    A setting is not compared if its new value is `auto`, if it comes with the trained model in `init_from`, or if the
-    key `allow` lists it. A larger `trainer.max_steps` is not a difference, because it continues the run.
+    Not compared is what is `auto`, comes with the model of `init_from` or is in `allow`. A larger `trainer.max_steps`
+    is not a difference, because it continues the run.
     """
     ours, theirs = (dict(leaves(to_dict(each))) for each in (config, stored))
     trained = ("model.", "data.tokenizer") if config.init_from else ()
@@ -48,8 +51,7 @@ def _difference(key: str, ours: Any, theirs: Any) -> str:
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
 
-    Dropout, the attention kernel, the attention window and the context may differ. But if the model's positions are
-    learned (`model.positions=learned`), the context must not be longer than the trained one.
+    `groups` contains the settings of the trained model. The context may be longer unless the positions are learned.
     """
     trained = dict(leaves(groups))
     free = {key for key in trained if KEYS[key].on_resume != "fixed"} | {"model.window"}
@@ -63,12 +65,19 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def is_fixed(name: str) -> bool:
-    """Return whether a resumed run may never change `name`, which is a key of the configuration or `vocabulary`."""
+    """Return whether a resumed run may never change `name`, because the weights would not fit or mean something else."""
     return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
-    """Compare the present conditions of a run with the conditions under which it was trained."""
+    """Return how the conditions of a resumed run differ from those under which it was trained, or "" if they are equal.
+
+    Conditions are everything that the results depend on: the settings, the text, the device, torch's version, …
+
+    Raises:
+        InputError: a condition differs that is not in `allow`, or `allow` contains one that does not exist or that may
+            never differ.
+    """
     for name in allow:
         if name not in now:
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")

@@ -1,4 +1,4 @@
-"""The configuration of `train.py` as dataclasses: every key with its default, its meaning and its range."""
+"""The configuration of `train.py` as dataclasses: every key with its default, meaning and range. Loads no torch."""
 
 import dataclasses
 import os
@@ -6,47 +6,20 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from base.errors import InputError
-from base.options import check, fits, option, spell
-from conf import yaml_text
+from base.options import check, fits, option, spell, wrong_value
 from data.config import DataConfig
 from gpt.config import ModelConfig
 from gpt.optim_config import OptimConfig
 
-# Arguments of `L.Trainer` that are not options here, each with what to use instead.
-REFUSED = {
-    "accumulate_grad_batches": "use data.micro_batch",
-    "gradient_clip_val": "use optim.clip",
-    "gradient_clip_algorithm": "use optim.clip, which clips by norm",
-    "max_epochs": "use trainer.max_steps, which counts steps",
-    "max_time": "use minutes=N",
-    "fast_dev_run": "use debug=fast",
-    "limit_train_batches": "use trainer.max_steps",
-    "limit_val_batches": "use data.val_tokens",
-    "overfit_batches": "use debug=overfit",
-    "check_val_every_n_epoch": "use trainer.val_check_interval, in steps",
-    "use_distributed_sampler": "batches are a function of the seed and the step",
-    "plugins": "use trainer.precision",
-    "strategy": "several devices train with DDP; use trainer.devices",
-    "logger": "use the group logger=",
-    "callbacks": "use the group callbacks=",
-    "enable_checkpointing": "checkpoints are always saved",
-    "enable_progress_bar": "progress is a bar in a terminal, and lines elsewhere",
-    "enable_model_summary": "train.py prints its own",
-    "num_sanity_val_steps": "train.py validates during training only",
-    "min_steps": "use trainer.max_steps",
-    "default_root_dir": "use name; runs are stored in runs/<name>",
-}
-# Names of precisions in other programs. 16-mixed would need loss scaling, so it becomes bf16-mixed.
-PRECISION_WORDS = dict.fromkeys("bf16 bfloat16 16 fp16 float16 half mixed 16-mixed amp".split(), "bf16-mixed")
-PRECISION_WORDS |= dict.fromkeys("32 fp32 float32 single full tf32".split(), "32-true")
-PRECISION_WORDS |= dict.fromkeys("64 fp64 float64 double".split(), "64-true")
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
 @dataclass(frozen=True)
 class TrainerConfig:
-    """The options `trainer.*`: devices, precision, steps and intervals, most of them arguments of `L.Trainer`."""
+    """The options `trainer.*`, most of them arguments of `L.Trainer`."""
 
     max_steps: Any = option(
         1500, "optimizer steps; auto: 1500, fewer for a short text, or as many as fit into minutes", auto=int, least=1,
@@ -62,7 +35,7 @@ class TrainerConfig:
     )
     precision: str = option(
         "auto", "precision; auto: bf16-mixed where it is faster, else 32-true", choices=PRECISIONS,
-        on_resume="allow", aliases=PRECISION_WORDS,
+        on_resume="allow",
     )  # fmt: skip
     val_check_interval: Any = option(
         300, "steps between validations, samples and checkpoints; auto: 300, fewer for a short text or with minutes",
@@ -88,10 +61,8 @@ class TrainerConfig:
         check(self, "trainer")
         number, listed = fits(self.devices, int, {"least": 1}), fits(self.devices, list[int], {"least": 0})
         if not (self.devices == "auto" or number or (listed and self.devices)):
-            raise InputError(
-                f"trainer.devices={spell(self.devices)}: must be auto, a whole number, at least 1, "
-                "or a list of device indices such as [0,1]"
-            )
+            needed = "auto, a whole number, at least 1, or a list of device indices such as [0,1]"
+            raise wrong_value("trainer.devices", self.devices, needed)
 
 
 @dataclass(frozen=True)
@@ -113,7 +84,7 @@ class WatchConfig:
                 raise InputError(f"watch.attention_heads: {head}: must be layer and head, counted from 0, such as L0H1")
 
     def heads(self) -> list[tuple[int, int]]:
-        """Return `attention_heads` as pairs (layer, head), both counted from 0, such as (0, 1) for `L0H1`."""
+        """Return pairs (layer, head), both counted from 0, such as (0, 1) for `L0H1`."""
         pairs = (each[1:].split("H") for each in dict.fromkeys(self.attention_heads))
         return [(int(layer), int(head)) for layer, head in pairs]
 
@@ -125,7 +96,7 @@ class SearchConfig:
     trials: int = option(20, "total number of trials, including those of earlier commands", least=1, most=10_000)
     seed: int = option(0, "random seed of Optuna's sampler", least=0, most=2**32 - 1)
     startup: int = option(5, "random trials before Optuna's sampler starts", least=1)
-    space: dict[str, str] = field(default_factory=dict)
+    space: dict[str, str] = field(default_factory=dict)  # key -> its values or interval, in Hydra's grammar
 
     def __post_init__(self) -> None:
         check(self, "hparams_search")
@@ -152,11 +123,9 @@ RANGES: dict[str, Any] = {"early_stopping": EarlyStopping, "ema": Ema}
 
 @dataclass(frozen=True)
 class Config:
-    """The whole configuration of a run.
+    """The whole configuration of a run. `training.choosing.choose` replaces each `auto`.
 
-    `train.py --help=all` prints the meaning and the range of each key. A value that the run chooses itself is `auto`
-    until `training.choosing.choose` replaces it. `callbacks` and `logger` map the name of each callback or logger,
-    which is the name of its file in conf/, to a dict with its class (`_target_`) and its arguments.
+    `callbacks` and `logger` map the name of a file in conf/ to a class (`_target_`) and its arguments.
     """
 
     name: str | None = option(
@@ -228,5 +197,5 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the configuration as YAML, the contents of a config.yaml."""
-    return yaml_text.write(to_dict(config))
+    """Return the contents of a config.yaml."""
+    return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))

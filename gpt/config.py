@@ -32,10 +32,7 @@ class ModelConfig:
     bias: bool = option(False, "biases in linear layers and layer norms")
     norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
-    positions: str = option(
-        "rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "none"),
-        aliases={"rope": "rotary", "sin": "sinusoidal", "sine": "sinusoidal", "absolute": "learned"},
-    )  # fmt: skip
+    positions: str = option("rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "none"))
     window: int | None = option(
         None, "attention window in tokens, including the current one; null: the whole context", least=1, most=2**20
     )
@@ -49,8 +46,9 @@ class ModelConfig:
     attention: str = option(
         "auto",
         "attention kernel; auto: explicit (matmuls) to train on a CPU with fewer than 1024 tokens, else PyTorch's sdpa",
-        choices=("auto", "explicit", "sdpa"), on_resume="allow", aliases={"flash": "sdpa", "eager": "explicit"},
-    )  # fmt: skip
+        choices=("auto", "explicit", "sdpa"),
+        on_resume="allow",
+    )
 
     def __post_init__(self) -> None:
         check(self, "model")
@@ -88,3 +86,81 @@ class ModelConfig:
     def absolute(self) -> bool:
         """Whether positions exist only for the first `context` tokens of a text (learned, sinusoidal)."""
         return self.positions in ("learned", "sinusoidal")
+
+    def shapes(self, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Yield (name, shape) for each weight in the file of a model with this architecture.
+
+        `vocabulary` is the number of tokens in the vocabulary. If the head is tied to the embedding, `head.weight` is
+        left out.
+        """
+        dim = self.dim
+        block: dict[str, tuple[int, ...]] = {
+            "norm1.weight": (dim,), "attention.qkv.weight": (3 * dim, dim), "attention.proj.weight": (dim, dim),
+            "norm2.weight": (dim,), "mlp.up.weight": (4 * dim, dim), "mlp.down.weight": (dim, 4 * dim),
+            **{f"mlp.taps.{tap}": (dim,) for tap in range(self.conv_taps - 1)},
+        }  # fmt: skip
+        if self.token_shift:
+            yield "shift", (dim,)
+        yield "embedding.weight", (vocabulary, dim)
+        if self.positions == "learned":
+            yield "position_embedding.weight", (self.context, dim)
+        blocks = ((f"blocks.{i}.{name}", shape) for i in range(self.layers) for name, shape in block.items())
+        for name, shape in (*blocks, ("norm.weight", (dim,))):
+            yield name, shape
+            if self.bias and name.endswith("weight") and (len(shape) == 2 or self.norm == "layernorm"):
+                yield name.replace("weight", "bias"), shape[:1]
+        if not self.tied:
+            yield "head.weight", (vocabulary, dim)
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    """The optimizer and its learning-rate schedule.
+
+    Attributes:
+        name: muon (Muon for the matrices of the blocks, AdamW for all other weights) or adamw.
+        lr: peak learning rate of AdamW.
+        muon_lr: peak learning rate of Muon, on the same schedule.
+        muon_beta2: decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon.
+        muon_every: Muon updates each block every `muon_every` steps, in turn, at `muon_every` times its learning rate.
+        min_lr: final learning rate of AdamW.
+        warmup: number of linear warm-up steps.
+        schedule: learning-rate schedule after the warm-up, cosine or trapezoid.
+        cooldown: fraction of all steps, at the end, in which a trapezoid's learning rate falls.
+        weight_decay: decoupled weight decay of matrices and embeddings.
+        betas: decay rates of AdamW's two moments.
+        clip: maximum gradient norm; 0: no clipping.
+    """
+
+    name: str = option(
+        "muon",
+        "optimizer; muon: Muon for the matrices of the blocks, AdamW for the rest",
+        choices=("muon", "adamw"),
+        on_resume="fixed",
+    )
+    lr: Any = option(
+        6.0e-3, "peak learning rate of AdamW; auto: 0.006, or more if minutes allows few steps", auto=float, above=0
+    )
+    muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
+    muon_beta2: float = option(
+        0.95, "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon", least=0, below=1
+    )
+    muon_every: int = option(
+        2, "Muon updates each block every n steps, in turn, at n times its rate; 1: every step", least=1, most=64
+    )
+    min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
+    warmup: Any = option(50, "linear warm-up steps; auto: 50, or fewer if minutes allows few steps", auto=int, least=0)
+    schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))
+    cooldown: float = option(
+        0.5, "trapezoid: final fraction of all steps, in which the learning rate falls", least=0, most=1
+    )
+    weight_decay: float = option(0.1, "decoupled weight decay of matrices and embeddings", least=0)
+    betas: list[float] = option([0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1)
+    clip: float = option(1.0, "maximum gradient norm; 0: no clipping", least=0)
+
+    def __post_init__(self) -> None:
+        check(self, "optim")
+        if len(self.betas) != 2:
+            raise InputError(f"optim.betas={self.betas}: must be two numbers")
+        if self.lr != "auto" and self.min_lr > self.lr:
+            raise InputError(f"optim.min_lr={self.min_lr:g}: must be at most optim.lr={self.lr:g}")
