@@ -44,7 +44,7 @@ def interruptible() -> int | None:
 
 
 def dispatch(arguments: list[str]) -> int | None:
-    """Print what an option such as `--runs` asks for, or start one run, a sweep (`-m`) or a search (`hparams_search=`)."""
+    """Print what an option such as `--runs` asks for, or start one run, a sweep or a search."""
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))
     if "--version" in arguments:

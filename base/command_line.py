@@ -5,11 +5,10 @@ import io
 import os
 import platform
 import re
-import shlex
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,7 +25,12 @@ REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its e
 def main(
     program: str, work: Callable[[], int | None], *, out_of_memory: str = "", unnamed: str = "standard output"
 ) -> int:
-    """Call `work`, report an expected error in one line on standard error, and return the exit status."""
+    """Call `work`, report an expected error in one line on standard error, and return the exit status.
+
+    The status is the result of `work` (None: 0) or that of its `InputError` or `RunFailed`; 2 if memory ran out, for
+    which `out_of_memory` is the advice; 1 for an `OSError`, whose file is called `unnamed` if it has no name; 130 for
+    Ctrl-C.
+    """
     processes.limit_spinning()
     _open_closed_streams()
     to_console()
@@ -73,7 +77,10 @@ def _open_closed_streams() -> None:
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
-    """Return the resolved path of the output file `name`, after checking that it may be written."""
+    """Return the path of the output file that `option` names, after checking that it may be written.
+
+    A file in `inputs` is never replaced, and an existing file only with `overwrite`.
+    """
     path = Path(name)
     if name in ("", "-") or path.is_dir():
         raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
@@ -86,10 +93,9 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
 
 @contextmanager
 def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
-    """Context manager that yields a temporary text file and renames it to `name` when the block ends.
+    """Write to the file that `option` names, atomically (see `output_path`), or to a device such as /dev/stdout.
 
-    The file is also renamed if Ctrl-C stops the block after something was written. If `name` is a device, such as
-    /dev/stdout, the device itself is yielded. If the block raises another exception, the temporary file is deleted.
+    What was written before Ctrl-C is kept. After another exception the file is as before.
     """
     stopped, stack = False, ExitStack()
     try:
@@ -122,36 +128,20 @@ def versions() -> str:
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line and suggests the nearest option."""
 
-    def __init__(self, *, aliases: Mapping[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.aliases = aliases or {}
-        self.arguments: list[str] = []
         self.add_argument("--version", action=_PrintVersions, nargs=0, help="print the versions of the packages")
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse the arguments as argparse does, and store them for the message of the method `error`."""
-        self.arguments = list(sys.argv[1:] if args is None else args)
-        return super().parse_known_args(args, namespace)
-
-    def _with_equals_sign(self, message: str) -> str:
-        """Advise `OPTION=VALUE` if argparse took a value with a leading hyphen for an option."""
-        option = re.search(r"argument (?:.*/)?(--[\w-]+): expected one argument", message)
-        if not option or option[1] not in self.arguments[:-1]:
-            return ""
-        value = self.arguments[self.arguments.index(option[1]) + 1]
-        if not value.startswith("-") or value.partition("=")[0] in self._option_string_actions:
-            return ""
-        return f"; a value that begins with a hyphen needs an equals sign: {shlex.quote(f'{option[1]}={value}')}"
 
     def error(self, message: str) -> Any:
         """Print `message` with advice, such as the nearest option, on one line, and exit with status 2."""
-        words = message.partition("unrecognized arguments: ")[2].split()
-        word = words[0].partition("=")[0].replace("_", "-") if words else ""
-        known = self.aliases.get(word if word.startswith("-") else "") if words else None
-        flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-        near = f"; use {known}" if known else nearest(word, flags) if word.startswith("--") else ""
-        advice = one_line(self._with_equals_sign(message))
-        self.exit(2, f"{self.prog}: {shorten(one_line(message), sys.argv[1:])}{near}{advice}\n")
+        words, advice = message.partition("unrecognized arguments: ")[2].split(), ""
+        if words:  # one without hyphens may be meant as a prompt
+            word = words[0].partition("=")[0] if words[0].startswith("-") else ""
+            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
+            advice = nearest(word, flags)
+        elif "expected one argument" in message:
+            advice = "; if the value begins with a hyphen: OPTION=VALUE"
+        self.exit(2, f"{self.prog}: {shorten(one_line(message), sys.argv[1:])}{advice}\n")
 
 
 class _PrintVersions(argparse.Action):
@@ -161,7 +151,7 @@ class _PrintVersions(argparse.Action):
 
 
 def add_unknown(add: Callable[..., Any], what: str) -> None:
-    """Add the option `--unknown` to a parser by calling `add`, the parser's `add_argument` method."""
+    """Add the option `--unknown` by calling `add`, a parser's `add_argument`; `what`: such as `prompt characters`."""
     add(
         "--unknown",
         choices=("error", "skip", "replace"),
@@ -172,12 +162,12 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 
 
 def about_unknown(option: str = "--unknown") -> str:
-    """Return advice for the end of an error about an unknown character: how `option` would drop or replace it."""
+    """Return the advice at the end of an error about an unknown character."""
     return f"{option} skip drops it, {option} replace uses the nearest"
 
 
 def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
-    """Print to standard error which characters were replaced or dropped because of `option`."""
+    """Print to standard error which characters were replaced or dropped, given pairs (character, replacement or "")."""
     said = []
     for verb, is_dropped in (("replaced", False), ("dropped", True)):
         found = [(old, new, times) for (old, new), times in changes.most_common() if (not new) == is_dropped]
@@ -188,7 +178,7 @@ def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
-    """Return an argparse type: a function that reads a number of type `kind`, from `least` to `most`."""
+    """Return an argparse type that reads a number from `least` to `most`."""
     what = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> Any:
@@ -201,7 +191,7 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
 
 
 def device(text: str) -> str:
-    """Return `text` if it is the name of a device, such as `cuda:1`. This function is an argparse type."""
+    """An argparse type: the name of a device, such as `cuda:1`."""
     if not re.fullmatch(r"cpu|mps|cuda(:\d{1,4})?", text):
         raise argparse.ArgumentTypeError(f"{text}: must be cpu, cuda, cuda:1 or mps")
     return text

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import TextIO
 
-# Words of other programs, such as nanoGPT, Lightning and Hugging Face, and what has this meaning here: a setting, one of
-# the values of a setting, or an option of a command. An error message about the word suggests it.
+# Words of other programs, such as nanoGPT and Lightning, and the setting, the value of a setting or the option of a
+# command that has this meaning here. An error message about the word suggests it.
 ADVICE = {
     "learning_rate": "optim.lr", "warmup_steps": "optim.warmup", "batch_size": "data.batch",
     "accumulate_grad_batches": "data.micro_batch", "gradient_clip_val": "optim.clip", "max_iters": "trainer.max_steps",

@@ -9,11 +9,10 @@ from pathlib import Path
 
 @contextmanager
 def atomic(path: Path) -> Iterator[Path]:
-    """Context manager that yields a temporary path and renames the file or folder written there to `path` at the end.
+    """Yield a temporary path, then flush the file or folder written there to disk and rename it to `path`.
 
-    The file or folder is flushed to disk before it is renamed, so nobody sees a half-written one. A file at `path` is
-    replaced, but a folder at `path` must be empty. If the block raises an exception, `path` stays unchanged. A killed
-    process leaves a file `.NAME.*.tmp`, which `remove_unfinished` removes.
+    A file at `path` is replaced, but a folder must be empty. A killed process leaves `.NAME.*.tmp` (see
+    `remove_unfinished`).
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
@@ -36,10 +35,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def sync(path: Path) -> None:
-    """Flush a file or a folder to disk.
-
-    On Windows, a folder is left alone, because only files can be flushed there.
-    """
+    """Flush a file or, except on Windows, a folder to disk."""
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":
         return
@@ -51,13 +47,13 @@ def sync(path: Path) -> None:
 
 
 def remove_unfinished(directory: Path, name: str = "*") -> None:
-    """Remove temporary files and folders from `directory` that killed processes left there while writing `name`."""
+    """Remove what killed processes left in `directory` while writing `name`, which may be a glob."""
     for temporary in directory.glob(f".{name}.*.tmp"):
         _remove(temporary)
 
 
 def _remove(path: Path) -> None:
-    """Remove a file or a folder. Errors are ignored, because the next call of `remove_unfinished` tries again."""
+    # Errors are ignored: the next `remove_unfinished` tries again.
     shutil.rmtree(path, ignore_errors=True)
     with suppress(OSError):
         path.unlink()

@@ -19,9 +19,8 @@ def embedded(value: Any) -> str:
 def fill(template: Path, **parts: str) -> str:
     """Return the HTML template in the file `template`, with each `{{name}}` replaced by `parts[name]`.
 
-    Three names are replaced without being in `parts`. `{{style}}` stands for the `.css` files beside the template, and
-    `{{script}}` for the file `SCRIPT` followed by the `.js` files beside the template. `{{policy}}` stands for a
-    Content-Security-Policy that allows only this style and this script.
+    `{{style}}` and `{{script}}` are the files beside the template, and `{{policy}}` a Content-Security-Policy that
+    allows only these.
     """
     page = template.read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]

@@ -15,7 +15,7 @@ log.propagate = False
 
 
 class _Console(logging.Handler):
-    """Log handler that prints rank 0's messages to standard output, and the errors of every rank to standard error."""
+    """Prints rank 0's messages to standard output, and the errors of every rank to standard error."""
 
     def emit(self, record: logging.LogRecord) -> None:
         error = record.levelno >= logging.ERROR
@@ -30,11 +30,7 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Log handler that appends each message to the file `path`, once the file's directory exists.
-
-    If a line cannot be written, the exception ends the run. The exception is then logged as an error, so a failure to
-    write a line about an error is ignored.
-    """
+    """Appends each message to the file `path`, once its directory exists."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
@@ -43,6 +39,7 @@ class _LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not self.path.parent.is_dir() or (self.path.exists() and not self.path.is_file()):
             return
+        # A line that cannot be written ends the run, which then logs an error: that one may be lost.
         with suppress(OSError) if record.levelno >= logging.ERROR else nullcontext():
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(visible(record.getMessage()) + "\n")
@@ -54,6 +51,6 @@ def to_console() -> None:
 
 
 def to_file(path: Path) -> None:
-    """On rank 0, also append the log to the file `path`. On every rank, stop appending the log to any other file."""
+    """On rank 0, append the log to the file `path`; on every rank, to no other file."""
     handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
     log.handlers[:] = [*handlers, _LogFile(path)] if ranks.rank() == 0 else handlers

@@ -23,7 +23,7 @@ CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
 
 
 def from_here(name: str) -> str:
-    """Return the path at which `name`, a file of the checkout, can be found from the working directory."""
+    """Return the path of `name`, a file of the checkout, relative to a working directory below the checkout."""
     with suppress(OSError):  # the working directory has been removed
         if CHECKOUT in Path.cwd().parents:
             return os.path.relpath(CHECKOUT / name)
@@ -31,7 +31,11 @@ def from_here(name: str) -> str:
 
 
 def command(program: str, script: str = "", *arguments: object) -> str:
-    """Return a command to print for the user, quoted for a shell."""
+    """Return a command to print for the user, quoted for a shell.
+
+    `program`, such as `python`, is that of the checkout's `.venv` if this process runs there. `script` is a script of
+    the checkout if it ends in .py.
+    """
     local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
     ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
     words = [from_here(script) if script.endswith(".py") else script, *map(str, arguments)] if script else []
@@ -39,7 +43,8 @@ def command(program: str, script: str = "", *arguments: object) -> str:
 
 
 def cores() -> int:
-    """Return the number of threads to use: OMP_NUM_THREADS, or else the usable CPUs, rounded up."""
+    """Return the number of threads to compute with: OMP_NUM_THREADS or else the usable CPUs, rounded up."""
+    # A list has a number for each level of nested parallelism.
     if given := os.environ.get("OMP_NUM_THREADS", "").strip():
         first = given.partition(",")[0].strip()
         if not first.isdecimal() or not int(first):
@@ -50,7 +55,7 @@ def cores() -> int:
 
 
 def _quota() -> float:
-    """Return how many CPUs a container may use, as set by `docker run --cpus=1.5`, or infinity if there is no limit."""
+    """Return how many CPUs a container may use (`docker run --cpus=1.5`)."""
     for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroup v2, v1
         with suppress(OSError, ValueError):  # no such file, or "max"
             quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
@@ -60,7 +65,7 @@ def _quota() -> float:
 
 
 def _used_elsewhere() -> float:
-    """Return how many CPU seconds other processes have used since boot on the cores that this process may use."""
+    """Return the CPU seconds of other processes since boot on the cores that this process may use."""
     ours, cores_of_ours = sum(os.times()[:4]), {f"cpu{number}" for number in os.sched_getaffinity(0)}
     ticks = 0
     with suppress(OSError, LookupError, ValueError):  # in some containers the file is hidden, empty or shorter
@@ -74,20 +79,20 @@ _BEGUN = (time.perf_counter(), _used_elsewhere()) if sys.platform == "linux" els
 
 
 def busy_cores() -> float:
-    """Return how many cores other processes have used on average since this process began."""
+    """Return how many of our cores other processes have used since this process began (on Linux, otherwise 0)."""
     if sys.platform != "linux":
         return 0.0
     return max(0.0, (_used_elsewhere() - _BEGUN[1]) / (time.perf_counter() - _BEGUN[0]))
 
 
 def limit_spinning() -> None:
-    """Let waiting OpenMP threads sleep sooner, in this process and its children, so that their cores become free."""
+    """Let waiting threads of GNU's OpenMP sleep sooner, here and in child processes. Call this before torch is loaded."""
     if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 
 
 def max_memory() -> float:
-    """Return the peak memory use (resident set) of this process in bytes, or NaN on Windows, where it is unknown."""
+    """Return the peak resident set of this process in bytes, or NaN on Windows."""
     if sys.platform == "win32":
         return math.nan
     import resource
@@ -97,7 +102,7 @@ def max_memory() -> float:
 
 
 def keep_freed_memory() -> None:
-    """Make glibc keep freed memory, so that the next batch can reuse it."""
+    """Make glibc keep freed memory for the next batch, so that the system need not fill each page with zeros again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt:
         trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h

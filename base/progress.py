@@ -28,7 +28,10 @@ LINE_SECONDS = 5.0  # seconds between lines where there is no terminal
 
 
 class Progress:
-    """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only."""
+    """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
+
+    In a terminal, a thread shows a bar or, if `total` is 0, the elapsed time. Elsewhere it prints `lines`.
+    """
 
     def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
         self.what, self.total, self.unit, self.lines = what, total, unit, lines
@@ -88,7 +91,7 @@ class Progress:
 
 @cache
 def load_tqdm() -> Any:
-    """Return the class `tqdm`, with a thread lock set as the lock of its progress bars."""
+    """Return the class `tqdm` with a thread lock: on Python 3.14, its default lock starts another process."""
     from tqdm import tqdm
 
     tqdm.set_lock(threading.RLock())
@@ -96,12 +99,12 @@ def load_tqdm() -> Any:
 
 
 def hidden() -> AbstractContextManager[None]:
-    """Return a context manager that hides progress bars, so that lines can be printed to the terminal."""
+    """Return a context manager that hides progress bars while lines are printed."""
     loaded = "tqdm" in sys.modules  # without tqdm, there is no bar
     return load_tqdm().external_write_mode() if loaded else nullcontext()
 
 
 def discard(out: TextIO) -> None:
-    """Redirect the output stream `out`, whose reader has closed it, to /dev/null, and drop the text in its buffer."""
+    """Redirect `out`, whose reader has closed it, to /dev/null, and drop the text in its buffer."""
     with suppress(OSError):  # in tests a stream may have no file descriptor
         os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())

@@ -1,4 +1,6 @@
-"""Read from environment variables the rank of this process in a run, and how many processes the run has."""
+"""The rank of this process in a run, and the number of processes, from the variables of torchrun, srun or
+`training.launch`. This module does not load torch.
+"""
 
 import ctypes
 import os
@@ -14,7 +16,7 @@ class JobError(InputError):
 
 
 def adopt_srun() -> None:
-    """If srun started this process, set the environment variables that torchrun would set."""
+    """If srun started this process, set torchrun's environment variables, which torch and Lightning read, too."""
     launched(), rank(), is_local_rank_0()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     if any(name in os.environ for name in needed[:2]) and (missing := [n for n in needed if n not in os.environ]):
@@ -62,7 +64,6 @@ def is_local_rank_0() -> bool:
 
 
 def _number(variable: str, otherwise: str = "1") -> int:
-    """Return the environment variable `variable` as an int, or `otherwise` if it is not set."""
     value = os.environ.get(variable, otherwise)
     if not value.isdecimal():
         raise JobError(f"{variable}={value}: this environment variable must be a whole number")
@@ -70,12 +71,12 @@ def _number(variable: str, otherwise: str = "1") -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment variables with which to start a `train.py` that must end when this process ends."""
+    """Return the environment of a `train.py` that must end when this process ends."""
     return os.environ | {"CHARGPT_PARENT": str(os.getpid())}
 
 
 def end_with_parent() -> None:
-    """On Linux, make the kernel kill this process when its parent ends."""
+    """On Linux, let this process end with its parent, if CHARGPT_PARENT contains the parent's process id."""
     parent = os.environ.pop("CHARGPT_PARENT", None)
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
@@ -89,6 +90,6 @@ def restarted() -> bool:
 
 
 def identity() -> str | None:
-    """Return the id of this job of SLURM or torchrun, or None if there is no job."""
+    """Return the id of this job of SLURM or torchrun, if any; a restarted job keeps it."""
     names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
     return next((name for name in names if name != "none"), None)

@@ -23,7 +23,7 @@ def settings(config: Config) -> dict[str, Any]:
 
 
 def changed(stored: Config, config: Config) -> list[str]:
-    """Return each setting in which `config` differs from the configuration of a run, as `key=value (the run has value)`.
+    """Return each setting in which `config` differs from that of a run, `stored`, as `key=value (the run has value)`.
 
     Not compared is what is `auto`, comes with the model of `init_from` or is in `allow`. A larger `trainer.max_steps`
     is not a difference, because it continues the run.
@@ -65,7 +65,7 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def is_fixed(name: str) -> bool:
-    """Return whether a resumed run may never change `name`, because the weights would not fit or mean something else."""
+    """Return whether a resumed run may never change `name`, because its weights would not fit."""
     return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 

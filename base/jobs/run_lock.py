@@ -11,7 +11,7 @@ _held: dict[Path, ExitStack] = {}  # by directory, the locks that this process h
 
 
 def lock(run: Path) -> None:
-    """Lock `run`, the directory of a run, a sweep or a search, until `release` is called or this process ends."""
+    """Lock the directory `run` until `release` or the end of this process, or raise an `InputError` if it is in use."""
     from filelock import Timeout
 
     if run in _held:
@@ -41,10 +41,7 @@ def in_use(run: Path) -> bool:
 
 
 def _acquire(run: Path, seconds: float) -> ExitStack:
-    """Lock the directory `run` and the file `.lock` in it, and return an `ExitStack` that unlocks both when closed.
-
-    The lock on the directory remains even if someone removes the file. `seconds` is how long to wait for the locks.
-    """
+    """Lock the directory `run` and the file `.lock` in it; closing the result unlocks both, a `Timeout` says in use."""
     from filelock import FileLock, Timeout
 
     with ExitStack() as stack:
@@ -52,7 +49,7 @@ def _acquire(run: Path, seconds: float) -> ExitStack:
         if sys.platform != "win32":
             import fcntl
 
-            directory = os.open(run, os.O_RDONLY)
+            directory = os.open(run, os.O_RDONLY)  # this lock remains if someone removes the file
             stack.callback(os.close, directory)
             try:
                 fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -19,7 +19,7 @@ def time_is_up(number: int | None) -> bool:
 
 
 def requeue() -> None:
-    """Ask SLURM to restart this job. The request is logged first, because SLURM then ends all processes of the job."""
+    """Ask SLURM to restart this job; logged first, because SLURM then ends all its processes."""
     job = os.environ["SLURM_JOB_ID"]
     if "SLURM_ARRAY_JOB_ID" in os.environ:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
@@ -32,7 +32,7 @@ def requeue() -> None:
 
 
 def requeue_before_start() -> None:
-    """Install a handler that requeues the job and ends this process when SLURM sends SIGUSR1."""
+    """Requeue the job and end this process when SLURM sends SIGUSR1, until a run installs its own handler."""
 
     def leave(number: int, _: Any) -> None:
         if ranks.rank() == 0:

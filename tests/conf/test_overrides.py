@@ -22,14 +22,14 @@ def refused(*typed: str) -> str:
 
 
 WRONG = {  # what is named, and the rest of what is said; tests/faults/test_input.py has the values out of range
-    "++model.head=8": "model.head: .*nearest: model.heads", "+model.heads=8": "model.heads.*without \\+",
-    "~model.heads": "(?=.*model.heads).*cannot be removed", "model.steps=3": "use trainer.max_steps",
+    "++model.head=8": "model.head: .*nearest: model.heads",
+    "~model.heads": "(?=.*model.heads).*cannot be removed", "model.steps=3": "nearest: trainer.max_steps",
     "data=shakespear": "data=shakespear.*enwik8, shakespeare, stdlib, text8.*nearest: shakespeare",
     "lr=0.1": "lr.*nearest: optim.lr", "heads": "key=value.*: model.heads",
     "model.dropout=1.5": "model.dropout=1.5.*at least 0 and below 1", "model.bias=maybe": "maybe.*true or false",
     "model.layers=4.5": "model.layers=4.5.*a whole number, 1 to 4096", "optim.lr=nan": "optim.lr=nan.*number, above 0",
     "model.positions=rotery": "rotery.*learned, sinusoidal, rotary, none.*nearest: rotary",
-    "model.heads=2,4": "model.heads=2,4.*-m", "trainer.gradient_clip_val=1": "trainer.gradient_clip_val.*optim.clip",
+    "model.heads=2,4": "model.heads=2,4.*-m", "trainer.gradient_clip_val=1": "trainer.gradient_clip_val: no such key; nearest: optim.clip",
     "data=book.txt": "data=book.txt.*data.path=book.txt", "model.heads=a b (": "model.heads.*quote",
 }  # fmt: skip
 
@@ -67,40 +67,22 @@ def test_a_sweep_is_every_combination() -> None:
     configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "name=a,b")
     assert [(each.model.heads, each.seed) for each in configs] == [(2, 5), (2, 1), (2, 2), (4, 5), (4, 1), (4, 2)]
     assert {each.optim.warmup for each in configs} == {7} and {each.name for each in configs} == {"a,b"}
-    (last,) = read_command(["-m", "optim.lr=2e-3", "optim.lr=3e-3"]).runs()
-    assert [each.text for each in last] == ["optim.lr=0.003"], "the last counts, as in Hydra"
-
-
-def test_a_sweep_does_not_shrink_silently() -> None:
-    for typed in (
-        "model.heads=2,3 seed=1,2 model.heads=2", "model.heads=2 model.heads=2,3", "model=tiny,small model=base",
-        "data.path=x,y data.path=z", "data.path=x data.path=y,z", "data.path=x,y data.path=z,w",
-    ):  # fmt: skip
-        key = typed.partition("=")[0]
-        assert refused("-m", *typed.split()) == f"{key}: is set 2 times; a key with several values must be set once"
-    twice = ("hparams_search=default", "optim.lr=interval(1e-3,1e-2)", "optim.lr=1e-3")
-    assert refused(*twice).startswith("optim.lr: is set 2 times")
-    for typed, value in (
-        ("seed=0,1,1", "seed=1"), ("optim.lr=choice(1e-3,0.001)", "optim.lr=0.001"), ("model=tiny,tiny", "model=tiny"),
-        ("data.path=x,y,x", "data.path=x"),
-    ):  # fmt: skip
-        assert refused("-m", typed) == f"{value}: is one of the values 2 times; list it once"
+    for typed in ("optim.lr=2e-3 optim.lr=3e-3", "optim.lr=1e-3,2e-3 optim.lr=3e-3"):
+        (last,) = read_command(["-m", *typed.split()]).runs()
+        assert [each.text for each in last] == ["optim.lr=0.003"], "the last counts, as in Hydra"
+    assert [each.data.path for each in composed("-m", "data.path=z", "data.path=x,y")] == ["x", "y"]
+    assert [each.data.path for each in composed("-m", "data.path=x,y", "data.path=z")] == ["z"]
 
 
 def test_several_values_without_m_name_what_was_meant() -> None:
     for typed, one in (
         ("data.split=0.8,0.1,0.1", "'data.split=[0.8,0.1,0.1]'"), ("trainer.devices=0,1", "'trainer.devices=[0,1]'"),
         ("logger=csv,tensorboard", "'logger=[csv,tensorboard]'"), ("callbacks=ema,auto", "'callbacks=[ema,auto]'"),
-        ("trainer.max_steps=1,000", "trainer.max_steps=1000"), ("seed=1,000,000", "seed=1000000"),
     ):  # fmt: skip
-        assert refused(typed).endswith(f"; for one run: {one}; for a run with each: add -m")
+        assert one in refused(typed) and "-m" in refused(typed)
         assert composed(one.strip("'"))
-    assert refused("model.heads=2,4").endswith("several values for model.heads; add -m to the command to try each")
-    for typed in ("seed=0-2", "seed=0..2", "seed=2-0"):
-        assert refused(typed).endswith("; for a run with each: -m 'seed=range(0,3)'")
-        assert refused("-m", typed, "model.heads=2,4").endswith("; for a run with each: 'seed=range(0,3)'")
+    assert "-m" in refused("model.heads=2,4") and "list" not in refused("model.heads=2,4")
     assert [each.seed for each in composed("-m", "seed=range(0,3)")] == [0, 1, 2]
-    assert refused("trainer.val_check_interval=1-2").endswith("-m 'trainer.val_check_interval=range(1,3)'")
 
 
 def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
@@ -146,14 +128,11 @@ def test_what_cfg_shows(train: Call) -> None:
         assert ended.status == 0 and ended.err == "", ended
         values = yaml.safe_load(ended.out)
         assert (values["model"]["heads"], values["data"]["path"]) == (heads, "a ${seed},b.txt") and list(values) == keys
-    for part, shown in (("hydra", ["hydra"]), ("all", [*keys, "hydra"])):
-        values = yaml.safe_load(train("seed=3", f"--cfg={part}", defaults=False).out)
-        assert list(values) == shown and values["hydra"]["overrides"]["task"] == ["seed=3"]
     for typed in ("optim.name=AdamW", "trainer.precision=BF16", "seed=-1", "trainer.max_steps=3.5", "model.heads=3"):
         ended = train(typed, "--cfg", "job")
         one_line(ended, 2, f"{typed}: must ")
         assert not ended.out
-    for typed, said in (("-c jobs", "-c jobs: must be.* nearest: job"), ("--resolve", "--resolve: needs --cfg")):
+    for typed, said in (("-c jobs", "-c jobs: must be -c job"), ("--resolve", "--resolve: needs --cfg")):
         assert re.match(said, refused(*typed.split()))
 
 
@@ -162,7 +141,6 @@ def test_cfg_lists_the_runs_of_a_sweep(train: Call, workplace: Path) -> None:
     lines = [f"seed={seed} {path} init_from=x" for seed in (1, 2) for path in ("'data.path=a b.txt'", "data.path=c")]
     assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "") and not Path("runs").exists()
     one_line(train("-m", "model.heads=2,x", "-c", "job", defaults=False), 2, "model.heads=x")
-    one_line(train("-m", "seed=1,2", "-c", "all", defaults=False), 2, "-m --cfg=job lists the runs of a sweep")
 
 
 def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -196,20 +174,14 @@ def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) 
 
 def test_words_of_other_programs_are_taken_for_what_is_meant(train: Call, workplace: Path) -> None:
     for meant, words in {
-        "bf16-mixed": "bf16 BF16 bfloat16 16 fp16 FP16 half mixed", "bf16-true": "16-true BF16-True bf16true",
-        "32-true": "32 fp32 float32 Float32 single tf32 TF32 full", "64-true": "64 fp64 float64 double Double",
+        "bf16-mixed": "bf16 BF16 bfloat16 16 fp16 half 16-mixed", "bf16-true": "16-true BF16-True bf16true",
+        "32-true": "32 fp32 float32 Float32", "64-true": "64 double Double",
     }.items():  # fmt: skip
         for typed in words.split():
             said = f"trainer.precision={typed}: must be"
             one_line(train(f"trainer.precision={typed}"), 2, said, f"; nearest: {meant}\n")
     for typed in ("data.val", "data.valid", "val_path", "data.val_path", "valid"):
-        one_line(train(f"{typed}=x.txt"), 2, f"{typed}: no such key; use data.validation\n")
-
-
-def test_typographic_quotes_do_not_quote() -> None:
-    for typed in ("data.path=“two words.txt”", "data.path=„my two words.txt“", "seed=1 name=‘a b’"):
-        said = f"{typed[-1]} is a typographic quote; a shell needs '"
-        assert refused(*typed.split()).endswith(said), refused(*typed.split())
+        one_line(train(f"{typed}=x.txt"), 2, f"{typed}: no such key; nearest: data.validation\n")
 
 
 def test_what_is_nearest_does_not_depend_on_the_case() -> None:
@@ -224,11 +196,13 @@ def test_what_is_nearest_does_not_depend_on_the_case() -> None:
 
 def test_the_field_s_words_for_our_choices_and_nothing_for_what_is_unlike() -> None:
     for typed, meant in {
-        "model.positions=rope": "rotary", "model.positions=RoPE": "rotary", "model.positions=sin": "sinusoidal",
+        "model.positions=rope": "rotary", "model.positions=RoPE": "rotary", "model.positions=sine": "sinusoidal",
         "model.positions=absolute": "learned", "optim.schedule=linear": "trapezoid",
         "optim.schedule=constant": "trapezoid", "optim.schedule=wsd": "trapezoid", "model.attention=flash": "sdpa",
         "data.tokenizer=chars": "char", "optim.name=adam": "adamw", "modelheads=2": "model.heads",
-        "data_path=a": "data.path", "trainer.accelerator=cdua": "cuda",
+        "data_path=a": "data.path", "trainer.accelerator=cdua": "cuda", "model.embed=3": "model.dim",
+        "d_model=3": "model.dim", "trainer.num_epochs=3": "trainer.max_steps", "trainer.max_time=3": "minutes",
+        "--epochs=3": "trainer.max_steps", "--steps=3": "trainer.max_steps", "-n": "name",
     }.items():  # fmt: skip
         assert refused(typed).endswith(f"; nearest: {meant}"), refused(typed)
     for typed in (
@@ -236,12 +210,4 @@ def test_the_field_s_words_for_our_choices_and_nothing_for_what_is_unlike() -> N
         "optim.momentum=1", "data=gutenberg",
     ):  # fmt: skip
         assert "nearest" not in refused(typed), refused(typed)
-    for typed in ("model.embed=3", "d_model=3"):
-        assert refused(typed).endswith("; use model.dim"), refused(typed)
-    for typed in ("epochs=3", "trainer.num_epochs=3", "--epochs=3"):
-        said = refusal(InputError, read_command, [typed])
-        assert said.endswith("; the length of training is set in steps: trainer.max_steps=1000"), said
-    for typed, meant in (("--steps=3", "trainer.max_steps=3"), ("-n foo", "name=foo")):
-        said = refusal(InputError, read_command, typed.split())
-        assert said.endswith(f"; settings have no dashes: {meant}"), said
     assert "nearest" not in refusal(InputError, read_command, ["-x"])

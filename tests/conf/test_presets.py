@@ -12,12 +12,11 @@ import hydra
 import pytest
 import torch
 import yaml
-from lightning_utilities.core.imports import RequirementCache
 
 from conf import compose as composing
 from conf.groups import CONF, FOLDERS
 from conf.keys import KEYS, is_plugins, leaves
-from conf.overrides import take_search
+from conf.overrides import read_search
 from conf.schema import to_dict
 from gpt.config import ModelConfig
 from gpt.model import GPT
@@ -75,8 +74,8 @@ def test_every_file_has_its_values_in_the_configuration(file: str) -> None:
 
 
 def test_a_search_has_what_its_file_says() -> None:
-    search, rest = take_search(["hparams_search=default", "seed=1"])
-    assert search and rest == ["seed=1"]
+    search = read_search(["hparams_search=default"])
+    assert search
     values = yaml.safe_load(said("hparams_search/default"))
     assert {key: getattr(search, key) for key in values} == values
 
@@ -96,13 +95,6 @@ def test_the_default_recipe_is_the_one_of_the_results() -> None:
         "trainer.checkpoint_minutes": 5.0, "trainer.log_every_n_steps": 10,
         "watch.attention_heads": [],
     }  # fmt: skip
-
-
-def test_a_missing_wandb_is_one_line_with_one_command(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>999"))
-    said = "logger=wandb: cannot be created: needs wandb: pip install -c constraints.txt -e '.[wandb]'"
-    one_line(train("logger=wandb", "name=a"), 2, said)
-    assert not Path("runs/a").exists()
 
 
 @pytest.mark.slow
