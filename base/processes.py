@@ -86,7 +86,7 @@ def busy_cores() -> float:
 
 
 def limit_spinning() -> None:
-    """Let waiting threads of GNU's OpenMP sleep sooner, here and in child processes. Call this before torch is loaded."""
+    """Let waiting threads of GNU's OpenMP sleep sooner, also in child processes. Call it before torch is loaded."""
     if sys.platform == "linux" and "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", str(SPINS))
 

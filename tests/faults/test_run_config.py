@@ -30,7 +30,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("callbacks", {"ema": {"decay": "${oc.create:{_target_:os.getcwd}}"}}), ("callbacks", {"ema": {"decay": 2}}),
 ]  # fmt: skip
 WRONG = [  # text of a config.yaml, and what is said of it
-    ("", "lacks "), ("- 1", "must be a mapping"), ("seed: [", "while parsing a flow node"), ("day: 2001-99-99", "day: no such key"),
+    ("", "lacks "), ("- 1", "must be a mapping"), ("seed: [", "while parsing a flow node"),
+    ("day: 2001-99-99", "day: no such key"),
     ("x: !!python/object/apply:os.system ['touch got-in']", "could not determine a constructor"),
     ("sed: 1", "sed: no such key; nearest: seed"), ("model: []", "model=[]: must be a mapping"),
     ("model: {layer: 3}", "model.layer: no such key; nearest: model.layers"),
