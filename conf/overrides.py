@@ -12,7 +12,7 @@ from typing import Any
 
 from hydra.errors import HydraException
 
-from base.errors import InputError, nearest, one_line, printable
+from base.errors import InputError, one_line, printable
 from base.jobs.run_directory import RUNS
 from base.options import spell, wrong_value
 from conf.groups import add_folder, choice_values, groups
@@ -93,8 +93,7 @@ def read_command(arguments: list[str]) -> Command:
         elif argument in FLAGS:
             flags.add(argument)
         elif argument.startswith("-"):
-            name = re.sub("^-+", "", flag).replace("-", "_")
-            near = nearest(flag, FLAGS) or nearest_key(name)
+            near = nearest_key(flag.lstrip("-").replace("-", "_"), FLAGS)
             raise InputError(f"{argument}: no such flag, must be one of {', '.join(FLAGS)}, or key=value{near}")
         else:
             (own if re.match(r"\+*hparams_search\b", argument) else assignments).append(argument)
