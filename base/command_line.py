@@ -59,8 +59,6 @@ def main(
     except (RuntimeError, MemoryError, ImportError) as error:
         if isinstance(error, RecursionError):
             status, reason = 2, "a value or a file is nested too deeply"
-        elif "can't start new thread" in str(error):
-            status, reason = 1, "cannot start a thread: raise the limit of processes (ulimit -u)"
         elif is_out_of_memory(error):
             status, reason = 2, ": ".join(filter(None, ("out of memory", out_of_memory)))
         else:
@@ -136,7 +134,7 @@ class Parser(argparse.ArgumentParser):
         """Print `message` with advice, such as the nearest option, on one line, and exit with status 2."""
         words, advice = message.partition("unrecognized arguments: ")[2].split(), ""
         if words:  # one without hyphens may be meant as a prompt
-            word = words[0].partition("=")[0] if words[0].startswith("-") else ""
+            word = words[0].partition("=")[0] if words[0].startswith("-") else "start"
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             advice = nearest(word, flags)
         elif "expected one argument" in message:

@@ -7,26 +7,21 @@ import re
 from collections.abc import Iterable
 from typing import TextIO
 
-# Words of other programs, such as nanoGPT and Lightning, and the setting, the value of a setting or the option of a
-# command that has this meaning here. An error message about the word suggests it.
-ADVICE = {
-    "learning_rate": "optim.lr", "warmup_steps": "optim.warmup", "batch_size": "data.batch",
-    "accumulate_grad_batches": "data.micro_batch", "gradient_clip_val": "optim.clip", "max_iters": "trainer.max_steps",
-    "steps": "trainer.max_steps", "epochs": "trainer.max_steps", "max_epochs": "trainer.max_steps",
-    "num_epochs": "trainer.max_steps", "max_time": "minutes", "eval_interval": "trainer.val_check_interval",
-    "strategy": "trainer.devices", "fast_dev_run": "debug", "overfit_batches": "debug", "ckpt_path": "resume",
-    "n": "name", "out_dir": "name", "default_root_dir": "name",
-    "block_size": "model.context", "n_layer": "model.layers", "n_head": "model.heads", "n_embd": "model.dim",
-    "embed": "model.dim", "d_model": "model.dim",
-    "dataset": "data.path", "text": "data.path", "file": "data.path", "val": "data.validation",
-    "valid": "data.validation", "val_path": "data.validation", "test_path": "data.test",
-    "rope": "rotary", "sine": "sinusoidal", "absolute": "learned", "flash": "sdpa", "eager": "explicit",
-    "wsd": "trapezoid", "linear": "trapezoid", "constant": "trapezoid",
-    "16": "bf16-mixed", "16_mixed": "bf16-mixed", "bf16": "bf16-mixed", "bfloat16": "bf16-mixed",
-    "fp16": "bf16-mixed", "float16": "bf16-mixed", "half": "bf16-mixed",
-    "32": "32-true", "fp32": "32-true", "float32": "32-true", "64": "64-true", "double": "64-true",
-    "": "--prompt", "start": "--prompt", "length": "--num-chars", "max_new_tokens": "--num-chars",
+# Settings, values of settings and options of commands, each with what nanoGPT, Lightning and other programs call it.
+# An error message about the other word suggests the one here.
+_OTHER_WORDS = {
+    "optim.lr": "learning_rate", "optim.warmup": "warmup_steps", "optim.clip": "gradient_clip_val",
+    "data.batch": "batch_size", "data.micro_batch": "accumulate_grad_batches", "data.path": "dataset text file",
+    "data.validation": "val valid val_path", "data.test": "test_path", "debug": "fast_dev_run overfit_batches",
+    "trainer.max_steps": "steps max_iters epochs max_epochs num_epochs", "minutes": "max_time",
+    "trainer.val_check_interval": "eval_interval", "trainer.devices": "strategy", "resume": "ckpt_path",
+    "name": "n out_dir default_root_dir", "model.context": "block_size", "model.layers": "n_layer",
+    "model.heads": "n_head", "model.dim": "n_embd embed d_model",
+    "rotary": "rope", "sinusoidal": "sine", "learned": "absolute", "sdpa": "flash", "explicit": "eager",
+    "trapezoid": "wsd linear constant", "bf16-mixed": "16 16_mixed bf16 bfloat16 fp16 float16 half",
+    "32-true": "32 fp32 float32", "64-true": "64 double", "--prompt": "start", "--num-chars": "length max_new_tokens",
 }  # fmt: skip
+ADVICE = {word: here for here, words in _OTHER_WORDS.items() for word in words.split()}
 HIDDEN = "***"  # replaces a password or a token
 SECRET = "token|sig|credential|password|passwd|secret|key"  # words in the names of URL query parameters that are secret
 LONGEST = 80  # maximum characters of an argument in a message

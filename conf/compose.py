@@ -2,7 +2,6 @@
 
 import copy
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -206,10 +205,7 @@ def _one_line() -> Iterator[None]:
         if isinstance(cause, OverflowError) and key in KEYS:  # a whole number that is too large for a float
             message = f"{key}: must be {KEYS[key].allowed}"
         elif isinstance(cause, ValidationError) and key in KEYS:
-            about = KEYS[key]
-            is_list = about.kind == list[str]
-            needed = f"a list: {shlex.quote(f'{key}=[{cause.value}]')}" if is_list else about.allowed
-            message = str(wrong_value(key, cause.value, needed))
+            message = str(wrong_value(key, cause.value, KEYS[key].allowed))
         elif isinstance(cause, ConfigAttributeError | ConfigKeyError):
             message = f"{key}: no such key{nearest_key(key)}"
         elif key:

@@ -25,7 +25,6 @@ def test_how_a_command_answers_what_goes_wrong(capsys: pytest.CaptureFixture) ->
         (InputError("no\nsuch file"), 2, "x.py: no such file\n"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "x.py: out of memory: too large\n"),
         (RecursionError("maximum recursion depth"), 2, "x.py: a value or a file is nested too deeply\n"),
-        (RuntimeError("can't start new thread"), 1, "x.py: cannot start a thread: raise the limit of processes "),
         (MemoryError(), 2, "x.py: out of memory: too large\n"), (OSError("disk on fire"), 1, "x.py: disk on fire\n"),
         (KeyboardInterrupt(), 130, ""),
         (os_error("EACCES", "runs/x/.lock"), 1, "x.py: runs/x: could not be written: Permission denied; work in a "),

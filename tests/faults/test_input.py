@@ -104,7 +104,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",
     "trainer.accelerator=gpu": "this machine has only", "workers=2": "workers: only works with -m",
-    "allow=seed": "allow=seed: must be a list: 'allow=[seed]'", "allow=[seed]": "only works with resume=",
+    "allow=seed": "allow=seed: must be a list", "allow=[seed]": "only works with resume=",
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072 or model.layers=2",
     # text
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=*.nothing": "no file matches",
