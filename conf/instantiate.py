@@ -21,5 +21,7 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
         except Exception as error:
             cause = error.__cause__ or error
             reason = one_line(cause)[:300] or type(cause).__name__
+            if isinstance(cause, ModuleNotFoundError) and "wandb" in reason:
+                reason = "needs wandb: pip install -c constraints.txt -e '.[wandb]'"
             raise InputError(f"{group}={name}: cannot be created: {reason}") from None
     return instances
