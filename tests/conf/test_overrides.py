@@ -30,7 +30,8 @@ WRONG = {  # what is named, and the rest of what is said; tests/faults/test_inpu
     "model.layers=4.5": "model.layers=4.5.*a whole number, 1 to 4096", "optim.lr=nan": "optim.lr=nan.*number, above 0",
     "model.positions=rotery": "rotery.*learned, sinusoidal, rotary, none.*nearest: rotary",
     "model.heads=2,4": "model.heads=2,4.*-m", "trainer.gradient_clip_val=1": "gradient_clip_val.*: optim.clip",
-    "data=book.txt": "data=book.txt.*data.path=book.txt", "model.heads=a b (": "model.heads.*quote",
+    "data=book.txt": "data=book.txt.*data.path=book.txt",
+    "data.path=a${.txt": "data.path: ", "model.heads=a b (": "model.heads.*quote",
 }  # fmt: skip
 
 
