@@ -1,6 +1,4 @@
-"""The rank of this process in a run, and the number of processes, from the variables of torchrun, srun or
-`training.launch`. This module does not load torch.
-"""
+"""The rank of this process and the number of processes, from the variables of the launcher; loads no torch."""
 
 import ctypes
 import os

@@ -27,10 +27,7 @@ class OptimConfig:
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
     warmup: Any = option(50, "linear warm-up steps; auto: 50, or fewer if minutes allows few steps", auto=int, least=0)
-    schedule: str = option(
-        "trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"),
-        aliases=dict.fromkeys(("wsd", "linear", "constant"), "trapezoid"),
-    )  # fmt: skip
+    schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))
     cooldown: float = option(
         0.5, "trapezoid: final fraction of all steps, in which the learning rate falls", least=0, most=1
     )
