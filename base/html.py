@@ -3,7 +3,7 @@
 import base64
 import hashlib
 import json
-import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +16,16 @@ def embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def fill(template: Path, **parts: str) -> str:
-    """Return the HTML template in the file `template`, with each `{{name}}` replaced by `parts[name]`.
+def render(template: Path, styles: Iterable[Path], scripts: Iterable[Path], **values: Any) -> str:
+    """Render a Jinja2 template, which escapes `values`; its `policy` allows only its `style` and `script`."""
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined  # 35 ms, which only a page needs
 
-    `{{style}}` and `{{script}}` are the files beside the template, and `{{policy}}` a Content-Security-Policy that
-    allows only these.
-    """
-    page = template.read_text("utf-8")
     policy = ["default-src 'none'", "base-uri 'none'", "form-action 'none'"]
-    styles, scripts = (sorted(template.parent.glob(pattern)) for pattern in ("*.css", "*.js"))
     for tag, files in (("style", styles), ("script", [SCRIPT, *scripts])):
-        page = page.replace(f"{{{{{tag}}}}}", "".join(file.read_text("utf-8") for file in files).rstrip())
-        content = re.search(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL)
-        assert content
-        sha256 = base64.b64encode(hashlib.sha256(content[1].encode()).digest()).decode()
-        policy.append(f"{tag}-src 'sha256-{sha256}'")
-    parts["policy"] = "; ".join(policy)
-    return re.sub("{{(\\w+)}}", lambda match: parts[match[1]], page)
+        values[tag] = "".join(file.read_text("utf-8") for file in files).rstrip()
+        sha256 = base64.b64encode(hashlib.sha256(values[tag].encode()).digest()).decode()
+        policy.append(f"{tag}-src 'sha256-{sha256}'")  # of all between the tags
+    loader = FileSystemLoader(template.parent)
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    environment.trim_blocks = environment.lstrip_blocks = True
+    return environment.get_template(template.name).render(values, policy="; ".join(policy))

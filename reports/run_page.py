@@ -1,16 +1,13 @@
-"""Build report.html, the report of a finished run, from the template run_page.html."""
+"""Build report.html, the report of a finished run."""
 
 import base64
-import html
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from base.html import embedded, fill
 from base.progress import clock, count
 from gpt.analysis import NUM_TOP, attention_maps, by_character, letters, token_surprisals
 from gpt.config import ModelConfig
@@ -19,9 +16,9 @@ from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 from gpt.training_checkpoint import TrainingRecord
 from reports.log_lines import epochs
+from reports.page import render_page
 from reports.pictures import spread_over
 
-TEMPLATE = Path(__file__).with_name("assets") / "run_page.html"
 MAX_HEADS = 64  # maximum heads whose attention is shown
 NUM_ATTENDED = 64  # tokens of the passage whose attention is shown
 MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisal
@@ -35,55 +32,58 @@ def page(
     passage: Tensor,
     tokenizer: Tokenizer,
 ) -> str:
-    """Return the page of a run and its best model as HTML."""
-    passage = passage[: MAX_PASSAGE + 1]
-    unit = tokenizer.unit
-    data = {
-        **about,
-        "figures": figures(summary, model.config, unit),
-        "measured": evaluation_note(summary, unit),
-        "made": origin(summary),
-        "baselines": bars(summary, unit),
-        "curves": {
-            "losses": record.losses,  # [step, nats]
-            "validations": [[step, loss] for step, loss, _ in record.validations],
-            "best": summary["best_step"],
-            "unit": unit,
-        },
-        "samples": record.samples,
-        "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
-        "passage": surprise(model, passage, tokenizer),
-    }
-    return fill(TEMPLATE, title=html.escape(about["name"]), data=embedded(data))
+    """Return the page of a run and its best model.
+
+    `about` has what `training.results` knows of the run, and `passage` 1 to context + 1 tokens of validation text, (T,)
+    int64.
+    """
+    passage, unit = passage[: MAX_PASSAGE + 1], tokenizer.unit
+    data = (
+        {key: about[key] for key in ("written", "copied", "differences", "command", "config")}
+        | {
+            "baselines": baselines(summary),
+            "curves": {
+                "losses": record.losses,  # [step, nats]
+                "validations": [[step, loss] for step, loss, _ in record.validations],
+                "best": summary["best_step"],
+                "unit": unit,
+            },
+            "samples": record.samples,
+            "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
+            "passage": surprise(model, passage, tokenizer),
+        }
+    )
+    shown = {key: about[key] for key in ("name", "text", "notes", "verdict")}
+    shown |= {"figures": figures(summary, model.config, unit), "measured": evaluation_note(summary, unit)}
+    return render_page("run_page", about["name"], data, **shown, unit=unit, made=origin(summary))
 
 
 def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page, each as [name, value, its unit, *notes]."""
-    nats = summary["val_loss"]
+    nats, seconds, speed = (summary[key] for key in ("val_loss", "seconds", "characters_per_second"))
     step = f"best checkpoint, step {summary['best_step']:,}"
-    found = [["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step]]
-    seconds, speed, parameters = (summary[key] for key in ("seconds", "characters_per_second", "parameters"))
     read = f"{summary['characters']:,} {unit}s, {epochs(summary['epochs'])}"
     read += f", {speed:,.0f} a second during steps" if speed else ""
     time_unit = "seconds" if seconds < 59.5 else "minutes" if seconds < 3599.5 else "hours"
     time = f"{seconds:.0f}" if seconds < 59.5 else clock(seconds)
-    found.append(["Training", time, time_unit, read, count(summary["steps"], "step")])
+    parameters = summary["parameters"]
     size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
     shape = f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide"
-    found.append(["Model", size, "parameters", shape, f"context {config.context}"])
-    return found
+    return [
+        ["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step],
+        ["Training", time, time_unit, read, count(summary["steps"], "step")],
+        ["Model", size, "parameters", shape, f"context {config.context}"],
+    ]
 
 
-def bars(summary: Mapping[str, Any], unit: str) -> dict[str, Any]:
-    """Return the data of the bar chart that compares the model's loss with the baselines."""
-    losses = [["uniform", summary["uniform_loss"]], ["this model", summary["val_loss"]]]
-    if summary["ngram_loss"] is not None:
-        losses.insert(1, [f"{summary['ngram_order']}-grams", summary["ngram_loss"]])
-    return {"title": f"nats per {unit}, lower is better", "losses": losses}
+def baselines(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return pairs (name, nats per token), the bars that compare the model with the baselines."""
+    losses = [("uniform", summary["uniform_loss"]), (f"{summary['ngram_order']}-grams", summary["ngram_loss"])]
+    return [(name, loss) for name, loss in [*losses, ("this model", summary["val_loss"])] if loss is not None]
 
 
 def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
-    """Return sentences about how the best checkpoint's loss was measured."""
+    """Return sentences about how the best checkpoint's loss was measured, and the last one's loss if it differs."""
     measured = summary["evaluation"]
     number, split = f"{measured['characters']:,}", measured["split_characters"]
     part = f"all {number}" if measured["characters"] == split else f"{number} evenly spaced of {split:,}"
@@ -102,7 +102,7 @@ def origin(summary: Mapping[str, Any]) -> str:
 
 
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
-    """Return the attention weights of up to `MAX_HEADS` heads, spread over the layers, as data for the page."""
+    """Return the attention weights of up to `MAX_HEADS` heads, spread over the layers, for `tokens`, (T,) int64."""
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     chosen = spread_over(model.config.layers, model.config.heads, MAX_HEADS)
     rows, columns = torch.tril_indices(len(tokens), len(tokens))
@@ -111,22 +111,19 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
         "tokens": [names[token] for token in tokens.tolist()],
         "heads": [f"L{layer}H{head}" for layer, head in chosen],
         "of": model.config.layers * model.config.heads,
+        # A byte each; the square root keeps small weights distinct.
         "weights": base64.b64encode((weights.sqrt() * 255).round().byte().numpy().tobytes()).decode(),
     }
 
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the surprisal of each character of a passage, as data for the page."""
+    """Return the surprisal of each character of a passage, (T,) int64, in thousandths of a nat, and likely tokens."""
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])
     starts = torch.from_numpy(tokenizer.token_sizes[:, 0])  # (V,) whether a token begins a character
     (found,) = by_character(token_surprisals(predicted, int(tokens[0]), model.vocabulary, NUM_TOP), starts, len(tokens))
-    rows = zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
-    return {
-        "letters": letters(found, tokenizer.decode),
-        "nats": found.millinats.int().tolist(),
-        "likely": [
-            [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
-            for row in rows
-        ],
-    }
+    likely = [
+        [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
+        for row in zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
+    ]
+    return {"letters": letters(found, tokenizer.decode), "nats": found.millinats.int().tolist(), "likely": likely}

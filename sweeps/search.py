@@ -1,4 +1,7 @@
-"""Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far."""
+"""Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far.
+
+A stopped trial stays in the state RUNNING in the journal of Optuna's study, so that the next command resumes it.
+"""
 
 import math
 import os
@@ -7,7 +10,6 @@ import shlex
 import typing
 import warnings
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from base.errors import InputError, one_line
@@ -20,6 +22,7 @@ from conf.keys import KEYS, is_launch
 from conf.overrides import Command, parse_overrides, settings
 from conf.schema import SearchConfig
 from sweeps.sweep import Candidate, Sweep, check_inputs, check_same_texts, check_sweep, literal_settings, run_sweep
+from sweeps.table import Row
 from sweeps.trial import Trial, make_trial, sweep_name
 
 try:
@@ -35,7 +38,7 @@ FILE = "study.journal"
 
 
 def distribution(override: Override) -> Any:
-    """Return the Optuna distribution for `override`, a key and its range, such as `optim.lr=interval(1e-3,1e-2)`."""
+    """Return the Optuna distribution for a key and its range, such as `optim.lr=interval(1e-3,1e-2)`."""
     text, value = str(override.input_line), typing.cast(Any, override.value())
     key = KEYS.get(override.key_or_group)
     whole = key is not None and int in (key.kind, key.metadata.get("auto"), *typing.get_args(key.kind))
@@ -58,12 +61,15 @@ def distribution(override: Override) -> Any:
 
 
 def setting_of(key: str, value: Any) -> str:
-    """Return `key=value` as on the command line, such as `optim.lr=0.00312`."""
+    """Return `key=value` as on the command line; a float is rounded to six significant digits."""
     return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
 
 
 class Search(Sweep):
-    """A sweep whose trials Optuna proposes."""
+    """A sweep whose trials Optuna proposes from `space`, a distribution by key.
+
+    `same` lists the settings that a command must repeat to continue the search; as lines, they name Optuna's study.
+    """
 
     def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
         super().__init__(name, config.trials, {}, {}, kind="search")
@@ -93,14 +99,14 @@ class Search(Sweep):
                 self.outcomes[name] = "finished" if each.state == TrialState.COMPLETE else "failed"
 
     def add(self, proposed: Any) -> Trial:
-        """Add the trial that Optuna proposes, an `optuna.Trial`, to the sweep, and return it as a `Trial`."""
+        """Add the trial that Optuna proposes, an `optuna.Trial`, to the sweep."""
         settings = [*self.fixed, *(setting_of(key, proposed.params[key]) for key in self.space)]
         trial = make_trial(self.name, self.space, settings, name=f"trial-{proposed.number + 1:03}")
         self.trials[trial.name] = trial
         return trial
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials to run: first those that an earlier command did not finish, then new ones from Optuna."""
+        """Yield first the trials that an earlier command did not finish, then new ones from Optuna."""
         yield from super().ask()
         while (begun := len(self.trials)) < self.count:
             seed = random.Random(f"{self.config.seed} {begun}").getrandbits(32)  # resuming repeats the proposals
@@ -108,7 +114,6 @@ class Search(Sweep):
             yield self.add(self.study.ask(dict(self.space)))
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store in Optuna's study how a trial has ended, such as `finished`."""
         super().tell(trial, outcome)
         number = int(trial.name.removeprefix("trial-")) - 1
         if outcome == "finished":
@@ -117,20 +122,19 @@ class Search(Sweep):
             # Not FAIL, which Optuna ignores: the sampler ranks PRUNED trials among the worst and avoids their settings.
             self.study.tell(number, state=TrialState.PRUNED)
 
-    def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log the command that repeats the best trial, and return the exit status of the search."""
-        if not results[0]["val_loss"]:
+    def conclude(self, results: list[Row]) -> int:
+        """Log the command that repeats the best trial, and return the exit status: 1 if no trial has finished."""
+        if results[0]["val_loss"] is None:
             return 1
-        best = self.trials[Path(results[0]["directory"]).name]
+        best = self.trials[results[0]["directory"].name]
         log.info(f"best trial {shlex.join(['python', 'train.py', *best.overrides])}")
         return 0
 
 
 def begin_search(config: SearchConfig, command: Command) -> int:
-    """Check all values of a search (`hparams_search=`), then run the search and return its exit status.
+    """Check all values of a search, then run it and return its exit status.
 
-    The preset of the search, `config`, gives a range for some keys. If the command line sets such a key to a value, the
-    key is fixed. If it sets the key to a range, this range replaces the range in the preset.
+    A value of a key on the command line fixes the key, and a range replaces the range in the preset `config`.
     """
     literals, given = command.literals, {each.key_or_group: each for each in command.overrides}
     ranges = [f"{key}={value}" for key, value in config.space.items() if key not in {*given, *literals}]

@@ -21,7 +21,7 @@ from conf.overrides import Command, Setting
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from reports.tensorboard import watch
-from sweeps.table import leaderboard, write_page, write_table
+from sweeps.table import Row, leaderboard, write_page, write_table
 from sweeps.trial import Trial, ending, make_trial, start, sweep_name
 from training.launch import rows_per_device
 
@@ -35,7 +35,7 @@ class Candidate:
 
 
 def varied_keys(command: Command) -> list[str]:
-    """Return the keys that a sweep varies: those with several values on its command line."""
+    """Return the keys with several values on the command line, or all keys that are set if none has several."""
     several = [*(each.key_or_group for each in command.overrides if each.is_sweep_override()), *command.swept]
     return several or [each.key_or_group for each in command.overrides if not is_launch(each.key_or_group)]
 
@@ -65,12 +65,12 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
 
 
 def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
-    """Return the settings whose values Hydra must not parse, as `key=value` arguments for a trial."""
+    """Return the settings whose values Hydra must not parse, as arguments for a trial."""
     return [f"{key}={spell(value)}" for key, value in literals.items() if not is_launch(key)]
 
 
 def has_finished(trial: Trial, config: Config) -> bool:
-    """Return whether an earlier command has already finished a trial, so that it need not run."""
+    """Return whether an earlier command has finished a trial; refuse a run with other settings in its directory."""
     if not (trial.directory / "config.yaml").exists():
         return False
     old, steps = read_config(trial.directory), config.trainer.max_steps
@@ -81,7 +81,7 @@ def has_finished(trial: Trial, config: Config) -> bool:
 
 
 def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> list[str]:
-    """Check the text, batch size and initial model (`init_from`) of each run, and return the texts' hashes, sorted."""
+    """Check the text, batch size and initial model of each run, and return the texts' SHA-256 hashes, sorted."""
     from data.corpus import open_corpus
     from data.text import open_text
 
@@ -109,7 +109,7 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
 
 
 def check_same_texts(directory: Path, texts: Collection[str]) -> None:
-    """Refuse another text than that of earlier trials, because losses could not be compared."""
+    """Refuse a sweep whose earlier trials used another text, because losses could not be compared."""
     for file in sorted(directory.glob("*/summary.json")):
         old = run_directory.summary_of(file.parent)
         if old.get("text_sha256") not in (None, *texts):
@@ -119,28 +119,26 @@ def check_same_texts(directory: Path, texts: Collection[str]) -> None:
 
 @dataclass
 class Sweep:
-    """The trials of a sweep, and how they have ended."""
+    """The trials of a sweep, and how they have ended. A subclass may propose trials from earlier results."""
 
-    name: str  # name of the directory `runs/<name>/`
-    count: int  # number of trials in all
-    trials: dict[str, Trial]  # the trials by name, in the order of their numbers
+    name: str
+    count: int
+    trials: dict[str, Trial]  # by name, in the order of their numbers
     outcomes: dict[str, str]  # by name, how a trial ended in this or an earlier command, such as `finished`
-    kind: str = "sweep"  # the first word of the first log line, such as `sweep`
+    kind: str = "sweep"
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials to run: all that have not ended."""
+        """Yield the trials to run; `run_trials` requests the next one when a worker is free."""
         yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        """Store `outcome`, which says how a trial has ended, such as `finished`."""
         self.outcomes[trial.name] = outcome
 
     def label(self, trial: Trial) -> str:
-        """Return the first words of a log line about a trial, such as `trial 3/12`."""
         return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
 
-    def conclude(self, results: list[dict[str, str]]) -> int:
-        """Log which trials have failed, and return the exit status: 1 if a trial has failed, otherwise 0."""
+    def conclude(self, results: list[Row]) -> int:
+        """Log which trials have failed, and return the exit status; not called if a signal stopped the sweep."""
         failed = [name for name, outcome in self.outcomes.items() if outcome == "failed"]
         if failed:
             log.error(f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}")
@@ -148,7 +146,7 @@ class Sweep:
 
 
 def run_sweep(sweep: Sweep, workers: int) -> int:
-    """Run the trials of a sweep, at most `workers` at the same time, and log the results."""
+    """Run the trials of a sweep, log the results, and return the exit status: 128 + N if the signal N stopped it."""
     directory = run_directory.RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")
     for name, outcome in sweep.outcomes.items():
@@ -178,9 +176,7 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
 def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tuple[Trial, int]]:
     """Run the trials of a sweep, at most `workers` at the same time, and yield (trial, exit status) as each trial ends.
 
-    A trial is requested only when a worker is free, because a search proposes it from earlier outcomes. Signal handlers
-    append the numbers of signals to the list `received`. After a signal, running trials are stopped and no trials
-    start.
+    After a signal, whose number a handler appends to `received`, running trials are stopped and no trials start.
     """
     waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
     passed = 0  # number of signals that were passed on to the trials
@@ -203,11 +199,11 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
             process.kill()
 
 
-def show_results(results: list[dict[str, str]], table: Path) -> None:
-    """Log the leaderboard, the paths of the table `sweep.csv` and of the page beside it, and what to run next."""
+def show_results(results: list[Row], table: Path) -> None:
+    """Log the leaderboard, what to run next, and the paths of the page and of `table`, the file sweep.csv."""
     if results:
         log.info(f"\n{leaderboard(results)}\n")
-        if results[0]["val_loss"]:
+        if results[0]["val_loss"] is not None:
             log.info(f"more text  {command('python', 'sample.py', results[0]['directory'])}")
         watch(table.parent)
     different = write_page(table.parent, results)
@@ -223,7 +219,7 @@ def combinations(command: Command) -> str:
 
 
 def begin_sweep(command: Command) -> int:
-    """Check all trials of the sweep (`-m`) that `command` describes, then run the sweep and return its exit status."""
+    """Check all trials of the sweep that `command` describes, then run it and return its exit status."""
     literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
     overrides += [each.text for values in command.swept.values() for each in values]
     runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]

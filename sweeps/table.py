@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from base.errors import InputError, printable
 from base.files import write_text
@@ -18,34 +19,34 @@ from conf import resume_rules
 from conf.compose import PLUGINS, read_config
 from conf.keys import leaves
 from conf.schema import Config, to_dict
+from reports.page import render_page
 from reports.run_list import aligned
-from reports.sweep_page import page
 from sweeps.trial import Trial
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # in sweep.csv
 MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns that are averaged over seeds
 SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns if `seed` varies; spread: standard deviation
 MAX_ROWS = 20  # maximum number of runs on the leaderboard
-Row = dict[str, str]
+Settings = dict[str, str]  # by key, the value as on the command line
+Row = dict[str, Any]  # the settings that differ between runs, then RESULTS; a number that is not known is None
 
 
 def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping[str, str] | None = None) -> list[Row]:
-    """Write `sweep.csv`, with a row for each trial of a sweep, and return the rows of the trials, the best first.
+    """Write `sweep.csv` for all trials of a sweep, of earlier commands, too, and return their rows, the best first.
 
-    Trials of earlier commands have rows, too. If the earlier commands varied other keys, missing values are read from
-    the config.yaml of each run.
+    `outcomes` says, by the name of a trial, how the trial has ended.
     """
-    varied = dict[str, Row]()
+    varied = dict[Path, Settings]()
     with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["directory"]]
-        varied = {row["directory"]: row for row in rows if Path(row["directory"]).is_dir()}
-    varied |= {str(trial.directory): dict(trial.varied) for trial in trials}
+        rows = {Path(row["directory"]): row for row in csv.DictReader(file) if row["directory"]}
+        varied = {run: row for run, row in rows.items() if run.is_dir()}
+    varied |= {trial.directory: dict(trial.varied) for trial in trials}
     keys = dict.fromkeys(key for row in varied.values() for key in row if key not in (*RESULTS, *SEEDS))
     varied = {run: {key: row.get(key, "") for key in keys} for run, row in varied.items()}
-    if not all(all(row.values()) for row in varied.values()):
+    if not all(all(row.values()) for row in varied.values()):  # the earlier commands varied other keys
         for run, row in varied.items():
             with suppress(InputError):  # the run has not begun
-                row |= {key: value for key, value in spelled(read_config(Path(run))).items() if key in keys}
+                row |= {key: value for key, value in spelled(read_config(run)).items() if key in keys}
     table = rows_of(varied, outcomes or {})
     settings, averages = means(table)
     text = io.StringIO()
@@ -57,21 +58,20 @@ def write_table(directory: Path, trials: Iterable[Trial] = (), outcomes: Mapping
     return table
 
 
-def rows_of(varied: Mapping[str, Row], outcomes: Mapping[str, str]) -> list[Row]:
-    """Return a row for each run directory, with its varied settings and its results, the best run first."""
-    table, keys = [], list(next(iter(varied.values()), ()))
+def rows_of(varied: Mapping[Path, Settings], outcomes: Mapping[str, str]) -> list[Row]:
+    """Return a row for each run directory, the best first; `varied` has the same keys for all runs."""
+    table, keys = list[Row](), list(next(iter(varied.values()), ()))
     differing = [key for key in keys if len({row[key] for row in varied.values()}) > 1]
-    for directory, whole in varied.items():
-        own = {key: whole[key] for key in differing or keys}
-        summary = run_directory.summary_of(Path(directory))
-        status = outcomes.get(Path(directory).name) or summary.get("status", "waiting")
-        results = {key: "" if summary.get(key) is None else str(summary[key]) for key in RESULTS}
-        table.append(own | results | {"status": str(status), "directory": directory})
-    return sorted(table, key=lambda row: run_directory.val_bpc_of(Path(row["directory"])))
+    for directory, settings in varied.items():
+        summary = run_directory.summary_of(directory)
+        status = outcomes.get(directory.name) or summary.get("status", "waiting")
+        row = {key: settings[key] for key in differing or keys} | {key: summary.get(key) for key in RESULTS}
+        table.append(row | {"status": status, "directory": directory})
+    return sorted(table, key=lambda row: run_directory.val_bpc_of(row["directory"]))
 
 
-def spelled(config: Config) -> Row:
-    """Return all settings by key, with values as on the command line."""
+def spelled(config: Config) -> Settings:
+    """Return all settings by key, with printable values as on the command line, without passwords in URLs."""
     found = dict(leaves(to_dict(config)))
     for group in PLUGINS:
         names = list(plugins := found[group])
@@ -81,85 +81,100 @@ def spelled(config: Config) -> Row:
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
-    """Average the columns `MEANS` of a table over the runs that differ only in their seed."""
+    """Return the settings that are columns of a table, and a row of means over the runs that differ only in their seed.
+
+    The rows begin with the lowest loss. There are none if `seed` is not a column.
+    """
     settings = [key for key in table[0] if key not in RESULTS] if table else []
     groups = dict[tuple[str, ...], list[Row]]()
     for row in table if "seed" in settings else ():
-        groups.setdefault(tuple(row[key] for key in settings if key != "seed"), []).append(row)
+        groups.setdefault(without_seed(row, settings), []).append(row)
     averages = []
     for rows in groups.values():
-        row = {key: value for key, value in rows[0].items() if key in settings} | {"seed": "", "directory": ""}
+        row = {key: rows[0][key] for key in settings} | {"seed": "", "status": "mean"}
         for key in MEANS:
-            values = [float(each[key]) for each in rows if each[key]]
-            row[key] = str(statistics.fmean(values)) if values else ""
-            row[f"{key}_spread"] = str(statistics.stdev(values)) if len(values) > 1 else ""
-            row["runs"] = str(len(values)) if key == "val_loss" else row["runs"]
-        kept = {*settings, *RESULTS, *SEEDS}
-        averages.append({key: value for key, value in row.items() if key in kept} | {"status": "mean"})
-    return settings, sorted(averages, key=lambda row: float(row["val_bpc"] or "inf"))
+            values = [each[key] for each in rows if each[key] is not None]
+            row[key] = statistics.fmean(values) if values else None
+            if f"{key}_spread" in SEEDS:
+                row[f"{key}_spread"] = statistics.stdev(values) if len(values) > 1 else None
+        row["runs"] = sum(each["val_loss"] is not None for each in rows)
+        averages.append(row)
+    return settings, sorted(averages, key=lambda row: math.inf if row["val_bpc"] is None else row["val_bpc"])
+
+
+def without_seed(row: Row, settings: list[str]) -> tuple[str, ...]:
+    return tuple(row[key] for key in settings if key != "seed")
 
 
 def leaderboard(table: list[Row], *, named: bool = False) -> str:
-    """Return the best runs, at most `MAX_ROWS`, with their settings and results, as text with aligned columns."""
-    *averages, runs = columns(table)
+    """Return the best runs, at most `MAX_ROWS`, as text with aligned columns; means over seeds come first.
+
+    If `named` is true, the first column is the name of the run.
+    """
+    *averages, runs = cells(table)
     if named:
-        names = ["run", *(run_directory.name_of(Path(row["directory"])) for row in table)]
+        names = ["run", *(run_directory.name_of(row["directory"]) for row in table)]
         runs = [[printable(name), *row] for name, row in zip(names, runs, strict=True)]
     said = aligned(runs[: MAX_ROWS + 1]) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
     return "\n\n".join([*map(aligned, averages), said])
 
 
-def columns(table: list[Row]) -> list[list[list[str]]]:
-    """Return the tables for display, each a list of rows, where a row is a list of cells."""
+def cells(table: list[Row]) -> list[list[list[str]]]:
+    """Return the tables for display, headings first: means if `seed` varies, then a table with a row for each run."""
     settings, averages = means(table)
-    tested = ["test_loss"] if any(row["test_loss"] for row in table) else []
+    tested = ["test_loss"] if any(row["test_loss"] is not None for row in table) else []
     lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), "parameters", "time"]]
     for row in table:
-        loss = figure(row["val_loss"]) or row["status"]
-        weights = f"{int(row['parameters']):,}" if row["parameters"] else ""
-        seconds = clock(float(row["seconds"])) if row["seconds"] else ""
-        tests = [figure(row[key]) for key in tested]
-        lines.append([*(row[key] for key in settings), loss, figure(row["val_bpc"]), *tests, weights, seconds])
+        loss, bpc, *tests = (figure(row[key]) for key in ("val_loss", "val_bpc", *tested))
+        weights = "" if row["parameters"] is None else f"{row['parameters']:,}"
+        seconds = "" if row["seconds"] is None else clock(row["seconds"])
+        lines.append([*(row[key] for key in settings), loss or row["status"], bpc, *tests, weights, seconds])
     if not averages:
         return [lines]
     others, losses = [key for key in settings if key != "seed"], ["val_loss", *tested]
-    head = [*others, "runs", "mean loss", "spread", *(["mean test", "spread"] if tested else [])]
-    cells = [[figure(row[f"{key}{end}"]) for key in losses for end in ("", "_spread")] for row in averages]
-    rows = [[*(row[key] for key in [*others, "runs"]), *own] for row, own in zip(averages, cells, strict=True)]
-    return [[head, *rows], lines]
+    rows = [[*others, "runs", "mean loss", "spread", *(["mean test", "spread"] if tested else [])]]
+    for row in averages:
+        numbers = [figure(row[f"{key}{end}"]) for key in losses for end in ("", "_spread")]
+        rows.append([*(row[key] for key in others), str(row["runs"]), *numbers])
+    return [rows, lines]
+
+
+def figure(number: float | None) -> str:
+    return "" if number is None else f"{number:.4f}"
 
 
 def write_page(directory: Path, table: list[Row]) -> str:
-    """Write the page report.html, which compares the runs in `table`, into `directory`."""
+    """Write report.html, which compares the runs in `table`, into `directory`.
+
+    Return a warning if the runs were evaluated on different texts, otherwise "".
+    """
     runs = []
     for row in table:
         with suppress(InputError):  # the run has not begun, or has lost its config.yaml
-            runs.append((Path(row["directory"]), read_config(Path(row["directory"]))))
+            runs.append((row["directory"], read_config(row["directory"])))
     settings, averages = means(table)
-    kinds = [[tuple(row[key] for key in settings if key != "seed") for row in rows] for rows in (averages, table)]
-    places = {kind: place for place, kind in enumerate(dict.fromkeys([*kinds[0], *kinds[1]]))}
+    # Runs that differ only in their seed have one colour, which is a number; a page of no runs has one table.
+    kinds = [[without_seed(row, settings) for row in rows] for rows in (averages, table) if rows]
+    numbers = {kind: number for number, kind in enumerate(dict.fromkeys(itertools.chain(*kinds)))}
+    colours = [[numbers[kind] for kind in own] for own in kinds] or [[]]
+    names = [", ".join(f"{key}={row[key]}" for key in settings) for row in table]
+    lines = zip(names, [curve(row["directory"]) for row in table], colours[-1], strict=True)
     units = {"byte" if config.data.tokenizer == "byte" else "character" for _, config in runs}
-    different = caution(runs)
-    about = {
-        "name": printable(directory.name),
-        "caution": different,
-        "unit": " or ".join(sorted(units)) or "character",
-        "tables": columns(table),
-        "colours": [[places[kind] for kind in own] for own in kinds if own],  # number of the colour, by table and row
-        "runs": [[", ".join(f"{key}={row[key]}" for key in settings), curve(Path(row["directory"]))] for row in table],
-    }
-    write_text(directory / "report.html", page(about))
+    data = {"unit": " or ".join(sorted(units)) or "character", "colours": len(numbers), "runs": list(lines)}
+    different, tables = caution(runs), list(zip(cells(table), colours, strict=True))
+    page = render_page("sweep_page", printable(directory.name), data, caution=different, tables=tables)
+    write_text(directory / "report.html", page)
     return different
 
 
 def curve(run: Path) -> list[tuple[int, float]]:
-    """Return a list of pairs (step, validation loss in nats), one for each validation whose loss is finite."""
+    """Return pairs (step, validation loss in nats), one for each validation whose loss is finite."""
     validations = run_directory.summary_of(run).get("validations") or {}
     return [(int(step), loss) for step, loss in validations.items() if math.isfinite(loss)]
 
 
 def caution(runs: Iterable[tuple[Path, Config]]) -> str:
-    """Return a warning if runs were evaluated on different texts, otherwise ""."""
+    """Return a warning if runs, as (directory, configuration), were evaluated on different texts, otherwise ""."""
     texts = set()
     for directory, config in runs:
         data, sha256 = config.data, run_directory.summary_of(directory).get("text_sha256")
@@ -169,13 +184,12 @@ def caution(runs: Iterable[tuple[Path, Config]]) -> str:
     return different if len(texts) > 1 else ""
 
 
-def figure(number: str) -> str:
-    """Return `number`, the text in a cell of `sweep.csv`, with four decimals, or "" if the cell is empty."""
-    return f"{float(number):.4f}" if number else ""
-
-
 def table_of_runs(runs: list[Path]) -> str:
-    """Return the leaderboard of runs, which need not belong to the same sweep, as text."""
+    """Return the leaderboard of runs, which need not belong to the same sweep, as text.
+
+    Its columns are the settings that differ and on which a result depends: not the steps that `minutes=` has chosen,
+    and not what was chosen for the machine.
+    """
     configs = [read_config(run) for run in runs]
     values = [spelled(config) | ({"trainer.max_steps": ""} if config.minutes else {}) for config in configs]
     depends = {*resume_rules.settings(configs[0]), *resume_rules.PATHS, "trainer.max_steps"} - {"threads", "compile"}
@@ -183,5 +197,5 @@ def table_of_runs(runs: list[Path]) -> str:
     varied = [key for key in keys if len({own[key] for own in values if key in own}) > 1]
     rows = [{key: "" if own.get(key) in (None, "null") else own[key] for key in varied} for own in values]
     different = caution(zip(runs, configs, strict=True))
-    table = rows_of(dict(zip(map(str, runs), rows, strict=True)), {})
+    table = rows_of(dict(zip(runs, rows, strict=True)), {})
     return leaderboard(table, named=True) + (f"\n\n{different}" if different else "")

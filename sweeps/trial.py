@@ -32,7 +32,6 @@ class Trial:
 
     @property
     def directory(self) -> Path:
-        """The run directory of the trial."""
         return run_directory.RUNS / self.sweep / self.name
 
     @property
@@ -44,18 +43,18 @@ class Trial:
 
     @property
     def command(self) -> list[str]:
-        """The words of the command that starts the trial or, if the trial has begun, resumes it."""
+        """The command that starts the trial or, if the trial has begun, resumes it."""
         presets = [f"--config-dir={folder}" for folder in FOLDERS]
         return [sys.executable, str(TRAIN), *presets, *self.overrides, f"name={self.sweep}/{self.name}", "resume=auto"]
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
-    """Return the default name of a sweep: `kind` and a hash of `arguments`, the settings of the sweep in any order."""
+    """Return the default name of a sweep: `kind` and a hash of its settings, in any order."""
     return f"{kind}-{_hash(sorted(each for each in arguments if not is_launch(each.partition('=')[0])))}"
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
-    """Return a name made of a trial's varied settings, such as `model.dim=64,optim.lr=0.01`."""
+    """Return the varied settings as a name; if too long or unsafe for a file system, it is changed and has a hash."""
     parts = [f"{key}={value}" for key, value in varied.items()]
     safe = (re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts)
     name = ",".join(re.sub(r"[^\w.=+-]+", "-", part, flags=re.ASCII).strip("-.") for part in safe)
@@ -69,7 +68,7 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], name: str = "") -> Trial:
-    """Return a trial of the sweep named `sweep`."""
+    """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
     values = dict(setting.partition("=")[::2] for setting in settings)
     differing = {key: values[key] for key in varied}
     own = tuple(setting for setting in settings if not setting.startswith("workers="))
@@ -78,7 +77,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
 
 
 def start(trial: Trial, workers: int) -> subprocess.Popen:
-    """Start the process of a trial, whose output goes to `console.log`, and return the process."""
+    """Start the process of a trial with its share of the CPU cores among `workers`; it prints to console.log."""
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
     environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
     if workers > 1 and "OMP_NUM_THREADS" not in environment:
@@ -96,7 +95,10 @@ def start(trial: Trial, workers: int) -> subprocess.Popen:
 
 
 def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
-    """Return (how a trial has ended, a log line about the trial)."""
+    """Return how a trial has ended, such as `failed` or its status in summary.json, and a log line about it.
+
+    `status` is the exit status of its process, and `stopped` says whether a signal has stopped the sweep.
+    """
     console = trial.directory / "console.log"
     if status and not stopped:
         lines = console.read_text("utf-8", "replace").split("\n")

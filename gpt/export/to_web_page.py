@@ -3,14 +3,14 @@
 import base64
 import math
 from collections.abc import Sequence
-from html import escape
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from base.html import embedded, fill
+from base.html import embedded, render
 from base.progress import count
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
@@ -45,9 +45,11 @@ def write_web(
         "title": title,
         "end": meta["documents"]["end"] if meta["documents"] else "",
     }
-    page = fill(
+    page = render(
         TEMPLATE,
-        title=escape(f"{title or meta['text']} · chargpt"),
+        sorted(TEMPLATE.parent.glob("*.css")),
+        sorted(TEMPLATE.parent.glob("*.js")),
+        title=f"{title or meta['text']} · chargpt",
         unit=unit,
         Units=f"{unit}s".title(),
         model=embedded(described),

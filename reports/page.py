@@ -1,0 +1,16 @@
+"""Render the HTML pages of runs, sweeps and scored texts from the templates in assets/."""
+
+from pathlib import Path
+from typing import Any
+
+from base.html import embedded, render
+
+ASSETS = Path(__file__).with_name("assets")
+
+
+def render_page(name: str, title: str, data: Any, packed: dict[str, str] | None = None, **values: Any) -> str:
+    """Render assets/NAME.html: the template escapes `values`; the page's script reads `data`, and `packed` by id."""
+    parts = [ASSETS / part for part in ("shared", "curves", name)]
+    styles, scripts = ([part.with_suffix(suffix) for part in parts] for suffix in (".css", ".js"))
+    template = ASSETS / f"{name}.html"
+    return render(template, styles, scripts, title=title, data=embedded(data), packed=packed or {}, **values)
