@@ -50,7 +50,10 @@ Fill in the licence of the weights, which depends on that of the training text.
 
 
 def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -> str:
-    """Return the model card of the model in `file` as Markdown."""
+    """Return the Markdown model card of the model in `file`, and if `file` is in a run directory, of its run.
+
+    `hf` adds metadata for the Hugging Face Hub, and how to load the model with transformers.
+    """
     run, summary, command, split = file.resolve().parents[1], {}, "", ""
     if file.resolve().parent.name == "checkpoints" and (run / "config.yaml").exists():
         summary, config = run_directory.summary_of(run), read_config(run)
@@ -74,7 +77,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:
-    """Yield pairs (key, value), the rows of the card's table: the model's text, losses, shape and training."""
+    """Yield the rows (key, value) of the card's table; `summary` is {} if the model is not in a run directory."""
     tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
     unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("uniform_loss") is not None
     sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"

@@ -13,11 +13,10 @@ from gpt.scoring import Candidate, measure_documents
 
 ROWS = 20  # maximum documents in the printed table
 WORDS = 60  # characters shown of the beginning of a document
-HEAD = ("nats/character", "perplexity", "characters")
 
 
 def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> None:
-    """Print the documents with the highest loss per character, and write all documents as CSV if there is a file.
+    """Print the documents with the highest loss per character, and write all documents to `file` as CSV.
 
     The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
     """
@@ -46,11 +45,11 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
         return printable(" ".join(words.split()))[:WORDS]
 
     print(f"{name}: {count(len(texts), 'document')}, {count(int(characters.sum()), 'character')} with end marks")
-    print(row(*HEAD, "document"))
+    print("{:>14}{:>16}{:>13}  {}".format("nats/character", "perplexity", "characters", "document"))
     loss = nats.sum() / characters.sum()
-    print(row(*shown(loss, math.exp(min(loss, 700)), characters.sum()), "all, each from a fresh start"))
+    print(row(loss, math.exp(min(loss, 700)), characters.sum(), "all, each from a fresh start"))
     for number in order[:ROWS]:
-        print(row(*shown(losses[number], perplexities[number], characters[number]), beginning(number)))
+        print(row(losses[number], perplexities[number], characters[number], beginning(number)))
     if len(order) > ROWS:
         print(f"and {len(order) - ROWS:,} more" + ("" if file else "; --csv FILE writes all of them"))
     if file:
@@ -61,11 +60,5 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
             table.writerow([number + 1, *values, beginning(number)])
 
 
-def shown(loss: float, perplexity: float, characters: int) -> tuple[str, str, str]:
-    """Return the tuple (loss, perplexity, characters), each as text, for a row of the table."""
-    return f"{loss:.6f}", f"{perplexity:.6f}", f"{characters:,}"
-
-
-def row(loss: str, perplexity: str, characters: str, text: str) -> str:
-    """Return one line of the table of documents, with the four cells aligned in columns."""
-    return f"{loss:>14}{perplexity:>16}{characters:>13}  {text}"
+def row(loss: float, perplexity: float, characters: int, text: str) -> str:
+    return f"{loss:>14.6f}{perplexity:>16.6f}{characters:>13,}  {text}"

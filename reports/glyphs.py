@@ -11,7 +11,7 @@ SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
 def visible(character: str) -> str:
-    """Return a visible symbol for an invisible character, such as ↵ for a line break, otherwise `character` itself."""
+    """Return a visible symbol for an invisible character, such as ↵ for a line break."""
     if len(character) != 1:
         return character
     if character in SHOWN:
@@ -25,7 +25,7 @@ def visible(character: str) -> str:
 
 @cache
 def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
-    """Return an installed monospace font, `size` pixels high."""
+    """Return an installed monospace font, or else Pillow's own, which has few characters beyond ASCII."""
     for name in FONTS:
         with suppress(OSError):
             return ImageFont.truetype(name, size)

@@ -5,11 +5,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from base.errors import public
 from base.log import log
 from base.processes import command
 from base.progress import count
-from conf.differences import differences
 from conf.schema import Config
 from data.batches import num_validated
 from data.documents import Documents
@@ -19,13 +17,10 @@ from reports.tensorboard import watch
 
 # A window of memorised text costs 11 to 16 nats in all, because the model must first find out which window it is.
 MEMORISED_NATS = 25  # per window, with a margin
-LONGER = 5  # times the minutes of a run, for the command of a better model
-REPEATED = {f"data.{name}" for name in "path validation test documents field encoding tokenizer split".split()}
-REPEATED |= {"seed", "trainer.accelerator"}  # in that command
 
 
 def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
-    """Return a log line with a validation loss and how the loss was measured."""
+    """Return a log line with the validation loss of the model `which`, and how the loss was measured."""
     unit, split = text.tokenizer.unit, len(text.validation)
     part = f"all {split:,}" if score.tokens == split else f"{score.tokens:,} evenly spaced of {split:,}"
     found = f"{in_nats(score.loss)} per {unit}"
@@ -35,12 +30,11 @@ def describe_score(name: str, score: Score, text: Text, context: int, which: str
 
 
 def in_nats(loss: float) -> str:
-    """Return `loss`, given in nats, as text such as `1.2345 nats`, with the loss in bits in brackets."""
     return f"{loss:.4f} nats ({loss / math.log(2):.4f} bits)"
 
 
 def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
-    """Log what a run is about to do, before its first step: text, model, machine, validations and number of steps."""
+    """Log what a run is about to do: text, model, machine, validations, `notes` and number of steps."""
     shape = config.model
     first, *others = describe(text)
     log.info(f"text       {text.name}: {first}")
@@ -81,19 +75,18 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
 
 
 def epochs(number: float) -> str:
-    """Return a number of epochs as text: with two significant digits below 10, otherwise as a whole number."""
     return f"{number:,.0f} epochs" if number >= 10 else f"{number:.2g} epochs"
 
 
 def describe(text: Text) -> list[str]:
-    """Return log lines about a text: the number of documents, if any, and the sizes of splits and vocabulary."""
+    """Return log lines about a text: its documents, if any, and the sizes of splits and vocabulary."""
     lines = [describe_documents(text.documents)] if text.documents else []
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
     return [*lines, f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"]
 
 
 def describe_documents(documents: Documents) -> str:
-    """Return a phrase that says how many documents a text contains, such as `200 lines, 3 of them repeated`."""
+    """Return how many documents a text contains, such as `200 lines, 3 of them repeated`."""
     said = count(sum(documents.counts.values()), documents.rule.kind)
     said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
     blank = count(documents.blank, f"blank {documents.rule.kind}") if documents.rule.kind != "row" else ""
@@ -104,7 +97,7 @@ def describe_documents(documents: Documents) -> str:
 
 
 def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
-    """Log the exact validation losses of the best and the last checkpoint, each given as a pair (step, score)."""
+    """Log the validation losses of the best and the last checkpoint, each (step, score), and how to score the rest."""
     (best_step, best_score), (last_step, last_score) = best, last
     context, steps = config.model.context, config.trainer.max_steps
     log.info("")
@@ -122,14 +115,14 @@ def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], 
 
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
-    """Return a line about how long the passages are that samples share with the training text: median and maximum."""
+    """Return a line about how long the passages are that samples share with the training text."""
     most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
     shared = "the longest passage that a sample shares with the training text"
     return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
 
 
 def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:
-    """Log samples of the best model, and how much of the samples is copied from the training text."""
+    """Log samples of the best model, each [temperature, prompt, text], and how much of them is copied."""
     what = f"writes {text.documents.rule.kind}s" if text.documents else "continues two passages of the validation text"
     log.info(f"\nsample     the best checkpoint {what}, at temperature {samples[0][0]:g}")
     for number, (*_, sample) in enumerate(samples, 1):
@@ -149,7 +142,3 @@ def conclude(run: Path, config: Config, report: Path | None) -> None:
         watch(run.parent)
     if config.trainer.profiler:
         log.info(f"profile    {run / 'trace.json'}")
-    if config.minutes is not None:
-        text = [f"{key}={value}" for key, value, _ in differences(config) if key in REPEATED]
-        more = command("python", "train.py", f"minutes={round(LONGER * config.minutes, 1):g}", *map(public, text))
-        log.info(f"better     {more}: {LONGER} times the training, and a larger model if that helps")

@@ -24,7 +24,10 @@ ORANGES = ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"]
 
 
 def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
-    """Yield pairs (TensorBoard tag, picture): the attention of each head in `heads`, and at the end the surprisal."""
+    """Yield pairs (TensorBoard tag, picture) for a passage of validation text: attention of heads, then surprisal.
+
+    `heads` contains pairs (layer, head); if it is empty, `NUM_HEADS` evenly spaced heads are chosen.
+    """
     begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
     passage = text.validation[begin : begin + NUM_TOKENS].astype("int64")
     attended = torch.from_numpy(passage[: min(ATTENDED, context)]).to(model.embedding.weight.device)
@@ -43,13 +46,13 @@ def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> It
 
 
 def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
-    """Return up to `most` pairs (layer, head), evenly spaced among all heads of a model."""
+    """Return up to `most` pairs (layer, head), evenly spaced among all heads; each layer has `heads`."""
     chosen = np.linspace(0, layers * heads - 1, min(most, layers * heads))
     return [divmod(round(index), heads) for index in chosen.tolist()]
 
 
 def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Image.Image:
-    """Return a plot of a head's attention weights, (T, T): queries from top to bottom, keys from left to right."""
+    """Return a plot of attention weights, (T, T): queries from top to bottom, keys from left to right."""
     left, top, side = 84, 94, 600  # pixels
     image, draw = canvas(784, title)
     # The colour scale is a square root: most weights are small and would look like 0 on a linear scale.
@@ -66,7 +69,7 @@ def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Ima
 
 
 def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Image.Image:
-    """Return a picture of a text in which the colour behind each character shows the character's surprisal."""
+    """Return a picture of a text in which the colour behind each character shows its surprisal."""
     cells, line, column = [], 0, 0
     for character in characters:
         line, column = (line + 1, 0) if column == COLUMNS else (line, column)
@@ -89,14 +92,13 @@ def surprisal(step: int, characters: Sequence[str], nats: Sequence[float]) -> Im
 
 
 def colours(values: np.ndarray, stops: list[str]) -> np.ndarray:
-    """Map values in [0, 1] to RGB colours: (...) -> (..., 3) uint8."""
+    """Map values in [0, 1] to RGB colours between evenly spaced `stops`: (...) -> (..., 3) uint8."""
     at = np.linspace(0, 1, len(stops))
     channels = np.array([[int(stop[i : i + 2], 16) for stop in stops] for i in (1, 3, 5)])  # (3, stops)
     return np.stack([np.interp(values, at, channel) for channel in channels], -1).round().astype(np.uint8)
 
 
 def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
-    """Return (image, draw): a white image, `WIDTH` pixels wide, with a title, and the Pillow object to draw on it."""
     image = Image.new("RGB", (WIDTH, height), "white")
     draw = ImageDraw.Draw(image)
     draw.text((18, 30), title, INK, ImageFont.load_default(28), "lm")
@@ -104,7 +106,7 @@ def canvas(height: int, title: str) -> tuple[Image.Image, ImageDraw.ImageDraw]:
 
 
 def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mapping[str, float], name: str) -> None:
-    """Add a horizontal colour bar to a picture."""
+    """Add a horizontal colour bar; `ticks` are positions from 0 to 1 by label."""
     left, width, draw, small = 50, 504, ImageDraw.Draw(image), ImageFont.load_default(22)
     image.paste(Image.fromarray(np.tile(colours(np.linspace(0, 1, width), stops), (16, 1, 1))), (left, top))
     for tick, at in ticks.items():
@@ -115,6 +117,6 @@ def add_colour_bar(image: Image.Image, top: int, stops: list[str], ticks: Mappin
 
 
 def write(draw: ImageDraw.ImageDraw, x: float, y: float, character: str, size: float, ink: str = INK) -> None:
-    """Write a character centred at (x, y), in pixels."""
+    """Write a character centred at (x, y); one that the font lacks is written as its code point, smaller."""
     shown = label(character)
     draw.text((x, y), shown, ink, font(size if len(shown) < 2 else 1.4 * size / len(shown)), "mm")

@@ -10,7 +10,7 @@ from base.jobs import run_directory, run_lock
 
 
 def run_list() -> str:
-    """Return a table of all runs as text, sorted by when they began, so that the newest run is in the last line."""
+    """Return a table of all runs as text, the newest last."""
     runs = run_directory.newest_first("summary.json")[::-1]
     rows = [("name", "status", "steps", "loss", "text"), *map(_row, runs)]
     return aligned(rows) if runs else f"no run in {run_directory.RUNS}/ yet"

@@ -38,22 +38,20 @@ def page(
     int64.
     """
     passage, unit = passage[: MAX_PASSAGE + 1], tokenizer.unit
-    data = (
-        {key: about[key] for key in ("written", "copied", "differences", "command", "config")}
-        | {
-            "baselines": baselines(summary),
-            "curves": {
-                "losses": record.losses,  # [step, nats]
-                "validations": [[step, loss] for step, loss, _ in record.validations],
-                "best": summary["best_step"],
-                "unit": unit,
-            },
-            "samples": record.samples,
-            "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
-            "passage": surprise(model, passage, tokenizer),
-        }
-    )
-    shown = {key: about[key] for key in ("name", "text", "notes", "verdict")}
+    data = {
+        **{key: about[key] for key in ("written", "copied", "differences", "command", "config")},
+        "baselines": baselines(summary),
+        "curves": {
+            "losses": record.losses,  # [step, nats]
+            "validations": [[step, loss] for step, loss, _ in record.validations],
+            "best": summary["best_step"],
+            "unit": unit,
+        },
+        "samples": record.samples,
+        "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
+        "passage": surprise(model, passage, tokenizer),
+    }
+    shown = {key: about[key] for key in ("text", "notes", "verdict")}
     shown |= {"figures": figures(summary, model.config, unit), "measured": evaluation_note(summary, unit)}
     return render_page("run_page", about["name"], data, **shown, unit=unit, made=origin(summary))
 

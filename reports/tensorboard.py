@@ -14,7 +14,6 @@ ROW_SUFFIX = ".hparams"  # of the event file with the row of HPARAMS, which is r
 
 
 def watch(folder: Path) -> None:
-    """Log how to watch the runs in a folder: the command that starts TensorBoard, and the address of its page."""
     log.info(f"watch      {command('tensorboard', '--logdir', folder.resolve())}")
     log.info("           http://localhost:6006/#custom_scalars&_smoothingWeight=0 (or the port that it prints)")
 
@@ -24,7 +23,10 @@ def _chart(*tags: str) -> list[Any]:
 
 
 def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
-    """Return the charts of TensorBoard's page CUSTOM SCALARS: {group: {title: chart}}."""
+    """Return the charts of TensorBoard's page CUSTOM SCALARS, {group: {title: chart}}.
+
+    `peak_is_known` adds a chart of the share of the GPU's peak FLOP/s.
+    """
     share_of_peak = {"share of peak (MFU)": _chart("perf/mfu")} if peak_is_known else {}
     return {
         "Does it learn?": {
@@ -66,14 +68,11 @@ def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mappin
 
 
 def as_markdown(samples: list[tuple[str, str]]) -> str:
-    """Format `samples`, pairs (prompt, text), as Markdown in which TensorBoard shows every character literally.
-
-    All characters except ASCII letters and digits become numeric entities, which Markdown and HTML do not interpret.
-    Invisible characters, except line breaks, spaces and tabs, are replaced by visible symbols.
-    """
+    """Format `samples`, pairs (prompt, text), as Markdown in which TensorBoard shows every character literally."""
 
     def block(text: str) -> str:
         symbols = "".join(c if c in "\n\t " else visible(c) for c in text)
+        # Markdown and HTML do not interpret numeric entities.
         coded = (c if c.isascii() and c.isalnum() else f"&#{ord(c)};" for c in symbols)
         return f"<pre><code>{''.join(coded)}</code></pre>"
 

@@ -13,7 +13,7 @@ HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
 def describe_baselines(summary: Mapping[str, Any], unit: str) -> str:
-    """Return a line that compares the best model's loss with the baselines: uniform, and an n-gram model."""
+    """Return a line that compares the best model's loss with a uniform distribution and an n-gram model."""
     parts = [f"uniform {summary['uniform_loss']:.2f}"]
     if summary["ngram_loss"] is None:
         parts.append("n-grams left out because the text is too long")
@@ -23,7 +23,10 @@ def describe_baselines(summary: Mapping[str, Any], unit: str) -> str:
 
 
 def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[float]], enough: int) -> list[str]:
-    """Return a list of sentences, one for each problem of a finished run, which say what is wrong and what helps."""
+    """Return a sentence for each problem of a finished run: it memorised its text, or n-grams predict better.
+
+    `losses` are pairs [step, nats] of training, and after `enough` steps a model should have learned something.
+    """
     best, last, ngram, step = (summary[key] for key in ("val_loss", "last_val_loss", "ngram_loss", "best_step"))
     said = []
     if losses and losses[-1][1] < FAR_BELOW * best and last > RISEN * best and summary["epochs"] > READ_OFTEN:
@@ -38,10 +41,6 @@ def verdict(run: Path, summary: Mapping[str, Any], losses: Sequence[Sequence[flo
 
 
 def has_learned_nothing(summary: Mapping[str, Any], enough: int) -> bool:
-    """Return whether a run's best model is no better than a uniform distribution after `enough` steps, or far worse.
-
-    The uniform distribution gives all tokens the same probability. Far worse means a loss that is over 1 nat higher,
-    after any number of steps. `summary` is the content of summary.json.
-    """
+    """Return whether the best model is no better than uniform after `enough` steps, or over 1 nat worse after any."""
     excess = summary["val_loss"] - summary["uniform_loss"]
     return excess >= 0 and summary["steps"] >= enough or excess > 1

@@ -51,6 +51,7 @@ def report(text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file
         "name": "x</script><b>&{{data}}", "text": f"{TEXT}: 12 train", "verdict": ["Counting is better"],
         "notes": ["2 of 3 files are <copies>"],
         "written": [[0.9, "Once\n", TEXT], [0.9, "", TEXT[::-1]]],
+        "copied": None,
         "differences": [("data.path", TEXT, "null"), ("compile", "true", "auto")],
         "command": f"python train.py 'data.path={TEXT}'", "config": f"data:\n  path: {TEXT}",
     }  # fmt: skip
@@ -74,7 +75,8 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
         lines = [json.loads(line) for line in ended.out.splitlines()]
         data = report(text=TEXT[:length], tokenizer=tokenizer, model=model)
         passage = data["passage"]
-        assert data["measured"].endswith(f" of 24 {tokenizer.unit}s. The last checkpoint has a loss of 1.3000 nats.")
+        measured = f" of 24 {tokenizer.unit}s. The last checkpoint has a loss of 1.3000 nats.</span>"
+        assert measured in Path("report.html").read_text("utf-8")
         assert passage["letters"] == TEXT[:length]
         for line, thousandths, likely in zip(lines, passage["nats"], passage["likely"], strict=True):
             assert thousandths == pytest.approx(1000 * line["nats"], abs=0.6)
@@ -117,19 +119,20 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
 
 def test_a_finished_run_is_reported(trained: Path) -> None:
     run, said = Path("runs/first"), summary("first")
-    data = data_of((run / "report.html").read_text("utf-8"))
+    data = data_of(made := (run / "report.html").read_text("utf-8"))
     bits, best = f"({said['val_bpc']:.4f} bits)", f"best checkpoint, step {said['best_step']}"
-    assert data["figures"][0][1:] == [f"{said['val_loss']:.4f}", "nats per character", bits, best]
+    loss = f"{said['val_loss']:.4f}<small>nats per character</small></dd><dd>{bits}</dd><dd>{best}</dd>"
+    assert loss in made and '<h1 id="name">first</h1>' in made and "<dd>30 steps</dd>" in made
     config = (run / "config.yaml").read_text("utf-8")
     assert data["differences"] == [list(each) for each in differences(read_config(run))]
-    assert (data["name"], data["config"]) == ("first", config) and "data.path=book.txt" in data["command"]
+    assert data["config"] == config and "data.path=book.txt" in data["command"]
     book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")
     passage, (_, prompt, text) = data["passage"]["letters"], data["written"][1]
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
     assert prompt in book and len(text) == 250 and text.strip("\n") in log
     assert "report     runs/first/report.html" in log
     callbacks = last("first")["callbacks"]
-    assert data["samples"] == callbacks["Watch"]["history"]["entries"] and "30 steps" in data["figures"][1][4]
+    assert data["samples"] == callbacks["Watch"]["history"]["entries"]
     for name, entries in callbacks["Metrics"]["history"].items():
         assert data["curves"][name] == [entry[:2] for entry in entries["entries"]], name
 
