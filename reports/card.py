@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from jinja2 import Template
+
 from base.errors import printable
 from base.jobs import run_directory
 from base.progress import clock, count
@@ -24,29 +26,7 @@ from reports.run_page import origin
 from reports.verdict import describe_baselines
 
 PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings of which the card shows only the last path component
-HEAD = "---\nlibrary_name: transformers\npipeline_tag: text-generation\n# license: to fill in, such as mit\n---\n\n"
-USE = """## Use
-
-```python
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-model = AutoModelForCausalLM.from_pretrained("FOLDER", trust_remote_code=True)
-tokenizer = AutoTokenizer.from_pretrained("FOLDER", trust_remote_code=True)
-tokens = tokenizer("The ", return_tensors="pt")
-print(tokenizer.decode(model.generate(**tokens, max_new_tokens=200, do_sample=True, temperature=HEAT)[0]))
-```
-
-"""
-END = """## What it is not for
-
-It continues text in the style of its training text. It does not know facts or follow instructions, and its output is
-not filtered: the text can be false or offensive, and can repeat passages of the training text. Do not use it for
-advice, for decisions about people, or for text that readers would believe to be true or written by a person.
-
-## Licence
-
-Fill in the licence of the weights, which depends on that of the training text.
-"""
+TEMPLATE = Path(__file__).with_name("assets") / "card.md"
 
 
 def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -> str:
@@ -59,21 +39,24 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
         summary, config = run_directory.summary_of(run), read_config(run)
         pairs = (each.partition("=") for each in overrides(config))
         settings = [f"{key}={without_folders(value) if key in PRIVATE else value}" for key, _, value in pairs]
-        command = f"## Trained by\n\n{fenced(shlex.join(['python', 'train.py', *settings]))}\n\n"
+        command = fenced(shlex.join(["python", "train.py", *settings]))
         shares = ", ".join(f"{share:g}" for share in config.data.split)
         split = f"; split {shares} into training, validation and test"
         if config.data.validation is not None:
             split = "; validation and test are files of their own"
-    table = "".join(f"| {key} | {escape(value)} |\n" for key, value in rows(model, meta, summary, split))
     tokenizer = tokenizer_from(meta["vocabulary"])
     end = meta["documents"]["end"] if meta["documents"] else ""
     begin = tokenizer.encode(beginning(tokenizer, end))
     written = tokenizer.decode(generate(model, begin, 400, temperature=TEMPERATURE, seed=0)[len(begin) :].numpy())
-    sample = readable(complete_documents(written, end), end).strip("\n")
-    name = escape(run_directory.name_of(run) if command else file.stem)
-    title = f"# {name}\n\nA GPT that reads and writes single {tokenizer.unit}s, trained with chargpt.\n\n"
-    body = f"| | |\n|---|---|\n{table}\n{command}## A sample, at temperature {TEMPERATURE:g}\n\n{fenced(sample)}\n\n"
-    return f"{HEAD if hf else ''}{title}{body}{USE.replace('HEAT', f'{TEMPERATURE:g}') if hf else ''}{END}"
+    return Template(TEMPLATE.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True).render(
+        hf=hf,
+        name=escape(run_directory.name_of(run) if command else file.stem),
+        unit=tokenizer.unit,
+        rows=[(key, escape(value)) for key, value in rows(model, meta, summary, split)],
+        command=command,
+        temperature=f"{TEMPERATURE:g}",
+        sample=fenced(readable(complete_documents(written, end), end).strip("\n")),
+    )
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:

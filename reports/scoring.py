@@ -36,7 +36,7 @@ def print_scores(
     options: argparse.Namespace,
     out_file: TextIO | None,
 ) -> None:
-    """Score the text, print the table, and write the page (`--html`) or CSV (`--csv`) to `out_file`."""
+    """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`)."""
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
     labels = ["A  ", "B  "] if options.compare else [""]
@@ -118,7 +118,7 @@ def score_in_detail(
 
 
 def save_test_score(model: Path, score: Score) -> Path | None:
-    """Store the test loss `score` in the run's summary.json if `model` is the path of the run's best model."""
+    """Store the test loss in summary.json if `model` is the best model of a run, and return that file's path."""
     run = run_of(model)
     summary = run_directory.summary_of(run)
     if model.name != run_directory.model_of(run, "best").name or not summary:
@@ -131,7 +131,6 @@ def save_test_score(model: Path, score: Score) -> Path | None:
 def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
-    """Return a `Candidate` for each model: the model on its device, and the text as encoded for the model."""
     candidates = []
     for path, (config, weights, meta), encoded in zip(checkpoints, loaded, text.encoded, strict=True):
         model, tokenizer = build(config, weights), tokenizer_from(meta["vocabulary"])
@@ -152,7 +151,7 @@ def candidates_of(
 
 
 def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
-    """Return how windows cover the text, such as `strided windows of 256, stride 128`."""
+    """Return how windows cover the text; the page also says how much the model reads before each character."""
     context, stride = candidate.model.config.context, candidate.stride
     words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
     why = {
@@ -163,7 +162,7 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
 
 
 def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:
-    """Yield the JSON lines of `--per-char`, one line for each character of `text`."""
+    """Yield a JSON line for each character of `text`, which begins at position `first` of the whole text."""
     values = zip(*map(json_surprisals, found, names), strict=True)
     for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
         line = {"position": position, "character": letter} | own
@@ -173,29 +172,27 @@ def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list
 
 
 def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
-    """Yield for each character its surprisal, `nats`, and the probabilities of `likely` tokens."""
     for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
         best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
         yield {"nats": round(nats, 9), "likely": best}
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
-    """Return a score as texts: nats per character, perplexity, bits per character and per byte."""
+    """Return nats per character, perplexity, bits per character and bits per byte as text."""
     return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), perplexity(score), score.bpc, score.bpb)]
 
 
 def perplexity(score: Score) -> float:
-    """Return the perplexity per character: e to the power of the loss in nats per character."""
+    """Return e to the power of the loss in nats per character."""
     nats = score.bpc * math.log(2)
     return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
-    """Return score `b` minus score `a` as a list of texts with signs, one for each number that `figures` returns."""
+    """Return score `b` minus score `a`, number by number as in `figures`, with signs."""
     nats, more = (b.bpc - a.bpc) * math.log(2), perplexity(b) - perplexity(a)
     return [f"{value:+.{digits}f}" for value in (nats, more, b.bpc - a.bpc, b.bpb - a.bpb)]
 
 
 def row(name: str, cells: list[str]) -> str:
-    """Return one line of the table: `name` and `cells`, aligned in columns."""
     return f"{name:<42}" + "".join(f"{cell:>16}" for cell in cells)

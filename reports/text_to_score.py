@@ -29,10 +29,10 @@ MAX_PAGE = 10_000_000  # maximum characters in an HTML page
 class EncodedText(NamedTuple):
     """A text, encoded for each model."""
 
-    encoded: list[bytes | bytearray]  # for each model, the tokens as bytes, in the `dtype` of the model's tokenizer
-    characters: int  # number of characters of the text, or 0 if all models are byte models
-    size: int  # number of bytes of the file, or 0 if characters were skipped or replaced
-    sha256: str  # hash of the file, or "" if the text is not a file
+    encoded: list[bytes | bytearray]  # for each model, the tokens in the `dtype` of its tokenizer
+    characters: int  # 0 if all models are byte models
+    size: int  # bytes of the file, or 0 if characters were skipped or replaced
+    sha256: str  # of the file, or "" if the text is not a file
 
 
 def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
@@ -58,7 +58,7 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
-    """Return a name for the scored text: the name of its file, `standard input`, or `validation split of RUN`."""
+    """Return a name for the scored text; pages, which may be sent to others, leave out its folders (`path`)."""
     name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
     if options.split:
         return f"{options.split} split of {name}"
@@ -66,7 +66,7 @@ def display_name(options: argparse.Namespace, path: bool = True) -> str:
 
 
 def split_of_run(model: Path, split: str) -> bytes:
-    """Return the `validation` or `test` split of the text that a model was trained on, as bytes."""
+    """Return a split of the text that a model was trained on: UTF-8 or, for a byte model, its unchanged bytes."""
     if not model.with_name("last.ckpt").is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
     try:
@@ -81,12 +81,11 @@ def split_of_run(model: Path, split: str) -> bytes:
 
 
 def run_of(model: Path) -> Path:
-    """Return the run directory RUN of a model file whose path is RUN/checkpoints/best.safetensors, for example."""
     return model.resolve().parent.parent
 
 
 def rule_of(loaded: list[Model]) -> Rule | None:
-    """Return the rule by which the models' training texts were divided into documents."""
+    """Return the rule by which the models' training texts were divided into documents, if they share one."""
     first, *others = (model.meta["documents"] for model in loaded)
     return Rule(**first) if first is not None and all(other == first for other in others) else None
 
@@ -94,7 +93,7 @@ def rule_of(loaded: list[Model]) -> Rule | None:
 def open_source(
     checkpoints: list[Path], options: argparse.Namespace
 ) -> tuple[AbstractContextManager[IO[bytes]], int, str, str]:
-    """Open the text that the options of score.py name: a file, standard input, or a split of a run."""
+    """Open a file, standard input, or a split of a run; return (file, size or 0, name, SHA-256 or "")."""
     if options.split:
         split = split_of_run(checkpoints[0], options.split)
         return io.BytesIO(split), len(split), "", ""
@@ -113,10 +112,9 @@ def open_source(
 
 
 def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:
-    """Return a text as a model trained on documents reads it: a file in memory with an end mark after each document.
+    """Return a text as a model trained on documents reads it: an end mark after each document, nothing between them.
 
-    Separators between documents and the syntax of tables are left out. A text of lines or paragraphs is not changed,
-    because it contains the end marks already.
+    A text of lines or paragraphs contains the end marks already.
     """
     if rule.kind in WHITESPACE:
         return file
@@ -131,16 +129,10 @@ def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options
 def encode_text(
     file: IO[bytes], tokenizers: list[Tokenizer], options: argparse.Namespace, progress: Any
 ) -> tuple[list[bytes | bytearray], int, int]:
-    """Encode a text for each tokenizer, chunk by chunk, so that only the tokens are in memory.
+    """Encode a text for each tokenizer, chunk by chunk; return the first three fields of `EncodedText`.
 
-    As in training, a byte model reads the bytes unchanged, and for a character model a byte order mark is dropped and
-    line ends become LF. But all models read the text as the character models do if `--per-char` or `--html` compares
-    models by character, or if `--unknown` skips or replaces a character that a tokenizer lacks. `progress` is updated
-    with the number of bytes read.
-
-    Returns (tokens for each tokenizer, characters that a character model reads or 0, size of the file in bytes or 0 if
-    characters were skipped or replaced). Raises InputError if a vocabulary lacks a character, or if `--encoding` is set
-    and all models are byte models.
+    A byte model reads the bytes unchanged, as in training. But all models read the text of the character models if
+    `--per-char` or `--html` compares by character, or if `--unknown` skips or replaces a character.
     """
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
@@ -191,7 +183,6 @@ def encode_text(
 
 
 def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
-    """Read a file as a whole, update `progress` with the number of bytes read, and return the content."""
     raw = bytearray()
     while chunk := file.read(CHUNK):
         progress.update(len(chunk))
@@ -200,7 +191,7 @@ def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
 
 
 def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
-    """Return `text` with only those characters that all tokenizers know."""
+    """Drop each character that a tokenizer lacks; `unknown="replace"` uses the nearest known one if there is one."""
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
             text = tokenizer.adapt(text, replace=replace)
@@ -208,13 +199,13 @@ def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
 
 
 def changed_characters(text: str, tokenizers: list[Tokenizer], unknown: str) -> Counter[tuple[str, str]]:
-    """Count the characters of `text` that `adapt_for_all` changes, by pairs (character, replacement)."""
+    """Count the characters that `adapt_for_all` changes, by pairs (character, replacement or "")."""
     forms = {letter: adapt_for_all(letter, tokenizers, unknown) for letter in set(text)}
     return Counter((letter, forms[letter]) for letter in text if forms[letter] != letter)
 
 
 def whole_words(text: Iterable[str]) -> Iterator[str]:
-    """Yield `text` in new chunks, each of which ends after a space or a line break if possible."""
+    """Yield `text` in chunks that end after a space or a line break, so that accents stay with their letters."""
     left = ""
     for piece in text:
         piece = left + piece
