@@ -30,7 +30,7 @@ def busy() -> Iterator[None]:
 
 
 def measure(speed: Callable[[int], float], seed: int) -> tuple[float, float, float]:
-    """Return (speed alone, share beside a busy process, share of each of two at once)."""
+    """Return (speed alone, share of it beside a busy process, mean share of two trainings at once)."""
     alone = speed(seed)
     with busy():
         beside = speed(seed)

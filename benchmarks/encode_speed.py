@@ -28,7 +28,7 @@ UNIT = 1 if sys.platform == "darwin" else 1024  # bytes of ru_maxrss
 
 
 def write_text(path: Path, size: int, kind: str) -> None:
-    """Write random words into the file `path`, `size` bytes or a little more."""
+    """Write at least `size` bytes of random words; those of `mixed` have letters beyond ASCII."""
     words = [*WORDS, "naïve", "“quoted”", "слово", "語"] if kind == "mixed" else WORDS
     picks = np.random.default_rng(0).integers(len(words), size=(20_000, 12))
     block = "".join(" ".join(words[pick] for pick in line) + "\n" for line in picks).encode()
@@ -38,7 +38,7 @@ def write_text(path: Path, size: int, kind: str) -> None:
 
 
 def measure(path: Path, cache: Path) -> tuple[float, float, int]:
-    """Open the text twice, and return (seconds of the first time, seconds of the second time, peak memory in bytes)."""
+    """Open the text twice, then from the cache, and return the seconds of each and the peak memory in bytes."""
     config = DataConfig(path=str(path), cache_dir=str(cache))
     seconds = []
     for _ in range(2):

@@ -24,7 +24,7 @@ OURS = {"its model and AdamW": "experiment=nanogpt_gpu", "default recipe": "expe
 
 
 def time_to_loss(settings: list[str], seed: int) -> list[tuple[float, float, float]]:
-    """Train with a cold and then a warm compile cache, and return a tuple for each of the two trainings."""
+    """Train with a cold, then a warm compile cache; return (process s, training s, validation loss) of each."""
     results = []
     with tempfile.TemporaryDirectory() as cache:
         for _ in ("cold", "warm"):

@@ -31,7 +31,7 @@ QUICK = (
 def make_parser(
     doc: str, rounds: int = 3, text: str = "text file, such as tiny Shakespeare"
 ) -> argparse.ArgumentParser:
-    """Return a parser with the options `--rounds` and `--quick` and a text file as its argument."""
+    """Return a parser with `--rounds`, `--quick` and, unless `text` is empty, a text file as its argument."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     if text:
         parser.add_argument("text", type=os.path.abspath, help=text)
@@ -51,7 +51,10 @@ def print_machine() -> None:
 
 
 def run(command: Sequence[str | Path], folder: str | Path = ".", **environment: str) -> tuple[float, str]:
-    """Run Python with the arguments `command`, and return (seconds of the whole process, its standard output)."""
+    """Run Python with the arguments `command`, and return (seconds of the whole process, its standard output).
+
+    OpenMP's environment variables of the shell are not passed on, because they would override what a command sets.
+    """
     kept = {key: value for key, value in os.environ.items() if not key.startswith(("GOMP_", "OMP_"))}
     begun = time.perf_counter()
     ended = subprocess.run(
@@ -71,7 +74,7 @@ def train(*settings: str, root: Path = ROOT, **environment: str) -> tuple[float,
 
 
 def of_text(text: str, *settings: str, steps: int | None = None, quick: bool = False) -> list[str]:
-    """Return settings that train on the first 90 % of a text, for `steps` steps with one validation after the last."""
+    """Return settings that train on the first 90 % of a text, with one validation after the last step."""
     of_steps = [] if steps is None else [f"trainer.max_steps={steps}", f"trainer.val_check_interval={steps}"]
     return [f"data.path={text}", "data.split=[0.9,0.1,0.0]", *of_steps, *settings, *(QUICK if quick else [])]
 
@@ -82,7 +85,7 @@ def our_speed(settings: Sequence[str], seed: int, root: Path = ROOT) -> float:
 
 
 def plain(text: str, *options: str, steps: int, seed: int) -> tuple[float, dict[str, float]]:
-    """Train with plain_loop.py, and return (seconds of the process, result)."""
+    """Train with plain_loop.py, and return (seconds of the process, {characters_per_second, loss})."""
     command = [ROOT / "benchmarks/plain_loop.py", text, *options, "--steps", str(steps), "--seed", str(seed)]
     seconds, printed = run(command)
     return seconds, json.loads(printed.splitlines()[-1])
@@ -101,7 +104,10 @@ def at_once(works: Iterable[Callable[[], T]]) -> list[T]:
 
 
 def in_turn(rounds: int, systems: Mapping[str, Callable[[int], T]]) -> dict[str, list[T]]:
-    """Call each system once per round, with the number of the round, from 1, as its seed, and return all results."""
+    """Call each system once per round, with the number of the round, from 1, as its seed; return all results by name.
+
+    Even rounds call the systems in reverse order, so that none always runs first.
+    """
     seen: dict[str, list[T]] = {name: [] for name in systems}
     for number in range(1, rounds + 1):
         for name in list(systems)[:: 1 if number % 2 else -1]:

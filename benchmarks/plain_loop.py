@@ -89,7 +89,7 @@ class Model(nn.Module):
 
 
 def prepare(path: str, folder: str | Path) -> int:
-    """Write the first 90 % of a text as train.bin and the last 10 % as val.bin, and return the vocabulary size V."""
+    """Write the first 90 % of a text as train.bin and the rest as val.bin, uint16, and return the vocabulary size."""
     text = Path(path).read_text("utf-8")
     index = {character: i for i, character in enumerate(sorted(set(text)))}
     tokens = np.array([index[character] for character in text], dtype=np.uint16)
@@ -158,7 +158,7 @@ def make_optimizer(model: Model, device: str) -> torch.optim.AdamW:
 
 
 def train(options: argparse.Namespace) -> dict[str, float | None]:
-    """Train as the options say, and return the speed and the loss."""
+    """Train, and return the speed of the median step and the exact validation loss in nats (None with `--speed`)."""
     shape, device, steps, evaluate = SHAPES[options.shape], options.device, options.steps, not options.speed
     torch.manual_seed(options.seed)
     training, validation = load(options.text)

@@ -32,7 +32,10 @@ VARIANTS = {
 
 
 def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[float | None]:
-    """Train, and return the losses in nats that score.py prints for the validation split."""
+    """Train, and return score.py's losses in windows of 1, 2 and 4 times `context`, and as sample.py reads.
+
+    With a `learned` table of positions, the losses beyond the training context are None.
+    """
     longer = (2 * context, 4 * context)
     options = ["--window disjoint", *(f"--window disjoint --context {T}" for T in longer), "--window sample"]
     found: list[float | None] = []
@@ -58,7 +61,7 @@ def seconds(model: GPT, batch: int, _: int) -> float:
 
 
 def print_speed(rounds: int, config: ModelConfig, batch: int) -> None:
-    """Time all position encodings and attention windows, and print a table."""
+    """Time all position encodings and windows at the context of `config` and at four times that, and print a table."""
     torch.manual_seed(0)
     rows = []
     for context, windows in ((config.context, batch), (4 * config.context, max(1, batch // 4))):

@@ -70,7 +70,7 @@ BASES = {"whole, 64 texts": "decode, 64 texts, uncached"}
 
 
 def decode(options: list[str], name: str, _: int) -> float:
-    """Measure the row `name` of the table in a process of its own, and return its characters per second."""
+    """Measure a row of the table in a process of its own, and return its characters per second."""
     return float(run([__file__, *options, "--only", name])[1].split()[-1])
 
 

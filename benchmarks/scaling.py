@@ -31,17 +31,15 @@ ROWS = {
 
 
 def amount(size: float) -> str:
-    """Return a number of bytes as text, in GB or MB."""
     return f"{size / 1e9:,.1f} GB" if size >= 1e9 else f"{size / 1e6:,.1f} MB"
 
 
 def duration(seconds: float) -> str:
-    """Return a number of seconds as text, in s or ms."""
     return f"{seconds:,.1f} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def print_communication() -> None:
-    """Print how many bytes each device sends per step, and how long that takes at least, by model size."""
+    """Print how many bytes each of many devices sends per step, by model size, and the least time that takes."""
     import torch
 
     from gpt import GPT, ModelConfig

@@ -55,7 +55,7 @@ def peak(sizes: Sequence[int], _: int) -> float:
 
 
 def nanogpt_speed(text: str, checkout: Path, steps: int, _: int) -> float:
-    """Train with nanoGPT's own train.py on the same text, and return the characters per second of the median step."""
+    """Train with nanoGPT's own train.py, without its evaluations, and return the median characters per second."""
     folder = checkout / "data" / "shakespeare_char"
     (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": prepare(text, folder)}))
     options = {

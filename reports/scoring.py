@@ -179,19 +179,18 @@ def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, A
 
 def figures(score: Score, digits: int = 6) -> list[str]:
     """Return nats per character, perplexity, bits per character and bits per byte as text."""
-    return [f"{value:.{digits}f}" for value in (score.bpc * math.log(2), perplexity(score), score.bpc, score.bpb)]
-
-
-def perplexity(score: Score) -> float:
-    """Return e to the power of the loss in nats per character."""
-    nats = score.bpc * math.log(2)
-    return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
+    return [f"{value:.{digits}f}" for value in numbers(score)]
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
     """Return score `b` minus score `a`, number by number as in `figures`, with signs."""
-    nats, more = (b.bpc - a.bpc) * math.log(2), perplexity(b) - perplexity(a)
-    return [f"{value:+.{digits}f}" for value in (nats, more, b.bpc - a.bpc, b.bpb - a.bpb)]
+    return [f"{more - less:+.{digits}f}" for less, more in zip(numbers(a), numbers(b), strict=True)]
+
+
+def numbers(score: Score) -> tuple[float, float, float, float]:
+    nats = score.bpc * math.log(2)
+    perplexity = math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
+    return nats, perplexity, score.bpc, score.bpb
 
 
 def row(name: str, cells: list[str]) -> str:

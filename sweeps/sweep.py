@@ -8,6 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from base.errors import InputError, printable
 from base.jobs import run_directory, run_lock, slurm
@@ -26,12 +27,15 @@ from sweeps.trial import Trial, ending, make_trial, start, sweep_name
 from training.launch import rows_per_device
 
 
-@dataclass(frozen=True)
-class Candidate:
+class Candidate(NamedTuple):
     """One combination of settings that a sweep will run, and the configuration that results from the settings."""
 
     settings: list[Setting]
     config: Config
+
+
+def candidates(command: Command) -> list[Candidate]:
+    return [Candidate(settings, compose(settings, command.literals)) for settings in command.runs()]
 
 
 def varied_keys(command: Command) -> list[str]:
@@ -213,16 +217,15 @@ def show_results(results: list[Row], table: Path) -> None:
 
 def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line."""
-    literals, fixed = command.literals, literal_settings(command.literals)
-    runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
-    return "\n".join(shlex.join([*(each.text for each in run.settings), *fixed]) for run in runs)
+    fixed = literal_settings(command.literals)
+    return "\n".join(shlex.join([*(each.text for each in run.settings), *fixed]) for run in candidates(command))
 
 
 def begin_sweep(command: Command) -> int:
     """Check all trials of the sweep that `command` describes, then run it and return its exit status."""
     literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
     overrides += [each.text for values in command.swept.values() for each in values]
-    runs = [Candidate(settings, compose(settings, literals)) for settings in command.runs()]
+    runs = candidates(command)
     varied, fixed = varied_keys(command), literal_settings(literals)
     name = literals.get("name") or sweep_name([*overrides, *fixed])
     directory = check_sweep(name, varied, literals)
@@ -235,6 +238,4 @@ def begin_sweep(command: Command) -> int:
     check_same_texts(directory, check_inputs(runs, literals))
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
-    if len(runs) == 1:
-        log.info("-m         no key has several values, such as seed=1,2, so this sweep is one run")
     return run_sweep(sweep, runs[0].config.workers)

@@ -253,8 +253,7 @@ def test_where_the_seed_varies_the_table_has_means(
     one_line(train("--runs", "ab-*", defaults=False), 2, "--runs ab-*: no run in runs/ matches this name")
     assert "\nrun " in table.out and "\nabl/optim.lr=0.001,seed=1 " in table.out
     ended = train("-m", "optim.lr=1e-3", "seed=7", "trainer.max_steps=2", "logger=none", "name=abl", "callbacks=[]")
-    said = "-m         no key has several values, such as seed=1,2, so this sweep is one run\n"
-    assert ended.out.startswith(f"{said}sweep      runs/abl: 1 trial;"), ended
+    assert ended.out.startswith("sweep      runs/abl: 1 trial;"), ended
     rows = list(csv.DictReader(Path("runs/abl/sweep.csv").read_text().splitlines()))
     found = [(row["optim.lr"], row["runs"]) for row in rows if row["status"] == "mean"]
     assert sorted(found) == [("0.001", "4"), ("0.003", "3")] and "optim.lr  seed  loss" in ended.out, ended
