@@ -15,7 +15,6 @@ from tests.conf.test_defaults import compose
 from tests.conftest import ROOT
 
 FOLDER = ROOT / "benchmarks"
-SCRIPTS = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "measuring")
 # The smallest form of each. The others start commands whose output or whose own processes they look at.
 SMALLEST = {
     "busy_machine": "book.txt", "gpu": "book.txt --device cpu", "positions": "--path {book}",
@@ -96,8 +95,3 @@ def test_what_looks_at_processes_runs(
     given = [each.format(book=Path("book.txt").absolute()) for each in arguments]
     ended = subprocess.run([sys.executable, FOLDER / f"{name}.py", *given], capture_output=True, text=True)
     assert ended.returncode == 0 and said in ended.stdout, ended
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_help_has_the_command(name: str) -> None:
-    assert f"python benchmarks/{name}.py" in execute(FOLDER / f"{name}.py", "--help")

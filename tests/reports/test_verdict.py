@@ -1,19 +1,12 @@
 from pathlib import Path
 
-from reports.verdict import describe_baselines, has_learned_nothing, verdict
+from reports.verdict import has_learned_nothing, verdict
 
 RUN = Path("runs/a b")
 SUMMARY = {
     "uniform_loss": 4.06, "ngram_loss": 2.27, "ngram_order": 4, "val_loss": 2.25, "last_val_loss": 2.25,
     "best_step": 300, "steps": 300, "epochs": 38.0,
 }  # fmt: skip
-
-
-def test_a_loss_has_baselines() -> None:
-    found = describe_baselines(SUMMARY, "character")
-    assert found == "uniform 4.06, 4-grams 2.27, this model 2.25 nats per character"
-    uncounted = describe_baselines(SUMMARY | {"ngram_loss": None, "ngram_order": None}, "byte")
-    assert uncounted == "uniform 4.06, n-grams left out because the text is too long, this model 2.25 nats per byte"
 
 
 def test_memorising_has_a_name() -> None:

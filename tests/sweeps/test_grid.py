@@ -64,13 +64,10 @@ def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Pa
     given = ["-m", *fixed, "optim.lr=1e30,3e-3,2e-3", "name=s"]
     ended = Process(*given, fault=(faults.in_trial, "s/optim.lr=0.003", faults.at_step, 15)).ends()
     assert ended.status == 1, ended
-    assert re.search(r"trial 1/3  failed: step \d+: .* diverged; optim.lr=1e\+30 is far above", ended.out), ended.out
-    assert "trial 2/3  failed: killed by SIGKILL (runs/s/optim.lr=0.003/console.log)" in ended.out
     assert ended.err == "train.py: 2 of 3 trials failed: optim.lr=1e+30; optim.lr=0.003\n"
     assert {row["optim.lr"]: row["status"] for row in table("s")} == {
         "0.002": "finished", "1e+30": "failed", "0.003": "failed",
     }  # fmt: skip
-    assert re.search(r"^1e\+30 +failed", ended.out, re.MULTILINE), ended.out  # in the leaderboard
     again = run(*given)
     assert again.status == 1 and again.err.startswith("train.py: 1 of 3 trials failed: "), again
     assert again.out.count(": finished before") == 1
@@ -138,7 +135,7 @@ def test_workers_share_the_processor_and_a_second_command_is_refused(
             share = f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 2)}".encode()
             variables = Path(f"/proc/{trial}/environ")  # its own once it has begun
             wait_for(lambda: share in variables.read_bytes().split(b"\0"), first)  # noqa: B023
-        one_line(run(*given), 2, "runs/s: another process is training there; wait for it or stop it first")
+        one_line(run(*given), 2, "runs/s: another process is training there")
         _, err = first.communicate(timeout=LIMIT)
     finally:
         first.kill()
@@ -195,8 +192,7 @@ def test_a_sweep_of_texts_and_models(train: Call, trained: Path) -> None:
     assert {row["data.path"] for row in rows} == {"book.txt", "more/it's 2,5.txt"}
     names = {path.name.partition("_")[0] for path in Path("runs/s").iterdir() if path.is_dir()}
     assert names == {"data.path=book.txt", "data.path=more-its-2-5.txt"}
-    warned = "table      runs/s/sweep.csv; the validation texts differ"
-    assert warned in ended.out
+    assert "table      runs/s/sweep.csv; the validation texts differ" in ended.out
     assert "the validation texts differ" in train("--runs", "s/*", defaults=False).out
     ended = train("-m", "init_from=first,s/data.path=book.txt", "trainer.max_steps=2", "logger=none", "name=m")
     assert ended.status == 0 and "differ" not in ended.out, ended
