@@ -38,10 +38,8 @@ def introduce(run: Path, config: Config, text: Text, machine: str, parameters: i
     shape = config.model
     first, *others = describe(text)
     log.info(f"text       {text.name}: {first}")
-    for line in others:
+    for line in [*others, *text.notes]:
         log.info(f"           {line}")
-    for note in text.notes:
-        log.info(f"           {note}")
     log.info(
         f"model      {count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide, "
         f"context {shape.context}{f', window {shape.window}' if shape.window else ''}: "

@@ -5,7 +5,6 @@ import io
 import json
 import math
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, TextIO
@@ -54,7 +53,6 @@ def print_scores(
 
     if options.per_document:
         return print_documents(candidates[0], display_name(options), out_file)
-    begun = time.perf_counter()
     # With --per-char, begin with the strided windows, because their lines are printed while they are computed.
     modes = ["strided", "disjoint"] if options.per_char else ["disjoint", "strided"]
     if options.window:
@@ -77,8 +75,6 @@ def print_scores(
             print(row(label + describe(candidate, mode), figures(score)), file=out)
         if options.compare:
             print(row(f"B - A  {mode} windows", difference(scores[0], scores[1])), file=out)
-    seconds, total = time.perf_counter() - begun, len(modes) * sum(len(candidate.tokens) for candidate in candidates)
-    print(f"{count(total, 'prediction')} in {seconds:.1f} s, {total / seconds:,.0f} a second", file=sys.stderr)
 
 
 def score_in_detail(

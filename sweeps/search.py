@@ -14,14 +14,13 @@ from typing import Any
 
 from base.errors import InputError, one_line
 from base.jobs.run_directory import RUNS, is_sweep, val_bpc_of
-from base.jobs.run_lock import lock
 from base.log import log
 from conf.compose import compose
 from conf.hydra_grammar import IntervalSweep, Override, RangeSweep
 from conf.keys import KEYS, is_launch
 from conf.overrides import Command, parse_overrides, settings
 from conf.schema import SearchConfig
-from sweeps.sweep import Candidate, Sweep, check_inputs, check_same_texts, check_sweep, literal_settings, run_sweep
+from sweeps.sweep import Candidate, Sweep, check_inputs, check_sweep, claim, literal_settings, run_sweep
 from sweeps.table import Row
 from sweeps.trial import Trial, make_trial, sweep_name
 
@@ -156,16 +155,11 @@ def begin_search(config: SearchConfig, command: Command) -> int:
         [*single, *(setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items())]
         for index in range(max(map(len, ends.values())))
     ]
-    try:
-        runs = []
-        for corner in corners:
-            chosen = [setting for each in parse_overrides(corner, search=True) for setting in settings(each)]
-            runs.append(Candidate(chosen, compose(chosen, literals)))
-        texts = check_inputs(runs, literals)
-    except InputError as error:
-        raise InputError(f"among the values of the search: {error}") from None
-    check_same_texts(directory, texts)
-    directory.mkdir(parents=True, exist_ok=True)
-    lock(directory)
+    runs = []
+    for corner in corners:
+        chosen = [setting for each in parse_overrides(corner, search=True) for setting in settings(each)]
+        runs.append(Candidate(chosen, compose(chosen, literals)))
+    texts = check_inputs(runs, literals)
+    claim(directory, texts)
     same += [f"text={text}" for text in texts]
     return run_sweep(Search(name, config, space, fixed, same), runs[0].config.workers)

@@ -46,13 +46,9 @@ def varied_keys(command: Command) -> list[str]:
 
 def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]) -> Path:
     """Return the directory of a sweep after checking that the sweep can be started."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
-        raise InputError(
-            f"-m: torchrun starts the processes of one run; start the sweep with {command('python', 'train.py')}"
-        )
-    tasks = os.environ.get("SLURM_STEP_NUM_TASKS", "1")
-    if tasks != "1":
-        raise InputError(f"-m: a sweep runs in one SLURM task, and this step has {tasks}; use srun --ntasks=1")
+    if "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+        train = command("python", "train.py")
+        raise InputError(f"-m: a sweep is one process; start it with {train}, in SLURM with srun --ntasks=1")
     if not varied:
         raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
     if literals.get("resume") not in (None, "auto"):
@@ -112,13 +108,15 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
     return sorted(texts)
 
 
-def check_same_texts(directory: Path, texts: Collection[str]) -> None:
-    """Refuse a sweep whose earlier trials used another text, because losses could not be compared."""
+def claim(directory: Path, texts: Collection[str]) -> None:
+    """Create and lock the directory of a sweep; refuse one whose earlier trials used another text."""
     for file in sorted(directory.glob("*/summary.json")):
         old = run_directory.summary_of(file.parent)
         if old.get("text_sha256") not in (None, *texts):
             had = f"{file.parent} has another text ({printable(old['text'])}), and losses on different texts"
             raise InputError(f"name={directory.name}: {had} cannot be compared; use another name")
+    directory.mkdir(parents=True, exist_ok=True)
+    run_lock.lock(directory)
 
 
 @dataclass
@@ -235,7 +233,5 @@ def begin_sweep(command: Command) -> int:
     finished = [trial.name for trial, run in zip(trials, runs, strict=True) if has_finished(trial, run.config)]
     by_name = {trial.name: trial for trial in trials}
     sweep = Sweep(name, len(by_name), by_name, dict.fromkeys(finished, "finished"))
-    check_same_texts(directory, check_inputs(runs, literals))
-    directory.mkdir(parents=True, exist_ok=True)
-    run_lock.lock(directory)
+    claim(directory, check_inputs(runs, literals))
     return run_sweep(sweep, runs[0].config.workers)

@@ -200,8 +200,8 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "seed=1,2 init_from=nothing", "nothing: no such model, nor a run in runs/"),
     ("", "seed=1,2 workers=1,2", "workers: must have one value"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),
-    ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: torchrun starts the processes of one run"),
-    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep runs in one SLURM task, and this step has 4"),
+    ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: a sweep is one process"),
+    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one process"),
 ]  # fmt: skip
 
 
