@@ -27,16 +27,32 @@ MAX_PAGE = 10_000_000  # maximum characters in an HTML page
 
 
 class EncodedText(NamedTuple):
-    """A text, encoded for each model."""
+    """A text, encoded for each model.
 
-    encoded: list[bytes | bytearray]  # for each model, the tokens in the `dtype` of its tokenizer
-    characters: int  # 0 if all models are byte models
-    size: int  # bytes of the file, or 0 if characters were skipped or replaced
-    sha256: str  # of the file, or "" if the text is not a file
+    Attributes:
+        encoded: for each model, the tokens as bytes, in the `dtype` of the model's tokenizer.
+        characters: number of characters of the text, or 0 if all models are byte models.
+        size: number of bytes of the file, or 0 if characters were skipped or replaced.
+        sha256: hash of the file, or "" if the text is not a file.
+    """
+
+    encoded: list[bytes | bytearray]
+    characters: int
+    size: int
+    sha256: str
 
 
 def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
-    """Read the text that score.py scores, and return it encoded for each model."""
+    """Read the text that score.py scores, and return it encoded for each model.
+
+    Args:
+        checkpoints: the model file and, with `--compare`, a second model file.
+        loaded: the contents of the model files.
+        options: the options of the command line of score.py.
+
+    Raises:
+        InputError: the text or an option does not fit the models.
+    """
     for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
         if options.per_document and meta["documents"] is None:
             why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
@@ -58,7 +74,11 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
-    """Return a name for the scored text; pages, which may be sent to others, leave out its folders (`path`)."""
+    """Return a name for the scored text: the name of its file, `standard input`, or `validation split of RUN`.
+
+    If `path` is true, the name includes the folders, as in messages. Otherwise it is only the last component of the
+    path, as on pages.
+    """
     name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
     if options.split:
         return f"{options.split} split of {name}"
@@ -66,7 +86,14 @@ def display_name(options: argparse.Namespace, path: bool = True) -> str:
 
 
 def split_of_run(model: Path, split: str) -> bytes:
-    """Return a split of the text that a model was trained on: UTF-8 or, for a byte model, its unchanged bytes."""
+    """Return the `validation` or `test` split of the text that a model was trained on, as bytes.
+
+    The bytes are UTF-8 or, for a byte model, the unchanged bytes of the text. `model` is the path of the model file in
+    the run directory, and `split` the name of the split.
+
+    Raises:
+        InputError: the model file is not in a run directory, the text cannot be read, or the split is empty.
+    """
     if not model.with_name("last.ckpt").is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
     try:
@@ -81,11 +108,15 @@ def split_of_run(model: Path, split: str) -> bytes:
 
 
 def run_of(model: Path) -> Path:
+    """Return the run directory RUN of a model file whose path is RUN/checkpoints/best.safetensors, for example."""
     return model.resolve().parent.parent
 
 
 def rule_of(loaded: list[Model]) -> Rule | None:
-    """Return the rule by which the models' training texts were divided into documents, if they share one."""
+    """Return the rule by which the models' training texts were divided into documents.
+
+    The result is None if the texts were not divided into documents, or if they were divided in different ways.
+    """
     first, *others = (model.meta["documents"] for model in loaded)
     return Rule(**first) if first is not None and all(other == first for other in others) else None
 
@@ -93,7 +124,17 @@ def rule_of(loaded: list[Model]) -> Rule | None:
 def open_source(
     checkpoints: list[Path], options: argparse.Namespace
 ) -> tuple[AbstractContextManager[IO[bytes]], int, str, str]:
-    """Open a file, standard input, or a split of a run; return (file, size or 0, name, SHA-256 or "")."""
+    """Open the text that the options of score.py name: a file, standard input, or a split of a run.
+
+    `checkpoints` contains the model files.
+
+    Returns:
+        (file, size, name, sha256): the file, as a context manager; its size in bytes, or 0 if unknown; its name; its
+            SHA-256, or "" if the text is not a file.
+
+    Raises:
+        InputError: the text cannot be read, or the file is an archive of several files.
+    """
     if options.split:
         split = split_of_run(checkpoints[0], options.split)
         return io.BytesIO(split), len(split), "", ""
@@ -112,9 +153,17 @@ def open_source(
 
 
 def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:
-    """Return a text as a model trained on documents reads it: an end mark after each document, nothing between them.
+    """Return a text as a model trained on documents reads it: a file in memory with an end mark after each document.
 
-    A text of lines or paragraphs contains the end marks already.
+    Separators between documents and the syntax of tables are left out. A text of lines or paragraphs is not changed,
+    because it contains the end marks already.
+
+    Args:
+        file: the text.
+        rule: how the model's training text was divided into documents.
+        tokenizer: tokenizer of the model.
+        name: name of the text, for messages.
+        options: the options of the command line of score.py, such as `--encoding`.
     """
     if rule.kind in WHITESPACE:
         return file
@@ -129,10 +178,16 @@ def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options
 def encode_text(
     file: IO[bytes], tokenizers: list[Tokenizer], options: argparse.Namespace, progress: Any
 ) -> tuple[list[bytes | bytearray], int, int]:
-    """Encode a text for each tokenizer, chunk by chunk; return the first three fields of `EncodedText`.
+    """Encode a text for each tokenizer, chunk by chunk, so that only the tokens are in memory.
 
-    A byte model reads the bytes unchanged, as in training. But all models read the text of the character models if
-    `--per-char` or `--html` compares by character, or if `--unknown` skips or replaces a character.
+    As in training, a byte model reads the bytes unchanged, and for a character model a byte order mark is dropped and
+    line ends become LF. But all models read the text as the character models do if `--per-char` or `--html` compares
+    models by character, or if `--unknown` skips or replaces a character that a tokenizer lacks. `progress` is updated
+    with the number of bytes read.
+
+    Returns (tokens for each tokenizer, characters that a character model reads or 0, size of the file in bytes or 0 if
+    characters were skipped or replaced).
+    Raises InputError if a vocabulary lacks a character, or if `--encoding` is set and all models are byte models.
     """
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     is_byte = [isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers]
@@ -183,6 +238,7 @@ def encode_text(
 
 
 def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
+    """Read a file as a whole, update `progress` with the number of bytes read, and return the content."""
     raw = bytearray()
     while chunk := file.read(CHUNK):
         progress.update(len(chunk))
@@ -191,7 +247,11 @@ def read_bytes(file: IO[bytes], progress: Any) -> bytearray:
 
 
 def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
-    """Drop each character that a tokenizer lacks; `unknown="replace"` uses the nearest known one if there is one."""
+    """Return `text` with only those characters that all tokenizers know.
+
+    If `unknown` is "skip", other characters are dropped. If `unknown` is "replace", each other character is replaced by
+    the nearest known character, or dropped if no character is near.
+    """
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
             text = tokenizer.adapt(text, replace=replace)
@@ -199,13 +259,19 @@ def adapt_for_all(text: str, tokenizers: list[Tokenizer], unknown: str) -> str:
 
 
 def changed_characters(text: str, tokenizers: list[Tokenizer], unknown: str) -> Counter[tuple[str, str]]:
-    """Count the characters that `adapt_for_all` changes, by pairs (character, replacement or "")."""
+    """Count the characters of `text` that `adapt_for_all` changes, by pairs (character, replacement).
+
+    The replacement is "" if the character is dropped. `unknown` is skip or replace.
+    """
     forms = {letter: adapt_for_all(letter, tokenizers, unknown) for letter in set(text)}
     return Counter((letter, forms[letter]) for letter in text if forms[letter] != letter)
 
 
 def whole_words(text: Iterable[str]) -> Iterator[str]:
-    """Yield `text` in chunks that end after a space or a line break, so that accents stay with their letters."""
+    """Yield the text of the chunks `text` in new chunks, each of which ends after a space or a line break if possible.
+
+    So a letter and its accents, which may be separate code points, stay in the same chunk.
+    """
     left = ""
     for piece in text:
         piece = left + piece
