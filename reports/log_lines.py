@@ -5,9 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from base.errors import public
 from base.log import log
 from base.processes import command
 from base.progress import count
+from conf.differences import differences
 from conf.schema import Config
 from data.batches import num_validated
 from data.documents import Documents
@@ -17,6 +19,9 @@ from reports.tensorboard import watch
 
 # A window of memorised text costs 11 to 16 nats in all, because the model must first find out which window it is.
 MEMORISED_NATS = 25  # per window, with a margin
+LONGER = 5  # times the minutes of a run, for the command of a better model
+REPEATED = {f"data.{name}" for name in "path validation test documents field encoding tokenizer split".split()}
+REPEATED |= {"seed", "trainer.accelerator"}  # in that command
 
 
 def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
@@ -140,3 +145,7 @@ def conclude(run: Path, config: Config, report: Path | None) -> None:
         watch(run.parent)
     if config.trainer.profiler:
         log.info(f"profile    {run / 'trace.json'}")
+    if config.minutes is not None:
+        text = [f"{key}={value}" for key, value, _ in differences(config) if key in REPEATED]
+        more = command("python", "train.py", f"minutes={round(LONGER * config.minutes, 1):g}", *map(public, text))
+        log.info(f"better     {more}: {LONGER} times the training, and a larger model if that helps")

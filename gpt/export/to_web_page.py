@@ -3,7 +3,6 @@
 import base64
 import math
 from collections.abc import Sequence
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
