@@ -147,7 +147,7 @@ def test_commands_in_messages_do_what_they_say(workplace: Path, sample: Call) ->
         return shlex.split(found[1])
 
     several = ["seed=1,2", "trainer.max_steps=1"]
-    assert run(*words("add (-m) to the command", run(*several).err), *several).status == 0
+    assert run(*words("add (-m)", run(*several).err), *several).status == 0
     ended = run("name=it's", *MUON, fault=(faults.before_call, "write_summary", signal.SIGTERM))
     given = words("there is no checkpoint yet, so this starts at step 0: python train.py (.*)", ended.out)
     ended = run(*given, defaults=False, fault=(faults.signal_at, 12, signal.SIGTERM))
