@@ -12,7 +12,7 @@ if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
 
 from base.command_line import Parser, add_unknown, device, main, number, writing_to
 from base.errors import InputError, nearest, printable
-from base.jobs import run_directory
+from base.jobs.run_directory import Run, find_model, find_sweep, trials_of
 from base.processes import keep_freed_memory
 from base.progress import Progress
 
@@ -58,17 +58,17 @@ def run(options: argparse.Namespace) -> None:
     The results go to standard output or, with `--per-char`, to standard error. The output file is opened before the
     text is scored, so that a wrong file name fails early.
     """
-    trials = run_directory.trials_of(options.checkpoint) if options.split else []
+    trials = trials_of(options.checkpoint) if options.split else []
     single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
     if trials and options.file is None and not single:
         return score_trials(trials, options)
     keys = [key for key in ("checkpoint", "compare") if getattr(options, key) is not None]
-    checkpoints = [run_directory.find_model(getattr(options, key)) for key in keys]
+    checkpoints = [find_model(getattr(options, key)) for key in keys]
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
     for key, model in zip(keys, checkpoints, strict=True):
-        if run_directory.sweep_of(name := getattr(options, key)):
-            setattr(options, key, run_directory.name_of(model.parent.parent))
+        if find_sweep(name := getattr(options, key)):
+            setattr(options, key, Run(model.parent.parent).name)
             print(f"{printable(name)}: its best trial is {printable(getattr(options, key))}", file=sys.stderr)
     text = Path(options.file or "")
     if options.file not in (None, "-") and not text.exists():
@@ -104,17 +104,17 @@ def run(options: argparse.Namespace) -> None:
         print(f"wrote {printable(out)}" + ": open it in a browser" * (option == "--html"), file=sys.stderr)
 
 
-def score_trials(trials: list[Path], options: argparse.Namespace) -> None:
+def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
     """Score a split of each run, update the tables and pages of their sweeps, and print the table."""
     for trial in trials:
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
 
-    sweeps = {trial.parent for trial in trials if run_directory.is_sweep(trial.parent)}
+    sweeps = {sweep for trial in trials if Run(sweep := trial.directory.parent).is_sweep}
     tables = {sweep: write_table(sweep) for sweep in sweeps}
     for sweep, table in tables.items():
         write_page(sweep, table)
-    is_sweep = run_directory.sweep_of(options.checkpoint)
+    is_sweep = find_sweep(options.checkpoint)
     print(f"\n{leaderboard(*tables.values()) if is_sweep else table_of_runs(trials)}")
 
 

@@ -4,13 +4,15 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Template
 
 from base.errors import printable
-from base.jobs import run_directory
+from base.jobs.run_directory import Run
+from base.jobs.summary import Summary
 from base.progress import clock, count
 from conf.compose import read_config
 from conf.differences import overrides
@@ -34,9 +36,9 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
     `hf` adds metadata for the Hugging Face Hub, and how to load the model with transformers.
     """
-    run, summary, command, split = file.resolve().parents[1], {}, "", ""
-    if file.resolve().parent.name == "checkpoints" and (run / "config.yaml").exists():
-        summary, config = run_directory.summary_of(run), read_config(run)
+    run, summary, command, split = Run(file.resolve().parents[1]), Summary(), "", ""
+    if file.resolve().parent.name == "checkpoints" and run.config.exists():
+        summary, config = run.summary, read_config(run.directory)
         pairs = (each.partition("=") for each in overrides(config))
         settings = [f"{key}={without_folders(value) if key in PRIVATE else value}" for key, _, value in pairs]
         command = fenced(shlex.join(["python", "train.py", *settings]))
@@ -50,7 +52,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
     written = tokenizer.decode(generate(model, begin, 400, temperature=TEMPERATURE, seed=0)[len(begin) :].numpy())
     return Template(TEMPLATE.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True).render(
         hf=hf,
-        name=escape(run_directory.name_of(run) if command else file.stem),
+        name=escape(run.name if command else file.stem),
         unit=tokenizer.unit,
         rows=[(key, escape(value)) for key, value in rows(model, meta, summary, split)],
         command=command,
@@ -59,38 +61,40 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
     )
 
 
-def rows(model: GPT, meta: Mapping[str, Any], summary: Mapping[str, Any], split: str) -> Iterator[tuple[str, str]]:
-    """Yield the rows (key, value) of the card's table; `summary` is {} if the model is not in a run directory."""
+def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> Iterator[tuple[str, str]]:
+    """Yield the rows (key, value) of the card's table; `summary` is empty if the model is not in a run directory."""
     tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
-    unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.get("uniform_loss") is not None
+    unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.uniform_loss is not None
     sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"
+    read, passes, steps, seconds = summary.characters, summary.epochs, summary.steps, summary.seconds
     if finished:
-        read, validated = summary["characters"] / summary["epochs"], summary["evaluation"]["split_characters"]
-        sizes += f", {count(round(read), unit)} for training, {count(validated, 'character')} for validation"
+        assert read and passes and steps and seconds is not None and summary.evaluation
+        validated = summary.evaluation["split_characters"]
+        sizes += f", {count(round(read / passes), unit)} for training, {count(validated, 'character')} for validation"
     yield "text", meta["text"] + sizes + split
     if documents := meta["documents"]:
         yield "documents", f"{documents['kind']}s, each followed by the end mark {json.dumps(documents['end'])}"
-    for note in summary.get("notes") or ():
+    for note in summary.notes or ():
         yield "", note
     if loss is not None:
         yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
     if loss is not None and measured:
         windows = f"{measured['mode']} windows of {measured['context']} {unit}s"
         yield "measured on", f"{count(measured['characters'], 'character')} of the validation split in {windows}"
-    if summary.get("test_loss") is not None and meta["step"] == summary["best_step"]:
-        yield "test loss", f"{in_nats(summary['test_loss'])} per {unit}"
+    if summary.test_loss is not None and meta["step"] == summary.best_step:
+        yield "test loss", f"{in_nats(summary.test_loss)} per {unit}"
     if loss is not None and finished:
-        yield "baselines", describe_baselines({**summary, "val_loss": loss}, unit)
-    if summary.get("copies") and meta["step"] == summary["best_step"]:
-        yield "copied", describe_copies(summary["copies"], unit)
+        yield "baselines", describe_baselines(replace(summary, val_loss=loss), unit)
+    if summary.copies and meta["step"] == summary.best_step:
+        yield "copied", describe_copies(summary.copies, unit)
     window = f", window {shape.window}" if shape.window else ""
     form = f"{count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide"
     yield "shape", f"{form}, context {shape.context} {unit}s{window}, {shape.positions} positions"
     yield "weights", f"{model.num_parameters():,}, of step {meta['step']:,}"
     if finished:
-        read = f"{count(summary['characters'], unit)} ({epochs(summary['epochs'])})"
-        yield "training", f"{count(summary['steps'], 'step')}, {read}, {clock(summary['seconds'])} minutes"
-        yield "machine", origin({**summary, "init_from": without_folders(summary["init_from"] or "")})
+        assert read and passes and steps and seconds is not None
+        yield "training", f"{count(steps, 'step')}, {count(read, unit)} ({epochs(passes)}), {clock(seconds)} minutes"
+        yield "machine", origin(replace(summary, init_from=without_folders(summary.init_from or "")))
 
 
 def fenced(text: str) -> str:

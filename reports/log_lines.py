@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import public
+from base.jobs.run_directory import Run
 from base.log import log
 from base.processes import command
 from base.progress import count
@@ -38,7 +39,7 @@ def in_nats(loss: float) -> str:
     return f"{loss:.4f} nats ({loss / math.log(2):.4f} bits)"
 
 
-def introduce(run: Path, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
+def introduce(run: Run, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
     """Log what a run is about to do: text, model, machine, validations, `notes` and number of steps."""
     shape = config.model
     first, *others = describe(text)
@@ -99,7 +100,7 @@ def describe_documents(documents: Documents) -> str:
     return said + (f"; {copied}" if documents.copied else "")
 
 
-def show_scores(run: Path, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
+def show_scores(run: Run, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
     """Log the validation losses of the best and the last checkpoint, each (step, score), and how to score the rest."""
     (best_step, best_score), (last_step, last_score) = best, last
     context, steps = config.model.context, config.trainer.max_steps
@@ -135,16 +136,16 @@ def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copi
         log.info(f"           {describe_copies(copies, text.tokenizer.unit)}")
 
 
-def conclude(run: Path, config: Config, report: Path | None) -> None:
+def conclude(run: Run, config: Config, report: Path | None) -> None:
     """Log the last lines of a run: where its files are, and which commands to run next."""
     log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
     if report:
         log.info(f"report     {report}")
     log.info(f"more text  {command('python', 'sample.py', run)}")
     if "tensorboard" in config.logger:
-        watch(run.parent)
+        watch(run.directory.parent)
     if config.trainer.profiler:
-        log.info(f"profile    {run / 'trace.json'}")
+        log.info(f"profile    {run.directory / 'trace.json'}")
     if config.minutes is not None:
         text = [f"{key}={value}" for key, value, _ in differences(config) if key in REPEATED]
         more = command("python", "train.py", f"minutes={round(LONGER * config.minutes, 1):g}", *map(public, text))

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from base.jobs.summary import Summary
 from base.progress import clock, count
 from gpt.analysis import NUM_TOP, attention_maps, by_character, letters, token_surprisals
 from gpt.config import ModelConfig
@@ -26,7 +27,7 @@ MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisa
 
 def page(
     about: Mapping[str, Any],
-    summary: Mapping[str, Any],
+    summary: Summary,
     record: TrainingRecord,
     model: GPT,
     passage: Tensor,
@@ -44,7 +45,7 @@ def page(
         "curves": {
             "losses": record.losses,  # [step, nats]
             "validations": [[step, loss] for step, loss, _ in record.validations],
-            "best": summary["best_step"],
+            "best": summary.best_step,
             "unit": unit,
         },
         "samples": record.samples,
@@ -56,47 +57,48 @@ def page(
     return render_page("run_page", about["name"], data, **shown, unit=unit, made=origin(summary))
 
 
-def figures(summary: Mapping[str, Any], config: ModelConfig, unit: str) -> list[list[str]]:
+def figures(summary: Summary, config: ModelConfig, unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page, each as [name, value, its unit, *notes]."""
-    nats, seconds, speed = (summary[key] for key in ("val_loss", "seconds", "characters_per_second"))
-    step = f"best checkpoint, step {summary['best_step']:,}"
-    read = f"{summary['characters']:,} {unit}s, {epochs(summary['epochs'])}"
+    nats, seconds, speed = summary.val_loss, summary.seconds, summary.characters_per_second
+    parameters, steps, passes = summary.parameters, summary.steps, summary.epochs
+    assert nats is not None and seconds is not None and parameters and steps and passes
+    step = f"best checkpoint, step {summary.best_step:,}"
+    read = f"{summary.characters:,} {unit}s, {epochs(passes)}"
     read += f", {speed:,.0f} a second during steps" if speed else ""
     time_unit = "seconds" if seconds < 59.5 else "minutes" if seconds < 3599.5 else "hours"
     time = f"{seconds:.0f}" if seconds < 59.5 else clock(seconds)
-    parameters = summary["parameters"]
     size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
     shape = f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide"
     return [
         ["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step],
-        ["Training", time, time_unit, read, count(summary["steps"], "step")],
+        ["Training", time, time_unit, read, count(steps, "step")],
         ["Model", size, "parameters", shape, f"context {config.context}"],
     ]
 
 
-def baselines(summary: Mapping[str, Any]) -> list[tuple[str, float]]:
+def baselines(summary: Summary) -> list[tuple[str, float]]:
     """Return pairs (name, nats per token), the bars that compare the model with the baselines."""
-    losses = [("uniform", summary["uniform_loss"]), (f"{summary['ngram_order']}-grams", summary["ngram_loss"])]
-    return [(name, loss) for name, loss in [*losses, ("this model", summary["val_loss"])] if loss is not None]
+    losses = [("uniform", summary.uniform_loss), (f"{summary.ngram_order}-grams", summary.ngram_loss)]
+    return [(name, loss) for name, loss in [*losses, ("this model", summary.val_loss)] if loss is not None]
 
 
-def evaluation_note(summary: Mapping[str, Any], unit: str) -> str:
+def evaluation_note(summary: Summary, unit: str) -> str:
     """Return sentences about how the best checkpoint's loss was measured, and the last one's loss if it differs."""
-    measured = summary["evaluation"]
+    measured = summary.evaluation or {}
     number, split = f"{measured['characters']:,}", measured["split_characters"]
     part = f"all {number}" if measured["characters"] == split else f"{number} evenly spaced of {split:,}"
     windows = f"{measured['mode']} windows of {measured['context']} {unit}s"
     note = f"Exact: {part} characters of the validation split, in {windows}."
-    if summary["last_val_loss"] != summary["val_loss"]:
-        note += f" The last checkpoint has a loss of {summary['last_val_loss']:.4f} nats."
+    if summary.last_val_loss != summary.val_loss:
+        note += f" The last checkpoint has a loss of {summary.last_val_loss:.4f} nats."
     return note
 
 
-def origin(summary: Mapping[str, Any]) -> str:
+def origin(summary: Summary) -> str:
     """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
-    versions = ", ".join(f"{name} {version}" for name, version in summary["versions"].items())
-    start = f", started from {summary['init_from']}" if summary["init_from"] else ""
-    return f"{summary['device']}, {summary['precision']}, seed {summary['seed']}{start}; {versions}"
+    versions = ", ".join(f"{name} {version}" for name, version in (summary.versions or {}).items())
+    start = f", started from {summary.init_from}" if summary.init_from else ""
+    return f"{summary.device}, {summary.precision}, seed {summary.seed}{start}; {versions}"
 
 
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -13,8 +14,7 @@ import numpy as np
 import torch
 
 from base.errors import InputError, printable
-from base.files import write_text
-from base.jobs import run_directory
+from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import count, hidden
 from gpt.analysis import Surprisals
@@ -25,7 +25,7 @@ from gpt.scoring import Candidate, measure, pieces
 from gpt.tokenizer import tokenizer_from
 from reports.document_scores import print_documents
 from reports.score_page import Columns, page
-from reports.text_to_score import EncodedText, display_name, run_of
+from reports.text_to_score import EncodedText, display_name
 
 
 def print_scores(
@@ -115,13 +115,12 @@ def score_in_detail(
 
 def save_test_score(model: Path, score: Score) -> Path | None:
     """Store the test loss in summary.json if `model` is the best model of a run, and return that file's path."""
-    run = run_of(model)
-    summary = run_directory.summary_of(run)
-    if model.name != run_directory.model_of(run, "best").name or not summary:
+    run = Run(model.resolve().parents[1])
+    path, summary = run.directory / "summary.json", run.summary
+    if model.name != run.model("best").name or summary.status is None:
         return None
-    summary |= {"test_loss": score.loss, "test_bpc": score.bpc}
-    write_text(run / "summary.json", json.dumps(summary, indent=2) + "\n")
-    return run / "summary.json"
+    replace(summary, test_loss=score.loss, test_bpc=score.bpc).write(path)
+    return path
 
 
 def candidates_of(

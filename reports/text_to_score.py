@@ -13,7 +13,7 @@ import numpy as np
 
 from base.command_line import about_unknown, say_adapted
 from base.errors import InputError, printable
-from base.jobs import run_directory
+from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
 from data.corpus import Document
@@ -99,7 +99,7 @@ def split_of_run(model: Path, split: str) -> bytes:
     try:
         text = text_of_run(model)
     except InputError as error:
-        whole = command("python", "score.py", run_directory.name_of(run_of(model)))
+        whole = command("python", "score.py", Run(run_of(model)).name)
         raise InputError(f"--split {split}: {error}; {whole} FILE scores a whole file") from None
     tokens = getattr(text, split)
     if not len(tokens):

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from base.errors import InputError, one_line
-from base.jobs.run_directory import RUNS, is_sweep, val_bpc_of
+from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from conf.compose import compose
 from conf.hydra_grammar import IntervalSweep, Override, RangeSweep
@@ -116,7 +116,7 @@ class Search(Sweep):
         super().tell(trial, outcome)
         number = int(trial.name.removeprefix("trial-")) - 1
         if outcome == "finished":
-            self.study.tell(number, val_bpc_of(trial.directory))
+            self.study.tell(number, Run(trial.directory).bpc)
         elif outcome == "failed":
             # Not FAIL, which Optuna ignores: the sampler ranks PRUNED trials among the worst and avoids their settings.
             self.study.tell(number, state=TrialState.PRUNED)
@@ -148,7 +148,7 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     same += [each for each in fixed if not is_launch(each.partition("=")[0])]
     name = literals.get("name") or sweep_name(same, "search")
     directory = check_sweep(name, list(space), literals)
-    if is_sweep(directory) and not (directory / FILE).exists():
+    if Run(directory).is_sweep and not (directory / FILE).exists():
         raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
     ends = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}
     corners = [  # a few trials that together contain every choice and both ends of every range

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from base.errors import InputError, printable
-from base.jobs import run_directory, run_lock, slurm
+from base.jobs import run_lock, slurm
+from base.jobs.run_directory import RUNS, Run, find_model
 from base.log import log
 from base.options import spell
 from base.processes import command
@@ -56,7 +57,7 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
     for key in varied:
         if is_launch(key):
             raise InputError(f"{key}: must have one value for all trials of a sweep")
-    directory = run_directory.RUNS / name
+    directory = RUNS / name
     if "/" in name:
         raise InputError(f"name={name}: the name of a sweep must not contain a slash")
     if (directory / "config.yaml").exists() or (os.path.lexists(directory) and not directory.is_dir()):
@@ -76,7 +77,7 @@ def has_finished(trial: Trial, config: Config) -> bool:
     old, steps = read_config(trial.directory), config.trainer.max_steps
     if differing := changed(old, config):
         raise InputError(f"{trial.directory}: is a run with other settings; use another name=…: {'; '.join(differing)}")
-    finished = run_directory.summary_of(trial.directory).get("status") == "finished"
+    finished = Run(trial.directory).summary.status == "finished"
     return finished and (steps == "auto" or steps <= old.trainer.max_steps)
 
 
@@ -100,7 +101,7 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
         else:  # the context, which the fingerprint depends on, may be that model's
             from gpt import model_file
 
-            model, _, meta = model_file.read(run_directory.find_model(config.init_from))
+            model, _, meta = model_file.read(find_model(config.init_from))
             trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
             check_trained(compose(run.settings, literals, trained), trained)
             corpus = open_corpus(config.data)
@@ -111,9 +112,9 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
 def claim(directory: Path, texts: Collection[str]) -> None:
     """Create and lock the directory of a sweep; refuse one whose earlier trials used another text."""
     for file in sorted(directory.glob("*/summary.json")):
-        old = run_directory.summary_of(file.parent)
-        if old.get("text_sha256") not in (None, *texts):
-            had = f"{file.parent} has another text ({printable(old['text'])}), and losses on different texts"
+        old = Run(file.parent).summary
+        if old.text_sha256 not in (None, *texts):
+            had = f"{file.parent} has another text ({printable(old.text)}), and losses on different texts"
             raise InputError(f"name={directory.name}: {had} cannot be compared; use another name")
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
@@ -149,7 +150,7 @@ class Sweep:
 
 def run_sweep(sweep: Sweep, workers: int) -> int:
     """Run the trials of a sweep, log the results, and return the exit status: 128 + N if the signal N stopped it."""
-    directory = run_directory.RUNS / sweep.name
+    directory = RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")
     for name, outcome in sweep.outcomes.items():
         log.info(f"{sweep.label(sweep.trials[name])}  {sweep.trials[name].title}: {outcome} before")

@@ -12,7 +12,7 @@ from typing import Any
 
 from base.errors import InputError, printable
 from base.files import write_text
-from base.jobs import run_directory
+from base.jobs.run_directory import Run
 from base.options import spell
 from base.progress import clock
 from conf import resume_rules
@@ -63,11 +63,11 @@ def rows_of(varied: Mapping[Path, Settings], outcomes: Mapping[str, str]) -> lis
     table, keys = list[Row](), list(next(iter(varied.values()), ()))
     differing = [key for key in keys if len({row[key] for row in varied.values()}) > 1]
     for directory, settings in varied.items():
-        summary = run_directory.summary_of(directory)
-        status = outcomes.get(directory.name) or summary.get("status", "waiting")
-        row = {key: settings[key] for key in differing or keys} | {key: summary.get(key) for key in RESULTS}
+        summary = Run(directory).summary
+        status = outcomes.get(directory.name) or summary.status or "waiting"
+        row = {key: settings[key] for key in differing or keys} | {key: getattr(summary, key, None) for key in RESULTS}
         table.append(row | {"status": status, "directory": directory})
-    return sorted(table, key=lambda row: run_directory.val_bpc_of(row["directory"]))
+    return sorted(table, key=lambda row: Run(row["directory"]).bpc)
 
 
 def spelled(config: Config) -> Settings:
@@ -113,7 +113,7 @@ def leaderboard(table: list[Row], *, named: bool = False) -> str:
     """
     *averages, runs = cells(table)
     if named:
-        names = ["run", *(run_directory.name_of(row["directory"]) for row in table)]
+        names = ["run", *(Run(row["directory"]).name for row in table)]
         runs = [[printable(name), *row] for name, row in zip(names, runs, strict=True)]
     said = aligned(runs[: MAX_ROWS + 1]) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
     return "\n\n".join([*map(aligned, averages), said])
@@ -169,7 +169,7 @@ def write_page(directory: Path, table: list[Row]) -> str:
 
 def curve(run: Path) -> list[tuple[int, float]]:
     """Return pairs (step, validation loss in nats), one for each validation whose loss is finite."""
-    validations = run_directory.summary_of(run).get("validations") or {}
+    validations = Run(run).summary.validations or {}
     return [(int(step), loss) for step, loss in validations.items() if math.isfinite(loss)]
 
 
@@ -177,25 +177,26 @@ def caution(runs: Iterable[tuple[Path, Config]]) -> str:
     """Return a warning if runs, as (directory, configuration), were evaluated on different texts, otherwise ""."""
     texts = set()
     for directory, config in runs:
-        data, sha256 = config.data, run_directory.summary_of(directory).get("text_sha256")
+        data, sha256 = config.data, Run(directory).summary.text_sha256
         held_out = [data.validation] if data.validation else [sha256 or data.path, data.split]
         texts.add(repr([*held_out, data.documents, data.field]))
     different = "the validation texts differ, so a lower loss does not mean a better model"
     return different if len(texts) > 1 else ""
 
 
-def table_of_runs(runs: list[Path]) -> str:
+def table_of_runs(runs: Iterable[Run]) -> str:
     """Return the leaderboard of runs, which need not belong to the same sweep, as text.
 
     Its columns are the settings that differ and on which a result depends: not the steps that `minutes=` has chosen,
     and not what was chosen for the machine.
     """
-    configs = [read_config(run) for run in runs]
+    directories = [run.directory for run in runs]
+    configs = [read_config(directory) for directory in directories]
     values = [spelled(config) | ({"trainer.max_steps": ""} if config.minutes else {}) for config in configs]
     depends = {*resume_rules.settings(configs[0]), *resume_rules.PATHS, "trainer.max_steps"} - {"threads", "compile"}
     keys = [key for key in dict.fromkeys(itertools.chain(*values)) if {key, key.partition(".")[0]} & depends]
     varied = [key for key in keys if len({own[key] for own in values if key in own}) > 1]
     rows = [{key: "" if own.get(key) in (None, "null") else own[key] for key in varied} for own in values]
-    different = caution(zip(runs, configs, strict=True))
-    table = rows_of(dict(zip(runs, rows, strict=True)), {})
+    different = caution(zip(directories, configs, strict=True))
+    table = rows_of(dict(zip(directories, rows, strict=True)), {})
     return leaderboard(table, named=True) + (f"\n\n{different}" if different else "")

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from base.errors import one_line, printable
-from base.jobs import run_directory
+from base.jobs.run_directory import RUNS, Run
 from base.processes import cores
 from base.progress import clock
 from base.ranks import child_environment
@@ -32,7 +32,7 @@ class Trial:
 
     @property
     def directory(self) -> Path:
-        return run_directory.RUNS / self.sweep / self.name
+        return RUNS / self.sweep / self.name
 
     @property
     def title(self) -> str:
@@ -105,9 +105,9 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
         last = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
         reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last.removeprefix("train.py: ")
         return "failed", f"failed: {reason} ({console})"
-    summary = run_directory.summary_of(trial.directory)
-    how = "interrupted" if status else str(summary.get("status"))
-    if summary.get("val_loss") is None:
+    summary = Run(trial.directory).summary
+    how = "interrupted" if status else str(summary.status)
+    loss, bits, seconds = summary.val_loss, summary.val_bpc, summary.seconds
+    if loss is None or seconds is None:
         return how, how
-    loss, bits = summary["val_loss"], summary["val_bpc"]
-    return how, f"{how} in {clock(summary['seconds'])}, validation loss {loss:.4f}, {bits:.4f} bits per character"
+    return how, f"{how} in {clock(seconds)}, validation loss {loss:.4f}, {bits:.4f} bits per character"

@@ -43,7 +43,7 @@ def build_module(plan: RunPlan) -> LitGPT:
         | {key: getattr(text, key) for key in saved}
         | {"divided": text.documents and vars(text.documents.rule)},
         conditions=plan.conditions,
-        start={"run": plan.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},
+        start={"run": plan.run.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},
     )
     if start := plan.init_model:
         start.copy_into(module.net, text.tokenizer)
@@ -60,7 +60,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     config, text = plan.config, plan.text
     interval = config.trainer.val_check_interval
     checkpoints = Checkpoints(
-        plan.directory / "checkpoints", 0 if interval == "auto" else interval, 60 * config.trainer.checkpoint_minutes,
+        plan.run.checkpoints, 0 if interval == "auto" else interval, 60 * config.trainer.checkpoint_minutes,
         stops,
     )  # fmt: skip
     tokens_per_character, deadline = len(text.train) / text.characters["train"], build_deadline(plan, checkpoints)
@@ -70,7 +70,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     if deadline:
         configured.insert(0, deadline)
     if config.trainer.profiler and ranks.rank() == 0:
-        configured.insert(0, StepProfiler(plan.directory / "trace.json"))
+        configured.insert(0, StepProfiler(plan.run.directory / "trace.json"))
     return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]
 
 
@@ -87,7 +87,7 @@ def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
     before = point.record.seconds if point else 0.0  # of training in earlier processes
 
     def save(steps: int) -> None:
-        write_text(plan.directory / "config.yaml", to_yaml(plan.with_steps(steps).config))
+        write_text(plan.run.config, to_yaml(plan.with_steps(steps).config))
         checkpoints.due_at = 0.0
 
     validates = config.trainer.val_check_interval == "auto"
@@ -117,7 +117,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
         return L.Trainer(
             **options,
             callbacks=callbacks,
-            logger=instantiate("logger", loggers, save_dir=str(plan.directory)),
+            logger=instantiate("logger", loggers, save_dir=str(plan.run)),
             plugins=[checkpoint_io, environment],
             max_epochs=-1,
             check_val_every_n_epoch=None,

@@ -3,11 +3,11 @@
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from base import processes, ranks
 from base.errors import InputError, RunFailed, is_out_of_memory
 from base.jobs import slurm
+from base.jobs.run_directory import Run
 from base.log import log
 from gpt.optim_config import OptimConfig
 from training.memory import LOWER
@@ -41,19 +41,19 @@ def is_lost_process(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))
 
 
-def resume_hint(run: Path, *changes: str) -> str:
+def resume_hint(run: Run, *changes: str) -> str:
     """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it."""
-    if not (run / "config.yaml").exists():
+    if not run.config.exists():
         return "there is no run yet"
     command = processes.command("python", "train.py", f"resume={run}", *changes)
-    newest = run / "checkpoints/last.ckpt"
+    newest = run.checkpoints / "last.ckpt"
     if newest.exists():
         return f"the newest checkpoint is {newest}: {command}"
     return f"there is no checkpoint yet, so this starts at step 0: {command}"
 
 
 @contextmanager
-def with_advice(run: Path, optim: OptimConfig, devices: int) -> Iterator[None]:
+def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
     """Context manager for training that adds advice to the message of an error that ends the run early.
 
     If a signal has stopped the run (`Stopped`), log the command that continues the run. If SLURM sent the signal

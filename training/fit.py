@@ -9,6 +9,7 @@ from base import ranks
 from base.errors import InputError, one_line, public
 from base.files import write_text
 from base.jobs import run_directory, run_lock
+from base.jobs.summary import Summary
 from base.log import to_file
 from conf.keys import leaves
 from conf.schema import to_dict, to_yaml
@@ -20,8 +21,8 @@ from training.errors import Stopped, with_advice
 from training.quiet_lightning import quiet_lightning
 from training.results import write_missing, write_results
 from training.resume import remove_leftovers
-from training.run_plan import Beginning, RunPlan
-from training.summary_file import Summary, recording, write_summary
+from training.run_plan import RunPlan
+from training.summary_file import recording, write_summary
 
 
 def fit(plan: RunPlan) -> None:
@@ -29,19 +30,15 @@ def fit(plan: RunPlan) -> None:
     if plan.is_over:
         return write_missing(plan)
     point = plan.resume_point
-    to_file(plan.directory / "train.log")
-    with (
-        quiet_lightning(),
-        StopSignals() as stops,
-        with_advice(plan.directory, plan.config.optim, plan.machine.devices),
-    ):
+    to_file(plan.run.directory / "train.log")
+    with quiet_lightning(), StopSignals() as stops, with_advice(plan.run, plan.config.optim, plan.machine.devices):
         module, callbacks = assemble.build_module(plan), assemble.build_callbacks(plan, stops)
         trainer = assemble.build_trainer(plan, callbacks)
         plan = assemble.compile_or_not(plan, module, trainer)
         config, metrics = plan.config, callbacks[0]
         if ranks.rank() == 0:
             open_directory(plan, trainer.loggers, module.net.num_parameters())
-        with recording(plan, metrics, trainer) as summary:
+        with recording(plan, metrics, trainer):
             metrics.show("waiting for the other processes" if plan.machine.devices > 1 else "setting up")
             data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
             trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
@@ -51,18 +48,18 @@ def fit(plan: RunPlan) -> None:
         if ranks.rank() == 0:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
             whole = 0 < trainer.max_steps <= saved["global_step"]  # then the last validation evaluated the whole split
-            write_results(plan, summary, saved, module.score if whole else None)
+            write_results(plan, saved, module.score if whole else None)
 
 
 def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
     """Create and lock the run directory with config.yaml and summary.json, and describe the run."""
-    run = plan.directory
-    run.mkdir(parents=True, exist_ok=True)
-    run_lock.lock(run)  # if two processes start runs of the same name, only one gets the directory
-    if plan.beginning is Beginning.NEW:
-        run_directory.check_free(run_directory.name_of(run))  # another process may have created the run meanwhile
-        if run_directory.is_debug(run.name):
-            for left in set(run.iterdir()) - {run / ".lock"}:
+    run, directory = plan.run, plan.run.directory
+    directory.mkdir(parents=True, exist_ok=True)
+    run_lock.lock(directory)  # if two processes start runs of the same name, only one gets the directory
+    if plan.new:
+        run_directory.check_free(run.name)  # another process may have created the run meanwhile
+        if run.is_debug:
+            for left in set(directory.iterdir()) - {directory / ".lock"}:
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     remove_leftovers(run)
     settings = {key: public(value) if isinstance(value, str) else value for key, value in leaves(to_dict(plan.config))}
@@ -72,10 +69,10 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
         except OSError:
             raise
         except Exception as error:  # whatever the library of a logger raises, such as W&B without a key
-            if plan.beginning is Beginning.NEW:
-                shutil.rmtree(run)
+            if plan.new:
+                shutil.rmtree(directory)
             raise InputError(f"logger: {type(logger).__name__} cannot start: {one_line(error)}") from None
-    write_text(run / "config.yaml", to_yaml(plan.config))  # from here on the directory is a run
-    (run / "checkpoints").mkdir(exist_ok=True)
-    write_summary(run, Summary("running", text=plan.text.name, text_sha256=plan.text.sha256))
+    write_text(run.config, to_yaml(plan.config))  # from here on the directory is a run
+    run.checkpoints.mkdir(exist_ok=True)
+    write_summary(run, Summary(status="running", text=plan.text.name, text_sha256=plan.text.sha256))
     introduce(run, plan.config, plan.text, plan.choice.describe(plan.machine), parameters, plan.notes)

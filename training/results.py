@@ -4,14 +4,13 @@ import shlex
 import shutil
 import statistics
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from base import processes, ranks
 from base.errors import InputError, RunFailed, one_line, public
 from base.files import atomic, write_text
-from base.jobs import run_directory
+from base.jobs.summary import Summary
 from base.log import log, to_file
 from base.progress import Progress
 from conf.differences import differences, overrides
@@ -35,7 +34,7 @@ from training.choosing.time_budget import MIN_STEPS
 from training.errors import rates_far_above
 from training.launch import device_kind
 from training.run_plan import RunPlan
-from training.summary_file import Summary, hyperparameters, write_summary
+from training.summary_file import hyperparameters, summarize, write_summary
 
 FINAL_SAMPLE_LENGTH = 250  # tokens of each text at the end of a run
 NUM_COMPARED = 20  # samples that are compared with the training text
@@ -73,7 +72,7 @@ def evaluate_models(
     """
     context, data, step = plan.config.model.context, plan.config.data, contents["global_step"]
     count = num_validated(len(plan.text.validation), step * data.batch * context, last=True, most=data.val_tokens)
-    files = {name: run_directory.model_of(plan.directory, name) for name in ("last", "best")}
+    files = {name: plan.run.model(name) for name in ("last", "best")}
     device = device_kind(plan.config.trainer.accelerator)
 
     def scores(score: Score) -> dict[str, Any]:
@@ -100,7 +99,7 @@ def evaluate_models(
 
 def write_missing(plan: RunPlan) -> None:
     """Write the results of a resumed run that has no steps left, if it has no results yet."""
-    run, point = plan.directory, plan.resume_point
+    run, point = plan.run, plan.resume_point
     assert point
     if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
         plan = plan.with_steps(point.step)
@@ -113,40 +112,43 @@ def write_missing(plan: RunPlan) -> None:
     more = [f"trainer.max_steps={2 * point.step}"] if point.step >= steps else ["callbacks=[]", "allow=[callbacks]"]
     command = processes.command("python", "train.py", f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
-    if run_directory.summary_of(run).get("val_loss") is not None or ranks.rank():
+    if run.summary.val_loss is not None or ranks.rank():
         return
-    summary = Summary("interrupted")  # until the evaluation is complete
-    summary.set_training(plan, point.step, point.record)
-    to_file(run / "train.log")
-    write_text(run / "config.yaml", to_yaml(plan.config))
-    write_results(plan, summary, point.take())
+    to_file(run.directory / "train.log")
+    write_text(run.config, to_yaml(plan.config))
+    write_results(plan, point.take())
 
 
-def write_results(plan: RunPlan, summary: Summary, contents: dict[str, Any], scored: Score | None = None) -> None:
+def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None = None) -> None:
     """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html."""
-    run, config, record = plan.directory, plan.config, TrainingRecord.of(contents["callbacks"])
+    run, config, record = plan.run, plan.config, TrainingRecord.of(contents["callbacks"])
+    unit, losses = plan.text.tokenizer.unit, record.losses
     best, last = evaluate_models(plan, contents, scored)
-    samples, summary.copies, copied = write_samples(plan, best.model)
-    log_lines.show_samples(plan.text, samples, copied, summary.copies)
+    samples, copies, copied = write_samples(plan, best.model)
+    log_lines.show_samples(plan.text, samples, copied, copies)
     log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
-    if losses := record.losses:
+    with Progress("counting n-grams"):
+        uniform, ngram, order = baselines(plan.text, config.model.context, best.score.tokens)
+    split = {"split_characters": plan.text.characters["validation"]}
+    summary = summarize(
+        plan, "finished", last.step, record, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
+        val_loss=best.score.loss, val_bpc=best.score.bpc, val_bpb=best.score.bpb,
+        evaluation=measured(best.score, config.model.context) | split,
+        uniform_loss=uniform, ngram_loss=ngram, ngram_order=order,
+    )  # fmt: skip
+    if losses:
         log.info(f"training   loss {losses[0][1]:.4f} to {losses[-1][1]:.4f}")
     if summary.characters_per_second:
-        log.info(f"speed      {summary.characters_per_second:,.0f} {plan.text.tokenizer.unit}s/s")
-    summary.status = "finished"
-    summary.set_scores(best.score, last.score, best.step, plan)
-    with Progress("counting n-grams"):
-        found = baselines(plan.text, config.model.context, best.score.tokens)
-    summary.uniform_loss, summary.ngram_loss, summary.ngram_order = found
-    log.info(f"baselines  {verdict.describe_baselines(vars(summary), plan.text.tokenizer.unit)}")
-    for sentence in verdict.verdict(run, vars(summary), losses, MIN_STEPS):
+        log.info(f"speed      {summary.characters_per_second:,.0f} {unit}s/s")
+    log.info(f"baselines  {verdict.describe_baselines(summary, unit)}")
+    for sentence in verdict.verdict(run, summary, losses, MIN_STEPS):
         log.info(f"           {sentence}")
     report = write_report(plan, summary, record, best.model, samples)
     results = {"val_best/loss": best.score.loss, "val_best/bpc": best.score.bpc}
-    log_result(run, hyperparameters(config), summary.best_step or 0, results)
+    log_result(run.directory, hyperparameters(config), best.step, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
-    if verdict.has_learned_nothing(vars(summary), MIN_STEPS):
+    if verdict.has_learned_nothing(summary, MIN_STEPS):
         why = rates_far_above(config.optim) or "its loss is not below that of the uniform distribution"
         raise RunFailed(f"{run} has learned nothing: {why}")
 
@@ -178,21 +180,21 @@ def write_report(
 
     If writing the report fails, the error is only logged and None is returned, because the run itself has succeeded.
     """
-    config, text, path = plan.config, plan.text, plan.directory / "report.html"
+    config, text, path = plan.config, plan.text, plan.run.directory / "report.html"
     try:
         about = {
-            "name": run_directory.name_of(plan.directory),
+            "name": plan.run.name,
             "text": f"{without_folders(text.name)}: {'; '.join(log_lines.describe(text))}",
             "notes": text.notes,
             "written": samples,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
-            "verdict": verdict.verdict(plan.directory, vars(summary), record.losses, MIN_STEPS),
+            "verdict": verdict.verdict(plan.run, summary, record.losses, MIN_STEPS),
             "differences": [tuple(map(public, each)) for each in differences(config)],
             "command": public(shlex.join(["python", "train.py", *overrides(config)])),
             "config": public(to_yaml(config)),
         }
         tokens = passage(text, config.model.context + 1)
-        write_text(path, page(about, asdict(summary), record, model, tokens, text.tokenizer))
+        write_text(path, page(about, summary, record, model, tokens, text.tokenizer))
     except Exception as error:
         log.info(f"report     could not be written: {type(error).__name__}: {one_line(error)}")
         return None

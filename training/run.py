@@ -7,18 +7,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base import processes, ranks
 from base.errors import InputError, printable
-from base.jobs import run_directory, run_lock
+from base.jobs import run_lock
+from base.jobs.run_directory import Run
 from base.log import log
 from base.progress import Progress
 from conf.compose import compose
 from conf.overrides import Command
 from conf.resume_rules import check_trained
-from conf.schema import Config, to_yaml
+from conf.schema import Config
 from data.config import cache_dir
 from training.errors import resume_hint, with_advice
 from training.init_from import load_init_model
@@ -36,31 +36,28 @@ def main(command: Command, config: Config, started: float) -> int:
     If the run uses one device, it trains in this process. If it uses several devices, this process starts another
     process for each device and waits for them.
     """
-    config, run = find_run(command, config)
+    config, run, resumed = find_run(command, config)
     config = share_out(config)
     if not ranks.launched() and (devices := count_devices(config)) > 1:
         run_lock.release()  # because rank 0, another process, locks the run
-        name = config.name or run_directory.new_name(to_yaml(config))
-        settled = [f"resume={run}" if run else f"name={name}"]
+        settled = [f"resume={run}" if resumed else f"name={run.name}"]
         if command.literals.get("name") is not None and config.resume == "auto":
             settled = []  # each rank finds the run by its name
-        return launch(devices, settled, partial(resume_hint, run or run_directory.RUNS / name))
-    plan = settle(command, config, run, started)
+        return launch(devices, settled, partial(resume_hint, run))
+    plan = settle(command, config, run, resumed, started)
     from training.fit import fit  # loads what evaluates and reports
 
     fit(plan)
     return 0
 
 
-def settle(command: Command, config: Config, resumed: Path | None, started: float) -> "RunPlan":
+def settle(command: Command, config: Config, run: Run, resumed: bool, started: float) -> "RunPlan":
     """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
-    resume, allow = config.resume, config.allow
-    name = run_directory.name_of(resumed) if resumed else config.name or run_directory.new_name(to_yaml(config))
-    run = resumed or run_directory.RUNS / name
     # Cache compiled kernels beside the encoded texts, for later runs; torch reads this when it is loaded.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
     # Have Inductor test only AMX, VNNI and bf16: testing all vector extensions takes a second in each process.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
+    resume, allow = config.resume, config.allow
     with Progress("checking checkpoints"):
         point = find_point(run, str(resume)) if resumed else None
     with Progress("loading the model to start from"):
@@ -74,7 +71,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
     extra_chars = point.extra_chars if point else start.characters if start else ""
     loading, pool = list[Future[float]](), ThreadPoolExecutor(1)  # loads PyTorch while the text is read
     found = lambda: loading.append(pool.submit(load_training))  # noqa: E731
-    text = open_run_text(config, command.sets("data"), extra_chars, resumed, found)
+    text = open_run_text(config, command.sets("data"), extra_chars, run if resumed else None, found)
     text = text.read_before(point.texts_read if point else start.texts_read if start else [])
     with Progress("loading PyTorch and Lightning"):
         loaded = loading[0].result()
@@ -82,15 +79,14 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
         from training.choosing.choose import choose
         from training.machine import find_machine
         from training.quiet_lightning import quiet_lightning
-        from training.run_plan import Beginning, RunPlan
+        from training.run_plan import RunPlan
 
     processes.keep_freed_memory()
     machine, minutes = find_machine(config), config.minutes
-    config = replace(config, name=name, resume=None, allow=[])
+    config = replace(config, name=run.name, resume=None, allow=[])
     with quiet_lightning(), StopSignals(), with_advice(run, config.optim, machine.devices):
         choice = choose(config, text, machine, lambda: started + 60 * (minutes or 0) - time.perf_counter(), loaded)
-    beginning = Beginning.RESUMED if resumed else Beginning.NEW if resume is None else Beginning.FIRST
-    plan = RunPlan(run, choice, text, machine, start, point, beginning, started, loaded)
+    plan = RunPlan(run, choice, text, machine, start, point, resumed, resume is None, started, loaded)
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
         check_resumed(run, plan.conditions, point, allow)
     if resume == "auto":
@@ -107,7 +103,7 @@ def load_training() -> float:
 
 
 def open_run_text(
-    config: Config, given: bool, extra_chars: str, resumed: Path | None, found: Callable[[], None]
+    config: Config, given: bool, extra_chars: str, resumed: Run | None, found: Callable[[], None]
 ) -> "Text":
     """Open the text of a run, and return it."""
     from data.corpus import of_run, open_corpus
@@ -121,4 +117,4 @@ def open_run_text(
     except InputError as error:
         if resumed is None or given:
             raise
-        raise InputError(f"{error} (from {resumed / 'config.yaml'}; set data.path= if the text has moved)") from None
+        raise InputError(f"{error} (from {resumed.config}; set data.path= if the text has moved)") from None

@@ -1,11 +1,10 @@
 """The plan of a run: everything that is fixed before its first step."""
 
 from dataclasses import dataclass, replace
-from enum import Enum
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
+from base.jobs.run_directory import Run
 from conf.schema import Config
 from data.text import Text
 from training.callbacks.deadline import VALIDATIONS
@@ -15,26 +14,18 @@ from training.machine import Machine, conditions
 from training.resume import ResumePoint
 
 
-class Beginning(Enum):
-    """How a run begins: whether its directory may exist, and where its configuration comes from."""
-
-    NEW = "the directory must not exist yet"
-    FIRST = "resume=auto found nothing to continue; the directory may exist"
-    RESUMED = "its config.yaml, changed by the command line, is the configuration"
-
-
 @dataclass(frozen=True)
 class RunPlan:
     """Everything that is fixed before the first step of a run, as `settle` in `training/run.py` returns it."""
 
-    directory: Path  # the run directory, runs/<name>/
+    run: Run
     choice: Choice  # the configuration in which each `auto` is replaced, and the reasons for the chosen values
-    text: Text  # the text of the run
-    machine: Machine  # the devices of the run
-    # The trained model from which a new run starts (`init_from=`), or None without such a model.
-    init_model: InitModel | None
-    resume_point: ResumePoint | None  # the checkpoint from which a resumed run continues, or None if the run has none
-    beginning: Beginning  # whether the run is new or resumed
+    text: Text
+    machine: Machine
+    init_model: InitModel | None  # the trained model from which a new run starts (`init_from=`)
+    resume_point: ResumePoint | None  # the checkpoint from which a resumed run continues, if it has one
+    resumed: bool  # whether the run's config.yaml, changed by the command line, is its configuration
+    new: bool  # whether the run directory must not exist yet; False also for resume=auto, which found no run
     started: float  # value of `time.perf_counter()` when the process began
     loaded: float  # seconds in which PyTorch and Lightning were imported
 
@@ -51,7 +42,7 @@ class RunPlan:
     def notes(self) -> list[str]:
         """Lines to log at the start of the run."""
         start = [self.init_model.describe(self.text.tokenizer.vocabulary)] if self.init_model else []
-        return [*start, *([] if self.beginning is Beginning.RESUMED else self.choice.notes)]
+        return [*start, *([] if self.resumed else self.choice.notes)]
 
     def with_steps(self, steps: int) -> "RunPlan":
         """Return the plan with `trainer.max_steps` set to `steps`, which `Deadline` chooses while the run trains."""

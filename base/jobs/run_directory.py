@@ -3,7 +3,6 @@
 import errno
 import hashlib
 import itertools
-import json
 import math
 import os
 import secrets
@@ -11,15 +10,79 @@ import shlex
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 from base import processes, ranks
 from base.errors import InputError, one_line
+from base.jobs.summary import Summary
 
 RUNS = Path(processes.from_here("runs"))
+LEFT_OVER = (".lock", "train.log", ".tmp")  # ends of the files of a process that was killed before it wrote config.yaml
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run directory: `runs/<name>/` or, for a trial of a sweep, `runs/<sweep>/<trial>/`."""
+
+    directory: Path
+
+    def __str__(self) -> str:
+        return str(self.directory)
+
+    @property
+    def name(self) -> str:
+        """The value of `name=`: NAME or, for a trial of a sweep, SWEEP/TRIAL."""
+        whole, inside = self.directory.resolve(), RUNS.resolve()
+        return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
+
+    @property
+    def summary(self) -> Summary:
+        return Summary.read(self.directory / "summary.json")
+
+    @property
+    def bpc(self) -> float:
+        """The validation bits per character of the best model, or infinity if they are not known."""
+        bits = self.summary.val_bpc
+        return math.inf if bits is None else bits
+
+    @property
+    def config(self) -> Path:
+        """The path of config.yaml; from when it exists, the directory is a run."""
+        return self.directory / "config.yaml"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.directory / "checkpoints"
+
+    def model(self, which: str) -> Path:
+        """Return the path of the `best` or the `last` model."""
+        return self.checkpoints / f"{which}.safetensors"
+
+    @property
+    def has_checkpoint(self) -> bool:
+        return any(self.checkpoints.glob("*.ckpt"))
+
+    @property
+    def has_lost_checkpoints(self) -> bool:
+        """Whether the run still has its best model but no checkpoint, so that resuming it would overwrite the model.
+
+        A run that was killed after its first model and before its first checkpoint loses nothing.
+        """
+        begun = self.summary.status in ("running", "failed")
+        return self.model("best").exists() and not begun and not self.has_checkpoint
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the directory contains the trials of a sweep."""
+        return (self.directory / "sweep.csv").exists()
+
+    @property
+    def is_debug(self) -> bool:
+        """Whether the next debug run of this name replaces the run, and no command uses it as the newest."""
+        return self.directory.name.startswith("debug-")
 
 
 def new_name(settings: str) -> str:
@@ -36,80 +99,64 @@ def new_name(settings: str) -> str:
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
 
 
-def model_of(run: Path, name: str) -> Path:
-    """Return the path of the model file called `name`, which is `best` or `last`, in the run directory `run`."""
-    return run / "checkpoints" / f"{name}.safetensors"
-
-
-def summary_of(run: Path) -> dict[str, Any]:
-    """Return the content of a run's summary.json, or {} if the file is missing or unreadable."""
-    path = run / "summary.json"
-    try:
-        summary = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        return summary if isinstance(summary, dict) else {}
-    except (OSError, ValueError, RecursionError):
-        return {}
-
-
-def all_runs() -> list[Path]:
-    """Return the directories of the runs that have a checkpoint or a model, the newest run first."""
-    return newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
-
-
-def unfinished() -> list[Path]:
-    """Return the directories of the runs that have not finished, except debug runs, the newest run first."""
-    runs = [run for run in newest_first("config.yaml", "checkpoints/*.ckpt") if not is_debug(run.name)]
-    return [run for run in runs if summary_of(run).get("status") != "finished"]
-
-
-def newest_first(*patterns: str) -> list[Path]:
-    """Return the directories of the runs that contain a file matching one of `patterns`, the newest run first."""
+def newest_first(*patterns: str) -> list[Run]:
+    """Return the runs that contain a file matching one of `patterns`, the newest first."""
     if RUNS.is_dir():
         os.listdir(RUNS)  # raises if it cannot be read, which `glob` does not
-    begun: dict[Path, float] = {}
+    begun: dict[Run, float] = {}
     for depth, pattern in itertools.product(("*", "*/*"), patterns):
         for file in RUNS.glob(f"{depth}/{pattern}"):
-            run = file.parents[pattern.count("/")]
+            run = Run(file.parents[pattern.count("/")])
             with suppress(OSError):  # the running process has just removed the file
                 begun[run] = max(begun.get(run, 0.0), file.stat().st_mtime)
     for run in begun:
-        with suppress(KeyError, TypeError, ValueError):
-            begun[run] = datetime.fromisoformat(summary_of(run)["begun"]).timestamp()
+        with suppress(TypeError, ValueError):
+            begun[run] = datetime.fromisoformat(run.summary.begun).timestamp()  # type: ignore[arg-type]
     return sorted(begun, key=begun.__getitem__, reverse=True)
 
 
-def lacks_checkpoints(run: Path) -> bool:
-    """Return whether a run still has its best model but has lost all checkpoints, so that it cannot be resumed.
-
-    Training from step 0 would overwrite the best model. If a run was killed after its first model and before its first
-    checkpoint, the result is False, because training from step 0 loses nothing.
-    """
-    begun = summary_of(run).get("status") in ("running", "failed")
-    return model_of(run, "best").exists() and not begun and not any((run / "checkpoints").glob("*.ckpt"))
+def with_models() -> list[Run]:
+    """Return the runs that have a checkpoint or a model, the newest first."""
+    return newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
 
 
-def is_debug(name: str) -> bool:
-    """Return whether `name` is the name of a debug run (`debug=fast` names its run `debug-fast`).
-
-    A debug run is replaced by the next debug run with the same name. Commands that use the newest run ignore debug
-    runs.
-    """
-    return name.startswith("debug-")
+def unfinished() -> list[Run]:
+    """Return the runs that can be resumed and have not finished, without debug runs, the newest first."""
+    runs = newest_first("config.yaml")
+    return [run for run in runs if not run.is_debug and run.summary.status != "finished"]
 
 
-def to_resume(resume: str, name: str | None) -> Path | None:
-    """Return the directory of the run that `resume=` and `name=` ask to continue, or None if a new run is to begin.
+def matching(pattern: str) -> list[Run]:
+    """Return the runs that match a pattern such as `abl-*`, the newest first."""
+    runs = newest_first("config.yaml")
+    return [run for run in runs if any(fnmatchcase(run.name, each) for each in (pattern, f"{pattern}/*"))]
 
-    If `resume` is `auto`, the result is the directory of the run `name`, or None if the run has not begun. Otherwise
-    `resume` is the directory or name of a run, or a checkpoint file of the run, and `name` must be None.
+
+def find_sweep(argument: str) -> Run | None:
+    return next((each for each in (Run(Path(argument)), Run(RUNS / argument)) if each.is_sweep), None)
+
+
+def trials_of(argument: str) -> list[Run]:
+    """Return the evaluated runs of a sweep, or those that match a pattern, sorted by path."""
+    if sweep := find_sweep(argument):
+        trials = [Run(file.parent) for file in sweep.directory.glob("*/summary.json")]
+    else:
+        trials = [] if Path(argument).exists() or (RUNS / argument).exists() else matching(argument)
+    return sorted((trial for trial in trials if trial.bpc < math.inf), key=lambda trial: trial.directory)
+
+
+def to_resume(resume: str, name: str | None) -> Run | None:
+    """Return the run that `resume=` and `name=` ask to continue, or None if a new run is to begin.
+
+    If `resume` is `auto`, the result is the run `name`, or None if it has not begun. Otherwise `resume` is the
+    directory or name of a run, or a checkpoint file of the run, and `name` must be None.
     """
     if resume == "auto":
-        run = RUNS / str(name)
-        _check_place(run, str(name))
+        run = _place(str(name))
         _check_checkpoints(run, f"name={name}")
-        if (run / "config.yaml").exists() or any((run / "checkpoints").glob("*.ckpt")):
+        if run.config.exists() or run.has_checkpoint:
             return run
-        if (run / "summary.json").exists():
+        if (run.directory / "summary.json").exists():
             raise InputError(f"name={name}: {run} has lost its config.yaml; use another name")
         return None
     if name is not None:
@@ -120,21 +167,20 @@ def to_resume(resume: str, name: str | None) -> Path | None:
         whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
         raise InputError(f"resume={resume}: {one_line(error)}") from None
-    run = whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole
+    run = Run(whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole)
     if not found:
-        where = f"nor a run in {RUNS}/{_known_runs()}"
-        raise InputError(f"resume={resume}: no such checkpoint, {where}")
-    if is_sweep(run):
+        raise InputError(f"resume={resume}: no such checkpoint, nor a run in {RUNS}/{_known_runs()}")
+    if run.is_sweep:
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
-    if not (run / "config.yaml").exists():
-        raise InputError(f"resume={resume}: is not a run that can continue: {run / 'config.yaml'} is missing")
+    if not run.config.exists():
+        raise InputError(f"resume={resume}: is not a run that can continue: {run.config} is missing")
     _check_checkpoints(run, f"resume={resume}")
     return run
 
 
 def named_path(resume: str) -> Path:
     """Return the path of the run or checkpoint file that `resume`, the value of `resume=`, names."""
-    return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else (path / "config.yaml").exists())
+    return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else Run(path).config.exists())
 
 
 def _named(name: str, fits: Callable[[Path], bool]) -> Path:
@@ -159,74 +205,34 @@ def check_writable() -> None:
 
 def check_free(name: str) -> None:
     """Raise an `InputError` if a new run cannot be called `name`, for example because another run has this name."""
-    run = RUNS / name
-    _check_place(run, name)
-    if not os.path.lexists(run):
-        return
-    if run.is_dir() and not run.is_symlink():
-        # A process that was killed before it wrote config.yaml has left only these files.
-        left_over = all(path.name in (".lock", "train.log") or path.suffix == ".tmp" for path in run.iterdir())
-        if left_over or is_debug(name):
-            return
-    if (run / "config.yaml").exists():
-        summary, found, continues = summary_of(run), "exists", f"{shlex.quote(f'name={name}')} resume=auto"
-        if summary.get("status") == "finished":
+    run = _place(name)
+    if run.config.exists() and not run.is_debug:
+        found, continues = "exists", f"{shlex.quote(f'name={name}')} resume=auto"
+        if run.summary.status == "finished":
             found = "is finished"
-            continues = f"{shlex.quote(f'resume={run}')} trainer.max_steps={2 * (summary.get('steps') or 1)}"
+            continues = f"{shlex.quote(f'resume={run}')} trainer.max_steps={2 * (run.summary.steps or 1)}"
         raise InputError(f"name={name}: {run} {found}; {continues} continues it, another name starts afresh")
-    raise InputError(f"name={name}: {run} exists and is not a run; use another name")
+    if run.directory.is_dir() and not run.directory.is_symlink():
+        if run.is_debug or all(path.name.endswith(LEFT_OVER) for path in run.directory.iterdir()):
+            return
+    if os.path.lexists(run.directory):
+        raise InputError(f"name={name}: {run} exists and is not a run; use another name")
 
 
-def _check_checkpoints(run: Path, setting: str) -> None:
-    """Raise an `InputError` if `run` has lost its checkpoints, so that it cannot be resumed."""
-    if lacks_checkpoints(run):
+def _place(name: str) -> Run:
+    """Return the run `name`, unless its directory is a sweep or lies inside another run."""
+    run = Run(RUNS / name)
+    if run.is_sweep:
+        raise InputError(f"name={name}: is a sweep; repeat its command, or name={name}/TRIAL for one trial")
+    if "/" in name and Run(run.directory.parent).config.exists():
+        raise InputError(f"name={name}: {run.directory.parent} is a run and cannot contain another run")
+    return run
+
+
+def _check_checkpoints(run: Run, setting: str) -> None:
+    if run.has_lost_checkpoints:
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{setting}: has a model but no checkpoint; {start} starts another run from its model")
-
-
-def _check_place(run: Path, name: str) -> None:
-    """Raise an `InputError` if `run`, the directory of the run `name`, is a sweep or lies inside another run."""
-    if is_sweep(run):
-        raise InputError(f"name={name}: is a sweep; repeat its command, or name={name}/TRIAL for one trial")
-    if "/" in name and (run.parent / "config.yaml").exists():
-        raise InputError(f"name={name}: {run.parent} is a run and cannot contain another run")
-
-
-def is_sweep(directory: Path) -> bool:
-    """Return whether a directory contains the trials of a sweep."""
-    return (directory / "sweep.csv").exists()
-
-
-def matching(pattern: str) -> list[Path]:
-    """Return the directories of the runs that match a pattern such as `abl-*`, the newest run first."""
-    runs = newest_first("config.yaml")
-    return [run for run in runs if any(fnmatchcase(name_of(run), each) for each in (pattern, f"{pattern}/*"))]
-
-
-def sweep_of(argument: str) -> Path | None:
-    """Return the directory of the sweep that `argument` names, or None if `argument` is not a sweep."""
-    return next((each for each in (Path(argument), RUNS / argument) if is_sweep(each)), None)
-
-
-def trials_of(argument: str) -> list[Path]:
-    """Return the directories of the runs of a sweep, or of the runs that match a pattern, sorted by path."""
-    if sweep := sweep_of(argument):
-        trials = [file.parent for file in sweep.glob("*/summary.json")]
-    else:
-        trials = [] if Path(argument).exists() or (RUNS / argument).exists() else matching(argument)
-    return sorted(trial for trial in trials if val_bpc_of(trial) < math.inf)
-
-
-def name_of(run: Path) -> str:
-    """Return the name of a run, as `name=` sets it, or SWEEP/TRIAL for a trial of a sweep."""
-    whole, inside = run.resolve(), RUNS.resolve()
-    return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
-
-
-def val_bpc_of(run: Path) -> float:
-    """Return the validation bits per character of a run's best checkpoint, or infinity if they are not known."""
-    bits = summary_of(run).get("val_bpc")
-    return bits if isinstance(bits, float) and not math.isnan(bits) else math.inf
 
 
 def find_model(argument: str | None) -> Path:
@@ -236,55 +242,46 @@ def find_model(argument: str | None) -> Path:
     best model, and a sweep means the best model of its best trial. If `argument` is None, the newest run is used.
     """
     if argument is None:
-        runs = [run for run in all_runs() if not is_debug(run.name)]
+        runs = [run for run in with_models() if not run.is_debug]
         if not runs:
             start = processes.command("python", "train.py")
             raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
-        return _best(runs[0])
+        return _first_model(runs[0].directory)
     try:
-        path = _named(argument, _has_model)
-        if path.suffix == ".ckpt" and path.is_file():
-            return _first_model(path, [path.with_name(f"{name}.safetensors") for name in ("last", "best")])
-        if path.is_file():
+        path = _named(argument, lambda path: Run(path).is_sweep or any(file.is_file() for file in _models(path)))
+        if path.is_file() and path.suffix != ".ckpt":
             return path
-        found = path.is_dir()
+        found = path.exists()
     except OSError as error:  # such as a name that is too long
         raise InputError(f"{argument}: {error.strerror}") from None
-    if found:
-        return _best(path)
-    raise InputError(f"{argument}: no such model, nor a run in {RUNS}/{_known_runs()}")
+    if not found:
+        raise InputError(f"{argument}: no such model, nor a run in {RUNS}/{_known_runs()}")
+    if Run(path).is_sweep:
+        best = min((Run(file.parent) for file in path.glob("*/summary.json")), key=lambda run: run.bpc, default=None)
+        if best is None or best.bpc == math.inf:
+            raise InputError(f"{path}: no trial of this sweep has finished yet; name one of its trials")
+        path = best.directory
+    return _first_model(path)
 
 
-def _has_model(path: Path) -> bool:
+def _models(path: Path) -> list[Path]:
+    """Return the model files that `path` may mean; the first that exists is the one."""
     if path.is_file():
-        return path.suffix in (".safetensors", ".ckpt")
-    return is_sweep(path) or any(file.is_file() for file in _models_in(path))
-
-
-def _models_in(folder: Path) -> list[Path]:
-    folder = folder / "checkpoints" if (folder / "checkpoints").is_dir() else folder
+        beside = [path.with_name("last.safetensors"), path.with_name("best.safetensors")]
+        return [path] if path.suffix == ".safetensors" else beside
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     return [folder / "best.safetensors", folder / "last.safetensors"]
 
 
-def _best(run: Path) -> Path:
-    if is_sweep(run):
-        trial = min((path.parent for path in run.glob("*/summary.json")), key=val_bpc_of, default=run)
-        if val_bpc_of(trial) == math.inf:
-            raise InputError(f"{run}: no trial of this sweep has finished yet; name one of its trials")
-        run = trial
-    return _first_model(run, _models_in(run))
-
-
-def _first_model(path: Path, files: list[Path]) -> Path:
-    found = next((file for file in files if file.is_file()), None)
+def _first_model(path: Path) -> Path:
+    found = next((file for file in _models(path) if file.is_file()), None)
     if found is None:
-        begun = (path / "checkpoints/last.ckpt").exists()
         command = processes.command("python", "train.py", f"resume={path}")
-        way = f"; it has not been validated yet: {command} continues it" if begun else ""
-        raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))}){way}")
+        way = f"; it has not been validated yet: {command} continues it" if Run(path).has_checkpoint else ""
+        raise InputError(f"{path}: has no model file ({' or '.join(map(str, _models(path)))}){way}")
     return found
 
 
 def _known_runs() -> str:
-    names = [str(run) for run in all_runs()[:3]]
+    names = [str(run) for run in with_models()[:3]]
     return f"; the newest are {', '.join(names)}" if names else ""
