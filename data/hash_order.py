@@ -167,8 +167,6 @@ class HashOrder:
         self.rule, self.tokenizer, self.folder, self.tick = rule, tokenizer, folder, tick
         self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
         self.held_out = [np.zeros(0, np.uint64)]  # with data.validation: hashes of the validation and test documents
-        self.hashes: list[np.ndarray] = []  # of the files, if each is a document, in their order; 2**64 - 1 if blank
-        self.last = np.zeros(2, np.uint64)  # highest hash of a validation document and of a test document
         # Fields of `Documents`, complete once all documents are encoded.
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
@@ -217,8 +215,6 @@ class HashOrder:
                 distinct += len(places)
                 splits = np.searchsorted(places, range(4))  # the first group of each split, and the number of groups
                 firsts = np.append(np.flatnonzero(differs), len(ends))[splits]
-                filled = firsts[:2] < firsts[1:3]  # whether validation and test have documents in this bucket
-                self.last[filled] = entries["hash"][firsts[1:3][filled] - 1]
                 del group_ends, middles, differs, places, order
                 cuts = np.concatenate((firsts, np.searchsorted(ends, range(0, ends[-1], PIECE))))
                 for begin, end in pairwise(np.unique(cuts)):
@@ -232,22 +228,11 @@ class HashOrder:
             self.found["counts"][own or split] += number
         self.found["repeated"] += sum(counts.values()) - distinct
 
-    def splits_of_files(self) -> list[str]:
-        """Return the split of each file as a list, for a text in which each file is one document.
-
-        A blank file counts as training. Call this after all documents are encoded.
-        """
-        return np.array(ORDER)[np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))].tolist()
-
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
         """Encode all documents that are not blank, append them to `runs`, and return the number of their tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)
-            if self.rule.kind == "file":
-                hashes = np.full(len(full), 2**64 - 1, np.uint64)
-                hashes[full] = content_hashes(batch.points, batch.starts[full], batch.ends[full])
-                self.hashes.append(hashes)
             self.found["blank"] += len(full) - int(full.sum())
             if full.any():
                 kept = batch if full.all() else batch._replace(starts=batch.starts[full], ends=batch.ends[full])
