@@ -19,7 +19,7 @@ from base.errors import InputError, nearest, printable
 from base.jobs import run_directory
 from base.progress import count
 from data.config import TYPOGRAPHIC_QUOTES, DataConfig, cache_dir
-from data.decoding import CHUNK, NotText, Tick, decode, hashed
+from data.decoding import CHUNK, NotText, Tick, decode
 from data.formats import archive, members, part_of, readable, suffix, unpacked  # fmt: skip
 from data.tables import TABLES, describe_table
 
@@ -75,7 +75,6 @@ class Corpus:
     encoding: str | None  # of the files; None reads bytes
     python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
     notes: tuple[str, ...] = ()  # lines about the files, logged when a run starts
-    hashes: list[str] | None = None  # if a list: `read` appends each document's content hash, see `hashed`
 
     def size(self) -> int:
         """Return the total size of the files on disk in bytes, before decompression."""
@@ -91,11 +90,11 @@ class Corpus:
         found = []
         for document in self.documents:
             with document.open() as file:
-                hashed = hashlib.sha256()
+                sha256 = hashlib.sha256()
                 while chunk := file.read(CHUNK):
-                    hashed.update(chunk)
+                    sha256.update(chunk)
                     tick(len(chunk))
-            found.append(hashed.hexdigest())
+            found.append(sha256.hexdigest())
         return found
 
     def digest(self, contents: Iterable[str]) -> str:
@@ -112,10 +111,6 @@ class Corpus:
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
         """Yield a document in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
-        chunks = self._chunks(document, tick)
-        return chunks if self.hashes is None else hashed(chunks, self.hashes)
-
-    def _chunks(self, document: Document, tick: Tick) -> Iterator[str | bytes]:
         with document.open() as file:
             if self.python:
                 source = file.read()

@@ -1,10 +1,8 @@
-"""Decode files in chunks, and hash a text so that copies in another encoding have the same hash."""
+"""Decode files in chunks, and refuse what is not text in the given encoding."""
 
 import codecs
-import hashlib
 import io
-import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import IO, NamedTuple, NoReturn
 
 from base.errors import InputError, printable
@@ -13,34 +11,6 @@ from data.formats import damage, is_binary, office, utf16_order
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # rare in text
 Tick = Callable[[int], object]  # called after each read with the number of bytes
-
-
-def hashed(chunks: Iterable[str | bytes], found: list[str]) -> Iterator[str | bytes]:
-    """Yield the chunks of a text unchanged and, after the last chunk, append the hash of the whole text to `found`.
-
-    The hash is the SHA-256 of the text in a normal form: NFC in UTF-8, with LF line ends and without a byte order mark.
-    So two copies of a text have the same hash even if they differ in Unicode normalization, encoding, line ends or byte
-    order mark. Chunks of bytes are decoded as UTF-8 for the hash.
-    """
-    sha256, rest = hashlib.sha256(), ""
-    utf8 = codecs.getincrementaldecoder("utf-8-sig")("surrogateescape")
-    decoder = io.IncrementalNewlineDecoder(utf8, translate=True)
-
-    def update(text: str) -> None:
-        sha256.update(unicodedata.normalize("NFC", text).encode("utf-8", "surrogatepass"))
-
-    for chunk in chunks:
-        yield chunk
-        rest += decoder.decode(chunk) if isinstance(chunk, bytes) else chunk
-        end = len(rest) - 1
-        # NFC may join marks, and vowels and final consonants of Hangul, with the character before.
-        while end > 0 and (unicodedata.category(rest[end])[0] == "M" or "\u1160" <= rest[end] <= "\u11ff"):
-            end -= 1
-        if end > 0:
-            update(rest[:end])
-            rest = rest[end:]
-    update(rest + decoder.decode(b"", final=True))
-    found.append(sha256.hexdigest())
 
 
 class NotText(InputError):

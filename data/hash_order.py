@@ -1,5 +1,6 @@
 """Shuffle, split and encode documents by a hash of their content, so that copies of a document share a split."""
 
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -19,7 +20,6 @@ from gpt.tokenizer import ByteTokenizer, Tokenizer
 ORDER = ("validation", "test", "train")  # splits in order of increasing hash
 BUCKET = 2**21  # tokens that are sorted at once
 PIECE = 2**18  # tokens that are yielded at once
-GATHERED = 2**15  # tokens that are gathered at once: their indices fit into the CPU's cache
 MAX_BITS = 9  # at most 2**9 buckets: a longer text has longer ones
 LONG = 64  # mean length in tokens from which copying slices is faster than gathering tokens
 BLOCK = 2**16  # characters that are hashed at once: their products fit into the CPU's cache
@@ -44,20 +44,16 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
     Source of the mixing: Steele et al., Fast Splittable Pseudorandom Number Generators (2014).
     """
     hashes = (ends - starts).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-    weighted = np.empty(BLOCK + 1, np.uint64)
     for begin in range(0, len(points), BLOCK):
         block = points[begin : begin + BLOCK]
         first, last = np.searchsorted(ends, begin, "right"), np.searchsorted(starts, begin + len(block))
         if first >= last:
             continue
-        np.multiply(block, _powers(BASE, BLOCK)[: len(block)], out=weighted[: len(block)])
-        weighted[len(block)] = 0  # the last sum may end here
-        inside = np.stack((starts[first:last], ends[first:last]), axis=1) - begin  # of each document, in the block
-        inside[0, 0], inside[-1, 1] = max(inside[0, 0], 0), min(inside[-1, 1], len(block))
-        sums = np.add.reduceat(weighted[: len(block) + 1], inside.ravel())[::2]
+        weighted = np.append(block * _powers(BASE, BLOCK)[: len(block)], np.uint64(0))  # the last sum may end here
+        inside = np.stack((starts[first:last], ends[first:last]), axis=1).clip(begin, begin + len(block)) - begin
+        sums = np.add.reduceat(weighted, inside.ravel())[::2]
         sums = sums * _powers(pow(BASE, -1, 2**64), BLOCK).take(inside[:, 0])  # counted from the document's start
-        if starts[first] < begin:
-            sums[:1] *= np.uint64(pow(BASE, int(begin - starts[first]), 2**64))
+        sums[:1] *= np.uint64(pow(BASE, max(0, int(begin - starts[first])), 2**64))
         hashes[first:last] += sums
     hashes ^= hashes >> np.uint64(30)
     hashes *= np.uint64(0xBF58476D1CE4E5B9)
@@ -68,50 +64,32 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
 
 
 class _Runs:
-    """The sorted runs of the external sort, in two temporary files: `ENTRY` records, and the documents' tokens."""
+    """Sorted runs of documents in two temporary files: `ENTRY` records, and the documents' tokens."""
 
     def __init__(self, bits: int, dtype: Any, entries: IO[bytes], tokens: IO[bytes]) -> None:
         self.files, self.dtypes = (entries, tokens), (ENTRY, np.dtype(dtype))
-        self.borders = (np.arange(1, 2**bits) << (16 - bits)).astype(np.uint16)  # of the buckets
-        self.cuts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])  # borders of the buckets, by file and run
+        self.borders = np.arange(1, 2**bits, dtype=np.uint64) << np.uint64(64 - bits)  # of the buckets
+        self.cuts: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])  # places of the buckets, by file and run
 
     def append(self, entries: np.ndarray, tokens: np.ndarray) -> None:
-        """Write a sorted run: `ENTRY` records, sorted by `_top` of their hashes, and the tokens of their documents."""
-        found = np.searchsorted(_top(entries["hash"]), self.borders)
-        cuts = np.concatenate(([0], found, [len(entries)])).astype(np.uint32)
-        token_ends = np.concatenate(([0], entries["size"].cumsum()))
-        for which, (array, cut) in enumerate(((entries, cuts), (tokens, token_ends[cuts].astype(np.uint32)))):
-            self.files[which].write(array.tobytes())
-            self.cuts[which].append(cut)
+        """Write a run: `ENTRY` records, sorted by their hashes, and the tokens of their documents."""
+        cuts = np.concatenate(([0], np.searchsorted(entries["hash"], self.borders), [len(entries)]))
+        token_cuts = np.append(0, entries["size"].cumsum(dtype=np.int64))[cuts]
+        for file, array, places, known in zip(
+            self.files, (entries, tokens), (cuts, token_cuts), self.cuts, strict=True
+        ):
+            file.write(array.tobytes())
+            known.append(places + (known[-1][-1] if known else 0))
 
     def bucket(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """Return (entries, tokens) of the documents in bucket `number` of all sorted runs, unsorted."""
+        """Return (entries, tokens) of the documents in bucket `number` of all runs, unsorted."""
         found = []
-        for file, dtype, cuts in zip(self.files, self.dtypes, self.cuts, strict=True):
+        for file, dtype, known in zip(self.files, self.dtypes, self.cuts, strict=True):
             file.flush()
-            pieces, base = [], 0
-            with open(file.fileno(), "rb", buffering=0, closefd=False) as unbuffered:  # pieces are small and scattered
-                for cut in cuts:
-                    begin, end = cut.item(number) * dtype.itemsize, cut.item(number + 1) * dtype.itemsize
-                    if begin < end:
-                        unbuffered.seek(base + begin)
-                        pieces.append(unbuffered.read(end - begin))
-                    base += cut.item(-1) * dtype.itemsize
+            places = [(cuts[number : number + 2] * dtype.itemsize).tolist() for cuts in known]
+            pieces = [os.pread(file.fileno(), end - begin, begin) for begin, end in places if begin < end]
             found.append(np.frombuffer(b"".join(pieces), dtype))
         return found[0], found[1]
-
-
-def _top(hashes: np.ndarray) -> np.ndarray:
-    """Return the top 16 bits of each hash as uint16, because NumPy sorts uint16 ten times faster than uint64."""
-    return (hashes >> np.uint64(48)).astype(np.uint16)
-
-
-def _sorted(hashes: np.ndarray) -> np.ndarray:
-    """Return the indices that sort `hashes`, like `argsort` but in about half the time."""
-    # The second sort is linear because its input is nearly sorted, so both together need half the time of one argsort.
-    shared = hashes.min() ^ hashes.max()  # above its highest bit all are equal
-    order = (hashes >> np.uint64(max(0, int(shared).bit_length() - 16))).astype(np.uint16).argsort(kind="stable")
-    return order[hashes[order].argsort(kind="stable")]
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -119,44 +97,23 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
     ends = sizes.cumsum(dtype=np.int64)
     if ends[-1] > LONG * len(ends):
         return np.concatenate([tokens[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
-    gathered, moves = np.empty(ends[-1], tokens.dtype), starts - ends + sizes
-    begins = np.searchsorted(ends, range(0, ends[-1], GATHERED))
-    for first, last in pairwise(np.unique(np.append(begins, len(ends)))):
-        begin, end = ends[first] - sizes[first], ends[last - 1]
-        index = np.repeat(moves[first:last], sizes[first:last])
-        index += np.arange(begin, end)
-        tokens.take(index, out=gathered[begin:end], mode="clip")  # without "clip" NumPy would copy the result
-    return gathered
+    return tokens[np.repeat(starts - ends + sizes, sizes) + np.arange(ends[-1])]
 
 
 def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (entries, tokens): the documents of a batch as a sorted run.
+    """Return the documents of a batch as a run: (`ENTRY` records sorted by hash, tokens with end marks).
 
-    `entries` are `ENTRY` records of the documents, sorted by `_top` of their hashes. Successive equal documents share
-    one record that counts the copies, so that a bucket stays small even if a document is repeated millions of times.
-    `tokens` contains, for each record in turn, the tokens of the document and of its end mark, `mark`.
+    Equal documents share one record, so that a bucket stays small even if a document is repeated millions of times.
     """
     text, points, starts, ends = batch
-    hashes = content_hashes(points, starts, ends)
-    order = _top(hashes).argsort(kind="stable")
-    hashes = hashes[order]
-    firsts = np.flatnonzero(_differs(hashes))
-    entries = np.empty(len(firsts), ENTRY)
-    kept = order[firsts]
-    starts = starts[kept]
-    sizes = ends[kept] - starts + len(mark)
-    entries["hash"], entries["size"], entries["copies"] = hashes[firsts], sizes, np.diff(firsts, append=len(hashes))
+    hashes, kept, copies = np.unique(content_hashes(points, starts, ends), return_index=True, return_counts=True)
+    starts, sizes = starts[kept], (ends - starts)[kept] + len(mark)
+    entries = np.empty(len(kept), ENTRY)
+    entries["hash"], entries["size"], entries["copies"] = hashes, sizes, copies
     tokens = points if isinstance(tokenizer, ByteTokenizer) else tokenizer.pack(text)
     found = _gathered(np.concatenate((tokens, mark)), starts, sizes)
-    places = sizes.cumsum() - len(mark)
-    for offset, token in enumerate(mark):
-        found[places + offset] = token
+    found[sizes.cumsum()[:, None] + np.arange(-len(mark), 0)] = mark
     return entries, found
-
-
-def _differs(hashes: np.ndarray) -> np.ndarray:
-    """Return for each of the sorted `hashes` whether it is the first or differs from the previous one: (n,) bool."""
-    return np.concatenate(([True], hashes[1:] != hashes[:-1]))[: len(hashes)]
 
 
 class HashOrder:
@@ -167,8 +124,6 @@ class HashOrder:
         self.rule, self.tokenizer, self.folder, self.tick = rule, tokenizer, folder, tick
         self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
         self.held_out = [np.zeros(0, np.uint64)]  # with data.validation: hashes of the validation and test documents
-        self.hashes: list[np.ndarray] = []  # of the files, if each is a document, in their order; 2**64 - 1 if blank
-        self.last = np.zeros(2, np.uint64)  # highest hash of a validation document and of a test document
         # Fields of `Documents`, complete once all documents are encoded.
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
@@ -203,23 +158,19 @@ class HashOrder:
                 self.tick(corpus.size() >> self.bits)
                 if not len(entries):
                     continue
-                order = _sorted(entries["hash"])
+                order = entries["hash"].argsort(kind="stable")
                 starts = (entries["size"].cumsum(dtype=np.int64) - entries["size"])[order]
                 entries = entries[order]
                 sizes, copies = entries["size"], entries["copies"]
                 self._compare(entries["hash"], copies, own)
                 ends = np.multiply(sizes, copies, dtype=np.int64).cumsum()
                 # Equal documents, even of different runs, form one group, which shares a split.
-                differs = _differs(entries["hash"])
-                group_ends = np.append(ends[np.flatnonzero(differs)[1:] - 1], ends[-1])
+                groups = np.append(np.unique(entries["hash"], return_index=True)[1], len(ends))
+                group_ends = ends[groups[1:] - 1]
                 middles = done + (group_ends + np.append(0, group_ends[:-1])) / 2
                 places = _places(middles, borders, first=not distinct, lacks_test=shares[2] > 0 and not counts["test"])
                 distinct += len(places)
-                splits = np.searchsorted(places, range(4))  # the first group of each split, and the number of groups
-                firsts = np.append(np.flatnonzero(differs), len(ends))[splits]
-                filled = firsts[:2] < firsts[1:3]  # whether validation and test have documents in this bucket
-                self.last[filled] = entries["hash"][firsts[1:3][filled] - 1]
-                del group_ends, middles, differs, places, order
+                firsts = groups[np.searchsorted(places, range(4))]  # the first entry of each split, and their number
                 cuts = np.concatenate((firsts, np.searchsorted(ends, range(0, ends[-1], PIECE))))
                 for begin, end in pairwise(np.unique(cuts)):
                     split, several = ORDER[np.searchsorted(firsts, begin, "right") - 1], copies[begin:end]
@@ -232,22 +183,11 @@ class HashOrder:
             self.found["counts"][own or split] += number
         self.found["repeated"] += sum(counts.values()) - distinct
 
-    def splits_of_files(self) -> list[str]:
-        """Return the split of each file as a list, for a text in which each file is one document.
-
-        A blank file counts as training. Call this after all documents are encoded.
-        """
-        return np.array(ORDER)[np.searchsorted(np.maximum.accumulate(self.last), np.concatenate(self.hashes))].tolist()
-
     def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
         """Encode all documents that are not blank, append them to `runs`, and return the number of their tokens."""
         total = 0
         for batch in batches(corpus, self.rule, self.tick):
             full = ~are_blank(batch)
-            if self.rule.kind == "file":
-                hashes = np.full(len(full), 2**64 - 1, np.uint64)
-                hashes[full] = content_hashes(batch.points, batch.starts[full], batch.ends[full])
-                self.hashes.append(hashes)
             self.found["blank"] += len(full) - int(full.sum())
             if full.any():
                 kept = batch if full.all() else batch._replace(starts=batch.starts[full], ends=batch.ends[full])
@@ -261,7 +201,7 @@ class HashOrder:
         if own in ("validation", "test"):
             self.held_out.append(hashes.repeat(copies))
         elif own:
-            distinct, (held_out,) = hashes[_differs(hashes)], self.held_out
+            distinct, (held_out,) = np.unique(hashes), self.held_out
             found = np.searchsorted(held_out, distinct, "right") - np.searchsorted(held_out, distinct)
             self.found["copied"] += int(found.sum())
 

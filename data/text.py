@@ -22,8 +22,8 @@ from data.corpus import Corpus, Tick, of_run, open_corpus
 from data.documents import Documents, Rule, check_end_mark, contents
 from data.hash_order import HashOrder
 from data.likeness import describe_likeness, likeness
-from data.splits import BY_FILE, EMPTY, SPLITS, Part, check_lengths, describe_files, split_documents
-from gpt.model_file import HASH, shares_read
+from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
+from gpt.model_file import TextRead
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 # Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because SIGBUS ends the process
@@ -31,11 +31,9 @@ from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharac
 MAPPED_FROM = 2**24  # bytes
 RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: increment it when the same text would be split or encoded differently
-SEEN = "the starting model was trained on this run's held-out text, so the loss says nothing about new text"
-MAX_HASHES = 1000  # of training files, the lowest ones: each uses 20 of a model file's `MAX_METADATA` characters
-# Tokens of each split; the tokenizer; number of characters of each split; the fields of `Documents` but `rule`, or {};
-# (hash of the content, see `hashed`, and split, or "" if the file is divided) of each file that is not empty.
-Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any], list[tuple[str, str]]]
+SEEN = "the starting model was trained on this text under another split, so the loss says nothing about new text"
+# Tokens of each split; the tokenizer; number of characters of each split; the fields of `Documents` but `rule`, or {}.
+Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -52,22 +50,16 @@ class Text:
     characters: Mapping[str, int]
     extra_chars: str  # characters that are in the vocabulary whether the text contains them or not
     sha256: str  # SHA-256 of the file or, if there are several, a hash of their names and hashes
-    hashes: Sequence[str]  # hashes of the content of at most `MAX_HASHES` training files, see `gpt.model_file`
-    share: float  # fraction of each training file, from the file's beginning, that training may read
-    split_hash: str  # hexadecimal hash that is equal for equal content that is split in the same way
-    # By hash of a file's content, the fraction of the file after which the text is held out.
-    held_out: Mapping[str, float]
-    # Descriptions of the texts that the model of `init_from` has read, see `gpt.model_file`.
-    before: Sequence[Mapping[str, Any]]
+    texts: Sequence[TextRead]  # this text, then those that the model of `init_from` has read
     documents: Documents | None = None  # how the text was divided into documents, or None if it was not divided
     notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
 
-    def read_before(self, texts: Sequence[Mapping[str, Any]]) -> "Text":
-        """Return a copy with `before` set to `texts`, the texts on which the model of `init_from` was trained."""
-        read = shares_read(each for each in texts if each["split"] != self.split_hash)
-        if any(read.get(sha, 0.0) > share for sha, share in self.held_out.items()):
-            return replace(self, before=texts, notes=(*self.notes, SEEN))
-        return replace(self, before=texts)
+    def read_before(self, texts: Sequence[TextRead]) -> "Text":
+        """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
+        own = self.texts[0]
+        others = [each for each in texts if each != own]
+        seen = own["split"] and any(each["sha256"] == own["sha256"] for each in others)
+        return replace(self, texts=(own, *others), notes=self.notes + ((SEEN,) if seen else ()))
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
@@ -100,18 +92,14 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = _load(folder)
-    arrays, tokenizer, characters, found, files = opened or _encode(
+    arrays, tokenizer, characters, found = opened or _encode(
         corpus, rule, stamps, config.split, extra_chars, folder, alike
     )
     check_lengths(arrays, config, context, corpus)
-    # Documents are shuffled, so training and held-out documents may be anywhere in a file.
-    in_order = not (rule or own or len(digests) >= BY_FILE)
-    held_out = {sha[:HASH]: shares[0] if in_order else 0.0 for sha, split in files if split != "train"}
+    sha256 = corpus.sha256(digests)
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
-        extra_chars=extra_chars, sha256=corpus.sha256(digests), split_hash=split_hash, held_out=held_out, before=(),
-        hashes=sorted({sha[:HASH] for sha, split in files if split in ("", "train")})[:MAX_HASHES],
-        share=shares[0] if in_order else 1.0,
+        extra_chars=extra_chars, sha256=sha256, texts=({"sha256": sha256, "split": split_hash},),
         documents=Documents(rule, **found) if rule else None,
         notes=corpus.notes + (() if rule else describe_files(corpus, digests, config.split)) + rare_characters(folder),
     )  # fmt: skip
@@ -150,8 +138,8 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
         train = np.concatenate((text.train, text.validation, text.test))[: length + 2 * context]
     part = train[:length]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
-    changed = replace(text, train=train, validation=part, test=part, characters=characters)
-    return replace(changed, share=1.0, split_hash="", held_out={})  # because no text is held out
+    texts: tuple[TextRead] = ({"sha256": text.sha256, "split": ""},)  # because no text is held out
+    return replace(text, train=train, validation=part, test=part, characters=characters, texts=texts)
 
 
 def _load(folder: Path) -> Encoded | None:
@@ -170,7 +158,7 @@ def _load(folder: Path) -> Encoded | None:
             if checksum != meta["checksums"][split]:
                 return None
         characters = {split: int(meta["characters"][split]) for split in SPLITS}
-        return arrays, tokenizer, characters, meta["documents"], meta["files"]
+        return arrays, tokenizer, characters, meta["documents"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -226,33 +214,27 @@ def _encode(
                 return opened
             shutil.rmtree(folder, ignore_errors=True)
             remove_unfinished(folder.parent)
-            tick, found, hashes = progress.update, dict[str, Any](), list[str]()
-            first_pass, split_of = replace(corpus, hashes=hashes), [each.split for each in corpus.documents]
+            tick, found = progress.update, dict[str, Any]()
             if rule:
-                sizes, characters, rare = scan(contents(first_pass, rule, tick))
+                sizes, characters, rare = scan(contents(corpus, rule, tick))
                 check_end_mark(corpus, rule, characters)
                 tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars)
                 order = HashOrder(rule, tokenizer, sum(sizes), folder.parent, tick)
                 found = order.found
-                parts = order.encode_own(corpus) if split_of[0] else order.encode(corpus, shares)
+                parts = order.encode_own(corpus) if corpus.documents[0].split else order.encode(corpus, shares)
             else:
-                sizes, characters, rare = scan(first_pass.read(document, tick) for document in corpus.documents)
+                sizes, characters, rare = scan(corpus.read(document, tick) for document in corpus.documents)
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
                 joined = len(filled) > len(set(filled))  # by newlines, which the vocabulary must then contain
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
-                parts_of = split_documents(corpus, sizes, shares, alike)
-                split_of = [parts[0][0] if len(parts) == 1 else "" for parts in parts_of]
-                parts = _encode_parts(corpus, parts_of, tokenizer, tick)
-            files = list[tuple[str, str]]()
+                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, alike), tokenizer, tick)
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
                 if corpus.stamps() != stamps:
                     raise changed
-                known = order.splits_of_files() if rule and rule.kind == "file" and not split_of[0] else split_of
-                files.extend((sha, split) for sha, split in zip(hashes, known, strict=True) if sha != EMPTY)
 
-            _save(folder, tokenizer, encoded(), {"rare": rare, "files": files, "documents": found})
+            _save(folder, tokenizer, encoded(), {"rare": rare, "documents": found})
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
     except OSError as error:  # from writing the cache, because a text that cannot be read raises an InputError

@@ -8,7 +8,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
@@ -21,8 +21,6 @@ from gpt.config import ModelConfig
 from gpt.tokenizer import tokenizer_from
 
 FORMAT = 1  # increase it if an old model file would mean something else
-HASH = 16  # hexadecimal digits; older files have all 64, of the bytes of each file
-MAX_TEXTS = 32  # that a model file remembers: with 1,000 hashes each, they fit into `MAX_METADATA`
 MAX_END = 100  # characters of an end mark
 MAX_HEADER = 2**23  # bytes: 1.5 times what the deepest model needs
 MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all settings need
@@ -31,15 +29,8 @@ MAX_METADATA = 2**20  # characters: more than a vocabulary of 65,536 and all set
 class TextRead(TypedDict):
     """A text that a model was trained on."""
 
-    sha256: list[str]  # the first `HASH` digits of the hashes of files (`data.decoding.hashed`)
-    share: float  # fraction of each file, from its beginning, that the model was trained on
-    split: str  # hash of the text and of how it was split
-
-
-class TrainedOn(TextRead):
-    """The text that a model was trained on, and those before it."""
-
-    before: list[TextRead]  # of the models that training started from
+    sha256: str  # hash of the text's file or, if it has several files, of their names and hashes
+    split: str  # hash of the text and of how it was split, "" if nothing was held out
 
 
 class Documents(TypedDict):
@@ -69,7 +60,7 @@ class Description(TypedDict):
     val_loss: float | None  # nats per token; None: saved between two validations
     evaluation: Evaluation | None
     text: str  # name of the training text, without its folder
-    trained_on: TrainedOn
+    texts: list[TextRead]  # the training text, then those of the models that training started from
     documents: Documents | None
 
 
@@ -131,7 +122,7 @@ def read(path: str | Path) -> Model:
                 raise ValueError("no usable safetensors header")
             header = json.loads(file.read(length))
             text = header.pop("__metadata__", {}).get("chargpt", "")
-            described = parse(text) if text else {}
+            described = {"texts": []} | parse(text) if text else {}  # older files have no texts
             if described.get("format") == FORMAT:
                 config, shapes = check_description(described)
                 check_header(header, shapes)
@@ -243,18 +234,6 @@ def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]
         if found is None or found["dtype"] != "F32" or tuple(found["shape"]) != shape:
             what = "missing" if found is None else f"{found['dtype']} {tuple(found['shape'])}"
             raise ValueError(f"{name} is {what}, must be F32 {shape}")
-
-
-def texts_read(meta: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the `TextRead` of the run that wrote a model file, then those of the models it started from."""
-    own = {key: meta["trained_on"][key] for key in TextRead.__annotations__}
-    return [own, *(each for each in meta["trained_on"]["before"] if each != own)][:MAX_TEXTS]
-
-
-def shares_read(texts: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return the largest fraction of each file that a model was trained on: hash of the file -> fraction."""
-    ordered = sorted(texts, key=lambda text: text["share"])
-    return {sha256[:HASH]: text["share"] for text in ordered for sha256 in text["sha256"]}
 
 
 def to_device(thing: Any, name: str) -> Any:

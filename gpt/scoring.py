@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
     tokenizer: Tokenizer
     tokens: np.ndarray  # the whole text, (N,) uint8 or uint16
     stride: int  # tokens between window starts if windows are strided
-    trained: float  # fraction of the text, from its beginning, that the model was trained on
+    trained: bool  # whether the model was trained on this text
     characters: int  # the divisor in bits per character; 0: those in `tokens`
     bytes: int  # size of the text's file, the divisor in bits per byte; 0: of `tokens` as UTF-8
     documents: dict[str, str] | None = None  # `data.documents.Rule` of the training text

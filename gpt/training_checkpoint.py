@@ -131,12 +131,9 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     if contents["model_config"]["tied"]:
         del state["head.weight"]
     data = contents["data"]
-    share = data.get("share", data["split"][0])  # a checkpoint of an older version may have no share
     described = {
         "format": FORMAT, "step": contents["global_step"], "text": without_folders(str(data["name"])),
-        "trained_on": {
-            "sha256": data["hashes"], "share": share, "split": data["split_hash"], "before": data["before"],
-        },
+        "texts": data.get("texts", []),  # a checkpoint of an older version has none
         "documents": data["divided"],
         **{key: contents[key] for key in ("model_config", "vocabulary", "val_loss", "evaluation")},
     }  # fmt: skip

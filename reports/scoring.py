@@ -20,7 +20,7 @@ from base.progress import count, hidden
 from gpt.analysis import Surprisals
 from gpt.checkpoint import build, with_context
 from gpt.evaluation import Score, make_score, totals
-from gpt.model_file import Model, shares_read, texts_read, to_device
+from gpt.model_file import Model, to_device
 from gpt.scoring import Candidate, measure, pieces
 from gpt.tokenizer import tokenizer_from
 from reports.document_scores import print_documents
@@ -108,7 +108,7 @@ def score_in_detail(
         ]
         about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
         about["difference"] = difference(scores[0], scores[1], 4) if options.compare else None
-        about["trained"] = max(one.trained for one in candidates)
+        about["trained"] = any(one.trained for one in candidates)
         page_file.write(page(about, text.getvalue(), columns))
     return measured
 
@@ -139,7 +139,7 @@ def candidates_of(
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        trained = shares_read(texts_read(meta)).get(text.sha256, 0.0)
+        trained = any(each["sha256"] == text.sha256 for each in meta["texts"])
         of_text = (tokens, stride, trained, text.characters, text.size, meta["documents"])
         candidates.append(Candidate(path, meta["step"], model, tokenizer, *of_text))
     return candidates

@@ -1,9 +1,10 @@
 """Read and encode the text of score.py for its models, without loading torch, so that errors appear at once."""
 
 import argparse
+import hashlib
 import io
 import sys
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
@@ -17,10 +18,10 @@ from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
 from data.corpus import Document
-from data.decoding import CHUNK, decode, hashed
+from data.decoding import CHUNK, decode
 from data.documents import WHITESPACE, Rule, divide, is_divided
 from data.text import text_of_run
-from gpt.model_file import HASH, Model
+from gpt.model_file import Model
 from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 MAX_PAGE = 10_000_000  # maximum characters in an HTML page
@@ -143,13 +144,11 @@ def open_source(
     texts = Document(display_name(options), Path(options.file)).unzip()
     if len(texts) > 1:
         raise InputError(f"{display_name(options)}: contains {len(texts):,} files; unpack it and score one of them")
-    found = [""]
-    if Path(options.file).is_file():
+    sha256 = ""
+    if Path(options.file).is_file():  # not a pipe, which can be read only once
         with texts[0].open() as file:
-            raw = iter(lambda: file.read(CHUNK), b"")
-            text = decode(file, display_name(options), options.encoding, option="--encoding ")
-            deque(hashed(raw if options.encoding == "utf-8" else text, found), maxlen=0)
-    return texts[0].open(), Path(options.file).stat().st_size, texts[0].label, found[-1][:HASH]
+            sha256 = hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]
+    return texts[0].open(), Path(options.file).stat().st_size, texts[0].label, sha256
 
 
 def marked(file: IO[bytes], rule: Rule, tokenizer: Tokenizer, name: str, options: argparse.Namespace) -> IO[bytes]:

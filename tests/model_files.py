@@ -25,7 +25,7 @@ def about(config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: 
     described = {
         "format": FORMAT, "model_config": vars(config), "vocabulary": vocabulary, "step": 17, "val_loss": None,
         "evaluation": None, "text": "book.txt", "documents": None,
-        "trained_on": {"sha256": [], "share": 0.9, "split": "", "before": []},
+        "texts": [],
     }  # fmt: skip
     return described | changes
 

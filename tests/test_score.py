@@ -585,7 +585,7 @@ def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None
     score_split = "python score.py runs/first --split validation"
     said = f"this is the text that the model was trained on; {score_split} scores held-out text"
     assert ended.status == 0 and ended.out.splitlines()[1].endswith(said), ended
-    assert '"trained": 0.9' in Path("seen.html").read_text()
+    assert '"trained": true' in Path("seen.html").read_text()
     Path("again.txt.gz").write_bytes(gzip.compress(Path("book.txt").read_bytes()))
     assert said in score("first", "again.txt.gz", "--window", "disjoint").out, "compressed, it is the same text"
     Path("other.txt").write_bytes(Path("book.txt").read_bytes()[:-1])

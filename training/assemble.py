@@ -34,7 +34,7 @@ from training.run_plan import RunPlan
 def build_module(plan: RunPlan) -> LitGPT:
     """Return the LightningModule of the run that `plan` describes."""
     config, text = plan.config, plan.text
-    saved = ("name", "fingerprint", "extra_chars", "hashes", "share", "split_hash", "before")
+    saved = ("name", "fingerprint", "extra_chars", "texts")
     module = LitGPT(
         config,
         text.tokenizer,

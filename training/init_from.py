@@ -26,13 +26,6 @@ class InitModel:
         return self.meta["vocabulary"].get("characters", "")
 
     @property
-    def texts_read(self) -> list[dict[str, Any]]:
-        """The texts on which this model and the models that it started from were trained."""
-        from gpt.model_file import texts_read  # loads NumPy
-
-        return texts_read(self.meta)
-
-    @property
     def groups(self) -> dict[str, dict[str, Any]]:
         """The settings that a run must have to start from this model, as configuration group -> key -> value."""
         return {"model": vars(self.model.config), "data": {"tokenizer": self.meta["vocabulary"]["kind"]}}

@@ -71,7 +71,7 @@ class ResumePoint:
     def __init__(self, path: Path, contents: dict[str, Any], record: "TrainingRecord") -> None:
         self.path, self.step, self.record = path, contents["global_step"], record
         self.conditions, self.extra_chars = contents["conditions"], contents["data"]["extra_chars"]
-        self.texts_read = contents["data"]["before"]
+        self.texts = contents["data"].get("texts", [])  # a checkpoint of an older version has none
         self._contents: dict[str, Any] | None = contents
 
     def take(self) -> dict[str, Any]:

@@ -72,7 +72,7 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
     loading, pool = list[Future[float]](), ThreadPoolExecutor(1)  # loads PyTorch while the text is read
     found = lambda: loading.append(pool.submit(load_training))  # noqa: E731
     text = open_run_text(config, command.sets("data"), extra_chars, run if resumed else None, found)
-    text = text.read_before(point.texts_read if point else start.texts_read if start else [])
+    text = text.read_before(point.texts if point else start.meta["texts"] if start else [])
     with Progress("loading PyTorch and Lightning"):
         loaded = loading[0].result()
         from training.callbacks.stop_signals import StopSignals

@@ -54,7 +54,7 @@ async function main() {
   // -- The figures -------------------------------------------------------------------------------
   if (b) element("hint").textContent = "The stronger the colour of a character, the more the two models differ in how much it surprised them. Point at one for details.";
   element("what").textContent = `${about.characters.toLocaleString("en")} character${about.characters === 1 ? "" : "s"}`;
-  if (about.trained) element("what").textContent += `; the model was trained on the first ${Math.round(100 * about.trained)} %, which is marked by a line on the left`;
+  if (about.trained) element("what").textContent += "; a model was trained on this text, except for its held-out part";
   const table = element("figures");
   table.append(tableRow("th", "", "nats per character", "perplexity", "bits per character", "bits per byte"));
   for (const [m, model] of models.entries()) {
@@ -77,7 +77,7 @@ async function main() {
       if (afterLine > begin) end = afterLine; else if (space >= 0) end = begin + 1000 + space + 1;
     }
     begins.push(begin);
-    const block = make("p", begin < about.trained * count ? "trained" : "", letters.slice(begin, end).map((letter) => mark(letter)[1]).join(""));
+    const block = make("p", "", letters.slice(begin, end).map((letter) => mark(letter)[1]).join(""));
     const rows = block.textContent.trimEnd().split("\n").map((line) => Math.ceil((line.length + 1) / lettersPerRow));
     const height = rows.reduce((sum, number) => sum + number) * lineHeight; // an estimate until the block is on the screen
     block.style.containIntrinsicHeight = `auto ${height}px`;

@@ -1,10 +1,7 @@
-import hashlib
-import itertools
 import os
 import platform
 import random
 import sysconfig
-import unicodedata
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ from base.errors import InputError
 from base.jobs import run_directory
 from data.config import DataConfig
 from data.corpus import of_run, open_corpus, without_rulers
-from data.decoding import CHUNK, hashed
+from data.decoding import CHUNK
 from tests.conftest import refusal
 from tests.stores import make
 
@@ -127,38 +124,6 @@ def test_what_is_not_there(tmp_path):
         **dict.fromkeys(["zzzz/a.txt", "a\0b", "two\nlines"], "no such file or directory"),
     }.items():  # fmt: skip
         assert refusal(InputError, read, tmp_path / name).endswith(reason)
-
-
-def test_the_hash_of_a_text_does_not_depend_on_how_it_is_stored_or_cut_into_chunks():
-    marks = [
-        "a",
-        "e\u0301",
-        "ạ\u0302",
-        "\u09c7\u09be",
-        "한",
-        "\u1112\u1161\u11ab",
-        "\n",
-        "語",
-        "\u0f73",
-        "q\u0323\u0307",
-        " ",
-    ]
-    for seed in range(200):
-        draw = random.Random(seed)
-        text = "".join(draw.choices(marks, k=draw.randrange(40)))
-        expected = hashlib.sha256(unicodedata.normalize("NFC", text).encode()).hexdigest()
-        for form in ("NFC", "NFD"):
-            plain = unicodedata.normalize(form, text)
-            raw = b"\xef\xbb\xbf" * draw.randrange(2) + plain.replace("\n", draw.choice(["\n", "\r\n", "\r"])).encode()
-            for content in (plain, raw):
-                cuts = sorted(draw.choices(range(len(content) + 1), k=draw.randrange(8)))
-                chunks = [content[a:b] for a, b in itertools.pairwise([0, *cuts, len(content)])]
-                found = []
-                assert list(hashed(chunks, found)) == chunks and found == [expected], (seed, chunks)
-    found = []
-    for content in (b"\xff\xfe", b"\xff\xfd"):  # bytes that are not UTF-8
-        list(hashed([content], found))
-    assert len(set(found)) == 2
 
 
 def test_the_digest_covers_names_and_content(tmp_path):

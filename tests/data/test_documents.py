@@ -31,7 +31,7 @@ from tests.stores import make
 SHARES = [0.6, 0.25, 0.15]
 MARKS = {"line": "\n", "paragraph": "\n\n"}
 KINDS = ["line", "paragraph", "file", "<|endoftext|>", "\n%\n", "aa"]
-SMALL = {"BATCH": 11, "BLOCK": 4, "BUCKET": 16, "PIECE": 8, "GATHERED": 8}  # so that borders are everywhere
+SMALL = {"BATCH": 11, "BLOCK": 4, "BUCKET": 16, "PIECE": 8}  # so that borders are everywhere
 
 
 def text_of(files, **options):
@@ -217,7 +217,7 @@ def test_escapes_are_read_and_the_settings_are_in_the_fingerprint(opened):
     others = [{"split": SHARES}, {"documents": "line"}, {"documents": "\n"}, {"documents": "\n", "split": SHARES}]
     assert len({opened(context=1, **each).fingerprint for each in others} | {typed.fingerprint}) == 5
     again = opened(documents=r"\n%\n", context=1)  # from the cache
-    assert again.documents == typed.documents and splits(again) == splits(typed) and again.hashes
+    assert again.documents == typed.documents and splits(again) == splits(typed)
 
 
 def test_a_line_break_at_an_end_of_a_part_is_not_part_of_it():
@@ -281,12 +281,12 @@ def test_refusals_are_one_line(opened):
 def test_an_interrupted_encoding_leaves_nothing_behind(opened, monkeypatch):
     make(Path(), {"text": "\n".join(words(200))})
 
-    def interrupt(*_):
+    def interrupt(*_, **__):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("data.hash_order._differs", data.hash_order._differs)  # put back afterwards
-        faults.before(data.hash_order, "_differs", interrupt)
+        patch.setattr("data.hash_order._places", data.hash_order._places)  # put back afterwards
+        faults.before(data.hash_order, "_places", interrupt)
         with pytest.raises(KeyboardInterrupt):
             opened(documents="line")
     assert os.listdir("cache/encoded") == [".lock"]

@@ -91,11 +91,7 @@ WRONG = {
     "model.dim": ["131072", str(2**63 - 1)], "model.context": ["1048577", "1e400"], "model.dropout": ["NaN", '"auto"'],
     "documents": ['{"kind": "line", "end": "", "name": ""}', '{"kind": "line", "end": "\\u2603", "name": ""}', "[]"],
     "model.tied": ["true"], "model.norm": ['"' + "x" * 900_000 + '"'], "model.window": ["-1"],
-    "model.positions": [DEEP], "trained_on": [
-        "{}", '{"sha256": 1, "share": 1.0, "split": "", "before": []}',
-        '{"sha256": [], "share": 1.0, "split": "", "before": [1]}',
-        '{"sha256": [], "share": 1.0, "split": "", "before": [{"sha256": "", "share": 1.0, "split": ""}]}',
-    ],
+    "model.positions": [DEEP], "texts": ["{}", "[1]", '[{"sha256": [], "split": ""}]', '[{"sha256": ""}]'],
 }  # fmt: skip
 HOSTILE: dict[str, Callable[[], bytes]] = {
     "nothing": lambda: b"", "50 MB of zeros": lambda: bytes(50 * MB), "a pickle": lambda: pickle.dumps(Payload()),

@@ -27,8 +27,8 @@ def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]
     state = fill(GPT(config, 11), seed).state_dict()
     return {
         "format": CHECKPOINT_FORMAT, "model_config": dataclasses.asdict(config), "vocabulary": LETTERS,
-        "data": {"name": "letters/b\udcffok.txt", "hashes": ["ab12"], "share": 0.7, "split": [0.8, 0.1, 0.1],
-                 "divided": None, "split_hash": "cd34", "before": []},
+        "data": {"name": "letters/b\udcffok.txt", "divided": None,
+                 "texts": [{"sha256": "ab12", "split": "cd34"}]},
         "state_dict": {f"net.{key}": state[key] for key in state},
         "global_step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
     }  # fmt: skip
@@ -57,7 +57,7 @@ def test_a_model_file_is_made_of_a_checkpoint(tmp_path: Path) -> None:
         assert meta == {
             "format": FORMAT, "vocabulary": LETTERS, "step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
             "text": "b\ufffdok.txt", "documents": None,
-            "trained_on": {"sha256": ["ab12"], "share": 0.7, "split": "cd34", "before": []},
+            "texts": [{"sha256": "ab12", "split": "cd34"}],
         }  # fmt: skip
     divided = contents()["data"] | {"divided": {"kind": "line", "end": "a", "name": ""}}
     write_model(path, contents() | {"data": divided})

@@ -26,7 +26,7 @@ LETTERS = CharTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 96))))  # which 
 def a_text(tokens: int) -> Text:
     nothing = np.broadcast_to(np.uint8(0), tokens)
     sizes = dict.fromkeys(("train", "validation", "test"), tokens)
-    return Text(nothing, nothing, nothing, LETTERS, "a.txt", "", sizes, "", "", [], 1.0, "", {}, ())
+    return Text(nothing, nothing, nothing, LETTERS, "a.txt", "", sizes, "", "", ())
 
 
 def chosen(tokens: int, *arguments: str, seconds: float = 60.0, **changes: Any) -> Choice:
