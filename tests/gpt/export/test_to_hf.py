@@ -34,7 +34,7 @@ def written(path: Path, config: ModelConfig, vocabulary: dict[str, Any], **chang
 def test_the_folder_is_complete(tmp_path: Path) -> None:
     folder = tmp_path / "out"
     written(folder, tiny(), CHARACTERS)
-    modules = "attention attention_kernels config errors model modeling_chargpt options positions".split()
+    modules = "attention config errors model modeling_chargpt options positions".split()
     assert sorted(os.listdir(folder)) == sorted({*DATA, *(f"{each}.py" for each in modules)} - {"README.md"})
     for file in folder.glob("*.py"):
         source = file.read_text("utf-8")
