@@ -21,7 +21,7 @@ if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from base.command_line import Parser, about_unknown, add_unknown, device, main, number, say_adapted, writing_to
-from base.errors import InputError, for_output, nearest, one_line, printable
+from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
 from data.novelty import describe, longest_copies, repeats, skipped
@@ -32,18 +32,13 @@ from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
 PIPE_SECONDS = 0.5  # seconds to wait for text in a pipe, see `is_piped`
-HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a text.
-:set                      show the options
-:set temperature 0.7      set an option; without a value: its default
-:quit                     or Ctrl-D"""
 
 
 def cli(arguments: list[str] | None = None) -> int:
     """Run sample.py and return the exit status."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     advice = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
-    return main("sample.py", lambda: sample(parser, options), out_of_memory=advice)
+    return main("sample.py", lambda: sample(options), out_of_memory=advice)
 
 
 def make_parser() -> Parser:
@@ -88,7 +83,7 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
 
 
-def sample(parser: Parser, options: argparse.Namespace) -> None:
+def sample(options: argparse.Namespace) -> None:
     checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
     excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json", "novelty") if getattr(options, key)]
     if options.interactive and excluded:
@@ -102,8 +97,9 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     documents = meta["documents"] or {"kind": "", "end": ""}
     options.document, options.end = "line" if documents["kind"] == "line" else "document", documents["end"]
     if options.interactive:
-        print(f"{printable(checkpoint)}, step {meta['step']}; :help lists commands", file=sys.stderr)
-        return converse(weights, tokenizer, parser, options)
+        keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
+        print(f"{printable(checkpoint)}, step {meta['step']}; {keys}", file=sys.stderr)
+        return converse(weights, tokenizer, options)
     # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
     newline = "" if tokenizer.unit == "byte" else None
     prompts = [read_prompt("-", newline, "--prompt") if prompt == "-" else prompt for prompt in options.prompt]
@@ -171,19 +167,19 @@ def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -
     return text
 
 
-def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unknown") -> str:
+def adapt(prompt: str, unknown: str, tokenizer: Tokenizer) -> str:
     """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
     if unknown == "error":
         try:
             tokenizer.encode(prompt)
         except UnknownCharacter as error:
-            raise InputError(f"{error}; {about_unknown(option)}") from None
+            raise InputError(f"{error}; {about_unknown()}") from None
         return prompt
     prompt = tokenizer.canonical(prompt)
     adapted = tokenizer.adapt(prompt, replace=unknown == "replace")
     if adapted != prompt:
         forms = ((letter, tokenizer.adapt(letter, replace=unknown == "replace")) for letter in prompt)
-        say_adapted(f"{option} {unknown}", Counter(change for change in forms if change[0] != change[1]))
+        say_adapted(f"--unknown {unknown}", Counter(change for change in forms if change[0] != change[1]))
     return adapted
 
 
@@ -299,25 +295,18 @@ def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO
     return text
 
 
-def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
+def converse(weights: Weights, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:
         try:
-            line = input("> ")
-            if line.startswith(":"):
-                if line.split()[0] in (":quit", ":q"):
-                    return
-                run_command(line, parser, options)
-            elif line:
-                prompt = adapt(line, options.unknown, tokenizer, ":set unknown")
-                if not prompt:
-                    raise InputError("none of these characters is in the vocabulary")
-                seed = secrets.randbits(32) if options.seed is None else options.seed
-                given = tokenizer.encode(begun(prompt, tokenizer, options))
-                texts = continuations(weights, [given], [seed], tokenizer, options)
-                show(prompt, texts, options.end, sys.stdout)
-                print(f"\n[seed {seed}]")
+            if not (prompt := adapt(input("> "), options.unknown, tokenizer)):
+                continue
+            seed = secrets.randbits(32) if options.seed is None else options.seed
+            given = tokenizer.encode(begun(prompt, tokenizer, options))
+            texts = continuations(weights, [given], [seed], tokenizer, options)
+            show(prompt, texts, options.end, sys.stdout)
+            print(f"\n[seed {seed}]")
         except EOFError:
             print()
             return
@@ -325,31 +314,6 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
             print()
         except InputError as error:
             print(error)
-
-
-def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
-    names = (
-        "num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "no-repeat-ngram", "stop", "seed",
-        "unknown",
-    )  # fmt: skip
-    word, _, rest = line.partition(" ")
-    name, _, value = rest.strip().partition(" ")
-    if word == ":set" and not name:
-        print("\n".join(f"{option:20} {getattr(options, option.replace('-', '_'))}" for option in names))
-    elif word == ":set" and name in names:
-        key, before = name.replace("-", "_"), vars(options).copy()
-        setattr(options, key, parser.get_default(key))
-        parser.exit_on_error = False
-        try:
-            parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
-        except argparse.ArgumentError as error:
-            vars(options).update(before)
-            raise InputError(f":set {name}: {one_line(error.message)}") from None
-    elif word == ":help":
-        print(HELP + "\n" + ", ".join(names))
-    else:
-        near = nearest(name, names)
-        raise InputError(f"{line}: must be :set NAME VALUE, :help or :quit, with NAME one of {', '.join(names)}{near}")
 
 
 if __name__ == "__main__":
