@@ -6,14 +6,12 @@ import json
 import os
 import re
 import secrets
-import select
-import stat
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 import numpy as np
 
@@ -31,8 +29,6 @@ from gpt.inference.sampling import TEMPERATURE, SamplingParams, log_probabilitie
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
-PIPE_SECONDS = 0.5  # seconds to wait for text in a pipe, see `is_piped`
-
 
 def cli(arguments: list[str] | None = None) -> int:
     """Run sample.py and return the exit status."""
@@ -47,7 +43,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest run)")
     add = parser.add_argument_group("prompts").add_argument
-    several = "prompt text, - for standard input; repeat the option to continue several prompts in one batch"
+    several = "prompt text; repeat the option to continue several prompts in one batch"
     add("--prompt", metavar="TEXT", action="append", default=[], help=several)
     add("--prompt-file", metavar="FILE", action="append", default=[], help="read a prompt from FILE; -: standard input")
     add_unknown(add, "prompt characters")
@@ -102,10 +98,7 @@ def sample(options: argparse.Namespace) -> None:
         return converse(weights, tokenizer, options)
     # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
     newline = "" if tokenizer.unit == "byte" else None
-    prompts = [read_prompt("-", newline, "--prompt") if prompt == "-" else prompt for prompt in options.prompt]
-    prompts += [read_prompt(name, newline) for name in options.prompt_file]
-    if not prompts and is_piped():
-        prompts = [read_prompt("-", newline)]
+    prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
     prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
         raise InputError("--prompt: a prompt is empty, or none of its characters is in the vocabulary")
@@ -136,34 +129,16 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
     return None if reason else trained
 
 
-def is_piped() -> bool:
-    """Return whether standard input is a file or a pipe with text; some programs never write to or close a pipe."""
-    try:
-        number = sys.stdin.fileno()
-    except (OSError, ValueError):  # not a real file
-        return False
-    mode = os.fstat(number).st_mode
-    if stat.S_ISFIFO(mode) and sys.platform != "win32":
-        ready = bool(select.select([number], [], [], PIPE_SECONDS)[0])
-        if not ready:
-            unread = "standard input has brought no text so far and is not read; --prompt - waits for it"
-            print(f"sample.py: {unread}", file=sys.stderr)
-    else:
-        ready = stat.S_ISREG(mode)
-    # A pipe that was closed without any text is ready, but has nothing to read.
-    return ready and bool(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
-
-
-def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -> str:
+def read_prompt(name: str, newline: str | None) -> str:
     """Return the UTF-8 text of a file or, if `name` is `-`, of standard input; `newline` as in `io.TextIOWrapper`."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"is not UTF-8: {error}"
-        raise InputError(f"{option} {name}: {one_line(reason)}") from None
+        raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
     if not text:
-        raise InputError(f"{option} {name}: is empty, must have at least one character")
+        raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
     return text
 
 

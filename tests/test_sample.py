@@ -3,7 +3,6 @@ import itertools
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import subprocess
@@ -110,21 +109,6 @@ def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -
     assert sample("--prompt-file", "p.txt", *settings).out == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     assert sample("--prompt-file", "-", *settings).out == expected
-    command = [sys.executable, ROOT / "sample.py", *settings]
-    for more in ([], ["--prompt", "-"]):
-        piped = subprocess.run([*command, *more], input="The of\n", capture_output=True, text=True)
-        assert (piped.stdout, piped.returncode) == (expected, 0), piped
-    with subprocess.Popen(["sleep", "30"], stdout=subprocess.PIPE) as silent:  # a pipe that stays open without a word
-        alone = subprocess.run(command, stdin=silent.stdout, capture_output=True, text=True, timeout=20)
-        silent.kill()
-    assert alone.returncode == 0 and "The of" not in alone.stdout, alone
-    unread = "sample.py: standard input has brought no text so far and is not read; --prompt - waits for it\n"
-    assert alone.stderr.startswith(unread)
-    slow = f"(sleep 1.5; echo The of) | {shlex.join(map(str, command))} --prompt -"
-    waited = subprocess.run(["bash", "-c", slow], capture_output=True, text=True, timeout=20)
-    assert waited.stdout == expected and "standard input" not in waited.stderr, waited
-    closed = subprocess.run(command, input="", capture_output=True, text=True, timeout=20)
-    assert closed.returncode == 0 and closed.stdout, closed
     for content, said in ((b"", "is empty"), (b"\xff\xfe", "is not UTF-8"), (None, "No such file")):
         Path("p.txt").unlink() if content is None else Path("p.txt").write_bytes(content)
         one_line(sample("--prompt-file", "p.txt"), 2, "--prompt-file p.txt: ", said, program="sample.py")
@@ -140,8 +124,6 @@ def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -
     ended = sample("--prompt", "n" + "".join(map(chr, range(0x4E00, 0x4E0C))), "--unknown", "skip", *settings)
     assert "dropped '一' (1 time), " in ended.err and ", 2 more\n" in ended.err
     assert "--unknown" not in sample("--prompt", "ne", "--unknown", "replace", *settings).err
-    said = "sample.py: --prompt -: is empty, must have at least one character\n"
-    assert subprocess.run([*command, "--prompt", "-"], input="", capture_output=True, text=True).stderr == said
     said = "--prompt: a prompt is empty, or none of its characters is in the vocabulary"
     for empty in (["--prompt", "日", "--unknown", "skip"], ["--prompt", ""]):
         ended = sample(*empty, *settings)
