@@ -161,53 +161,6 @@ def test_transformers_trains_saves_and_refuses(tmp_path: Path) -> None:
     assert text == tokenizer.decode(generate(ours, tokenizer.encode("dad "), 9, temperature=0).numpy())
 
 
-STOPS = """
-import json, sys
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
-for line in sys.stdin:
-    folder, text, stops = json.loads(line)
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
-    tokens = tokenizer(text, return_tensors="pt")["input_ids"]
-    asked = {"max_new_tokens": 60, "do_sample": False, "tokenizer": tokenizer}
-    written = [model.generate(tokens, stop_strings=stop, **asked).tolist()[0] for stop in stops]
-    write = pipeline("text-generation", model=model, tokenizer=tokenizer)
-    written.append(write(text, stop_strings=stops[0], **asked)[0]["generated_text"])
-    try:
-        model.generate(tokens, stop_strings="a", max_new_tokens=2)
-    except ValueError as error:
-        print(json.dumps([written, str(error)]))
-"""
-
-
-@pytest.mark.slow
-def test_transformers_stops_at_strings(tmp_path: Path) -> None:
-    """Also of a tokenizer without the letters from a to f."""
-    needs("transformers", "tokenizers")
-    requests, expected = [], []
-    for i, (vocabulary, text) in enumerate([({"kind": "char", "characters": "\nxyzé"}, "xé"), (BYTES, "xé")]):
-        model, tokenizer = written(tmp_path / f"m{i}", tiny(), vocabulary), tokenizer_from(vocabulary)
-        prompt = tokenizer.encode(text)
-        full = generate(model, prompt, 60, temperature=0).tolist()
-        asked = [(4, 6), (9, 10)]
-        mark = [tokenizer.decode(full[len(prompt) + a : len(prompt) + b]) for a, b in asked]
-        stops = [mark[0], mark, ["nowhere", mark[1]]] if vocabulary != BYTES else ["zzz", ["zzz"], ["é"]]
-        requests.append([str(tmp_path / f"m{i}"), text, stops])
-        ends = []
-        for stop in stops:
-            marks = [
-                tokenizer.encode(each).tolist()
-                for each in ([stop] if isinstance(stop, str) else stop)
-                if each != "nowhere"
-            ]
-            places = [n for n in range(len(prompt) + 1, len(full) + 1) if any(full[:n][-len(m) :] == m for m in marks)]
-            ends.append(full[: min([*places, len(full)])])
-        expected.append([*ends, tokenizer.decode(ends[0])])
-    for (found, error), wanted in zip(elsewhere(STOPS, tmp_path, requests), expected, strict=True):
-        assert found == wanted and error == "stop_strings: needs tokenizer="
-
-
 DOCUMENTS = """
 import json, sys
 import torch
