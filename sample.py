@@ -58,8 +58,6 @@ def make_parser() -> Parser:
     add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help=nucleus)
     relative = "drop characters that are less than P times as probable as the most likely one"
     add("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help=relative)
-    again = "let no sequence of N characters occur twice in prompt and text, so that the text cannot loop"
-    add("--no-repeat-ngram", type=number(int, 1, 2**20), metavar="N", help=again)
     end = r"end the text before TEXT, in which \n is a line break, \t a tab and \\ a backslash; repeat it for several"
     add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
     add("--no-stop", action="store_true", help="with a model trained on documents: continue after the end of one")
@@ -162,7 +160,7 @@ def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
     """Continue all `prompts` in one batch, and yield the continuations so far after each token."""
-    params = SamplingParams(options.no_repeat_ngram, options.temperature, options.top_k, options.top_p, options.min_p)
+    params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
     stops = options.stop + ([options.end] if options.end and not options.no_stop else [])
     written = [Continuation(tokenizer, stops) for _ in prompts]
     for tokens, logits in stream(weights, prompts, options.num_chars, params, seeds):

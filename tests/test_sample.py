@@ -38,7 +38,6 @@ def parts_of(ended: Ended) -> list[str]:
 RULES = [
     {"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.5, "top_k": 5}, {"temperature": 1.5, "top_p": 0.6},
     {"temperature": 1.5, "min_p": 0.3},
-    {"temperature": 0.0, "no_repeat_ngram": 4}, {"temperature": 0.7, "no_repeat_ngram": 2},
     {"temperature": 2.0, "top_k": 9, "top_p": 0.8, "min_p": 0.2},
 ]  # fmt: skip
 
@@ -53,10 +52,7 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
         numbers = random_numbers(5, np.array(tokens)).random(36)
         for number in numbers:
             logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[0, -1]
-            others = rules.copy()
-            if size := others.pop("no_repeat_ngram", 0):
-                logits[[*sampling.repeating(tokens, int(size), tokenizer.size)]] = -np.inf
-            chances = sampling.probabilities(logits.tolist(), **others)
+            chances = sampling.probabilities(logits.tolist(), **rules)
             tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
         options = [word for key, value in rules.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)

@@ -29,13 +29,3 @@ def probabilities(
         if power[i] >= min_p * power[order[0]]:
             result[i] = power[i]
     return result / result.sum()
-
-
-def repeating(text: Sequence[int], size: int, vocabulary: int) -> set[int]:
-    """Tokens i such that (t_{m-n+2} ... t_m i) is in t_1 ... t_m; none if this is the whole vocabulary.
-
-    Paulus et al., arXiv:1705.04304, section 2.5.
-    """
-    ngrams = [list(text[i : i + size]) for i in range(len(text) - size + 1)]
-    found = {i for i in range(vocabulary) if [*text[len(text) - size + 1 :], i] in ngrams}
-    return found if len(found) < vocabulary else set()
