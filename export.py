@@ -2,10 +2,8 @@
 
 import argparse
 import os
-import shutil
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,6 @@ from base.files import atomic
 from base.jobs import run_directory
 from base.progress import Progress
 from gpt.export import FORMATS
-from gpt.export.to_hf import foreign_files
 from gpt.model_file import read
 from gpt.tokenizer import tokenizer_from
 
@@ -53,7 +50,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     guess = "with --to web: add a guessing game with passages of FILE or of the run's validation split, which become "
     guess += "readable in the page"
     add("--guess", metavar="FILE|validation", help=guess)
-    add("--overwrite", action="store_true", help="replace the output if it exists")
+    add("--overwrite", action="store_true", help="replace the output file if it exists; a folder must be new or empty")
     return parser.parse_args(arguments)
 
 
@@ -72,7 +69,7 @@ def run(options: argparse.Namespace) -> None:
     if suffix:
         target = output_path(options.out, "OUT", [file], overwrite=options.overwrite)
     else:
-        target = output_folder(options.out, file, overwrite=options.overwrite)
+        target = output_folder(options.out)
     card = None
     if options.to in CARD_BESIDE:
         card = output_path(f"{options.out}.md", "OUT", [file], overwrite=options.overwrite)
@@ -80,7 +77,7 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"OUT {out}: no such folder: {out.parent}")
 
     try:
-        with written(card) if card else nullcontext() as beside, written(target) as new:
+        with atomic(card) if card else nullcontext() as beside, atomic(target) as new:
             try:
                 new.touch() if suffix else new.mkdir()  # fails here, before the slow work, if the folder is read-only
             except OSError as error:
@@ -96,36 +93,14 @@ def run(options: argparse.Namespace) -> None:
         print(printable(line))
 
 
-def output_folder(name: str, file: Path, *, overwrite: bool) -> Path:
-    """Return the resolved path of the output folder, or raise `InputError` if writing it would lose a file."""
+def output_folder(name: str) -> Path:
+    """Return the resolved path of the output folder, which must be new or empty."""
     path = Path(name).resolve()
     if name in ("", "-") or path.exists() and not path.is_dir():
         raise InputError(f"OUT {name or repr(name)}: must be the name of a folder")
     if path.is_dir() and any(path.iterdir()):
-        if path in file.resolve().parents:
-            raise InputError(f"OUT {name}: is also an input; write to another folder")
-        if foreign := foreign_files(path):
-            raise InputError(f"OUT {name}: has files that no export wrote, such as {foreign[0]}; give another name")
-        if not overwrite:
-            raise InputError(f"OUT {name}: already exists; give another name, or --overwrite to replace it")
+        raise InputError(f"OUT {name}: is not empty; give another name, or delete the folder first")
     return path
-
-
-@contextmanager
-def written(target: Path) -> Iterator[Path]:
-    """Like `atomic`, but may also replace a folder that is not empty."""
-    old = None
-    try:
-        with atomic(target) as new:
-            yield new
-            if target.is_dir():
-                old = target.rename(new.with_name(f"{new.name.removesuffix('.tmp')}.old.tmp"))
-    except BaseException:
-        if old and not target.exists():
-            old.rename(target)
-        raise
-    if old:
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> list[str]:

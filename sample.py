@@ -6,14 +6,12 @@ import json
 import os
 import re
 import secrets
-import select
-import stat
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TextIO, cast
+from typing import TextIO
 
 import numpy as np
 
@@ -21,7 +19,7 @@ if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from base.command_line import Parser, about_unknown, add_unknown, device, main, number, say_adapted, writing_to
-from base.errors import InputError, for_output, nearest, one_line, printable
+from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
 from data.novelty import describe, longest_copies, repeats, skipped
@@ -31,19 +29,12 @@ from gpt.inference.sampling import TEMPERATURE, SamplingParams, log_probabilitie
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
-PIPE_SECONDS = 0.5  # seconds to wait for text in a pipe, see `is_piped`
-HELP = """Type a prompt and press Enter: the model continues it. Ctrl-C stops a text.
-:set                      show the options
-:set temperature 0.7      set an option; without a value: its default
-:quit                     or Ctrl-D"""
-
 
 def cli(arguments: list[str] | None = None) -> int:
     """Run sample.py and return the exit status."""
-    parser = make_parser()
-    options = parser.parse_args(arguments)
+    options = make_parser().parse_args(arguments)
     advice = f"lower --num-samples {options.num_samples} or --num-chars {options.num_chars}"
-    return main("sample.py", lambda: sample(parser, options), out_of_memory=advice)
+    return main("sample.py", lambda: sample(options), out_of_memory=advice)
 
 
 def make_parser() -> Parser:
@@ -52,7 +43,7 @@ def make_parser() -> Parser:
     add = parser.add_argument
     add("checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest run)")
     add = parser.add_argument_group("prompts").add_argument
-    several = "prompt text, - for standard input; repeat the option to continue several prompts in one batch"
+    several = "prompt text; repeat the option to continue several prompts in one batch"
     add("--prompt", metavar="TEXT", action="append", default=[], help=several)
     add("--prompt-file", metavar="FILE", action="append", default=[], help="read a prompt from FILE; -: standard input")
     add_unknown(add, "prompt characters")
@@ -67,10 +58,6 @@ def make_parser() -> Parser:
     add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help=nucleus)
     relative = "drop characters that are less than P times as probable as the most likely one"
     add("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help=relative)
-    penalty = "above 1, characters that already occurred become less likely (default 1)"
-    add("--repetition-penalty", type=number(float, 1e-3, 1000), default=1.0, metavar="R", help=penalty)
-    again = "let no sequence of N characters occur twice in prompt and text, so that the text cannot loop"
-    add("--no-repeat-ngram", type=number(int, 1, 2**20), metavar="N", help=again)
     end = r"end the text before TEXT, in which \n is a line break, \t a tab and \\ a backslash; repeat it for several"
     add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
     add("--no-stop", action="store_true", help="with a model trained on documents: continue after the end of one")
@@ -90,7 +77,7 @@ def unescaped(text: str) -> str:
     return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
 
 
-def sample(parser: Parser, options: argparse.Namespace) -> None:
+def sample(options: argparse.Namespace) -> None:
     checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
     excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json", "novelty") if getattr(options, key)]
     if options.interactive and excluded:
@@ -104,14 +91,12 @@ def sample(parser: Parser, options: argparse.Namespace) -> None:
     documents = meta["documents"] or {"kind": "", "end": ""}
     options.document, options.end = "line" if documents["kind"] == "line" else "document", documents["end"]
     if options.interactive:
-        print(f"{printable(checkpoint)}, step {meta['step']}; :help lists commands", file=sys.stderr)
-        return converse(weights, tokenizer, parser, options)
+        keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
+        print(f"{printable(checkpoint)}, step {meta['step']}; {keys}", file=sys.stderr)
+        return converse(weights, tokenizer, options)
     # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
     newline = "" if tokenizer.unit == "byte" else None
-    prompts = [read_prompt("-", newline, "--prompt") if prompt == "-" else prompt for prompt in options.prompt]
-    prompts += [read_prompt(name, newline) for name in options.prompt_file]
-    if not prompts and is_piped():
-        prompts = [read_prompt("-", newline)]
+    prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
     prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
         raise InputError("--prompt: a prompt is empty, or none of its characters is in the vocabulary")
@@ -142,50 +127,32 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
     return None if reason else trained
 
 
-def is_piped() -> bool:
-    """Return whether standard input is a file or a pipe with text; some programs never write to or close a pipe."""
-    try:
-        number = sys.stdin.fileno()
-    except (OSError, ValueError):  # not a real file
-        return False
-    mode = os.fstat(number).st_mode
-    if stat.S_ISFIFO(mode) and sys.platform != "win32":
-        ready = bool(select.select([number], [], [], PIPE_SECONDS)[0])
-        if not ready:
-            unread = "standard input has brought no text so far and is not read; --prompt - waits for it"
-            print(f"sample.py: {unread}", file=sys.stderr)
-    else:
-        ready = stat.S_ISREG(mode)
-    # A pipe that was closed without any text is ready, but has nothing to read.
-    return ready and bool(cast(io.BufferedReader, sys.stdin.buffer).peek(1))
-
-
-def read_prompt(name: str, newline: str | None, option: str = "--prompt-file") -> str:
+def read_prompt(name: str, newline: str | None) -> str:
     """Return the UTF-8 text of a file or, if `name` is `-`, of standard input; `newline` as in `io.TextIOWrapper`."""
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"is not UTF-8: {error}"
-        raise InputError(f"{option} {name}: {one_line(reason)}") from None
+        raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
     if not text:
-        raise InputError(f"{option} {name}: is empty, must have at least one character")
+        raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
     return text
 
 
-def adapt(prompt: str, unknown: str, tokenizer: Tokenizer, option: str = "--unknown") -> str:
+def adapt(prompt: str, unknown: str, tokenizer: Tokenizer) -> str:
     """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
     if unknown == "error":
         try:
             tokenizer.encode(prompt)
         except UnknownCharacter as error:
-            raise InputError(f"{error}; {about_unknown(option)}") from None
+            raise InputError(f"{error}; {about_unknown()}") from None
         return prompt
     prompt = tokenizer.canonical(prompt)
     adapted = tokenizer.adapt(prompt, replace=unknown == "replace")
     if adapted != prompt:
         forms = ((letter, tokenizer.adapt(letter, replace=unknown == "replace")) for letter in prompt)
-        say_adapted(f"{option} {unknown}", Counter(change for change in forms if change[0] != change[1]))
+        say_adapted(f"--unknown {unknown}", Counter(change for change in forms if change[0] != change[1]))
     return adapted
 
 
@@ -193,10 +160,7 @@ def continuations(
     weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
 ) -> Iterator[list[Continuation]]:
     """Continue all `prompts` in one batch, and yield the continuations so far after each token."""
-    params = SamplingParams(
-        options.repetition_penalty, options.no_repeat_ngram, options.temperature, options.top_k, options.top_p,
-        options.min_p,
-    )  # fmt: skip
+    params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
     stops = options.stop + ([options.end] if options.end and not options.no_stop else [])
     written = [Continuation(tokenizer, stops) for _ in prompts]
     for tokens, logits in stream(weights, prompts, options.num_chars, params, seeds):
@@ -304,25 +268,18 @@ def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO
     return text
 
 
-def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: argparse.Namespace) -> None:
+def converse(weights: Weights, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:
         try:
-            line = input("> ")
-            if line.startswith(":"):
-                if line.split()[0] in (":quit", ":q"):
-                    return
-                run_command(line, parser, options)
-            elif line:
-                prompt = adapt(line, options.unknown, tokenizer, ":set unknown")
-                if not prompt:
-                    raise InputError("none of these characters is in the vocabulary")
-                seed = secrets.randbits(32) if options.seed is None else options.seed
-                given = tokenizer.encode(begun(prompt, tokenizer, options))
-                texts = continuations(weights, [given], [seed], tokenizer, options)
-                show(prompt, texts, options.end, sys.stdout)
-                print(f"\n[seed {seed}]")
+            if not (prompt := adapt(input("> "), options.unknown, tokenizer)):
+                continue
+            seed = secrets.randbits(32) if options.seed is None else options.seed
+            given = tokenizer.encode(begun(prompt, tokenizer, options))
+            texts = continuations(weights, [given], [seed], tokenizer, options)
+            show(prompt, texts, options.end, sys.stdout)
+            print(f"\n[seed {seed}]")
         except EOFError:
             print()
             return
@@ -330,31 +287,6 @@ def converse(weights: Weights, tokenizer: Tokenizer, parser: Parser, options: ar
             print()
         except InputError as error:
             print(error)
-
-
-def run_command(line: str, parser: Parser, options: argparse.Namespace) -> None:
-    names = (
-        "num-chars", "temperature", "top-k", "top-p", "min-p", "repetition-penalty", "no-repeat-ngram", "stop", "seed",
-        "unknown",
-    )  # fmt: skip
-    word, _, rest = line.partition(" ")
-    name, _, value = rest.strip().partition(" ")
-    if word == ":set" and not name:
-        print("\n".join(f"{option:20} {getattr(options, option.replace('-', '_'))}" for option in names))
-    elif word == ":set" and name in names:
-        key, before = name.replace("-", "_"), vars(options).copy()
-        setattr(options, key, parser.get_default(key))
-        parser.exit_on_error = False
-        try:
-            parser.parse_args([f"--{name}={value}"] if value else [], namespace=options)
-        except argparse.ArgumentError as error:
-            vars(options).update(before)
-            raise InputError(f":set {name}: {one_line(error.message)}") from None
-    elif word == ":help":
-        print(HELP + "\n" + ", ".join(names))
-    else:
-        near = nearest(name, names)
-        raise InputError(f"{line}: must be :set NAME VALUE, :help or :quit, with NAME one of {', '.join(names)}{near}")
 
 
 if __name__ == "__main__":

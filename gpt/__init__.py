@@ -4,12 +4,11 @@ Read the files in this order. The lessons are in docs/lessons.
 
 1. `config.py`: the options of the model; `optim_config.py`: those of the optimizer.
 2. `model.py`: `GPT`, `Block`, `MLP`. Lesson 3 builds blocks.
-3. `attention.py`: multi-head attention. Lesson 1 builds one head, lesson 2 many.
+3. `attention.py`: multi-head attention. Lesson 1 builds one head, lesson 2 many, lesson 4 windows.
 4. `positions.py`: position encodings. Lesson 3 derives them.
-5. `attention_kernels.py`: how the scores are computed. Lesson 2 builds full attention, lesson 4 windows.
-6. `optim.py`: Muon and the learning-rate schedule. docs/api.md trains with them.
-7. `evaluation.py`: the exact loss on a text.
-8. `inference/decoder.py`: generation with a KV cache. Lesson 4 builds the cache.
+5. `optim.py`: Muon and the learning-rate schedule. docs/api.md trains with them.
+6. `evaluation.py`: the exact loss on a text.
+7. `inference/decoder.py`: generation with a KV cache. Lesson 4 builds the cache.
 
 Read the other files in any order: `dropout.py`, `tokenizer.py`, `analysis.py` (arrays to plot), `scoring.py`,
 `checkpoint.py`, `model_file.py`, `training_checkpoint.py`, `export/` (other file formats).

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gpt.attention_kernels import make_mask
+from gpt.attention import make_mask
 from gpt.evaluation import exact, surprisals
 from gpt.model import GPT, Block
 from gpt.positions import position_tables

@@ -103,19 +103,19 @@ class GPT(nn.Module):
             x = block(x, tables)  # (B, T, C)
         return self.head(self.norm(x))  # (B, T, V)
 
-    def sinusoids(self, length: int) -> Tensor:
-        """Return the encodings of T = `length` positions, divided by sqrt(C), which trains better: (T, C)."""
-        return position_tables(self.config, length, self.embedding.weight.device)[0] / self.config.dim**0.5
-
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first block, with the token shift of RWKV, arXiv:2305.13048: (B, T) -> (B, T, C)."""
+        """Return the input of the first block, with the token shift of RWKV, arXiv:2305.13048: (B, T) -> (B, T, C).
+
+        Sinusoidal encodings are divided by sqrt(C), which trains better.
+        """
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
             x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
         if self.config.positions == "sinusoidal":
-            x = x + self.sinusoids(tokens.shape[1]).to(x.dtype)  # (B, T, C)
+            (table,) = position_tables(self.config, tokens.shape[1], x.device)  # (T, C)
+            x = x + (table / self.config.dim**0.5).to(x.dtype)  # (B, T, C)
         return self.dropout(x)
 
     def num_parameters(self) -> int:

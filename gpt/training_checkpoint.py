@@ -6,7 +6,6 @@ Resume only your own checkpoints; a stranger's model should be a model file, whi
 import errno
 import os
 import zipfile
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,9 +16,8 @@ import torch
 from base.errors import describe_os_error, is_out_of_memory, one_line
 from base.files import atomic
 from gpt import model_file
-from gpt.checkpoint import PREFIX, model_state, without_folders
-from gpt.model_file import FORMAT, CheckpointError, check_value, model_config, other_format, weight_shapes
-from gpt.tokenizer import tokenizer_from
+from gpt.checkpoint import model_state, without_folders
+from gpt.model_file import FORMAT, CheckpointError, other_format
 
 CHECKPOINT_FORMAT = 1  # increase it if an old checkpoint would continue as another run
 
@@ -98,31 +96,7 @@ def read(path: str | Path) -> dict[str, Any]:
         raise CheckpointError(f"{path}: is not a chargpt checkpoint")
     if contents["format"] != CHECKPOINT_FORMAT:
         raise other_format(path, contents["format"], CHECKPOINT_FORMAT)
-    try:
-        check_parts(contents)
-    except (AttributeError, LookupError, TypeError, ValueError) as error:
-        reason = f"{error} is missing" if isinstance(error, KeyError) else one_line(error)
-        raise CheckpointError(f"{path}: is damaged ({reason[:120]})") from None
     return contents
-
-
-def check_parts(contents: Mapping[str, Any]) -> None:
-    """Raise `LookupError`, `TypeError` or `ValueError` unless the contents are complete and of one model."""
-    TrainingRecord.of(contents["callbacks"])
-    contents["data"]["extra_chars"], contents["loops"]["fit_loop"], contents["lr_schedulers"]  # noqa: B018
-    config, (optimizer,) = model_config(contents["model_config"]), contents["optimizer_states"]
-    shapes = dict(weight_shapes(config, tokenizer_from(contents["vocabulary"]).size))
-    moved = [state["momentum" if "momentum" in state else "exp_avg"] for state in optimizer["state"].values()]
-    updated = sum(len(group["params"]) for group in optimizer["param_groups"])
-    if updated != len(shapes) or Counter(tuple(each.shape) for each in moved) - Counter(shapes.values()):
-        raise ValueError("optimizer_states of another model")
-    if config.tied:
-        shapes["head.weight"] = shapes["embedding.weight"]
-    state = {name.removeprefix(PREFIX): tuple(value.shape) for name, value in contents["state_dict"].items()}
-    if state != shapes:
-        raise ValueError("state_dict of another model")
-    check_value("global_step", contents["global_step"], int)
-    check_value("conditions", contents["conditions"], dict)
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:

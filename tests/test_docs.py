@@ -84,7 +84,7 @@ def test_resuming_and_sampling(trained: Path, train: Call, sample: Call, monkeyp
     for steps, given in zip((31, 32), resumes, strict=True):
         ended = train(*given, f"trainer.max_steps={steps}", defaults=False)
         assert ended.status == 0 and f"step {steps}/{steps}" in ended.out, ended
-    monkeypatch.setattr("sys.stdin", io.StringIO("the \n:quit\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("the \n"))
     for arguments in commands("sample", "tasks.md"):
         short = [argument.replace("def ", "the ").replace("1000", "50") for argument in arguments]
         assert sample(*short).status == 0

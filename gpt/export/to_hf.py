@@ -21,14 +21,10 @@ DROPOUT = {  # torch's instead of ours, which registers an operator: two folders
     "from gpt.dropout import dropout as drop\n": "from torch.nn.functional import dropout as drop\n",
 }
 HEADER = "# Part of chargpt. Copyright (c) 2026 the chargpt authors. SPDX-License-Identifier: MIT\n"
-DATA = (
-    "config.json", "generation_config.json", "model.safetensors", "README.md", "tokenizer.json",
-    "tokenizer_config.json",
-)  # fmt: skip
 
 
 def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
-    """Write the files of `DATA`, except README.md, and of `code` into the empty folder `path`."""
+    """Write weights, configuration, tokenizer and `code` into the empty folder `path`."""
     from safetensors.numpy import save
 
     from gpt.checkpoint import model_state
@@ -64,16 +60,6 @@ def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
     texts = {name: json.dumps(content, ensure_ascii=False, indent=2) + "\n" for name, content in contents.items()}
     for name, text in (texts | code()).items():
         (path / name).write_text(text, encoding="utf-8", newline="\n")
-
-
-def foreign_files(folder: Path) -> list[str]:
-    """Return the names of the files in `folder` that no export wrote, which `--overwrite` must not delete."""
-    names = sorted(path.name for path in folder.iterdir())
-    try:
-        ours = json.loads((folder / "config.json").read_text("utf-8"))["model_type"] == "chargpt"
-    except (OSError, ValueError, LookupError, TypeError):
-        ours = False
-    return [name for name in names if not ours or name not in (*DATA, *code())]
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from threadpoolctl import threadpool_limits
 
 from base.processes import cores
 from gpt.inference.decoder import Decoder, first_needed
-from gpt.inference.sampling import NGrams, SamplingParams, probabilities, random_numbers, sample_tokens
+from gpt.inference.sampling import SamplingParams, probabilities, random_numbers, sample_tokens
 from gpt.inference.weights import Weights, weights_of
 
 if TYPE_CHECKING:
@@ -35,28 +35,17 @@ def stream(
     A text depends only on its prompt and seed, not on the other prompts.
     """
     generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
-    B, V = len(prompts), len(weights.embedding)
-    decoder, logits = Decoder(weights, B), np.empty((B, V))
+    decoder, logits = Decoder(weights, len(prompts)), np.empty((len(prompts), len(weights.embedding)))
     lengths = np.array([len(prompt) for prompt in prompts])
     for length in sorted(set(lengths.tolist())):
         rows = np.flatnonzero(lengths == length)
         tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
         logits[rows] = decoder.read(tokens[:, first_needed(weights, length) :], rows)[:, -1]
-    seen = np.zeros((B, V), bool)
-    for row, prompt in enumerate(prompts):
-        seen[row, prompt] = True
-    size = params.no_repeat_ngram_size
-    texts = [] if size is None else [NGrams(size, prompt.tolist()) for prompt in prompts]
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
-        allowed = np.stack([text.allowed(row) for text, row in zip(texts, logits, strict=True)]) if texts else logits
-        tokens = sample_tokens(probabilities(allowed, params, seen), numbers[:, k % BLOCK])
+        tokens = sample_tokens(probabilities(logits, params), numbers[:, k % BLOCK])
         yield tokens, logits
-        seen[np.arange(B), tokens] = True
-        if texts:
-            for text, token in zip(texts, tokens.tolist(), strict=True):
-                text.add(token)
         if k + 1 < count:
             logits = decoder.read(tokens[:, None])[:, 0]
 

@@ -1,8 +1,6 @@
-"""Turn logits into the next token: penalties of repetition, temperature, top-k, top-p, min-p, random numbers."""
+"""Turn logits into the next token: temperature, top-k, top-p, min-p, random numbers."""
 
 import zlib
-from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +15,6 @@ class SamplingParams:
     """How the next token is sampled from the logits, in the order in which the parameters are listed.
 
     Args:
-        repetition_penalty: divides the positive logits of tokens that have occurred in the text, and multiplies the
-            negative logits of these tokens. Source: CTRL, arXiv:1909.05858, section 4.1.
-        no_repeat_ngram_size: length n of the n-grams that must not occur twice in the text, unless every token would
-            repeat an n-gram; None allows all n-grams. Source: arXiv:1705.04304, section 2.5.
         temperature: divides the logits; 0 chooses the most likely token.
         top_k: sample only from the k most likely tokens; None or k > V: from all. Source: arXiv:1805.04833, section
             5.4.
@@ -33,8 +27,6 @@ class SamplingParams:
         InputError: a value is out of its range.
     """
 
-    repetition_penalty: float = option(1.0, "penalty of tokens that have occurred", above=0)
-    no_repeat_ngram_size: int | None = option(None, "length of n-grams that must not occur twice", least=1)
     temperature: float = option(1.0, "divisor of the logits", least=0)
     top_k: int | None = option(None, "number of most likely tokens to keep", least=1)
     top_p: float = option(1.0, "total probability to keep", above=0, most=1)
@@ -44,40 +36,8 @@ class SamplingParams:
         check(self)
 
 
-class NGrams:
-    """The n-grams that a growing text contains, for `SamplingParams.no_repeat_ngram_size`."""
-
-    def __init__(self, size: int, prompt: Sequence[int]) -> None:
-        self.size = size
-        self.newest: tuple[int, ...] = ()  # the last n - 1 tokens, or all of a shorter text
-        self.following = defaultdict[tuple[int, ...], set[int]](set)  # the tokens that have followed each (n - 1)-gram
-        for token in prompt:
-            self.add(token)
-
-    def add(self, token: int) -> None:
-        if len(self.newest) == self.size - 1:
-            self.following[self.newest].add(token)
-        self.newest = (*self.newest, token)[-self.size + 1 :] if self.size > 1 else ()
-
-    def allowed(self, logits: np.ndarray) -> np.ndarray:
-        """Return the logits, (V,), with -inf for each token that would repeat an n-gram, unless all would."""
-        banned = self.following.get(self.newest, ())
-        if not 0 < len(banned) < len(logits):
-            return logits
-        logits = logits.copy()
-        logits[list(banned)] = -np.inf
-        return logits
-
-
-def probabilities(logits: np.ndarray, params: SamplingParams, seen: np.ndarray | None = None) -> np.ndarray:
-    """Return the distributions from which to sample the next token of B texts: (B, V) -> (B, V) float64.
-
-    `params` apply, except `no_repeat_ngram_size`, which `NGrams` applies. A logit of -inf excludes its token. `seen`,
-    (B, V), is True for tokens that have occurred in a text.
-    """
-    if params.repetition_penalty != 1 and seen is not None:
-        penalty = np.where(logits > 0, 1 / params.repetition_penalty, params.repetition_penalty)
-        logits = np.where(seen, logits * penalty, logits)
+def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Return the distributions from which to sample the next token of B texts: (B, V) -> (B, V) float64."""
     if params.temperature == 0:
         return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
     # Make the largest logit 0 first: dividing by a tiny temperature then yields -inf for the others instead of NaN.

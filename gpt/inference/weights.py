@@ -141,7 +141,7 @@ class Weights:
         return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
 
     def encoding(self, positions: np.ndarray) -> Array:
-        """Return e^(i angle) for rotary positions, (..., 1, 1, R/2), else sinusoids as `GPT.sinusoids`, (..., C)."""
+        """Return e^(i angle) for rotary positions, (..., 1, 1, R/2), else sinusoids as in `GPT.embed`, (..., C)."""
         if self.config.rotary_dims:
             cos, sin = rotary_tables(positions[..., None, None], self.config.rotary_dims)
             return self.numbers(cos + 1j * sin)

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from conf.overrides import read_command
 from gpt.checkpoint import load_checkpoint
@@ -24,7 +23,6 @@ from tests.faults.processes import MUON, Process, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
 from training.resume import find_newest, newest_unfinished, why_not
 
-UNUSED = ("epoch", "pytorch-lightning_version", "val_loss", "evaluation")  # of a checkpoint, by a resumed run
 LAST, PREVIOUS = Path("runs/cut/checkpoints/last.ckpt"), Path("runs/cut/checkpoints/previous.ckpt")
 RESUMED = ["name=cut", "resume=auto", *MUON]
 
@@ -151,35 +149,20 @@ def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
 def test_a_run_that_is_damaged_in_any_way_is_passed_over_with_one_line(trained: Path, train: Call) -> None:
     summary, config, bad = json.loads(Path("runs/first/summary.json").read_text()), "config.yaml", Path("runs/bad")
     Path("runs/first/summary.json").write_text(json.dumps(summary | {"status": "running"}))
-    settings, contents = Path("runs/first", config).read_text(), read(trained.with_name("last.ckpt"))
-
-    def without(key: str) -> dict[str, Any]:
-        return {name: value for name, value in contents.items() if name != key}
-
-    optimizer, state = contents["optimizer_states"][0], contents["state_dict"]
-    damaged: list[Any] = [
+    settings = Path("runs/first", config).read_text()
+    damaged = [
         settings[: len(settings) // 2], settings[: settings.rindex("logger")], "", settings + "what: 1\n", "- 1",
         settings.replace("heads:", "headz:"), settings.replace("seed: 0", "seed: [1]"), "a: " + 800 * "[" + 800 * "]",
-        *(without(key) for key in contents if key not in UNUSED),
-        contents | {"optimizer_states": [None]}, contents | {"global_step": "1"}, contents | {"conditions": [1]},
-        contents | {"state_dict": state | {"net.norm.weight": state["net.norm.weight"][1:]}},
-        contents | {"optimizer_states": [optimizer | {"param_groups": optimizer["param_groups"][1:]}]},
-        contents | {"optimizer_states": [optimizer | {"state": {0: {"momentum": state["net.norm.weight"][1:]}}}]},
     ]  # fmt: skip
     again = read_command(["resume=auto"])
     for damage in damaged:
         shutil.rmtree(bad, ignore_errors=True)
         shutil.copytree("runs/first", bad)
         (bad / "summary.json").write_text(json.dumps(summary | {"status": "running", "begun": "2099-01-01T00:00:00"}))
-        if isinstance(damage, str):
-            (bad / config).write_text(damage)
-        else:
-            (bad / "checkpoints/previous.ckpt").unlink()
-            torch.save(damage, bad / "checkpoints/last.ckpt")
+        (bad / config).write_text(damage)
         reason = why_not(bad, again)
         assert reason and "\n" not in reason and str(bad) in reason, damage
         assert newest_unfinished(again) == Path("runs/first")
-    one_line(train("resume=bad", defaults=False), 2, "runs/bad/checkpoints/last.ckpt: is damaged")
     (bad / config).write_text(settings[: settings.rindex("logger")])
     said = "runs/bad/config.yaml: lacks logger: the file was cut or edited"
     one_line(train("resume=bad", defaults=False), 2, said, "init_from=runs/bad starts from its model")

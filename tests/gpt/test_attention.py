@@ -3,8 +3,7 @@ import itertools
 import pytest
 import torch
 
-from gpt.attention import Attention
-from gpt.attention_kernels import is_explicit
+from gpt.attention import Attention, is_explicit
 from gpt.config import ModelConfig
 from tests.reference.models import fill, normal, tiny
 
@@ -22,7 +21,7 @@ def test_blocks_have_the_gradients_of_the_whole_band(kernel: str, monkeypatch: p
         module = build(tiny(heads=3, positions=positions, window=window, context=40, attention=kernel))
         results = []
         for least in (1000, 16):
-            monkeypatch.setattr("gpt.attention_kernels.MIN_BLOCK", least)
+            monkeypatch.setattr("gpt.attention.MIN_BLOCK", least)
             module.zero_grad()
             x = normal(2, 40, 12).requires_grad_()
             out = module.train()(x)

@@ -1,30 +1,20 @@
 """From logits to the probabilities that a sampler draws from, one character at a time."""
 
 import math
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 
 def probabilities(
-    logits: Sequence[float],
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-    repetition_penalty: float = 1.0,
-    seen: Container[int] = (),
+    logits: Sequence[float], temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0
 ) -> np.ndarray:
     """p_i = exp(z_i / T) / sum_j exp(z_j / T) over those that are kept, else 0.
 
-    First z_i becomes z_i / r if positive and z_i r if not, for i that were seen (CTRL, arXiv:1909.05858, section 4.1).
     Kept are the k largest (Fan et al., arXiv:1805.04833), of these the fewest that reach top_p (Holtzman et al.,
     arXiv:1904.09751, eq. 2), of these those with p_i >= min_p p_max (Nguyen et al., arXiv:2407.01082, section 3).
     """
-    z = [
-        (value / repetition_penalty if value > 0 else value * repetition_penalty) if i in seen else value
-        for i, value in enumerate(logits)
-    ]
+    z = logits
     order = sorted(range(len(z)), key=lambda i: -z[i])
     kept = order[: 1 if temperature == 0 else top_k]
     power = {i: math.exp((z[i] - z[order[0]]) / (temperature or 1.0)) for i in kept}
@@ -39,13 +29,3 @@ def probabilities(
         if power[i] >= min_p * power[order[0]]:
             result[i] = power[i]
     return result / result.sum()
-
-
-def repeating(text: Sequence[int], size: int, vocabulary: int) -> set[int]:
-    """Tokens i such that (t_{m-n+2} ... t_m i) is in t_1 ... t_m; none if this is the whole vocabulary.
-
-    Paulus et al., arXiv:1705.04304, section 2.5.
-    """
-    ngrams = [list(text[i : i + size]) for i in range(len(text) - size + 1)]
-    found = {i for i in range(vocabulary) if [*text[len(text) - size + 1 :], i] in ngrams}
-    return found if len(found) < vocabulary else set()

@@ -25,12 +25,10 @@ class CharGPTConfig(PretrainedConfig):
 
 
 class Ended(StoppingCriteria):
-    """Stops a text that ends with the tokens `end`, a stop string or end mark, and pads it then if `pads` is true."""
+    """Stops a text that ends with the tokens `end`, an end mark of several tokens."""
 
-    def __init__(self, end: list[int], pads: bool = False) -> None:
-        self.end = end
-        if pads:
-            self.eos_token_id = end  # an attribute of this name makes `generate` pad the texts that have ended
+    def __init__(self, end: list[int]) -> None:
+        self.end = self.eos_token_id = end  # an attribute of this name makes `generate` pad the texts that have ended
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """Return (B,) bool for the texts `input_ids`, (B, T): True for each text that ends with `self.end`."""
@@ -66,22 +64,13 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
         return CausalLMOutput(loss=loss, logits=logits)
 
-    def generate(
-        self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), stop_strings: Any = (), **options: Any
-    ) -> Any:
-        """Return the texts `inputs`, (B, T), continued to a stop string or their end. Without any, start a document."""
+    def generate(self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), **options: Any) -> Any:
+        """Return the texts `inputs`, (B, T), continued to their end. Without any, start a document."""
         inputs = options.pop("input_ids", None) if inputs is None else inputs
         if end := list(self.config.end_mark):
             inputs = torch.tensor([end], device=self.device) if inputs is None else inputs
             options.setdefault("attention_mask", torch.ones_like(inputs))  # an end mark in a prompt is not padding
-        criteria: Any = [*(stopping_criteria or ()), *([Ended(end, pads=True)] if len(end) > 1 else ())]
-        # transformers' own criterion fails unless the tokenizer knows the letters from a to f.
-        for stop in [stop_strings] if isinstance(stop_strings, str) else stop_strings or ():
-            if options.get("tokenizer") is None:
-                raise ValueError("stop_strings: needs tokenizer=")
-            tokens = options["tokenizer"](stop, add_special_tokens=False)["input_ids"]
-            if tokens and options["tokenizer"].decode(tokens) == stop:  # a string with unknown characters never occurs
-                criteria.append(Ended(tokens))
+        criteria: Any = [*(stopping_criteria or ()), *([Ended(end)] if len(end) > 1 else ())]
         return super().generate(inputs, *others, stopping_criteria=criteria, **options)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:

@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.inference.generate import generate, generate_many, stream
-from gpt.inference.sampling import SamplingParams, log_probabilities, probabilities, random_numbers, sample_tokens
-from gpt.inference.weights import Weights, weights_of
+from gpt.inference.generate import generate, generate_many
+from gpt.inference.sampling import SamplingParams, log_probabilities, probabilities, sample_tokens
+from gpt.inference.weights import weights_of
 from tests.conftest import refusal
 from tests.model_files import filled as build
 from tests.reference import sampling
@@ -15,17 +15,14 @@ from tests.reference.models import SOME, name, normal, tiny
 
 
 def test_probabilities_equal_loops() -> None:
-    logits, seen = 3 * normal(4, 7).numpy(), normal(4, 7, seed=1).numpy() > 0
+    logits = 3 * normal(4, 7).numpy()
     kept = logits.copy()
-    keys = "temperature", "top_k", "top_p", "min_p", "repetition_penalty"
-    given = (0.0, 0.05, 0.7, 1.0, 3.0), (None, 1, 3, 1000), (1.0, 0.9, 0.3), (0.0, 0.05, 1.0), (1.0, 1.3, 0.5)
+    keys = "temperature", "top_k", "top_p", "min_p"
+    given = (0.0, 0.05, 0.7, 1.0, 3.0), (None, 1, 3, 1000), (1.0, 0.9, 0.3), (0.0, 0.05, 1.0)
     for values in itertools.product(*given):
         rules = dict(zip(keys, values, strict=True))
-        expected = [
-            sampling.probabilities(row.tolist(), **rules, seen=set(np.flatnonzero(was).tolist()))
-            for row, was in zip(logits, seen, strict=True)
-        ]
-        result = probabilities(logits, SamplingParams(**rules), seen)
+        expected = [sampling.probabilities(row.tolist(), **rules) for row in logits]
+        result = probabilities(logits, SamplingParams(**rules))
         np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-15, err_msg=str(rules))
         assert np.array_equal(logits, kept), rules
     wanted = torch.from_numpy(logits).log_softmax(-1).numpy()
@@ -44,27 +41,6 @@ def test_ties_nearly_greedy_temperatures_and_extreme_random_numbers() -> None:
         np.testing.assert_allclose(result, probabilities(logits, SamplingParams(temperature=0.0)), atol=1e-12)
     for number, token in ((0.0, 1), (0.2499, 1), (0.25, 2), (np.nextafter(1, 0), 2)):
         assert sample_tokens(np.array([[0.0, 0.25, 0.75, 0.0]]), np.array([number])) == token, number
-
-
-def test_no_ngram_occurs_twice() -> None:
-    """In NumPy and torch, each token is the one that the oracle samples; the rows of a batch know only themselves."""
-    model, prompts = build(tiny()).double(), [np.array([1, 2, 3]), np.array([1, 2, 1, 2]), np.array([4])]
-    for weights, size, heat in itertools.product(
-        (weights_of(model), Weights(model.config, dict(model.state_dict()))), (1, 2, 3, 10), (0.0, 0.8)
-    ):
-        rules, texts = SamplingParams(temperature=heat, no_repeat_ngram_size=size), [p.tolist() for p in prompts]
-        numbers = [random_numbers(row, prompt).random(60) for row, prompt in enumerate(prompts)]
-        for k, (tokens, logits) in enumerate(stream(weights, prompts, 60, rules, range(3))):
-            for text, token, own, number in zip(texts, tokens.tolist(), logits, numbers, strict=True):
-                banned = sampling.repeating(text, size, len(own))
-                allowed = [-np.inf if i in banned else logit for i, logit in enumerate(own.tolist())]
-                chances = sampling.probabilities(allowed, temperature=heat).cumsum()
-                assert token == np.searchsorted(chances, number[k], side="right"), (size, heat)
-                text.append(token)
-        if size == 3:
-            assert all(len({*zip(text[:-2], text[1:-1], text[2:], strict=True)}) == len(text) - 2 for text in texts)
-    free = generate(model, prompts[0], 60, temperature=0)
-    assert len({tuple(free[i : i + 3].tolist()) for i in range(61)}) < 61, "without it, this text repeats itself"
 
 
 def test_seed_decides() -> None:
@@ -130,8 +106,7 @@ def test_wrong_arguments_are_named() -> None:
     for tokens, count, options, named in (
         ([[1]], -1, {}, "count=-1"), ([[1]], 3, {"temperature": nan}, "temperature=nan"),
         ([[1]], 3, {"top_k": 0}, "top_k=0"), ([[1]], 3, {"top_p": 0.0}, "top_p=0"),
-        ([[1]], 3, {"min_p": 1.1}, "min_p=1.1"), ([[1]], 3, {"repetition_penalty": 0.0}, "repetition_penalty=0"),
-        ([[1]], 3, {"no_repeat_ngram_size": 0}, "no_repeat_ngram_size=0"),
+        ([[1]], 3, {"min_p": 1.1}, "min_p=1.1"),
         ([[1, -1]], 3, {}, "tokens: -1"), ([[1, 11]], 3, {}, "tokens: 11"), ([], 3, {}, "prompt"),
     ):  # fmt: skip
         assert named in refusal(ValueError, generate, model, torch.tensor(tokens).long(), count, **options)
