@@ -2,9 +2,8 @@
 
 from base.options import spell
 from conf.compose import PLUGINS, composed_presets
-from conf.hydra_grammar import quoted
 from conf.keys import KEYS, is_launch, leaves
-from conf.overrides import Setting
+from conf.overrides import Setting, quoted
 from conf.schema import Config, to_dict
 
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
     """Find and lock the run to resume, and return its configuration, changed by the command line, and its directory."""
-    literals = dict(command.literals)
+    restart = dict[str, Any]()
     if config.resume is None and ranks.restarted():  # a restart repeats the command line of the first start
-        literals |= {"resume": "auto", "name": config.name or run_directory.new_name(to_yaml(config))}
-        config = replace(config, resume=literals["resume"], name=literals["name"])
+        restart = {"resume": "auto", "name": config.name or run_directory.new_name(to_yaml(config))}
+        config = replace(config, **restart)
     if config.resume is None:
         if config.allow:
             raise InputError(f"allow={spell(config.allow)}: only works with resume=")
@@ -47,7 +47,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Path | None]:
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{error}; if another version made this run, {start} starts from its model") from None
     (given,) = command.runs()
-    return compose_resumed(given, literals, stored), run
+    return replace(compose_resumed(given, stored), **restart), run
 
 
 def newest_unfinished(command: Command) -> Path:

@@ -42,7 +42,7 @@ def main(command: Command, config: Config, started: float) -> int:
         run_lock.release()  # because rank 0, another process, locks the run
         name = config.name or run_directory.new_name(to_yaml(config))
         settled = [f"resume={run}" if run else f"name={name}"]
-        if command.literals.get("name") is not None and config.resume == "auto":
+        if command.literal("name") is not None and config.resume == "auto":
             settled = []  # each rank finds the run by its name
         return launch(devices, settled, partial(resume_hint, run or run_directory.RUNS / name))
     plan = settle(command, config, run, started)
@@ -68,7 +68,7 @@ def settle(command: Command, config: Config, resumed: Path | None, started: floa
     if start:
         if not resumed:
             (settings,) = command.runs()
-            composed = compose(settings, command.literals, start.groups)
+            composed = compose(settings, start.groups)
             config = replace(config, model=composed.model, data=composed.data)
         check_trained(config, start.groups)
     extra_chars = point.extra_chars if point else start.characters if start else ""

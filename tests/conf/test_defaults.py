@@ -13,7 +13,7 @@ from conf.schema import Config, TrainerConfig, to_dict
 def composed(*typed: str) -> list[Config]:
     """What a command line asks for: a configuration, or one for each trial."""
     command = read_command(list(typed))
-    return [composing.compose(settings, command.literals) for settings in command.runs()]
+    return [composing.compose(settings) for settings in command.runs()]
 
 
 def compose(typed: list[str]) -> Config:
