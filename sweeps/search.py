@@ -137,7 +137,8 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     A value of a key on the command line fixes the key, and a range replaces the range in the preset `config`.
     """
     given, literals = command.overrides.values(), [each for (each,) in command.literals.values()]
-    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in command.overrides]
+    keys = command.overrides.keys() | command.literals.keys()
+    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in keys]
     swept = [*parse_overrides(ranges, search=True), *(each for each in given if each.is_sweep_override())]
     space = {each.key_or_group: distribution(each) for each in swept}
     if not space:

@@ -170,13 +170,6 @@ def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) 
 
 
 def test_words_of_other_programs_are_taken_for_what_is_meant(train: Call, workplace: Path) -> None:
-    for meant, words in {
-        "bf16-mixed": "bf16 BF16 bfloat16 16 fp16 half 16-mixed", "bf16-true": "16-true BF16-True bf16true",
-        "32-true": "32 fp32 float32 Float32", "64-true": "64 double Double",
-    }.items():  # fmt: skip
-        for typed in words.split():
-            said = f"trainer.precision={typed}: must be"
-            one_line(train(f"trainer.precision={typed}"), 2, said, f"; nearest: {meant}\n")
     for typed in ("data.val", "data.valid", "val_path", "data.val_path", "valid"):
         one_line(train(f"{typed}=x.txt"), 2, f"{typed}: no such key; nearest: data.validation\n")
 
@@ -191,11 +184,8 @@ def test_what_is_nearest_does_not_depend_on_the_case() -> None:
         assert refused(typed).endswith(f"; nearest: {meant}"), refused(typed)
 
 
-def test_the_field_s_words_for_our_choices_and_nothing_for_what_is_unlike() -> None:
+def test_the_field_s_words_for_our_keys_and_nothing_for_what_is_unlike() -> None:
     for typed, meant in {
-        "model.positions=rope": "rotary", "model.positions=RoPE": "rotary", "model.positions=sine": "sinusoidal",
-        "model.positions=absolute": "learned", "optim.schedule=linear": "trapezoid",
-        "optim.schedule=constant": "trapezoid", "optim.schedule=wsd": "trapezoid", "model.attention=flash": "sdpa",
         "data.tokenizer=chars": "char", "optim.name=adam": "adamw", "modelheads=2": "model.heads",
         "data_path=a": "data.path", "trainer.accelerator=cdua": "cuda", "model.embed=3": "model.dim",
         "d_model=3": "model.dim", "trainer.num_epochs=3": "trainer.max_steps", "trainer.max_time=3": "minutes",
