@@ -1,4 +1,7 @@
-"""Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml."""
+"""Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml.
+
+Also the way back: the command line that repeats a configuration.
+"""
 
 import copy
 import re
@@ -19,9 +22,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from base import ranks
 from base.errors import InputError, one_line
 from base.options import spell, wrong_value
-from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_literal, is_plugins, nearest_key
-from conf.overrides import Setting
-from conf.schema import Config
+from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_literal, is_plugins, leaves, nearest_key
+from conf.overrides import Setting, quoted
+from conf.schema import Config, to_dict
 
 PLUGINS = tuple(key for key in KEYS if is_plugins(key))
 
@@ -107,16 +110,43 @@ def read_config(run: Path) -> Config:
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
 
-def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
-    """Return the defaults with the presets in `settings`, such as `model=small`, as nested dicts."""
-    return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
-
-
 def show(settings: Sequence[Setting]) -> str:
     """Return the configuration of a run as YAML, like Hydra's `--cfg job --resolve`."""
     with _one_line():
         config = _set(_presets("train", settings), settings)
         return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(config, resolve=True)))
+
+
+def differences(config: Config) -> list[tuple[str, str, str]]:
+    """Return (key, value, default), as on the command line, for each setting that differs from its default.
+
+    A value that the run has chosen for `auto` is included, unless most runs choose the same value.
+    """
+    defaults, found = dict(leaves(_plain_presets())), []
+    for key, value in leaves(to_dict(config)):
+        if key not in PLUGINS and value not in (defaults[key], KEYS[key].usual) and not is_launch(key):
+            found.append((key, spell(value), spell(defaults[key])))
+    chosen = {group: list(getattr(config, group)) for group in PLUGINS}
+    named = _plain_presets([Setting(group, names, f"{group}={spell(names)}") for group, names in chosen.items()])
+    for group, names in chosen.items():
+        usual = [name for name, arguments in defaults[group].items() if "auto" not in arguments.values()]
+        if names not in (list(defaults[group]), usual):
+            found.append((group, spell(names) if names else "none", spell(usual)))
+        for name, arguments in getattr(config, group).items():
+            for key, value in arguments.items():
+                if value not in (named[group][name][key], "auto"):
+                    found.append((f"{group}.{name}.{key}", quoted(value), quoted(named[group][name][key])))
+    return found
+
+
+def overrides(config: Config) -> list[str]:
+    """Return the `key=value` arguments that repeat a run: what `minutes=N` has chosen, but not `minutes` itself."""
+    return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]
+
+
+def _plain_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
+    """Return the defaults with the presets in `settings`, such as `model=small`, as nested dicts."""
+    return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
 
 def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:

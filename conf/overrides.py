@@ -33,8 +33,7 @@ from conf.schema import SearchConfig
 
 SHOW, CONFIG_DIR, SEVERAL = ("-c", "--cfg"), ("-cd", "--config-dir"), ("-m", "--multirun")
 FLAGS = (*SEVERAL, "-h", "--help", "--help=all", *SHOW, "--config-dir", "--runs", "--version")
-MAX_VALUES = 10_000  # values of one key in a sweep
-MAX_RUNS = 10_000  # runs of one sweep
+MAX_RUNS = 10_000  # runs of one sweep, so also the values of one key
 # Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
 
@@ -226,9 +225,9 @@ def _values(override: Override) -> list[Any]:
     if not override.is_sweep_override():
         return [override.value()]
     values = override.sweep_iterator() if override.is_discrete_sweep() else iter(())
-    given = list(itertools.islice(values, MAX_VALUES + 1))
-    if len(given) > MAX_VALUES:
-        raise InputError(f"{override.input_line}: more than {MAX_VALUES:,} values")
+    given = list(itertools.islice(values, MAX_RUNS + 1))
+    if len(given) > MAX_RUNS:
+        raise InputError(f"{override.input_line}: more than {MAX_RUNS:,} values")
     if any(isinstance(each, Sweep) for each in given):
         raise InputError(f"{override.input_line}: give either single values or one range")
     if not given and override.is_discrete_sweep():

@@ -12,8 +12,7 @@ from jinja2 import Template
 from base.errors import printable
 from base.jobs import run_directory
 from base.progress import clock, count
-from conf.compose import read_config
-from conf.differences import overrides
+from conf.compose import overrides, read_config
 from conf.resume_rules import PATHS
 from gpt.checkpoint import without_folders
 from gpt.inference.continuation import beginning, complete_documents, readable

@@ -9,7 +9,7 @@ from base.errors import public
 from base.log import log
 from base.processes import command
 from base.progress import count
-from conf.differences import differences
+from conf.compose import differences
 from conf.schema import Config
 from data.batches import num_validated
 from data.documents import Documents

@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from conf import compose as composing
-from conf.differences import differences, overrides
+from conf.compose import differences, overrides
 from conf.keys import KEYS, is_launch, leaves
 from conf.overrides import read_command
 from conf.schema import Config, TrainerConfig, to_dict
