@@ -67,9 +67,9 @@ def dispatch(arguments: list[str]) -> int | None:
     if command.sweep:
         return print(combinations(command)) if command.show else begin_sweep(command)
     (settings,) = command.runs()
-    config = compose(settings, command.literals)
+    config = compose(settings)
     if command.show:
-        return print(show(settings, command.literals, command.resolve), end="")
+        return print(show(settings), end="")
     return run.main(command, config, STARTED)
 
 

@@ -7,8 +7,8 @@ import re
 from collections.abc import Iterable
 from typing import TextIO
 
-# Settings, values of settings and options of commands, each with what nanoGPT, Lightning and other programs call it.
-# An error message about the other word suggests the one here.
+# Settings and options of commands, each with what nanoGPT, Lightning and other programs call it: an error message about
+# the other word suggests the one here.
 _OTHER_WORDS = {
     "optim.lr": "learning_rate", "optim.warmup": "warmup_steps", "optim.clip": "gradient_clip_val",
     "data.batch": "batch_size", "data.micro_batch": "accumulate_grad_batches", "data.path": "dataset text file",
@@ -17,9 +17,7 @@ _OTHER_WORDS = {
     "trainer.val_check_interval": "eval_interval", "trainer.devices": "strategy", "resume": "ckpt_path",
     "name": "n out_dir default_root_dir", "model.context": "block_size", "model.layers": "n_layer",
     "model.heads": "n_head", "model.dim": "n_embd embed d_model",
-    "rotary": "rope", "sinusoidal": "sine", "learned": "absolute", "sdpa": "flash", "explicit": "eager",
-    "trapezoid": "wsd linear constant", "bf16-mixed": "16 16_mixed bf16 bfloat16 fp16 float16 half",
-    "32-true": "32 fp32 float32", "64-true": "64 double", "--prompt": "start", "--num-chars": "length max_new_tokens",
+    "--prompt": "start", "--num-chars": "length max_new_tokens",
 }  # fmt: skip
 ADVICE = {word: here for here, words in _OTHER_WORDS.items() for word in words.split()}
 HIDDEN = "***"  # replaces a password or a token

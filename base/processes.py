@@ -19,7 +19,7 @@ SPINS = 3000
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 STAT = Path("/proc/stat")
-CGROUP = Path("/sys/fs/cgroup")  # in a container, the limits of the container
+CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # in a container, its limit
 
 
 def from_here(name: str) -> str:
@@ -56,11 +56,9 @@ def cores() -> int:
 
 def _quota() -> float:
     """Return how many CPUs a container may use (`docker run --cpus=1.5`)."""
-    for names in (("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")):  # cgroup v2, v1
-        with suppress(OSError, ValueError):  # no such file, or "max"
-            quota, period = map(int, " ".join((CGROUP / name).read_text() for name in names).split())
-            if quota > 0:
-                return quota / period
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        quota, period = map(int, CPU_MAX.read_text().split())
+        return quota / period
     return math.inf
 
 

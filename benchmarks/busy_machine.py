@@ -1,11 +1,11 @@
 """How much speed training keeps while other processes use the machine.
 
-    python benchmarks/busy_machine.py TEXT [--other CHECKOUT] [--rounds 3]
+    python benchmarks/busy_machine.py TEXT [--rounds 3]
 
 Measures the characters per second of the training steps of the default recipe, compiled: alone, beside one process
 that keeps a core busy, and as two trainings at once (their mean). The last two are printed as shares of the speed alone
-in the same round. plain_loop.py and, with `--other`, a checkout of another version are measured in the same rounds. The
-number of the round is the seed. Nothing else should run meanwhile.
+in the same round. plain_loop.py is measured in the same rounds. The number of the round is the seed. Nothing else
+should run meanwhile.
 """
 
 import statistics
@@ -13,7 +13,6 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from pathlib import Path
 
 from measuring import at_once, in_turn, make_parser, of_text, our_speed, plain_speed, print_table, spread
 
@@ -39,13 +38,9 @@ def measure(speed: Callable[[int], float], seed: int) -> tuple[float, float, flo
 
 def main() -> None:
     """Measure and print a Markdown table."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--other", type=Path, help="checkout of another version to measure, too")
-    options = parser.parse_args()
+    options = make_parser(__doc__).parse_args()
     settings = of_text(options.text, "compile=true", "logger=none", steps=80, quick=options.quick)
     systems = {"this version": partial(our_speed, settings)}
-    if options.other:
-        systems["the other version"] = partial(our_speed, settings, root=options.other.resolve())
     systems["plain loop"] = partial(plain_speed, options.text, 3 if options.quick else 300)
     seen = in_turn(options.rounds, {name: partial(measure, system) for name, system in systems.items()})
     rows = []

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(1, str(ROOT))  # not 0: another checkout may come first
+sys.path.insert(1, str(ROOT))
 
 T = TypeVar("T")
 QUICK = (
@@ -66,10 +66,10 @@ def run(command: Sequence[str | Path], folder: str | Path = ".", **environment: 
     return seconds, ended.stdout
 
 
-def train(*settings: str, root: Path = ROOT, **environment: str) -> tuple[float, dict[str, Any]]:
-    """Train with train.py of the checkout `root`, and return (seconds of the process, content of summary.json)."""
+def train(*settings: str, **environment: str) -> tuple[float, dict[str, Any]]:
+    """Train with train.py, and return (seconds of the process, content of summary.json)."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds, _ = run([root / "train.py", "name=run", *settings], folder, **environment)
+        seconds, _ = run([ROOT / "train.py", "name=run", *settings], folder, **environment)
         return seconds, json.loads(Path(folder, "runs/run/summary.json").read_text())
 
 
@@ -79,9 +79,9 @@ def of_text(text: str, *settings: str, steps: int | None = None, quick: bool = F
     return [f"data.path={text}", "data.split=[0.9,0.1,0.0]", *of_steps, *settings, *(QUICK if quick else [])]
 
 
-def our_speed(settings: Sequence[str], seed: int, root: Path = ROOT) -> float:
-    """Train with train.py of the checkout `root`, and return the characters per second during steps."""
-    return train(*settings, f"seed={seed}", root=root)[1]["characters_per_second"]
+def our_speed(settings: Sequence[str], seed: int) -> float:
+    """Train with train.py, and return the characters per second during steps."""
+    return train(*settings, f"seed={seed}")[1]["characters_per_second"]
 
 
 def plain(text: str, *options: str, steps: int, seed: int) -> tuple[float, dict[str, float]]:

@@ -1,4 +1,7 @@
-"""Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml."""
+"""Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml.
+
+Also the way back: the command line that repeats a configuration.
+"""
 
 import copy
 import re
@@ -19,23 +22,21 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from base import ranks
 from base.errors import InputError, one_line
 from base.options import spell, wrong_value
-from conf.groups import CONF, FOLDERS, groups
-from conf.keys import KEYS, has_auto, is_plugins, nearest_key
-from conf.overrides import Setting
-from conf.schema import Config
+from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_literal, is_plugins, leaves, nearest_key
+from conf.overrides import Setting, quoted
+from conf.schema import Config, to_dict
 
 PLUGINS = tuple(key for key in KEYS if is_plugins(key))
-Literals = Mapping[str, str | None]  # values of the command line that Hydra does not parse, such as paths, by key
 
 
-def compose(settings: Sequence[Setting], literals: Literals, trained: Mapping[str, Any] | None = None) -> Config:
+def compose(settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> Config:
     """Compose the configuration of a new run from the defaults, the presets and the command line.
 
     `trained` contains the settings of the model from which the run starts, which replace the defaults, as configuration
     group -> key -> value.
     """
     with _one_line():
-        config = _set(_presets("train", settings, trained), settings, literals)
+        config = _set(_presets("train", settings, trained), settings)
         found: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
     for group in PLUGINS:
         _check_names(group, getattr(found, group))
@@ -54,7 +55,7 @@ def _check_minutes(config: Config) -> None:
         raise InputError(f"{minutes}: needs optim.schedule=trapezoid, {why}; or set trainer.max_steps instead")
 
 
-def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Config) -> Config:
+def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
 
     A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen. The number
@@ -65,9 +66,9 @@ def compose_resumed(settings: Sequence[Setting], literals: Literals, stored: Con
     base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
     replaced = base | {group: {} for group in PLUGINS if group in {each.key for each in settings}}
     with _one_line():
-        config = _set(_presets("resume", settings, replaced), settings, literals)
-        for key in KEYS.keys() - literals.keys():
-            if has_auto(OmegaConf.select(config, key)):
+        config = _set(_presets("resume", settings, replaced), settings)
+        for key in KEYS:
+            if not is_literal(key) and has_auto(OmegaConf.select(config, key)):
                 *path, last = key.split(".")
                 OmegaConf.update(config, key, escaped(base[path[0]][last] if path else base[key]), merge=False)
         return OmegaConf.to_object(config)  # type: ignore[return-value]
@@ -109,23 +110,65 @@ def read_config(run: Path) -> Config:
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
 
-def composed_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
+def show(settings: Sequence[Setting]) -> str:
+    """Return the configuration of a run as YAML, like Hydra's `--cfg job --resolve`."""
+    with _one_line():
+        config = _set(_presets("train", settings), settings)
+        return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(config, resolve=True)))
+
+
+def differences(config: Config) -> list[tuple[str, str, str]]:
+    """Return (key, value, default), as on the command line, for each setting that differs from its default.
+
+    A value that the run has chosen for `auto` is included, unless most runs choose the same value.
+    """
+    defaults, found = dict(leaves(_plain_presets())), []
+    for key, value in leaves(to_dict(config)):
+        if key not in PLUGINS and value not in (defaults[key], KEYS[key].usual) and not is_launch(key):
+            found.append((key, spell(value), spell(defaults[key])))
+    chosen = {group: list(getattr(config, group)) for group in PLUGINS}
+    named = _plain_presets([Setting(group, names, f"{group}={spell(names)}") for group, names in chosen.items()])
+    for group, names in chosen.items():
+        usual = [name for name, arguments in defaults[group].items() if "auto" not in arguments.values()]
+        if names not in (list(defaults[group]), usual):
+            found.append((group, spell(names) if names else "none", spell(usual)))
+        for name, arguments in getattr(config, group).items():
+            for key, value in arguments.items():
+                if value not in (named[group][name][key], "auto"):
+                    found.append((f"{group}.{name}.{key}", quoted(value), quoted(named[group][name][key])))
+    return found
+
+
+def overrides(config: Config) -> list[str]:
+    """Return the `key=value` arguments that repeat a run: what `minutes=N` has chosen, but not `minutes` itself."""
+    return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]
+
+
+def _plain_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
     """Return the defaults with the presets in `settings`, such as `model=small`, as nested dicts."""
     return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
 
-def show(settings: Sequence[Setting], literals: Literals, resolve: bool) -> str:
-    """Return the configuration of a run as YAML, like Hydra's `--cfg job`; `resolve` replaces `${…}` by its value."""
-    with _one_line():
-        config = _set(_presets("train", settings), settings, {})
-        values: Any = OmegaConf.to_container(config, resolve=resolve)
-        for key, value in literals.items():
-            *path, last = key.split(".")
-            (values[path[0]] if path else values)[last] = value
-        return OmegaConf.to_yaml(OmegaConf.create(values))
+def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
+    """Create the plug-ins of `group`, `callbacks` or `logger`; each constructor also receives `more`.
+
+    Unlike in Hydra's `instantiate`, `${…}` in an argument is text.
+    """
+    instances = []
+    for name, arguments in plugins.items():
+        try:
+            create = hydra.utils.instantiate({"_target_": arguments["_target_"], "_partial_": True})
+            instances.append(create(**{key: value for key, value in arguments.items() if key != "_target_"} | more))
+        except Exception as error:
+            cause = error.__cause__ or error
+            reason = one_line(cause)[:300] or type(cause).__name__
+            if isinstance(cause, ModuleNotFoundError) and "wandb" in reason:
+                reason = "needs wandb: pip install -c constraints.txt -e '.[wandb]'"
+            raise InputError(f"{group}={name}: cannot be created: {reason}") from None
+    return instances
 
 
-def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) -> DictConfig:
+def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
     """Return a copy of `config`, which contains the presets, with the values of the command line."""
     config = copy.deepcopy(config)
     for each in settings:
@@ -140,12 +183,9 @@ def _set(config: DictConfig, settings: Sequence[Setting], literals: Literals) ->
             if argument not in accepted:
                 listed = ", ".join(accepted) or "none"
                 raise InputError(f"{each.key}: no such key; {group}={name} accepts {listed}")
-        literal = each.key in KEYS and KEYS[each.key].metadata.get("literal")
-        OmegaConf.update(config, each.key, escaped(each.value) if literal else each.value)
-    for key, value in literals.items():
-        if "${" in (value or ""):
-            OmegaConf.create({key: value})  # raises for an unfinished `${`, which config.yaml could not contain
-        OmegaConf.update(config, key, escaped(value))
+        if is_literal(each.key) and each.value:
+            OmegaConf.create({each.key: each.value})  # raises for an unfinished `${`, which config.yaml cannot contain
+        OmegaConf.update(config, each.key, escaped(each.value) if is_literal(each.key) else each.value)
     return config
 
 

@@ -2,8 +2,7 @@
 
 from base.options import spell
 from base.processes import command
-from conf.groups import groups
-from conf.keys import KEYS, SEARCH_KEYS
+from conf.keys import KEYS, SEARCH_KEYS, groups
 
 TASKS = """usage: python train.py [group=preset ...] [group.key=value ...]
 

@@ -1,16 +1,24 @@
-"""The keys of the configuration with their types, defaults and resume rules, and suggestions for misspelled keys."""
+"""The names that a command line may set: keys with their types, defaults and resume rules, and groups of presets."""
 
 import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from base.errors import most_similar
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from base.errors import InputError, most_similar, one_line
 from base.options import allowed
-from conf.groups import choice_values, groups
 from conf.schema import Config, SearchConfig
 from gpt.config import ModelConfig
+
+CONF = Path(__file__).parent
+FOLDERS: list[Path] = []  # of `--config-dir`; a preset in conf/ takes precedence over theirs
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,11 @@ def is_launch(key: str) -> bool:
     return key in KEYS and KEYS[key].metadata.get("launch", False)
 
 
+def is_literal(key: str) -> bool:
+    """Return whether the value of a key, such as a path, is used verbatim, without Hydra's grammar."""
+    return key in KEYS and KEYS[key].metadata.get("literal", False)
+
+
 def has_auto(value: Any) -> bool:
     """Return whether the value of a key is `auto` or, if the key is `callbacks` or `logger`, has an argument `auto`."""
     return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
@@ -66,6 +79,41 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from leaves(value, f"{prefix}{key}.")
         else:
             yield prefix + key, value
+
+
+def add_folder(name: str) -> None:
+    """Make the presets in the folder `name`, which has a folder for each group as conf/ has, available."""
+    folder = Path(name).absolute()
+    if not name or not folder.is_dir():
+        raise InputError(f"--config-dir {name}: no such folder")
+    if not any(file for group in groups() for file in folder.glob(f"{group}/*.yaml")):
+        raise InputError(f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}")
+    if folder not in FOLDERS:
+        FOLDERS.append(folder)
+
+
+def groups() -> dict[str, list[str]]:
+    """Return the names of the presets by configuration group, such as `{"model": ["small", …], …}`."""
+    return _groups((CONF, *FOLDERS))
+
+
+@cache  # a sweep calls it for each of its runs
+def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
+    found = [folder.name for folder in sorted(folders[0].iterdir()) if any(folder.glob("*.yaml"))]
+    return {group: sorted({file.stem for each in folders for file in each.glob(f"{group}/*.yaml")}) for group in found}
+
+
+def choice_values(group: str, choice: str) -> dict[str, Any]:
+    """Return the settings in the file of the preset `choice`, or raise an `InputError`."""
+    files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
+    file = next((file for file in files if file.exists()), files[0])
+    try:
+        values = OmegaConf.to_container(OmegaConf.load(file))
+    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
+        raise InputError(f"{file}: {one_line(error)}") from None
+    if not isinstance(values, dict):
+        raise InputError(f"{file}: must be a mapping of keys to values")
+    return values  # type: ignore[return-value]
 
 
 def nearest_key(key: str, others: Iterable[str] = ()) -> str:

@@ -10,20 +10,30 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# undocumented: of hydra-core 1.3
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, Sweep, ValueType
 from hydra.errors import HydraException
 
 from base.errors import InputError, one_line, printable
 from base.jobs.run_directory import RUNS
 from base.options import spell, wrong_value
-from conf.groups import add_folder, choice_values, groups
-from conf.hydra_grammar import Override, OverrideType, Sweep, ValueType, parse
-from conf.keys import KEYS, SEARCH_KEYS, is_launch, is_plugins, nearest_key
+from conf.keys import (
+    KEYS,
+    SEARCH_KEYS,
+    add_folder,
+    choice_values,
+    groups,
+    is_launch,
+    is_literal,
+    is_plugins,
+    nearest_key,
+)
 from conf.schema import SearchConfig
 
 SHOW, CONFIG_DIR, SEVERAL = ("-c", "--cfg"), ("-cd", "--config-dir"), ("-m", "--multirun")
-FLAGS = (*SEVERAL, "-h", "--help", "--help=all", *SHOW, "--resolve", "--config-dir", "--runs", "--version")
-MAX_VALUES = 10_000  # values of one key in a sweep
-MAX_RUNS = 10_000  # runs of one sweep
+FLAGS = (*SEVERAL, "-h", "--help", "--help=all", *SHOW, "--config-dir", "--runs", "--version")
+MAX_RUNS = 10_000  # runs of one sweep, so also the values of one key
 # Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
 
@@ -44,27 +54,40 @@ class Setting:
 
 @dataclass(frozen=True)
 class Command:
-    """The parsed command line of `train.py`."""
+    """The parsed command line of `train.py`. A key that is set twice has its last value."""
 
-    overrides: list[Override]  # the arguments whose values Hydra parses; a key that is set twice has its last value
-    literals: dict[str, str | None]  # the values that Hydra does not parse, such as paths, by key
-    swept: dict[str, list[Setting]]  # the keys to which a sweep gives several values that Hydra does not parse
+    overrides: dict[str, Override]  # by key, the arguments whose values Hydra parses
+    literals: dict[str, list[Setting]]  # by key, those whose values it does not parse, such as paths
     sweep: bool = False
     search: SearchConfig | None = None
     show: bool = False  # the settings, instead of training
-    resolve: bool = False
+
+    def literal(self, key: str) -> str | None:
+        """Return the value of a literal key, such as `name`, or None if it is not set."""
+        return self.literals[key][0].value if key in self.literals else None
 
     def sets(self, group: str) -> bool:
         """Return whether the command line sets a key of a configuration group, or chooses a preset of the group."""
-        keys = [*self.literals, *(each.key_or_group for each in self.overrides)]
-        return any(key.partition(".")[0] == group for key in keys)
+        return any(key.partition(".")[0] == group for key in (*self.literals, *self.overrides))
 
     def runs(self) -> Iterator[list[Setting]]:
         """Yield the settings of each run: in a sweep, of every combination, otherwise a single list."""
-        choices = {each.key_or_group: settings(each) for each in self.overrides} | self.swept
-        if (count := math.prod(map(len, choices.values()))) > MAX_RUNS:
+        choices = [*map(settings, self.overrides.values()), *self.literals.values()]
+        if (count := math.prod(map(len, choices))) > MAX_RUNS:
             raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
-        yield from (list(each) for each in itertools.product(*choices.values()))
+        yield from map(list, itertools.product(*choices))
+
+
+def parse(arguments: list[str]) -> list[Override]:
+    """Parse `key=value` arguments, or raise a `HydraException`."""
+    return OverridesParser.create().parse_overrides(arguments)
+
+
+def quoted(value: Any) -> str:
+    """Return the string that Hydra's grammar reads as `value`."""
+    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
+        return QuotedString(value, Quote.single).with_quotes()
+    return spell(value)
 
 
 def settings(override: Override) -> list[Setting]:
@@ -97,47 +120,35 @@ def read_command(arguments: list[str]) -> Command:
             raise InputError(f"{argument}: no such flag, must be one of {', '.join(FLAGS)}, or key=value{near}")
         else:
             (own if re.match(r"\+*hparams_search\b", argument) else assignments).append(argument)
-    if "--resolve" in flags and "--cfg" not in flags:
-        raise InputError("--resolve: needs --cfg")
     search, sweep = read_search(own), not flags.isdisjoint(SEVERAL)
     if search and "--cfg" in flags:
         raise InputError("--cfg=job: shows the settings of one run or the runs of a sweep, not of a search")
-    rest, literals, swept = split_literals(assignments, sweep or search is not None)
-    for key, values in swept.items() if search else ():
-        given = printable(",".join(each.text.removeprefix(f"{key}=") for each in values))
-        raise InputError(f"{key}={given}: must be one value in a search; quote a name with a comma: '{key}=\"…\"'")
-    overrides = {each.key_or_group: each for each in parse_overrides(rest, sweep, search is not None)}
-    return Command(list(overrides.values()), literals, swept, sweep, search, "--cfg" in flags, "--resolve" in flags)
-
-
-def split_literals(
-    arguments: list[str], sweep: bool = False
-) -> tuple[list[str], dict[str, str | None], dict[str, list[Setting]]]:
-    """Separate the arguments whose values Hydra parses from literal arguments, which are used verbatim.
-
-    Paths and names are literal. In a sweep, commas separate the values of a literal key, but the name of an existing
-    file or run, and text in brackets or quotes, is a single value. Return the arguments for Hydra, the literal keys
-    that have one value, and those that have several.
-    """
-    rest, literals, swept = [], dict[str, str | None](), dict[str, list[Setting]]()
-    for argument in arguments:
+    rest, literals = list[str](), dict[str, list[Setting]]()
+    for argument in assignments:
         key, equals, value = argument.partition("=")
-        if not equals or key not in KEYS or not KEYS[key].metadata.get("literal"):
+        if not (equals and is_literal(key)):
             rest.append(argument)
             continue
-        whole = not sweep or is_launch(key) or os.path.exists(os.path.expanduser(value)) or os.path.exists(RUNS / value)
-        values = [value] if whole else [text[1:-1] if quote else text for text, quote in VALUE.findall(f"{value},")]
-        if "" in values[1:] or values[0] == "" != value:
-            quoted = shlex.quote(f'{key}="{printable(value)}"')
-            raise InputError(f"{printable(argument)}: a value is empty; if the comma is part of the name: {quoted}")
-        found = [Setting(key, None if text == "null" else text, f"{key}={text}") for text in values]
-        literals.pop(key, None)  # the last value counts, as in Hydra
-        swept.pop(key, None)
-        if len(found) > 1:
-            swept[key] = found
-        else:
-            literals[key] = found[0].value
-    return rest, literals, swept
+        literals[key] = literal_settings(key, value, sweep or search is not None)
+        if search and len(literals[key]) > 1:
+            alone = f"must be one value in a search; quote a name with a comma: '{key}=\"…\"'"
+            raise InputError(f"{printable(argument)}: {alone}")
+    overrides = {each.key_or_group: each for each in parse_overrides(rest, sweep, search is not None)}
+    return Command(overrides, literals, sweep, search, "--cfg" in flags)
+
+
+def literal_settings(key: str, given: str, several: bool) -> list[Setting]:
+    """Return a `Setting` for each value of a path or a name, which is used verbatim.
+
+    There is only one unless `several` is true: then commas separate values, but the name of an existing file or run,
+    and text in brackets or quotes, is a single value.
+    """
+    whole = not several or is_launch(key) or os.path.exists(os.path.expanduser(given)) or os.path.exists(RUNS / given)
+    values = [given] if whole else [text[1:-1] if quote else text for text, quote in VALUE.findall(f"{given},")]
+    if "" in values[1:] or values[0] == "" != given:
+        quoted = shlex.quote(f'{key}="{printable(given)}"')
+        raise InputError(f"{key}={printable(given)}: a value is empty; if the comma is part of the name: {quoted}")
+    return [Setting(key, None if text == "null" else text, f"{key}={text}") for text in values]
 
 
 def read_search(arguments: list[str]) -> SearchConfig | None:
@@ -214,9 +225,9 @@ def _values(override: Override) -> list[Any]:
     if not override.is_sweep_override():
         return [override.value()]
     values = override.sweep_iterator() if override.is_discrete_sweep() else iter(())
-    given = list(itertools.islice(values, MAX_VALUES + 1))
-    if len(given) > MAX_VALUES:
-        raise InputError(f"{override.input_line}: more than {MAX_VALUES:,} values")
+    given = list(itertools.islice(values, MAX_RUNS + 1))
+    if len(given) > MAX_RUNS:
+        raise InputError(f"{override.input_line}: more than {MAX_RUNS:,} values")
     if any(isinstance(each, Sweep) for each in given):
         raise InputError(f"{override.input_line}: give either single values or one range")
     if not given and override.is_discrete_sweep():

@@ -14,8 +14,7 @@ from base.errors import printable
 from base.jobs.run_directory import Run
 from base.jobs.summary import Summary
 from base.progress import clock, count
-from conf.compose import read_config
-from conf.differences import overrides
+from conf.compose import overrides, read_config
 from conf.resume_rules import PATHS
 from gpt.checkpoint import without_folders
 from gpt.inference.continuation import beginning, complete_documents, readable

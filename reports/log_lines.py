@@ -10,7 +10,7 @@ from base.jobs.run_directory import Run
 from base.log import log
 from base.processes import command
 from base.progress import count
-from conf.differences import differences
+from conf.compose import differences
 from conf.schema import Config
 from data.batches import num_validated
 from data.documents import Documents

@@ -1,6 +1,9 @@
 """Plot what a model does with a passage of the validation text: attention, and the surprisal of each character."""
 
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cache
 
 import numpy as np
 import torch
@@ -11,7 +14,6 @@ from data.text import Text
 from gpt.analysis import attention_maps, by_character, letters, token_surprisals
 from gpt.evaluation import evaluation_windows, predictions
 from gpt.model import GPT
-from reports.glyphs import font, label
 
 NUM_HEADS = 4  # heads whose attention is plotted by default
 NUM_TOKENS = 320  # tokens of the passage whose surprisal is plotted
@@ -21,6 +23,8 @@ MAX_NATS = 6.0  # surprisal at the upper end of the colour scale
 COLUMNS, LINES = 36, 18  # size of the plotted passage in characters
 BLUES = ["#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
 ORANGES = ["#ffffff", "#fde3c1", "#f5a25d", "#d55e00", "#7a2b00"]
+FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf"]  # the first installed one
+SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
 def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
@@ -120,3 +124,34 @@ def write(draw: ImageDraw.ImageDraw, x: float, y: float, character: str, size: f
     """Write a character centred at (x, y); one that the font lacks is written as its code point, smaller."""
     shown = label(character)
     draw.text((x, y), shown, ink, font(size if len(shown) < 2 else 1.4 * size / len(shown)), "mm")
+
+
+@cache
+def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
+    """Return an installed monospace font, or else Pillow's own, which has few characters beyond ASCII."""
+    for name in FONTS:
+        with suppress(OSError):
+            return ImageFont.truetype(name, size)
+    return ImageFont.load_default(size)
+
+
+@cache
+def label(character: str) -> str:
+    """Return a visible form of a character, or its code point, such as 4E2D, if the font lacks the character."""
+    shown, lacking = visible(character), bytes(font(24).getmask("\U0010ffff"))
+    if all(bytes(font(24).getmask(each)) != lacking for each in shown):
+        return shown
+    return {"\n": "\\n", "\t": "\\t", " ": "·"}.get(character, f"{ord(character):04X}")
+
+
+def visible(character: str) -> str:
+    """Return a visible symbol for an invisible character, such as ↵ for a line break."""
+    if len(character) != 1:
+        return character
+    if character in SHOWN:
+        return SHOWN[character]
+    if character < " ":
+        return chr(0x2400 + ord(character))  # Unicode's pictures of control characters
+    if unicodedata.combining(character) or unicodedata.category(character) == "Mn":
+        return f"◌{character}"
+    return character if character.isprintable() else f"U+{ord(character):04X}"

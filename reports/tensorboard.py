@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from base.errors import public
+from base.errors import public, visible
 from base.log import log
 from base.options import spell
 from base.processes import command
-from reports.glyphs import visible
 
 ROW_SUFFIX = ".hparams"  # of the event file with the row of HPARAMS, which is replaced: TensorBoard keeps the first row
 
@@ -71,9 +70,8 @@ def as_markdown(samples: list[tuple[str, str]]) -> str:
     """Format `samples`, pairs (prompt, text), as Markdown in which TensorBoard shows every character literally."""
 
     def block(text: str) -> str:
-        symbols = "".join(c if c in "\n\t " else visible(c) for c in text)
         # Markdown and HTML do not interpret numeric entities.
-        coded = (c if c.isascii() and c.isalnum() else f"&#{ord(c)};" for c in symbols)
+        coded = (c if c.isascii() and c.isalnum() else f"&#{ord(c)};" for c in visible(text))
         return f"<pre><code>{''.join(coded)}</code></pre>"
 
     parts = []

@@ -12,15 +12,16 @@ import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+
 from base.errors import InputError, one_line
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from conf.compose import compose
-from conf.hydra_grammar import IntervalSweep, Override, RangeSweep
 from conf.keys import KEYS, is_launch
 from conf.overrides import Command, parse_overrides, settings
 from conf.schema import SearchConfig
-from sweeps.sweep import Candidate, Sweep, check_inputs, check_sweep, claim, literal_settings, run_sweep
+from sweeps.sweep import Candidate, Sweep, check_inputs, check_sweep, claim, run_sweep
 from sweeps.table import Row
 from sweeps.trial import Trial, make_trial, sweep_name
 
@@ -135,19 +136,20 @@ def begin_search(config: SearchConfig, command: Command) -> int:
 
     A value of a key on the command line fixes the key, and a range replaces the range in the preset `config`.
     """
-    literals, given = command.literals, {each.key_or_group: each for each in command.overrides}
-    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in {*given, *literals}]
-    swept = [*parse_overrides(ranges, search=True), *(each for each in given.values() if each.is_sweep_override())]
+    given, literals = command.overrides.values(), [each for (each,) in command.literals.values()]
+    keys = command.overrides.keys() | command.literals.keys()
+    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in keys]
+    swept = [*parse_overrides(ranges, search=True), *(each for each in given if each.is_sweep_override())]
     space = {each.key_or_group: distribution(each) for each in swept}
     if not space:
         raise InputError("hparams_search: nothing is left to search: the command fixes every key that has a range")
-    single = [str(each.input_line) for each in given.values() if not each.is_sweep_override()]
-    fixed = [*single, *literal_settings(literals)]
+    single = [str(each.input_line) for each in given if not each.is_sweep_override()]
+    fixed = [*single, *(each.text for each in literals if not is_launch(each.key))]
     same = [f"hparams_search.seed={config.seed}", f"hparams_search.startup={config.startup}"]
     same += [str(each.input_line) for each in swept]
     same += [each for each in fixed if not is_launch(each.partition("=")[0])]
-    name = literals.get("name") or sweep_name(same, "search")
-    directory = check_sweep(name, list(space), literals)
+    name = command.literal("name") or sweep_name(same, "search")
+    directory = check_sweep(name, list(space), command.literal("resume"))
     if Run(directory).is_sweep and not (directory / FILE).exists():
         raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
     ends = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}
@@ -157,9 +159,9 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     ]
     runs = []
     for corner in corners:
-        chosen = [setting for each in parse_overrides(corner, search=True) for setting in settings(each)]
-        runs.append(Candidate(chosen, compose(chosen, literals)))
-    texts = check_inputs(runs, literals)
+        chosen = [setting for each in parse_overrides(corner, search=True) for setting in settings(each)] + literals
+        runs.append(Candidate(chosen, compose(chosen)))
+    texts = check_inputs(runs)
     claim(directory, texts)
     same += [f"text={text}" for text in texts]
     return run_sweep(Search(name, config, space, fixed, same), runs[0].config.workers)

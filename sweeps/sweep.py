@@ -5,7 +5,7 @@ import shlex
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -14,7 +14,6 @@ from base.errors import InputError, printable
 from base.jobs import run_lock, slurm
 from base.jobs.run_directory import RUNS, Run, find_model
 from base.log import log
-from base.options import spell
 from base.processes import command
 from base.progress import Progress, count
 from conf.compose import compose, read_config
@@ -36,24 +35,25 @@ class Candidate(NamedTuple):
 
 
 def candidates(command: Command) -> list[Candidate]:
-    return [Candidate(settings, compose(settings, command.literals)) for settings in command.runs()]
+    return [Candidate(settings, compose(settings)) for settings in command.runs()]
 
 
 def varied_keys(command: Command) -> list[str]:
     """Return the keys with several values on the command line, or all keys that are set if none has several."""
-    several = [*(each.key_or_group for each in command.overrides if each.is_sweep_override()), *command.swept]
-    return several or [each.key_or_group for each in command.overrides if not is_launch(each.key_or_group)]
+    several = [key for key, each in command.overrides.items() if each.is_sweep_override()]
+    several += [key for key, values in command.literals.items() if len(values) > 1]
+    return several or [key for key in command.overrides if not is_launch(key)]
 
 
-def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]) -> Path:
+def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
     """Return the directory of a sweep after checking that the sweep can be started."""
     if "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         train = command("python", "train.py")
         raise InputError(f"-m: a sweep is one process; start it with {train}, in SLURM with srun --ntasks=1")
     if not varied:
         raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
-    if literals.get("resume") not in (None, "auto"):
-        raise InputError(f"resume={literals['resume']}: to continue a sweep, repeat its command without resume=")
+    if resume not in (None, "auto"):
+        raise InputError(f"resume={resume}: to continue a sweep, repeat its command without resume=")
     for key in varied:
         if is_launch(key):
             raise InputError(f"{key}: must have one value for all trials of a sweep")
@@ -63,11 +63,6 @@ def check_sweep(name: str, varied: list[str], literals: Mapping[str, str | None]
     if (directory / "config.yaml").exists() or (os.path.lexists(directory) and not directory.is_dir()):
         raise InputError(f"name={name}: {directory} is not a sweep; use another name")
     return directory
-
-
-def literal_settings(literals: Mapping[str, str | None]) -> list[str]:
-    """Return the settings whose values Hydra must not parse, as arguments for a trial."""
-    return [f"{key}={spell(value)}" for key, value in literals.items() if not is_launch(key)]
 
 
 def has_finished(trial: Trial, config: Config) -> bool:
@@ -81,7 +76,7 @@ def has_finished(trial: Trial, config: Config) -> bool:
     return finished and (steps == "auto" or steps <= old.trainer.max_steps)
 
 
-def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) -> list[str]:
+def check_inputs(runs: Iterable[Candidate]) -> list[str]:
     """Check the text, batch size and initial model of each run, and return the texts' SHA-256 hashes, sorted."""
     from data.corpus import open_corpus
     from data.text import open_text
@@ -103,7 +98,7 @@ def check_inputs(runs: Iterable[Candidate], literals: Mapping[str, str | None]) 
 
             model, _, meta = model_file.read(find_model(config.init_from))
             trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
-            check_trained(compose(run.settings, literals, trained), trained)
+            check_trained(compose(run.settings, trained), trained)
             corpus = open_corpus(config.data)
             texts.add(corpus.sha256(corpus.digests()))
     return sorted(texts)
@@ -216,23 +211,23 @@ def show_results(results: list[Row], table: Path) -> None:
 
 def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line."""
-    fixed = literal_settings(command.literals)
-    return "\n".join(shlex.join([*(each.text for each in run.settings), *fixed]) for run in candidates(command))
+    return "\n".join(
+        shlex.join(each.text for each in run.settings if not is_launch(each.key)) for run in candidates(command)
+    )
 
 
 def begin_sweep(command: Command) -> int:
     """Check all trials of the sweep that `command` describes, then run it and return its exit status."""
-    literals, overrides = command.literals, [str(each.input_line) for each in command.overrides]
-    overrides += [each.text for values in command.swept.values() for each in values]
-    runs = candidates(command)
-    varied, fixed = varied_keys(command), literal_settings(literals)
-    name = literals.get("name") or sweep_name([*overrides, *fixed])
-    directory = check_sweep(name, varied, literals)
-    if any(each.key_or_group == "debug" for each in command.overrides):
+    given = [str(each.input_line) for each in command.overrides.values()]
+    given += [each.text for values in command.literals.values() for each in values]
+    runs, varied = candidates(command), varied_keys(command)
+    name = command.literal("name") or sweep_name(given)
+    directory = check_sweep(name, varied, command.literal("resume"))
+    if "debug" in command.overrides:
         raise InputError("debug: only works for one run, without -m")
-    trials = [make_trial(name, varied, [*(each.text for each in run.settings), *fixed]) for run in runs]
+    trials = [make_trial(name, varied, [each.text for each in run.settings]) for run in runs]
     finished = [trial.name for trial, run in zip(trials, runs, strict=True) if has_finished(trial, run.config)]
     by_name = {trial.name: trial for trial in trials}
     sweep = Sweep(name, len(by_name), by_name, dict.fromkeys(finished, "finished"))
-    claim(directory, check_inputs(runs, literals))
+    claim(directory, check_inputs(runs))
     return run_sweep(sweep, runs[0].config.workers)

@@ -14,8 +14,7 @@ from base.jobs.run_directory import RUNS, Run
 from base.processes import cores
 from base.progress import clock
 from base.ranks import child_environment
-from conf.groups import FOLDERS
-from conf.keys import is_launch
+from conf.keys import FOLDERS, is_launch
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MAX_NAME = 100  # maximum characters of a trial's name
@@ -71,7 +70,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
     """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
     values = dict(setting.partition("=")[::2] for setting in settings)
     differing = {key: values[key] for key in varied}
-    own = tuple(setting for setting in settings if not setting.startswith("workers="))
+    own = tuple(f"{key}={value}" for key, value in values.items() if key not in ("name", "resume", "workers"))
     shown = {key: printable(value) for key, value in differing.items()}
     return Trial(sweep, name or trial_name(dict(sorted(differing.items()))), own, shown)
 

@@ -82,7 +82,6 @@ def test_the_smallest_form_runs(name: str, measuring: ModuleType) -> None:
     [
         ("encode_speed", ["--quick"], "cached "),
         ("startup", ["--quick", "--rounds", "1"], "export.py --help"),
-        ("run_phases", ["--quick", "--rounds", "1", "data.path={book}"], "| validations, samples"),  # trains
         ("plain_loop", ["{book}", "--steps", "2"], '"loss": '),
         ("web_speed", ["runs/first", "--rounds", "1", "--quick"], "the model alone: "),
     ],

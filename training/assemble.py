@@ -15,7 +15,7 @@ from base.errors import InputError, is_out_of_memory, one_line, redacted
 from base.files import write_text
 from base.log import log
 from base.progress import Progress
-from conf.instantiate import instantiate
+from conf.compose import instantiate
 from conf.schema import to_yaml
 from data.datamodule import ENDLESS
 from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints

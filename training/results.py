@@ -13,7 +13,7 @@ from base.files import atomic, write_text
 from base.jobs.summary import Summary
 from base.log import log, to_file
 from base.progress import Progress
-from conf.differences import differences, overrides
+from conf.compose import differences, overrides
 from conf.schema import to_yaml
 from data.batches import num_validated
 from data.ngrams import baselines

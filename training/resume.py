@@ -27,13 +27,12 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
 
     The configuration of an earlier run is its config.yaml, changed by the command line.
     """
-    literals = dict(command.literals)
-    name = config.name
+    name, restart = config.name, dict[str, Any]()
     if name is None and config.resume is None:
         name = run_directory.new_name(to_yaml(config))
     if config.resume is None and ranks.restarted():  # a restart repeats the command line of the first start
-        literals |= {"resume": "auto", "name": name}
-        config = replace(config, resume="auto", name=name)
+        restart = {"resume": "auto", "name": name}
+        config = replace(config, **restart)
     if config.resume is None:
         if config.allow:
             raise InputError(f"allow={spell(config.allow)}: only works with resume=")
@@ -54,7 +53,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{error}; if another version made this run, {start} starts from its model") from None
     (given,) = command.runs()
-    return compose_resumed(given, literals, stored), run, True
+    return replace(compose_resumed(given, stored), **restart), run, True
 
 
 def newest_unfinished() -> Run | None:

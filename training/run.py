@@ -41,7 +41,7 @@ def main(command: Command, config: Config, started: float) -> int:
     if not ranks.launched() and (devices := count_devices(config)) > 1:
         run_lock.release()  # because rank 0, another process, locks the run
         settled = [f"resume={run}" if resumed else f"name={run.name}"]
-        if command.literals.get("name") is not None and config.resume == "auto":
+        if command.literal("name") is not None and config.resume == "auto":
             settled = []  # each rank finds the run by its name
         return launch(devices, settled, partial(resume_hint, run))
     plan = settle(command, config, run, resumed, started)
@@ -65,7 +65,7 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
     if start:
         if not resumed:
             (settings,) = command.runs()
-            composed = compose(settings, command.literals, start.groups)
+            composed = compose(settings, start.groups)
             config = replace(config, model=composed.model, data=composed.data)
         check_trained(config, start.groups)
     extra_chars = point.extra_chars if point else start.characters if start else ""

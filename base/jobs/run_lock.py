@@ -12,15 +12,13 @@ _held: dict[Path, ExitStack] = {}  # by directory, the locks that this process h
 
 def lock(run: Path) -> None:
     """Lock the directory `run` until `release` or the end of this process, or raise an `InputError` if it is in use."""
-    from filelock import Timeout
-
     if run in _held:
         return
-    try:
-        # `in_use` in another process, such as `train.py --runs`, may hold the lock for a moment: wait until it is free.
-        _held[run] = _acquire(run, seconds=1)
-    except Timeout:
-        raise InputError(f"{run}: another process is training there; wait for it or stop it first") from None
+    # `in_use` in another process, such as `train.py --runs`, may hold the lock for a moment: wait until it is free.
+    held = _acquire(run, seconds=1)
+    if held is None:
+        raise InputError(f"{run}: another process is training there; wait for it or stop it first")
+    _held[run] = held
 
 
 def release() -> None:
@@ -31,21 +29,21 @@ def release() -> None:
 
 def in_use(run: Path) -> bool:
     """Return whether another process has locked the run directory `run`."""
-    from filelock import Timeout
-
-    try:
-        _acquire(run, seconds=0.1).close()  # not 0: another `in_use` may hold the lock for a moment
-    except Timeout:
-        return True
-    return False
+    held = _acquire(run, seconds=0.1)  # not 0: another `in_use` may hold the lock for a moment
+    if held:
+        held.close()
+    return held is None
 
 
-def _acquire(run: Path, seconds: float) -> ExitStack:
-    """Lock the directory `run` and the file `.lock` in it; closing the result unlocks both, a `Timeout` says in use."""
-    from filelock import FileLock, Timeout
+def _acquire(run: Path, seconds: float) -> ExitStack | None:
+    """Lock the directory `run` and the file `.lock` in it; closing the result unlocks both, None says in use."""
+    from filelock import FileLock, Timeout  # 40 ms
 
     with ExitStack() as stack:
-        stack.enter_context(FileLock(run / ".lock", timeout=seconds))
+        try:
+            stack.enter_context(FileLock(run / ".lock", timeout=seconds))
+        except Timeout:
+            return None
         if sys.platform != "win32":
             import fcntl
 
@@ -55,7 +53,7 @@ def _acquire(run: Path, seconds: float) -> ExitStack:
                 fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 stack.callback(fcntl.flock, directory, fcntl.LOCK_UN)
             except BlockingIOError:
-                raise Timeout(str(run)) from None
+                return None
             except OSError:  # such as on NFS, which locks only what is open for writing: the lock of the file is enough
                 pass
         return stack.pop_all()

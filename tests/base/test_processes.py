@@ -33,14 +33,13 @@ def test_times_of_cores_that_the_system_hides(
 
 @pytest.mark.parametrize(("files", "cores"), [
     ({}, 8), ({"cpu.max": "max 100000"}, 8), ({"cpu.max": "150000 100000"}, 2), ({"cpu.max": "10000 100000"}, 1),
-    ({"cpu.max": "1600000 100000"}, 8), ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8),
-    ({"cpu/cpu.cfs_quota_us": "300000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 3),
+    ({"cpu.max": "1600000 100000"}, 8),
 ])  # fmt: skip
 def test_a_container_s_quota_limits_the_cores(
     files: dict[str, str], cores: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make(tmp_path, files)
-    monkeypatch.setattr(processes, "CGROUP", tmp_path)
+    monkeypatch.setattr(processes, "CPU_MAX", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert processes.cores() == cores

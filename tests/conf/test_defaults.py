@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from conf import compose as composing
-from conf.differences import differences, overrides
+from conf.compose import differences, overrides
 from conf.keys import KEYS, is_launch, leaves
 from conf.overrides import read_command
 from conf.schema import Config, TrainerConfig, to_dict
@@ -13,7 +13,7 @@ from conf.schema import Config, TrainerConfig, to_dict
 def composed(*typed: str) -> list[Config]:
     """What a command line asks for: a configuration, or one for each trial."""
     command = read_command(list(typed))
-    return [composing.compose(settings, command.literals) for settings in command.runs()]
+    return [composing.compose(settings) for settings in command.runs()]
 
 
 def compose(typed: list[str]) -> Config:

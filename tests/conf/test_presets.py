@@ -14,8 +14,7 @@ import torch
 import yaml
 
 from conf import compose as composing
-from conf.groups import CONF, FOLDERS
-from conf.keys import KEYS, is_plugins, leaves
+from conf.keys import CONF, FOLDERS, KEYS, is_plugins, leaves
 from conf.overrides import read_search
 from conf.schema import to_dict
 from gpt.config import ModelConfig

@@ -16,7 +16,7 @@ from tests.conftest import refusal
 def resumed(stored: Config, *typed: str) -> Config:
     command = read_command([*typed, "resume=auto"])
     (given,) = command.runs()
-    return composing.compose_resumed(given, command.literals, stored)
+    return composing.compose_resumed(given, stored)
 
 
 def test_resuming_keeps_the_run() -> None:
@@ -62,7 +62,7 @@ def started(model: dict[str, Any], tokenizer: str, *typed: str) -> Config:
     groups = {"model": model, "data": {"tokenizer": tokenizer}}
     command = read_command([*typed, "init_from=a"])
     (given,) = command.runs()
-    config = composing.compose(given, command.literals, groups)
+    config = composing.compose(given, groups)
     check_trained(config, groups)
     return config
 

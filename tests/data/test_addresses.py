@@ -13,7 +13,7 @@ from unittest.mock import Mock
 import pytest
 
 from base.errors import InputError
-from conf.groups import choice_values
+from conf.keys import choice_values
 from data import addresses
 from data.config import DataConfig
 from data.corpus import open_corpus, split_fragment

@@ -11,10 +11,9 @@ import pytest
 import yaml
 
 import conf.compose
-import conf.groups
-from conf.compose import read_config
-from conf.groups import CONF, FOLDERS
-from conf.instantiate import instantiate
+import conf.keys
+from conf.compose import instantiate, read_config
+from conf.keys import CONF, FOLDERS
 from conf.schema import to_dict, to_yaml
 from tests.conftest import Call, one_line
 
@@ -60,7 +59,7 @@ def test_plug_ins_are_those_of_conf(train: Call) -> None:
 
 def test_a_callback_of_one_s_own_is_a_file(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     shutil.copytree(CONF, "conf", ignore=shutil.ignore_patterns("*.py*"))
-    for module in ("conf.groups", "conf.compose"):
+    for module in ("conf.keys", "conf.compose"):
         monkeypatch.setattr(f"{module}.CONF", Path("conf").absolute())
     monkeypatch.syspath_prepend(Path.cwd())
     Path("mine.py").write_text("""import lightning as L
@@ -79,7 +78,7 @@ class Mine(L.Callback):
     monkeypatch.delitem(sys.modules, "mine")
     one_line(train("callbacks=mine"), 2, "callbacks=mine: cannot be created", "No module named 'mine.Mine'")
     Path("conf/callbacks/mine.yaml").unlink()
-    for cached in (conf.groups._groups, conf.compose._cached):  # the next command is another process
+    for cached in (conf.keys._groups, conf.compose._cached):  # the next command is another process
         cached.cache_clear()
     one_line(train("resume=runs/first", defaults=False), 2, "callbacks: mine: there is no conf/callbacks/mine.yaml")
 

@@ -11,8 +11,8 @@ from data.passages import ATTENDED, varied_line
 from data.text import open_text
 from gpt.analysis import attention_maps
 from gpt.model import GPT
-from reports import glyphs, pictures
-from reports.glyphs import visible
+from reports import pictures
+from reports.pictures import visible
 from tests.reference.models import fill, tiny
 
 ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אב😀👩\ufffd\U000e0001") + ["\\xff"]
@@ -23,9 +23,9 @@ BLUES = "#f7fbff #deebf7 #c6dbef #9ecae1 #6baed6 #4292c6 #2171b5 #08519c #08306b
 def font(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Plot with a font that is installed, if there is one, and with the one that comes with Pillow."""
     if request.param == "built in":
-        monkeypatch.setattr(glyphs, "FONTS", [])
-    glyphs.font.cache_clear()
-    glyphs.label.cache_clear()
+        monkeypatch.setattr(pictures, "FONTS", [])
+    pictures.font.cache_clear()
+    pictures.label.cache_clear()
     return request.param
 
 
@@ -65,12 +65,12 @@ def test_characters_are_made_visible(font: str) -> None:
     assert visible("\\xff") == "\\xff"
     assert len({visible(chr(code)) for code in range(256)}) == 256, "no two look the same"
     labels = {"a": "a", "中": "4E2D", "\U000e0001": "U+E0001"}
-    if glyphs.font(24).getname() == ImageFont.load_default(24).getname():
+    if pictures.font(24).getname() == ImageFont.load_default(24).getname():
         labels |= {"é": "00E9", "\n": "\\n", "\t": "\\t", " ": "·"}
     else:
         labels |= {"é": "é", "\n": "↵", " ": "␣"}
-    assert {each: glyphs.label(each) for each in labels} == labels, "code points of what the font does not have"
-    assert all(glyphs.label(each).strip() for each in ODD)
+    assert {each: pictures.label(each) for each in labels} == labels, "code points of what the font does not have"
+    assert all(pictures.label(each).strip() for each in ODD)
 
 
 def test_heads_are_spread_over_layers() -> None:

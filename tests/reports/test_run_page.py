@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from conf.compose import read_config
-from conf.differences import differences
+from conf.compose import differences, read_config
 from gpt.analysis import attention_maps
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT

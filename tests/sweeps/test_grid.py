@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from conf.overrides import read_command
-from sweeps.sweep import literal_settings, varied_keys
+from sweeps.sweep import varied_keys
 from sweeps.table import caution, spelled
 from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name
 from tests.conf.test_defaults import compose, composed
@@ -44,9 +44,7 @@ def test_values_survive_the_trial_s_command_line() -> None:
     typed = ["optim.min_lr=choice(1e-12,0.25)", "optim.betas=[1e-7,0.5]", "optim.lr=1", f"data.path='{path}'"]
     typed += ["logger=wandb", f"logger.wandb.project={','.join(quoted)}"]
     command = read_command(["-m", *typed])
-    fixed, varied = literal_settings(command.literals), varied_keys(command)
-    assert fixed == [f"data.path={path}"]
-    trials = [make_trial("s", varied, [*(each.text for each in run), *fixed]) for run in command.runs()]
+    trials = [make_trial("s", varied_keys(command), [each.text for each in run]) for run in command.runs()]
     made = []
     for trial in trials:
         config = compose(trial.command[2:])

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from conf.hydra_grammar import parse
+from conf.overrides import parse
 from tests.conftest import Call, needs, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, wait_for

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from conf.compose import read_config
-from conf.differences import overrides
+from conf.compose import overrides, read_config
 from tests.conftest import Call, assert_same_weights, summary
 from tests.faults import faults
 from tests.faults.processes import run

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from conf.compose import read_config
-from conf.groups import groups
+from conf.keys import groups
 from conf.schema import Config, TrainerConfig
 from data.text import Text
 from gpt.config import ModelConfig
