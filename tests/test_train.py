@@ -201,31 +201,6 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
         assert varied_line(dataclasses.replace(text, validation=np.ones_like(text.validation))) == 1, "no newline"
 
 
-@pytest.mark.slow
-def test_minutes_become_steps_once(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the weights are those of as many steps: tests/training/callbacks/test_deadline.py."""
-    monkeypatch.setattr("training.choosing.choose.WHOLE", 0)  # the text is not short: it trains as long as it can
-    monkeypatch.setattr("training.choosing.time_budget.DOUBLED_FROM", 1)
-    ended = train("name=dial", "minutes=0.15", "trainer.val_check_interval=400", "compile=false")
-    assert ended.status == 0 and "minutes    0.15: a step takes about" in ended.out
-    config = read_config(Path("runs/dial"))
-    steps = config.trainer.max_steps
-    assert config.minutes == 0.15 and 0 < summary("dial")["steps"] == steps
-    assert (config.trainer.val_check_interval, config.data.batch) == (400, 8), "what was typed stays"
-    again = train("name=dial", "resume=auto", "minutes=0.15", defaults=False)
-    assert again.status == 0 and f"finished: step {steps} of {steps}" in again.out and "chosen for" not in again.out
-
-
-@pytest.mark.slow
-def test_minutes_doubles_long_batches(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.choosing.time_budget.DOUBLED_FROM", 1)
-    monkeypatch.setattr("training.choosing.time_budget.time_step", lambda *_: 1.0)
-    given = "data.path=book.txt minutes=0.15 compile=false logger=none trainer.accelerator=cpu name=a".split()
-    assert train(*given, "model.layers=1", "model.dim=32", "model.context=32", defaults=False).status == 0
-    config = read_config(Path("runs/a"))
-    assert config.data.batch == 16 and summary("a")["characters"] == config.trainer.max_steps * 16 * 32
-
-
 def test_what_does_not_go_together(train: Call) -> None:
     either = "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
     five = f"minutes=1: chooses trainer.max_steps, but trainer.max_steps=5 is set; {either}"

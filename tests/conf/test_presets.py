@@ -155,11 +155,9 @@ def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> No
     assert inherited(shown) == FOUND
     assert (shown["model"]["context"], shown["model"]["activation"], shown["model"]["tied"]) == (48, "gelu", True)
     assert inherited(to_dict(compose(["experiment=a"]))) == FOUND
+    assert inherited(to_dict(compose(["experiment=a", "seed=8"]))) == [8, *FOUND[1:]], "the command line counts more"
     ended = train(chain, "experiment=a", "trainer.max_steps=2", "name=a")
     assert ended.status == 0 and inherited(stored("a")) == FOUND, ended
-    assert list(Path("runs/a").rglob("metrics.csv")) and not list(Path("runs/a").rglob("events*"))
-    assert train(chain, "experiment=a", "seed=8", "trainer.max_steps=2", "name=b").status == 0
-    assert inherited(stored("b")) == [8, *FOUND[1:]], "a key on the command line counts more than its preset"
     # A run continues with the preset, without it, and without its folder.
     for steps, again in enumerate(([chain, "experiment=a"], [chain], []), start=3):
         if not again:
@@ -177,6 +175,8 @@ def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> No
     Path("own/experiment/c.yaml").unlink()
     composing._cached.cache_clear()
     one_line(train(chain, "experiment=a", "name=c"), 2, "experiment/c")
+    Path("own/model/mine.yaml").write_text("layers: [")
+    one_line(train(chain, "model=mine", "--cfg", "job", defaults=False), 2, "while parsing", "mine.yaml")
 
 
 @pytest.mark.slow
@@ -186,8 +186,6 @@ def test_the_trials_of_a_sweep_and_a_search_inherit(chain: str) -> None:
     for warmup in (4, 5):
         stored = yaml.safe_load(Path(f"runs/s/optim.warmup={warmup}/config.yaml").read_text())
         assert inherited(stored) == [*FOUND[:3], warmup, *FOUND[4:]]
-    again = run("-m", chain, "experiment=a", "optim.warmup=4,5", "trainer.max_steps=2", "name=s")
-    assert again.status == 0 and again.out.count(": finished before") == 2, again
     needs("optuna", extra="search")
     fixed = ["optim.lr=0.01", "optim.muon_lr=0.01", "optim.cooldown=0.25", "model.dropout=range(0.1,0.3,0.1)"]
     search = ["hparams_search=default", "hparams_search.trials=1", *fixed, "trainer.max_steps=2", "name=found"]
@@ -204,5 +202,3 @@ def test_a_thousand_runs_read_the_presets_once(monkeypatch: pytest.MonkeyPatch) 
     configs = composed("-m", "seed=range(0,10)", "optim.warmup=range(1,11)", "data.batch=range(1,11)")
     assert len({(each.seed, each.optim.warmup, each.data.batch) for each in configs}) == 1000
     assert composed_by_hydra.call_count == 1
-    composed("-m", "model=mini,small", "seed=range(0,10)")
-    assert composed_by_hydra.call_count == 3, "once for each combination of presets"

@@ -129,25 +129,6 @@ def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: P
     assert load_checkpoint("runs/cut")[1]["step"] == 20
 
 
-def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
-    for name in ("busy", "broken", "bare"):
-        shutil.copytree(killed, f"runs/{name}")
-    summary = killed / "summary.json"  # the copies are newer
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"begun": "2020-01-01T00:00:00+00:00"}))
-    for path in Path("runs/broken/checkpoints").iterdir():
-        path.write_bytes(path.read_bytes()[:100])
-    Path("runs/bare/config.yaml").unlink()
-    Path("runs/bare/summary.json").write_text("[]")
-    Path("runs/bare/checkpoints/gone.ckpt").symlink_to("nowhere")
-    with at_work("name=busy", *RESUMED[1:], step=22) as busy:
-        ended = run("resume=auto", defaults=False)
-    assert ended.status == 0, ended
-    assert "skips runs/bare: has checkpoints but no config.yaml\n" in ended.out
-    assert "skips runs/broken: has no usable checkpoint (" in ended.out
-    assert "skips runs/busy: another process" in ended.out and "continuing runs/cut" in ended.out
-    assert busy.wait().status == 0
-
-
 def test_a_run_that_is_damaged_in_any_way_is_passed_over_with_one_line(trained: Path, train: Call) -> None:
     summary, config, bad = json.loads(Path("runs/first/summary.json").read_text()), "config.yaml", Path("runs/bad")
     Path("runs/first/summary.json").write_text(json.dumps(summary | {"status": "running"}))
@@ -185,33 +166,37 @@ def test_a_run_that_is_damaged_in_any_way_is_passed_over_with_one_line(trained: 
     one_line(train("resume=bad", defaults=False), 2, said, "init_from=runs/bad starts from its model")
 
 
-def test_a_run_without_its_text_or_with_another_model_s_settings_is_passed_over(killed: Path) -> None:
-    def copied(name: str, day: int, *change: str) -> None:
+def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
+    """The newest run that can continue does; each newer one is named with its reason."""
+    reasons = {
+        "busy": "runs/busy: another process", "broken": "runs/broken: has no usable checkpoint (",
+        "bare": "runs/bare: has checkpoints but no config.yaml",
+        "wide": "runs/wide: runs/wide/config.yaml: model.dim=64 (its checkpoint has 32)",
+        "gone": "runs/gone: data.path=gone.txt: no such file or directory; if the text has moved, "
+        "python train.py resume=runs/gone data.path=FILE continues it",
+    }  # fmt: skip
+    for day, name in enumerate(reasons, start=1):
         shutil.copytree(killed, f"runs/{name}")
-        config, summary = Path(f"runs/{name}/config.yaml"), Path(f"runs/{name}/summary.json")
-        assert change[0] in config.read_text()
-        config.write_text(config.read_text().replace(*change))
+        summary = Path("runs", name, "summary.json")
         summary.write_text(json.dumps(json.loads(summary.read_text()) | {"begun": f"2099-01-0{day}T00:00:00+00:00"}))
-
-    copied("wide", 2, "  dim: 32", "  dim: 64")
-    copied("gone", 1, "path: book.txt", "path: gone.txt")
-    copied("bare", 3, "seed", "seed")
+    for path in Path("runs/broken/checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:100])
     Path("runs/bare/config.yaml").unlink()
-    moved = "no such file or directory; if the text has moved, "
-    moved += "python train.py resume=runs/gone data.path=FILE continues it"
-    said = ("runs/bare: has checkpoints but no config.yaml", f"runs/gone: data.path=gone.txt: {moved}")
-    said += ("runs/wide: runs/wide/config.yaml: model.dim=64 (its checkpoint has 32)",)
-    shutil.move(killed, "elsewhere")
-    one_line(run("resume=auto", defaults=False), 2, "resume=auto: no run can be continued; ", *said)
-    shutil.move("elsewhere", killed)
+    for name, *change in (("wide", "  dim: 32", "  dim: 64"), ("gone", "path: book.txt", "path: gone.txt")):
+        config = Path("runs", name, "config.yaml")
+        config.write_text(config.read_text().replace(*change))
+    with at_work("name=busy", *RESUMED[1:], step=22) as busy:
+        shutil.move(killed, "elsewhere")
+        ended = run("resume=auto", defaults=False)
+        assert ended.status == 2 and ended.err.startswith("train.py: resume=auto: no run can be continued; "), ended
+        assert ended.err.count("\n") == 1 and all(each in ended.err for each in reasons.values()), ended
+        shutil.move("elsewhere", killed)
+        ended = run("resume=auto", defaults=False)
+    assert busy.wait().status == 0
+    assert ended.status == 0 and "continuing runs/cut" in ended.out, ended
+    assert all(f"resume: skips {each}" in ended.out for each in reasons.values()), ended
     ended = run("resume=auto", "data.path=book.txt", "trainer.max_steps=31", defaults=False)
     assert ended.status == 0 and "continuing runs/gone" in ended.out, "its text is named"
-    shutil.rmtree("runs/gone")
-    copied("gone", 1, "path: book.txt", "path: gone.txt")
-    ended = run("resume=auto", defaults=False)
-    assert ended.status == 0 and "continuing runs/cut" in ended.out, ended
-    for each in said:
-        assert f"resume: skips {each}" in ended.out
 
 
 def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path, whole: Any) -> None:

@@ -74,6 +74,7 @@ def job(host: Host, command: str, *arguments: str) -> Process:
     """Start one host's part of a run: a command of the documentation, with the steps cut and one process a host."""
     number = int(host.address[-1]) - 1
     given = command.replace("node1", "10.117.0.1").replace("--nproc-per-node=4", "--nproc-per-node=1").split()[1:]
+    given = ["--log-dir=torchrun", *given]  # otherwise torchrun leaves a folder in the temporary directory
     if "c10d" in command:  # these hosts have addresses, but no names to know themselves by
         given = [f"--rdzv-conf=is_host={1 - number}", f"--local-addr={host.address}", *given]
     given[given.index("train.py")] = SCRIPT

@@ -76,15 +76,13 @@ def test_every_option_refuses_what_it_does_not_take(train: Call, workplace: Path
 
 
 OTHERS: dict[str | tuple[str, ...], str] = {
-    # unknown, with the nearest right name; more in tests/conf/test_overrides.py
-    "mdel=tiny": "nearest: model", "--multirum": "nearest: --multirun", "optim=[muon,adamw]": "one of adamw, muon",
+    # unknown; the nearest right names: tests/conf/test_overrides.py
+    "--multirum": "nearest: --multirun", "optim=[muon,adamw]": "one of adamw, muon",
     # no key=value, or not as Hydra means it
     "": "must be key=value", "-x": "-x", "--help=1": "--help=1",
     "--max-steps=10": "--max-steps=10: no such flag", ("--data.path", "book.txt"): "nearest: data.path",
     "book.txt": "must be key=value, such as model.heads=8; to train on a text: data.path=book.txt",
-    # what other programs call it
-    "learning_rate=1": "nearest: optim.lr", ("--lr", "3e-4"): "nearest: optim.lr",
-    "--learning-rate=1e-3": "nearest: optim.lr", "--out_dir=a": "nearest: name",
+    ("--lr", "3e-4"): "nearest: optim.lr", "--out_dir=a": "nearest: name",
     ("--config-name", "x"): "--config-name: no such flag", "-p": "-p: no such flag",
     "--config-dir=": "no such folder",
     f"data.path={'x' * 300}": f"data.path={'x' * 80}…: ", "y" * 300: f"{'y' * 80}…: must be key=value",
@@ -114,6 +112,8 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     ("data.path=half.txt", "data.encoding=utf-16"): "the file is damaged there",
     "data.path=many": "join them into fewer",
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
+    "data.cache_dir=~nosuch/x": "data.cache_dir=~nosuch/x: there is no such home directory",
+    f"data.split={800 * '['}1{800 * ']'}": "nested too deeply",
     # names and runs; more in tests/conf/test_overrides.py and tests/base/test_run_directory.py
     "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "nor a run in",
     "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
@@ -140,7 +140,7 @@ def test_other_wrong_words(train: Call, workplace: Path) -> None:
 
 SAMPLE = {
     "book.txt": "is damaged or not a model file", "x" * 5000: f"{'x' * 80}…: ", "runs/\nx": "no such",
-    "--start=x": "nearest: --prompt", "--temp=1": "--temp", "--length=3": "nearest: --num-chars",
+    "--start=x": "nearest: --prompt", "--temp=1": "--temp", "--num-char=3": "nearest: --num-chars", "--length=3": "nearest: --num-chars",
     "--max_new_tokens=3": "nearest: --num-chars", "--promt=x": "nearest: --prompt",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
@@ -148,11 +148,6 @@ SAMPLE = {
     "--top-k=0": "at least 1", "--top-k=1.5": "must be a whole number", "--seed=99999999999999999999999": "at most",
     "--device=cuda:99": "--device cuda:99", "--device=meta": "must be cpu", "--prompt=a\udcff": "half of a surrogate",
 }  # fmt: skip
-
-
-def test_values_that_are_nested_deeply_and_folders_of_nobody(train: Call) -> None:
-    one_line(train(f"data.split={800 * '['}1{800 * ']'}"), 2, "nested too deeply")
-    one_line(train("data.cache_dir=~nosuch/x"), 2, "data.cache_dir=~nosuch/x: there is no such home directory")
 
 
 def test_every_option_of_sample(trained: Path, sample: Call, train: Call) -> None:
