@@ -30,11 +30,6 @@ class Host:
         self.jobs: list[Process] = []
         ip("netns", "add", self.name)
 
-    def start(self, *arguments: str, **variables: str) -> Process:
-        variables = {"GLOO_SOCKET_IFNAME": self.cable} | variables
-        self.jobs.append(Process(*arguments, environment=variables, network=self.name, long=True))
-        return self.jobs[-1]
-
     def processes(self) -> list[int]:
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
         return [int(pid) for pid in listed.stdout.split()]
@@ -79,7 +74,10 @@ def job(host: Host, command: str, *arguments: str) -> Process:
         given = [f"--rdzv-conf=is_host={1 - number}", f"--local-addr={host.address}", *given]
     given[given.index("train.py")] = SCRIPT
     exports = (line.removeprefix("export ") for line in PAGE.splitlines() if line.startswith("export "))
-    return host.start(*given, *JOB, *LONG, *arguments, **dict(line.split("=") for line in exports))
+    variables = {"GLOO_SOCKET_IFNAME": host.cable, **dict(line.split("=") for line in exports)}
+    started = Process(*given, *JOB, *LONG, *arguments, environment=variables, network=host.name, long=True)
+    host.jobs.append(started)
+    return started
 
 
 def cut_the_cable(host: Host) -> None:

@@ -55,30 +55,22 @@ EVERY = [
 ]
 
 
-def test_every_option_refuses_what_it_does_not_take(train: Call, workplace: Path) -> None:
+def test_every_option_refuses_what_it_does_not_take() -> None:
     covered = {key for key, _ in EVERY} | LITERAL | FREE
     assert covered >= set(KEYS) and len(EVERY) > 300
-    before = sorted(workplace.rglob("*"))
-    once = set()
     for key, value in EVERY:
         plugin = [f"callbacks={key.split('.')[1]}"] if key in PLUGINS else []
         plugin += ["hparams_search=default"] if key in SEARCH_KEYS else []
-        if key in once:  # the rest of the way is the same for every value
-            said = refusal(InputError, composed, *plugin, f"{key}={value}")
-        else:
-            once |= {key}
-            ended = train(*plugin, f"{key}={value}")
-            one_line(ended, 2)
-            assert ended.out == "", ended
-            said = ended.err
+        said = refusal(InputError, composed, *plugin, f"{key}={value}")
         assert key in said or key.rpartition(".")[0] in said, (key, value, said)
-    assert sorted(workplace.rglob("*")) == before
 
 
 OTHERS: dict[str | tuple[str, ...], str] = {
     # unknown; the nearest right names: tests/conf/test_overrides.py
     "--multirum": "nearest: --multirun", "optim=[muon,adamw]": "one of adamw, muon",
     # no key=value, or not as Hydra means it
+    "heads": "nearest: model.heads", "~model.heads": "cannot be removed", "model.heads=a b (": "quote",
+    "data=book.txt": "data.path=book.txt", "data.path=a${.txt": "data.path: ",
     "": "must be key=value", "-x": "-x", "--help=1": "--help=1",
     "--max-steps=10": "--max-steps=10: no such flag", ("--data.path", "book.txt"): "nearest: data.path",
     "book.txt": "must be key=value, such as model.heads=8; to train on a text: data.path=book.txt",
@@ -140,8 +132,8 @@ def test_other_wrong_words(train: Call, workplace: Path) -> None:
 
 SAMPLE = {
     "book.txt": "is damaged or not a model file", "x" * 5000: f"{'x' * 80}…: ", "runs/\nx": "no such",
-    "--start=x": "nearest: --prompt", "--temp=1": "--temp", "--num-char=3": "nearest: --num-chars", "--length=3": "nearest: --num-chars",
-    "--max_new_tokens=3": "nearest: --num-chars", "--promt=x": "nearest: --prompt",
+    "--start=x": "nearest: --prompt", "--temp=1": "--temp", "--num-char=3": "nearest: --num-chars",
+    "--length=3": "nearest: --num-chars", "--max_new_tokens=3": "nearest: --num-chars",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",
@@ -175,11 +167,7 @@ def test_variables_that_cannot_be(train: Call, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_closed_standard_streams_change_nothing(trained: Path) -> None:
-    for command in (
-        "sample.py first --num-chars 1", "score.py first book.txt --window disjoint",
-        "export.py first --to web out.html",
-        f"train.py data.path=book.txt name=second {' '.join(TINY)}",
-    ):  # fmt: skip
+    for command in ("export.py first --to web out.html", f"train.py data.path=book.txt name=second {' '.join(TINY)}"):
         line = f"exec {sys.executable} {ROOT}/{command} <&- >&-"
         ended = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
         assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended

@@ -31,7 +31,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 WRONG = [  # text of a config.yaml, and what is said of it
     ("", "lacks "), ("- 1", "must be a mapping"), ("seed: [", "while parsing a flow node"),
-    ("day: 2001-99-99", "day: no such key"),
+    ("day: 2001-99-99", "day: no such key"), ("a: " + 800 * "[" + 800 * "]", "nested too deeply"),
     ("x: !!python/object/apply:os.system ['touch got-in']", "could not determine a constructor"),
     ("sed: 1", "sed: no such key; nearest: seed"), ("model: []", "model=[]: must be a mapping"),
     ("model: {layer: 3}", "model.layer: no such key; nearest: model.layers"),
@@ -152,5 +152,5 @@ def test_a_text_that_looks_like_a_number_stays_one() -> None:
 def test_what_is_no_configuration(train: Call) -> None:
     for text, said in WRONG:
         RUN.write_text(text)
-        one_line(train(*RESUME, defaults=False), 2, "runs/first/config.yaml", said)
+        one_line(train(*RESUME, defaults=False), 2, "runs/first/config.yaml", said, "init_from=runs/first starts from")
         assert not Path("got-in").exists()
