@@ -41,7 +41,9 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, samp
         run_lock.release()
     assert sorted(run.rglob("*")) == before
     run.rename("runs/mine")
-    one_line(train(*fast, "name=mine", defaults=False), 2, "name=mine: runs/mine exists")
+    write_text(Path("runs/mine/summary.json"), '{"status": "finished", "steps": 4}')
+    said = "runs/mine is finished; resume=runs/mine trainer.max_steps=8 continues it"
+    one_line(train(*fast, "name=mine", defaults=False), 2, said)
 
 
 @pytest.mark.slow

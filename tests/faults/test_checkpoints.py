@@ -18,7 +18,7 @@ from conf.overrides import read_command
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import CheckpointError
 from gpt.training_checkpoint import read
-from tests.conftest import ROOT, Call, missing, one_line
+from tests.conftest import ROOT, Call, Ended, less_progress, missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
@@ -144,6 +144,7 @@ def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
         "busy": "runs/busy: another process", "broken": "runs/broken: has no usable checkpoint (",
         "bare": "runs/bare: has checkpoints but no config.yaml",
         "wide": "runs/wide: runs/wide/config.yaml: model.dim=64 (its checkpoint has 32)",
+        "edited": "runs/edited: runs/edited/config.yaml: model.headz: no such key",
         "gone": "runs/gone: data.path=gone.txt: no such file or directory; if the text has moved, "
         "python train.py resume=runs/gone data.path=FILE continues it",
     }  # fmt: skip
@@ -154,7 +155,11 @@ def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
     for path in Path("runs/broken/checkpoints").iterdir():
         path.write_bytes(path.read_bytes()[:100])
     Path("runs/bare/config.yaml").unlink()
-    for name, *change in (("wide", "  dim: 32", "  dim: 64"), ("gone", "path: book.txt", "path: gone.txt")):
+    for name, *change in (
+        ("wide", "  dim: 32", "  dim: 64"),
+        ("edited", "heads:", "headz:"),
+        ("gone", "path: book.txt", "path: gone.txt"),
+    ):
         config = Path("runs", name, "config.yaml")
         config.write_text(config.read_text().replace(*change))
     with at_work("name=busy", *RESUMED[1:], step=22) as busy:
@@ -206,7 +211,9 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
         assert not list(Path("runs").rglob(".*.tmp"))
         exported = ["export.py", "--to", "torch", "runs/cut", "runs/cut.pt2"]
         made = subprocess.run([sys.executable, ROOT / exported[0], *exported[1:]], capture_output=True, text=True)
-        assert made.returncode == 1 and made.stderr.count("\n") == 1 and "No space left on device" in made.stderr, made
+        one_line(
+            Ended(made.returncode, made.stdout, less_progress(made.stderr)), 1, "No space left", program="export.py"
+        )
         assert not list(Path("runs").rglob(".*.tmp")) and not Path("runs/cut.pt2").exists()
         Path("runs/filler").unlink()
         assert run(*RESUMED).status == 0

@@ -90,6 +90,7 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "model.heads=3": "must divide model.dim=32; try 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
+    "watch.attention_heads=[L1]": "must be layer and head", "watch.attention_heads=[L0H9]": "L0H9 is not in the model",
     "data.encoding=klingon": "must be an encoding", "trainer.devices=0": "trainer.devices=0",
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",
