@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, redirect_stdout
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -110,11 +111,7 @@ def one_line(ended: Ended, status: int, *words: str, program: str = "train.py") 
 
 
 def missing(reason: str) -> None:
-    """Skip a test for want of something that users may do without; where CI=true it must be there.
-
-    Args:
-        reason: what is missing; ends in (extra NAME) or (package NAME) where one of ours or of Debian has it.
-    """
+    """Skip a test for want of something that users may do without; where CI=true it must be there."""
     if os.environ.get("CI"):
         pytest.fail(f"CI lacks what this test needs: {reason}")
     pytest.skip(reason)
@@ -125,6 +122,13 @@ def needs(*packages: str, extra: str = "export") -> None:
     for package in packages:
         if importlib.util.find_spec(package) is None:
             missing(f"no {package} (extra {extra})" if extra else f"no {package}")
+
+
+def needs_compiler() -> None:
+    from training.choosing.hardware import missing_to_compile
+
+    if lacking := missing_to_compile():
+        missing(f"{lacking}, to compile")
 
 
 @pytest.hookimpl(trylast=True)
@@ -225,19 +229,20 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prose: str) -> Pa
     return tmp_path
 
 
+def train_in(patch: pytest.MonkeyPatch, arguments: list[str]) -> int:
+    given = [str(ROOT / "train.py"), *arguments]
+    patch.setattr(sys, "argv", [*given])
+    patch.setattr(train_script, "STARTED", time.perf_counter())  # each call stands for a process
+    status = train_script.cli()
+    assert status or sys.argv == given, "other ranks are started with it"
+    return status
+
+
 @pytest.fixture
 def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Call:
     """Calls train.py in this process, on book.txt with a tiny model unless `defaults=False`."""
 
-    def cli(arguments: list[str]) -> int:
-        given = [str(ROOT / "train.py"), *arguments]
-        monkeypatch.setattr(sys, "argv", [*given])
-        monkeypatch.setattr(train_script, "STARTED", time.perf_counter())  # each call stands for a process
-        status = train_script.cli()
-        assert status or sys.argv == given, "other ranks are started with it"
-        return status
-
-    call = caller(cli, capsys)
+    call = caller(partial(train_in, monkeypatch), capsys)
     return lambda *arguments, defaults=True: call(*(tiny(arguments) if defaults else arguments))
 
 
@@ -247,10 +252,8 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
     place = tmp_path_factory.mktemp("trained")
     (place / "book.txt").write_text(prose, encoding="utf-8")
     with chdir(place), pytest.MonkeyPatch.context() as patch, redirect_stdout(io.StringIO()):
-        patch.setattr(sys, "argv", ["train.py", *TINY, "data.path=book.txt", "name=first"])
-        patch.setattr(train_script, "STARTED", time.perf_counter())
         patch.setenv("XDG_CACHE_HOME", str(place / "cache"))
-        assert train_script.cli() == 0
+        assert train_in(patch, tiny(("name=first",))) == 0
     return place
 
 

@@ -45,7 +45,6 @@ class Bucket:
         keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
         self.client = boto3.client("s3", "us-east-1", endpoint_url=server.url, **keys)
         self.client.create_bucket(Bucket=name)
-        self.close = self.client.close
 
     def put(self, documents: dict[str, str | bytes]) -> None:
         for name, content in documents.items():

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 import score as score_script
-from base.jobs import run_directory
+from base.jobs.run_directory import Run
 from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
@@ -559,13 +559,13 @@ def test_every_colour_can_be_read_on(shown: tuple[Shown, Shown]) -> None:
 
 def test_splits_of_a_run(trained: Path, score: Call) -> None:
     text = open_text(DataConfig(path="book.txt"), 32)
-    before = run_directory.summary_of(Path("runs/first"))
+    before = vars(Run(Path("runs/first")).summary)
     for split in ("validation", "test"):
         Path("part.txt").write_bytes(text.tokenizer.decode(getattr(text, split)).encode())
         named, file = score("first", "--split", split), score("first", "part.txt")
         assert named.status == 0 and named.out.splitlines()[2:] == file.out.splitlines()[2:]
         assert f"{split} split of first" in named.out
-    after = run_directory.summary_of(Path("runs/first"))
+    after = vars(Run(Path("runs/first")).summary)
     model, _ = load_checkpoint(trained)
     assert after["test_loss"] == pytest.approx(np.mean(nats_of(model, text.test)), abs=1e-6)
     assert before | {"test_loss": after["test_loss"], "test_bpc": after["test_bpc"]} == after
@@ -635,7 +635,7 @@ def test_a_comparison_saves_the_test_loss_as_training_measures_it(train: Call, s
     for more in ([], ["--compare", "nfc.st"]):
         ended = score("bytes", "--split", "test", "--window", "disjoint", *more)
         assert ended.status == 0, ended
-        saved.append([run_directory.summary_of(Path("runs/bytes"))[key] for key in ("test_loss", "test_bpc")])
+        saved.append([getattr(Run(Path("runs/bytes")).summary, key) for key in ("test_loss", "test_bpc")])
     assert saved[0] == saved[1] and saved[0][1] == pytest.approx(saved[0][0] / math.log(2) * 10 / 9)
     bpc = figures(ended.out)["A  disjoint windows of 32"][2]
     assert bpc == pytest.approx(saved[0][1] * 9 / 8, abs=1e-5), "compared, é is one character"

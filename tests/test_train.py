@@ -29,11 +29,10 @@ from gpt.checkpoint import load_checkpoint
 from gpt.optim import lr_at
 from gpt.optim_config import OptimConfig
 from gpt.training_checkpoint import CHECKPOINT_FORMAT
-from tests.conftest import ROOT, TINY, Call, board, last, missing, needs, one_line, summary
+from tests.conftest import ROOT, TINY, Call, board, last, needs, needs_compiler, one_line, summary
 from tests.faults import faults, processes
 from tests.model_files import nats_of
 from tests.reference.models import fill
-from training.choosing.hardware import missing_to_compile
 
 
 def environment() -> dict[str, str]:
@@ -201,38 +200,12 @@ def test_samples_go_on_from_lines_of_the_validation_text(workplace: Path) -> Non
         assert varied_line(dataclasses.replace(text, validation=np.ones_like(text.validation))) == 1, "no newline"
 
 
-@pytest.mark.slow
-def test_minutes_become_steps_once(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the weights are those of as many steps: tests/training/callbacks/test_deadline.py."""
-    monkeypatch.setattr("training.choosing.choose.WHOLE", 0)  # the text is not short: it trains as long as it can
-    monkeypatch.setattr("training.choosing.time_budget.DOUBLED_FROM", 1)
-    ended = train("name=dial", "minutes=0.15", "trainer.val_check_interval=400", "compile=false")
-    assert ended.status == 0 and "minutes    0.15: a step takes about" in ended.out
-    config = read_config(Path("runs/dial"))
-    steps = config.trainer.max_steps
-    assert config.minutes == 0.15 and 0 < summary("dial")["steps"] == steps
-    assert (config.trainer.val_check_interval, config.data.batch) == (400, 8), "what was typed stays"
-    again = train("name=dial", "resume=auto", "minutes=0.15", defaults=False)
-    assert again.status == 0 and f"finished: step {steps} of {steps}" in again.out and "chosen for" not in again.out
-
-
-@pytest.mark.slow
-def test_minutes_doubles_long_batches(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.choosing.time_budget.DOUBLED_FROM", 1)
-    monkeypatch.setattr("training.choosing.time_budget.time_step", lambda *_: 1.0)
-    given = "data.path=book.txt minutes=0.15 compile=false logger=none trainer.accelerator=cpu name=a".split()
-    assert train(*given, "model.layers=1", "model.dim=32", "model.context=32", defaults=False).status == 0
-    config = read_config(Path("runs/a"))
-    assert config.data.batch == 16 and summary("a")["characters"] == config.trainer.max_steps * 16 * 32
-
-
 def test_what_does_not_go_together(train: Call) -> None:
     either = "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
     five = f"minutes=1: chooses trainer.max_steps, but trainer.max_steps=5 is set; {either}"
     for typed in ([], ["name=a", "resume=auto"]):
         one_line(train("minutes=1", "trainer.max_steps=5", *typed), 2, five)
     one_line(train("minutes=1", "experiment=nanogpt_cpu"), 2, f"but trainer.max_steps=2000 is set; {either}")
-    one_line(train("minutes=1", "optim=nanogpt"), 2, "minutes=1: needs optim.schedule=trapezoid")
     grid = ["-m", "experiment=nanogpt_cpu,stdlib_gpu", "trainer.max_steps=5"]
     one_line(train(*grid), 2, f"minutes=5: chooses trainer.max_steps, but trainer.max_steps=5 is set; {either}")
     ended = processes.run("minutes=1", "trainer.devices=2")  # whose words come from a rank
@@ -283,28 +256,18 @@ def test_out_of_memory_names_what_to_lower(workplace: Path) -> None:
     limit = (resource.setrlimit, resource.RLIMIT_AS, (6 << 30, 6 << 30))
     ended = processes.run("name=a", *large, fault=limit)
     one_line(ended, 2, "out of memory: lower data.micro_batch, data.batch, model.context or model.dim")
-    if torch.version.cuda:  # the limit counts addresses, of which the libraries of this build take 3 GiB more
-        limit = (resource.setrlimit, resource.RLIMIT_AS, (9 << 30, 9 << 30))
-    once = ["data.micro_batch=64", "trainer.max_steps=1", "trainer.val_check_interval=1"]
-    ended = processes.run("name=b", *large, *once, fault=limit)
-    assert ended.status == 0, ended
-
-
-@pytest.fixture
-def compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What compiles, with nothing compiled yet, in this process either."""
-    if missing_to_compile():
-        missing(f"{missing_to_compile()}, to compile")
-    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # which train.py sets
-    torch._dynamo.reset()
 
 
 @pytest.mark.slow
-def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(train: Call, compiler: None) -> None:
+def test_compiled_steps_are_the_steps_and_a_second_process_compiles_nothing(
+    train: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not even the passes before code is made: what torch cannot keep, it would do anew at every start.
 
     With dropout they are the same only if both draw the same masks in the same order.
     """
+    needs_compiler()
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)  # which train.py sets
     program = "import sys, train; status = train.cli(); from torch._dynamo.utils import counters; "
     program += "print(dict(counters['aot_autograd'])); sys.exit(status)"
     # All that attention can be given beyond the default: dropout, a bias, blocks of a window.

@@ -30,23 +30,6 @@ def said(file: str) -> str:
     return (CONF / f"{file}.yaml").read_text("utf-8")
 
 
-def contents(file: str) -> tuple[dict[str, Any], dict[str, str]]:
-    """The settings in a file, and its choices for other groups."""
-    group = file.rpartition("/")[0]
-    values, chosen = yaml.safe_load(said(file)) or {}, dict[str, str]()
-    for entry in values.pop("defaults", []):
-        if isinstance(entry, str):  # another file of the group
-            for name, arguments in yaml.safe_load(said(f"{group}/{entry}")).items():
-                values[name] = arguments | values.get(name, {})
-        else:
-            chosen |= {key.removeprefix("override /"): choice for key, choice in entry.items()}
-    return dict(leaves(values if said(file).startswith("# @package _global_") else {group: values})), chosen
-
-
-def without_classes(plugins: dict[str, Any]) -> dict[str, Any]:
-    return {name: {key: given[key] for key in given if key != "_target_"} for name, given in plugins.items()}
-
-
 def chosen(file: str) -> str:
     group, _, choice = file.rpartition("/")
     return f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"
@@ -54,22 +37,15 @@ def chosen(file: str) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [file for file in FILES if "/" in file and "hparams_search" not in file])
-def test_every_file_has_its_values_in_the_configuration(file: str) -> None:
+def test_every_file_can_be_chosen_and_says_how_large_its_model_is(file: str) -> None:
     config = compose([chosen(file)])
-    values = dict(leaves(to_dict(config)))
-    expected, others = contents(file)
-    for key, value in expected.items():
-        assert values[key] == (without_classes(value) if is_plugins(key) else value), key
-    for other, name in others.items():  # such as `override /logger: none`
-        for key, value in contents(f"{other}/{name}")[0].items():
-            assert values[key] == expected.get(key, value), key  # the loggers of `none` are {}
-    with torch.device("meta"):
+    if re.match("model/(?!auto)|experiment/(enwik8|stdlib_gpu)", file):
         chosen_later = {key: getattr(ModelConfig, key) for key, value in vars(config.model).items() if value == "auto"}
-        model = replace(config.model, **chosen_later)
-        weights = GPT(model, 256 if config.data.tokenizer == "byte" else 96).num_parameters()
-    if re.match("model/(?!auto)|experiment/(enwik8|stdlib_gpu)", file):  # their files say how large the model is
+        with torch.device("meta"):
+            model = GPT(replace(config.model, **chosen_later), 256 if config.data.tokenizer == "byte" else 96)
         counted = re.search(r"([\d.]+) million (weights|parameters)", said(file))
-        assert counted and float(counted[1]) == round(weights / 1e6, len(counted[1].partition(".")[2]))
+        assert counted
+        assert float(counted[1]) == round(model.num_parameters() / 1e6, len(counted[1].partition(".")[2]))
 
 
 def test_a_search_has_what_its_file_says() -> None:
@@ -77,23 +53,6 @@ def test_a_search_has_what_its_file_says() -> None:
     assert search
     values = yaml.safe_load(said("hparams_search/default"))
     assert {key: getattr(search, key) for key in values} == values
-
-
-def test_the_default_recipe_is_the_one_of_the_results() -> None:
-    values = {key: KEYS[key].usual if value == "auto" else value for key, value in leaves(to_dict(compose([])))}
-    values = {key: value for key, value in values.items() if isinstance(value, int | float | list)}
-    assert {key: value for key, value in values.items() if not isinstance(value, bool)} == {
-        "seed": 0, "allow": [], "workers": 1,
-        "model.layers": 4, "model.heads": 2, "model.dim": 128, "model.context": 256, "model.dropout": 0.0,
-        "model.conv_taps": 3,
-        "data.split": [0.9, 0.05, 0.05], "data.batch": 8,
-        "optim.lr": 0.006, "optim.muon_lr": 0.01, "optim.muon_beta2": 0.95, "optim.muon_every": 2, "optim.min_lr": 0.0,
-        "optim.warmup": 50, "optim.cooldown": 0.5, "optim.weight_decay": 0.1, "optim.betas": [0.9, 0.99],
-        "optim.clip": 1.0,
-        "trainer.max_steps": 1500, "trainer.timeout": 600.0, "trainer.val_check_interval": 300,
-        "trainer.checkpoint_minutes": 5.0, "trainer.log_every_n_steps": 10,
-        "watch.attention_heads": [],
-    }  # fmt: skip
 
 
 @pytest.mark.slow
@@ -146,36 +105,32 @@ def inherited(values: dict[str, Any]) -> list[Any]:
 FOUND = [7, [0.8, 0.1, 0.1], 0.25, 3, 0.5, 0.01, ["csv"]]
 
 
-def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> None:
-    def stored(run: str) -> dict[str, Any]:
-        return yaml.safe_load(Path("runs", run, "config.yaml").read_text())
+def stored(run: str) -> dict[str, Any]:
+    return yaml.safe_load(Path("runs", run, "config.yaml").read_text())
 
+
+def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> None:
     shown = yaml.safe_load(train(chain, "experiment=a", "model=mine", "--cfg", "job", defaults=False).out)
     assert inherited(shown) == FOUND
     assert (shown["model"]["context"], shown["model"]["activation"], shown["model"]["tied"]) == (48, "gelu", True)
-    assert inherited(to_dict(compose(["experiment=a"]))) == FOUND
+    assert inherited(to_dict(compose(["experiment=a", "seed=8"]))) == [8, *FOUND[1:]], "the command line counts more"
     ended = train(chain, "experiment=a", "trainer.max_steps=2", "name=a")
     assert ended.status == 0 and inherited(stored("a")) == FOUND, ended
-    assert list(Path("runs/a").rglob("metrics.csv")) and not list(Path("runs/a").rglob("events*"))
-    assert train(chain, "experiment=a", "seed=8", "trainer.max_steps=2", "name=b").status == 0
-    assert inherited(stored("b")) == [8, *FOUND[1:]], "a key on the command line counts more than its preset"
-    # A run continues with the preset, without it, and without its folder.
-    for steps, again in enumerate(([chain, "experiment=a"], [chain], []), start=3):
-        if not again:
-            FOLDERS.clear()
-        ended = train("resume=runs/a", f"trainer.max_steps={steps}", *again, defaults=False)
-        assert ended.status == 0 and "bit for bit" not in ended.out, ended
-        assert inherited(stored("a")) == FOUND and summary("a")["steps"] == steps
-    Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{CHAIN['c'].replace('seed: 7', 'seed: 8')}")
-    composing._cached.cache_clear()  # as a new process begins
-    ended = train("resume=runs/a", "trainer.max_steps=9", chain, "experiment=a", defaults=False)
-    one_line(ended, 2, "resume: cannot change seed=8 (the run has 7)")
-    Path("own/experiment/c.yaml").write_text("# @package _global_\nsed: 8\n")
-    composing._cached.cache_clear()
-    one_line(train(chain, "experiment=a", "name=c"), 2, "In 'experiment/c': sed: no such key; nearest: seed")
+    FOLDERS.clear()
+    ended = train("resume=runs/a", "trainer.max_steps=3", defaults=False)
+    assert ended.status == 0 and "bit for bit" not in ended.out, "it continues without the folder"
+    assert inherited(stored("a")) == FOUND and summary("a")["steps"] == 3
+    for file, content, arguments, said in (
+        ("experiment/c", CHAIN["c"].replace("seed: 7", "seed: 8"), ["resume=runs/a"], "seed=8 (the run has 7)"),
+        ("experiment/c", "sed: 8\n", [], "In 'experiment/c': sed: no such key; nearest: seed"),
+        ("model/mine", "layers: [", ["model=mine"], "while parsing"),
+    ):
+        Path(f"own/{file}.yaml").write_text(f"# @package _global_\n{content}")
+        composing._cached.cache_clear()  # as a new process begins
+        one_line(train(chain, "experiment=a", *arguments, defaults=False), 2, said)
     Path("own/experiment/c.yaml").unlink()
     composing._cached.cache_clear()
-    one_line(train(chain, "experiment=a", "name=c"), 2, "experiment/c")
+    one_line(train(chain, "experiment=a"), 2, "experiment/c")
 
 
 @pytest.mark.slow
@@ -183,25 +138,20 @@ def test_the_trials_of_a_sweep_and_a_search_inherit(chain: str) -> None:
     ended = run("-m", chain, "experiment=a", "optim.warmup=4,5", "trainer.max_steps=2", "name=s")
     assert ended.status == 0, ended
     for warmup in (4, 5):
-        stored = yaml.safe_load(Path(f"runs/s/optim.warmup={warmup}/config.yaml").read_text())
-        assert inherited(stored) == [*FOUND[:3], warmup, *FOUND[4:]]
-    again = run("-m", chain, "experiment=a", "optim.warmup=4,5", "trainer.max_steps=2", "name=s")
-    assert again.status == 0 and again.out.count(": finished before") == 2, again
+        assert inherited(stored(f"s/optim.warmup={warmup}")) == [*FOUND[:3], warmup, *FOUND[4:]]
     needs("optuna", extra="search")
     fixed = ["optim.lr=0.01", "optim.muon_lr=0.01", "optim.cooldown=0.25", "model.dropout=range(0.1,0.3,0.1)"]
     search = ["hparams_search=default", "hparams_search.trials=1", *fixed, "trainer.max_steps=2", "name=found"]
     ended = run(chain, "experiment=a", *search)
     assert ended.status == 0, ended
-    stored = yaml.safe_load(Path("runs/found/trial-001/config.yaml").read_text())
-    assert inherited(stored) == FOUND and stored["model"]["dropout"] in (0.1, 0.2)
+    values = stored("found/trial-001")
+    assert inherited(values) == FOUND and values["model"]["dropout"] in (0.1, 0.2)
 
 
-def test_a_thousand_runs_read_the_presets_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hundred_runs_read_the_presets_once(monkeypatch: pytest.MonkeyPatch) -> None:
     composing._cached.cache_clear()
     composed_by_hydra = Mock(side_effect=hydra.compose)
     monkeypatch.setattr(hydra, "compose", composed_by_hydra)
-    configs = composed("-m", "seed=range(0,10)", "optim.warmup=range(1,11)", "data.batch=range(1,11)")
-    assert len({(each.seed, each.optim.warmup, each.data.batch) for each in configs}) == 1000
+    configs = composed("-m", "seed=range(0,10)", "optim.warmup=range(1,11)")
+    assert len({(each.seed, each.optim.warmup) for each in configs}) == 100
     assert composed_by_hydra.call_count == 1
-    composed("-m", "model=mini,small", "seed=range(0,10)")
-    assert composed_by_hydra.call_count == 3, "once for each combination of presets"

@@ -1,12 +1,10 @@
-import shlex
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from base.errors import InputError
 from conf import compose as composing
 from conf.overrides import read_command
-from conf.resume_rules import changed, check_trained, check_unchanged, settings
+from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from gpt.config import ModelConfig
 from tests.conf.test_defaults import compose
@@ -114,25 +112,3 @@ def test_what_is_typed_otherwise_than_the_run_has_it() -> None:
         (tuned, "init_from=runs/a", []),
     ):
         assert changed(run, compose(typed.split())) == said, typed
-
-
-def test_what_no_permission_helps_with() -> None:
-    same = settings(compose([])) | {"vocabulary": "9 tokens"}
-    for allow in ([], ["vocabulary"]):
-        said = refusal(InputError, check_unchanged, same, same | {"vocabulary": "10 tokens"}, allow, Path("runs/l"))
-        assert said.endswith("train.py init_from=runs/l data.path=FILE")
-    size = ["model.layers=4", "model.heads=2"]
-    for head, wrong in {"L1": ": must be layer and head", "L0H9": " is not in the model", "L9H0": " is not in"}.items():
-        assert f"{head}{wrong}" in refusal(InputError, compose, [*size, f"watch.attention_heads=[{head}]"])
-    chosen_late = compose(["watch.attention_heads=[L0H9]"])  # the size of the model is not known yet
-    assert "L0H9 is not in the model" in refusal(InputError, replace, chosen_late, model=ModelConfig())
-
-
-def test_the_permission_is_said_as_it_is_pasted() -> None:
-    same = settings(compose([]))
-    for differing, said in ((["seed"], "'allow=[seed]'"), (["seed", "threads"], "'allow=[seed,threads]'")):
-        changed_settings = same | dict.fromkeys(differing, 7)
-        message = refusal(InputError, check_unchanged, same, changed_settings, [], Path("runs/l"))
-        assert message.endswith(f"; {said} continues anyway")
-        permitted = compose(["resume=l", *shlex.split(said)]).allow
-        assert check_unchanged(same, changed_settings, permitted, Path("runs/l"))

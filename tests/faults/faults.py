@@ -142,7 +142,7 @@ def break_best() -> None:
 
     def damage(plan: RunPlan, _: Any, contents: dict[str, Any], *scored: Any) -> None:
         contents["callbacks"]["Checkpoints"]["best_step"] = 10
-        best = plan.directory / "checkpoints/best.safetensors"
+        best = plan.run.model("best")
         best.write_bytes(best.read_bytes()[:-100])
 
     before(training.results, "write_results", damage)

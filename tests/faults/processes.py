@@ -61,25 +61,16 @@ def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.proc
 
 
 class Process:
-    """A run of `train.py` in the current directory, on book.txt with a tiny model, in a process group of its own.
-
-    Args:
-        arguments: overrides, on top of the tiny defaults.
-        fault: where it is to be killed, or what is to go wrong: a function and its arguments.
-        defaults: whether to give the tiny defaults.
-        environment: variables on top of this process' own.
-        network: the network namespace in which it runs, as torchrun, with torchrun's arguments.
-        long: whether it writes texts as long as those of the real command, the longer part of a run this small.
-    """
+    """A run of `train.py` in the current directory, on book.txt with a tiny model, in a process group of its own."""
 
     def __init__(
         self,
         *arguments: str,
-        fault: Fault = (),
-        defaults: bool = True,
-        environment: dict[str, str] | None = None,
-        network: str = "",
-        long: bool = False,
+        fault: Fault = (),  # called in the process before it begins
+        defaults: bool = True,  # those of `tiny`
+        environment: dict[str, str] | None = None,  # on top of this process' own
+        network: str = "",  # the network namespace in which torchrun starts it, with these arguments
+        long: bool = False,  # samples as long as those of the real command, most of the work of a run this small
     ) -> None:
         given = tiny(arguments) if defaults and not network else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
@@ -160,7 +151,7 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
     _parents.extend([run_lock._held, sys.stdout, sys.stderr])
     run_lock._held = {}
     gc.enable()
-    end_with(lambda: (_begin(variables, arguments), train_script.cli())[1])
+    end_with(lambda: (begin(variables, arguments), train_script.cli())[1])
 
 
 def end_with(work: Callable[[], Any]) -> None:
@@ -178,7 +169,7 @@ def end_with(work: Callable[[], Any]) -> None:
         os._exit(int(status or 0))
 
 
-def _begin(variables: dict[str, str], arguments: list[str]) -> None:
+def begin(variables: dict[str, str], arguments: list[str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
@@ -199,7 +190,7 @@ def _run(
     os.setpgrp()
     for number, name in enumerate(files, start=1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    _begin(variables, given)
+    begin(variables, given)
     subprocess.Popen = subprocess_handler.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
         watch.SAMPLE_LENGTH = results.FINAL_SAMPLE_LENGTH = 20

@@ -7,14 +7,13 @@ import resource
 import signal
 import sys
 import tempfile
-import time
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 import base.progress
 from tests.conftest import ROOT
-from tests.faults.processes import end_with, fork
+from tests.faults.processes import begin, end_with, fork
 
 MB = 2**20
 TEXT, LINE = "text.txt", "line.txt"  # which the programs read, of the letters in tests/model_files.py
@@ -54,11 +53,10 @@ def call(program: str, model: str | Path) -> Cost:
 def _work(place: str, program: str, model: str, folder: Path) -> None:
     os.chdir(place)
     base.progress.LINE_SECONDS = 1e6  # how busy the machine is does not show in what a program says
-    os.environ["XDG_CACHE_HOME"] = str(Path(place, "cache"))
     for number, name in enumerate(("out", "err"), start=1):
         os.dup2(os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
     sys.stdin = open(os.devnull)
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1) for number in (1, 2))
+    begin(os.environ | {"XDG_CACHE_HOME": str(Path(place, "cache"))}, [])
     addresses = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (addresses + MEMORY, addresses + MEMORY))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU, CPU))
@@ -70,7 +68,6 @@ def _program(program: str, model: str, folder: Path) -> object:
     script, *given = [part.format(model) for part in PROGRAMS[program].split()]
     sys.argv = [str(ROOT / script), *given]
     module = importlib.import_module(Path(script).stem)
-    module.STARTED = time.perf_counter()
     try:
         return module.cli() if script == "train.py" else module.cli(given)
     finally:

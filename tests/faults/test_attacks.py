@@ -19,11 +19,16 @@ EVIL = "evil.safetensors"
 pytestmark = pytest.mark.usefixtures("texts")
 
 
+def two_programs(kind: str, kinds: dict[str, Any]) -> set[str]:
+    """All open a model in the same way, so each kind is given to sample.py and, in turn, to another one."""
+    return {"sample", list(PROGRAMS)[list(kinds).index(kind) % len(PROGRAMS)]}
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_every_program_refuses_an_attack_in_one_line(kind: str, honest: dict[str, Cost]) -> None:
     Path(EVIL).write_bytes(HOSTILE[kind]())
     files = set(Path().rglob("*"))
-    for program in PROGRAMS.keys() - ({"train"} if list(HOSTILE).index(kind) % 5 else set()):  # which takes seconds
+    for program in two_programs(kind, HOSTILE):
         ended = call(program, EVIL)
         assert is_refusal(ended, EVIL), (program, ended)
         assert is_bounded(ended, honest[program], Path(EVIL).stat().st_size), (program, ended)
@@ -35,7 +40,7 @@ def test_what_is_odd_costs_no_more_than_it_may(kind: str, honest: dict[str, Cost
     """Each program works, or says in one line why not: a text shorter than the context, numbers that overflow."""
     Path(EVIL).write_bytes(ODD[kind]())
     size = Path(EVIL).stat().st_size
-    for program in {"sample", list(PROGRAMS)[list(ODD).index(kind) % len(PROGRAMS)]}:
+    for program in two_programs(kind, ODD):
         if (program not in ("sample", "web") and "blocks" in kind) or (program == "train" and size > MB):
             continue  # it would take its time for each block and each weight
         ended = call(program, EVIL)

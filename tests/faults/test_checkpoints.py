@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
-from conf.overrides import read_command
+from base.errors import InputError
+from base.jobs.run_directory import Run
+from conf.compose import read_config
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import CheckpointError
 from gpt.training_checkpoint import read
-from tests.conftest import ROOT, Call, missing, one_line
+from tests.conftest import ROOT, Call, Ended, less_progress, missing, one_line, refusal
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
-from training.resume import find_newest, newest_unfinished, why_not
+from training.resume import find_point
 
 LAST, PREVIOUS = Path("runs/cut/checkpoints/last.ckpt"), Path("runs/cut/checkpoints/previous.ckpt")
 RESUMED = ["name=cut", "resume=auto", *MUON]
@@ -79,16 +81,6 @@ def test_an_explicit_path_that_is_missing_or_broken_is_an_error(killed: Path) ->
     assert run(f"resume={PREVIOUS}", defaults=False).status == 0
 
 
-def test_nothing_is_touched_where_no_checkpoint_is_whole(killed: Path) -> None:
-    for path in LAST.parent.glob("*.ckpt"):
-        path.write_bytes(path.read_bytes()[:-1])
-    before = contents_of(killed)
-    for arguments in (["name=cut", "resume=auto"], ["resume=auto"], ["resume=runs/cut"]):
-        ended = run(*arguments, defaults=False)
-        one_line(ended, 2, "has no usable checkpoint (", str(LAST), str(PREVIOUS))
-    assert contents_of(killed) == before
-
-
 def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged(killed: Path) -> None:
     before = contents_of(killed)
     disk, memory = OSError(errno.EIO, "Input/output error"), MemoryError()
@@ -127,74 +119,34 @@ def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: P
     assert load_checkpoint("runs/cut")[1]["step"] == 20
 
 
-def test_runs_that_cannot_go_on_are_passed_over(killed: Path) -> None:
-    for name in ("busy", "broken", "bare"):
+def test_the_newest_unfinished_run_that_is_not_in_use_continues(killed: Path) -> None:
+    summary = killed / "summary.json"
+    for day, name in enumerate(("gone", "busy"), start=1):
         shutil.copytree(killed, f"runs/{name}")
-    summary = killed / "summary.json"  # the copies are newer
-    summary.write_text(json.dumps(json.loads(summary.read_text()) | {"begun": "2020-01-01T00:00:00+00:00"}))
-    for path in Path("runs/broken/checkpoints").iterdir():
-        path.write_bytes(path.read_bytes()[:100])
-    Path("runs/bare/config.yaml").unlink()
-    Path("runs/bare/summary.json").write_text("[]")
-    Path("runs/bare/checkpoints/gone.ckpt").symlink_to("nowhere")
+        begun = {"begun": f"2099-01-0{day}T00:00:00+00:00"}
+        Path(f"runs/{name}/summary.json").write_text(json.dumps(json.loads(summary.read_text()) | begun))
+    config = Path("runs/gone/config.yaml")
+    config.write_text(config.read_text().replace("path: book.txt", "path: gone.txt"))
     with at_work("name=busy", *RESUMED[1:], step=22) as busy:
+        one_line(run("resume=auto", defaults=False), 2, "gone.txt: no such file", "runs/gone/config.yaml; set data.path=")
+        shutil.rmtree("runs/gone")
         ended = run("resume=auto", defaults=False)
-    assert ended.status == 0, ended
-    assert "skips runs/bare: has checkpoints but no config.yaml\n" in ended.out
-    assert "skips runs/broken: has no usable checkpoint (" in ended.out
-    assert "skips runs/busy: another process" in ended.out and "continuing runs/cut" in ended.out
+    assert ended.status == 0 and "continuing runs/cut" in ended.out, ended
     assert busy.wait().status == 0
 
 
-def test_a_run_that_is_damaged_in_any_way_is_passed_over_with_one_line(trained: Path, train: Call) -> None:
-    summary, config, bad = json.loads(Path("runs/first/summary.json").read_text()), "config.yaml", Path("runs/bad")
-    Path("runs/first/summary.json").write_text(json.dumps(summary | {"status": "running"}))
-    settings = Path("runs/first", config).read_text()
-    damaged = [
+def test_a_config_yaml_that_is_damaged_in_any_way_is_one_line(trained: Path, train: Call) -> None:
+    config = Path("runs/first/config.yaml")
+    settings = config.read_text()
+    for damage in (
         settings[: len(settings) // 2], settings[: settings.rindex("logger")], "", settings + "what: 1\n", "- 1",
         settings.replace("heads:", "headz:"), settings.replace("seed: 0", "seed: [1]"), "a: " + 800 * "[" + 800 * "]",
-    ]  # fmt: skip
-    again = read_command(["resume=auto"])
-    for damage in damaged:
-        shutil.rmtree(bad, ignore_errors=True)
-        shutil.copytree("runs/first", bad)
-        (bad / "summary.json").write_text(json.dumps(summary | {"status": "running", "begun": "2099-01-01T00:00:00"}))
-        (bad / config).write_text(damage)
-        reason = why_not(bad, again)
-        assert reason and "\n" not in reason and str(bad) in reason, damage
-        assert newest_unfinished(again) == Path("runs/first")
-    (bad / config).write_text(settings[: settings.rindex("logger")])
-    said = "runs/bad/config.yaml: lacks logger: the file was cut or edited"
-    one_line(train("resume=bad", defaults=False), 2, said, "init_from=runs/bad starts from its model")
-
-
-def test_a_run_without_its_text_or_with_another_model_s_settings_is_passed_over(killed: Path) -> None:
-    def copied(name: str, day: int, *change: str) -> None:
-        shutil.copytree(killed, f"runs/{name}")
-        config, summary = Path(f"runs/{name}/config.yaml"), Path(f"runs/{name}/summary.json")
-        assert change[0] in config.read_text()
-        config.write_text(config.read_text().replace(*change))
-        summary.write_text(json.dumps(json.loads(summary.read_text()) | {"begun": f"2099-01-0{day}T00:00:00+00:00"}))
-
-    copied("wide", 2, "  dim: 32", "  dim: 64")
-    copied("gone", 1, "path: book.txt", "path: gone.txt")
-    copied("bare", 3, "seed", "seed")
-    Path("runs/bare/config.yaml").unlink()
-    moved = "no such file or directory; if the text has moved, "
-    moved += "python train.py resume=runs/gone data.path=FILE continues it"
-    said = ("runs/bare: has checkpoints but no config.yaml", f"runs/gone: data.path=gone.txt: {moved}")
-    said += ("runs/wide: runs/wide/config.yaml: model.dim=64 (its checkpoint has 32)",)
-    shutil.move(killed, "elsewhere")
-    one_line(run("resume=auto", defaults=False), 2, "resume=auto: no run can be continued; ", *said)
-    shutil.move("elsewhere", killed)
-    ended = run("resume=auto", "data.path=book.txt", "trainer.max_steps=31", defaults=False)
-    assert ended.status == 0 and "continuing runs/gone" in ended.out, "its text is named"
-    shutil.rmtree("runs/gone")
-    copied("gone", 1, "path: book.txt", "path: gone.txt")
-    ended = run("resume=auto", defaults=False)
-    assert ended.status == 0 and "continuing runs/cut" in ended.out, ended
-    for each in said:
-        assert f"resume: skips {each}" in ended.out
+    ):  # fmt: skip
+        config.write_text(damage)
+        assert "\n" not in refusal(InputError, read_config, config.parent)
+    config.write_text(settings[: settings.rindex("logger")])
+    said = "runs/first/config.yaml: lacks logger: the file was cut or edited"
+    one_line(train("resume=first", defaults=False), 2, said, "init_from=runs/first starts from its model")
 
 
 def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path, whole: Any) -> None:
@@ -227,12 +179,14 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
         missing(f"a tmpfs: {mounted.stderr.decode().strip()}")
     try:
         one_line(run("name=cut", *MUON, fault=(faults.fill_disk, 13)), 1, "No space left on device")
-        point, skipped = find_newest(LAST.parent)
-        assert point and point.step == 10 and not skipped
+        point = find_point(Run(LAST.parent.parent), "auto")
+        assert point and point.step == 10 and point.path.samefile(LAST)
         assert not list(Path("runs").rglob(".*.tmp"))
         exported = ["export.py", "--to", "torch", "runs/cut", "runs/cut.pt2"]
         made = subprocess.run([sys.executable, ROOT / exported[0], *exported[1:]], capture_output=True, text=True)
-        assert made.returncode == 1 and made.stderr.count("\n") == 1 and "No space left on device" in made.stderr, made
+        one_line(
+            Ended(made.returncode, made.stdout, less_progress(made.stderr)), 1, "No space left", program="export.py"
+        )
         assert not list(Path("runs").rglob(".*.tmp")) and not Path("runs/cut.pt2").exists()
         Path("runs/filler").unlink()
         assert run(*RESUMED).status == 0

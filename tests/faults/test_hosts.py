@@ -30,11 +30,6 @@ class Host:
         self.jobs: list[Process] = []
         ip("netns", "add", self.name)
 
-    def start(self, *arguments: str, **variables: str) -> Process:
-        variables = {"GLOO_SOCKET_IFNAME": self.cable} | variables
-        self.jobs.append(Process(*arguments, environment=variables, network=self.name, long=True))
-        return self.jobs[-1]
-
     def processes(self) -> list[int]:
         listed = subprocess.run(["ip", "netns", "pids", self.name], capture_output=True, text=True, check=True)
         return [int(pid) for pid in listed.stdout.split()]
@@ -74,11 +69,15 @@ def job(host: Host, command: str, *arguments: str) -> Process:
     """Start one host's part of a run: a command of the documentation, with the steps cut and one process a host."""
     number = int(host.address[-1]) - 1
     given = command.replace("node1", "10.117.0.1").replace("--nproc-per-node=4", "--nproc-per-node=1").split()[1:]
+    given = ["--log-dir=torchrun", *given]  # otherwise torchrun leaves a folder in the temporary directory
     if "c10d" in command:  # these hosts have addresses, but no names to know themselves by
         given = [f"--rdzv-conf=is_host={1 - number}", f"--local-addr={host.address}", *given]
     given[given.index("train.py")] = SCRIPT
     exports = (line.removeprefix("export ") for line in PAGE.splitlines() if line.startswith("export "))
-    return host.start(*given, *JOB, *LONG, *arguments, **dict(line.split("=") for line in exports))
+    variables = {"GLOO_SOCKET_IFNAME": host.cable, **dict(line.split("=") for line in exports)}
+    started = Process(*given, *JOB, *LONG, *arguments, environment=variables, network=host.name, long=True)
+    host.jobs.append(started)
+    return started
 
 
 def cut_the_cable(host: Host) -> None:

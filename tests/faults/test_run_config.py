@@ -30,7 +30,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 ]  # fmt: skip
 WRONG = [  # text of a config.yaml, and what is said of it
     ("", "lacks "), ("- 1", "must be a mapping"), ("seed: [", "while parsing a flow node"),
-    ("day: 2001-99-99", "day: no such key"),
+    ("day: 2001-99-99", "day: no such key"), ("a: " + 800 * "[" + 800 * "]", "nested too deeply"),
     ("x: !!python/object/apply:os.system ['touch got-in']", "could not determine a constructor"),
     ("sed: 1", "sed: no such key; nearest: seed"), ("model: []", "model=[]: must be a mapping"),
     ("model: {layer: 3}", "model.layer: no such key; nearest: model.layers"),
@@ -132,10 +132,7 @@ def test_a_callback_that_cannot_be_made_is_one_line(
     monkeypatch.syspath_prepend(Path.cwd())
     Path("own/callbacks").mkdir(parents=True)
     Path("own/callbacks/mine.yaml").write_text("mine:\n  _target_: raising.Mine\n  number: 3\n")
-    for error, said in (
-        ("ValueError('no such\\nnumber')", "no such"), ("ValueError", "ValueError"), ("KeyError('')", "''"),
-        ("RuntimeError('')", "RuntimeError"), ("AssertionError", "AssertionError"), ("OSError()", "OSError"),
-    ):  # fmt: skip
+    for error, said in (("ValueError('no such\\nnumber')", "no such"), ("AssertionError", "AssertionError")):
         Path("raising.py").write_text(f"class Mine:\n    def __init__(self, number):\n        raise {error}\n")
         monkeypatch.delitem(sys.modules, "raising", raising=False)
         importlib.invalidate_caches()
@@ -144,26 +141,15 @@ def test_a_callback_that_cannot_be_made_is_one_line(
     assert not Path("runs/a").exists()
 
 
-def test_a_text_that_looks_like_a_number_stays_one(train: Call) -> None:
+def test_a_text_that_looks_like_a_number_stays_one() -> None:
     for name in ("3e-3", "1_0", "inf", "012", "yes"):
         config = replace(read_config(RUN.parent), name=name)
         RUN.write_text(to_yaml(config))
         assert read_config(RUN.parent) == config
-    one_line(
-        train("resume=runs/first", "trainer.max_steps=2e2", defaults=False), 2, "trainer.max_steps=", "a whole number"
-    )
-
-
-def test_a_text_called_auto(train: Call) -> None:
-    Path("book.txt").rename("auto")
-    ended = train("resume=runs/first", "data.path=auto", "trainer.max_steps=32", defaults=False)
-    assert ended.status == 0 and read_config(RUN.parent).data.path == "auto", ended
-    assert train("resume=runs/first", "trainer.max_steps=34", defaults=False).status == 0
-    assert read_config(RUN.parent).data.path == "auto"
 
 
 def test_what_is_no_configuration(train: Call) -> None:
     for text, said in WRONG:
         RUN.write_text(text)
-        one_line(train(*RESUME, defaults=False), 2, "runs/first/config.yaml", said)
+        one_line(train(*RESUME, defaults=False), 2, "runs/first/config.yaml", said, "init_from=runs/first starts from")
         assert not Path("got-in").exists()

@@ -140,17 +140,6 @@ def test_the_other_commands_of_the_page(project: Path) -> None:
     assert torch.load("runs/large/checkpoints/last.ckpt")["conditions"]["world_size"] == 2
 
 
-def test_what_srun_starts_is_what_trains(project: Path) -> None:
-    python = f"{project / '.venv/bin/python'} train.py {' '.join([*JOB, *SHORT])}"
-    Path("job.sh").write_text(f"#!/bin/sh\nsrun --kill-on-bad-exit=1 {python} trainer.devices=4\n{python} name=alone\n")
-    wait_for_end(ask("sbatch", "--parsable", "--nodes=1", "--ntasks-per-node=2", "--output=job.out", "job.sh"))
-    said = Path("job.out").read_text()
-    assert (
-        said.count("train.py: trainer.devices=4: torchrun or srun started 2 ranks per machine; leave this key out") == 1
-    ), said
-    assert torch.load("runs/alone/checkpoints/last.ckpt")["conditions"]["world_size"] == 1
-
-
 def test_a_task_of_srun_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
     """One task alone starts its further processes itself; several have the variables of torchrun."""
     step = dict(STEP_ID="0", JOB_ID="7", STEP_NUM_TASKS="4", STEP_NUM_NODES="2", STEP_TASKS_PER_NODE="2(x2)",

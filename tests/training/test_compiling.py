@@ -8,8 +8,7 @@ import pytest
 import torch
 import torch._inductor.config
 
-from tests.conftest import Call, assert_same_weights, last
-from training.choosing.hardware import missing_to_compile
+from tests.conftest import Call, assert_same_weights, last, needs_compiler
 from training.errors import Stopped
 from training.module import LitGPT
 
@@ -17,8 +16,7 @@ from training.module import LitGPT
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch.compile works until it calls its compiler, which is not there."""
-    if missing := missing_to_compile():
-        pytest.skip(f"no {missing}")
+    needs_compiler()
     monkeypatch.setattr("training.choosing.hardware.COLD", 0.0)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     torch._dynamo.reset()

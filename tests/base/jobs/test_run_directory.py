@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from base.errors import InputError, describe_os_error
-from base.jobs.run_directory import check_free, check_writable, find_model, new_name, to_resume, unfinished
+from base.jobs.run_directory import Run, check_free, check_writable, find_model, new_name, to_resume, unfinished
 from tests.conftest import ROOT, refusal
 from tests.stores import make
 
@@ -29,14 +29,15 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     ):  # fmt: skip
         assert said in refusal(InputError, to_resume, resume, name), resume
     for resume in ("elsewhere", "runs/begun"):  # their checkpoints folder is empty or missing
-        assert to_resume(resume, None) in (Path(resume), Path(resume).resolve())
-    assert to_resume("auto", "begun") == Path("runs/begun") and to_resume("auto", "bare") is None
+        assert to_resume(resume, None) in (Run(Path(resume)), Run(Path(resume).resolve()))
+    assert to_resume("auto", "begun") == Run(Path("runs/begun")) and to_resume("auto", "bare") is None
     finished = "runs/first is finished; resume=runs/first trainer.max_steps="
     for name, said in (("sweep", "is a sweep"), ("first/x", "is a run"), ("first", finished)):
         assert said in refusal(InputError, check_free, name)
-    assert unfinished() == [Path("runs/begun"), Path("runs/model")], "without runs/bare and what has finished"
-    assert to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == Path("runs/first")
-    assert to_resume("first", None) == to_resume("first/checkpoints/last.ckpt", None) == Path("runs/first")
+    assert unfinished() == [Run(Path("runs/begun")), Run(Path("runs/model"))], "without runs/bare and what has finished"
+    first = Run(Path("runs/first"))
+    assert to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == first
+    assert to_resume("first", None) == to_resume("first/checkpoints/last.ckpt", None) == first
     assert "no trial of this sweep has finished yet" in refusal(InputError, find_model, "sweep")
     with monkeypatch.context() as less:
         less.setattr(os, "access", lambda _, mode: mode == os.X_OK)
@@ -56,16 +57,15 @@ def test_what_is_not_a_model_hides_no_run(trained: Path) -> None:
     for name in ("docs", "book", "last.ckpt"):
         Path("runs/first").rename(f"runs/{name}")
         run = Path("runs", name)
-        assert find_model(name) == run / "checkpoints/best.safetensors" and to_resume(name, None) == run
+        assert find_model(name) == run / "checkpoints/best.safetensors" and to_resume(name, None) == Run(run)
         run.rename("runs/first")
     make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
     for find in (find_model, lambda name: to_resume(name, None)):
         said = "first: could be ./first or the run runs/first; write the one that you mean"
         assert said in refusal(InputError, find, "first")
-    assert find_model("./first") == Path("first/best.safetensors") and Path("first").samefile(
-        to_resume("./first", None) or ""
-    )
-    assert find_model("runs/first") == trained and to_resume("runs/first", None) == Path("runs/first")
+    assert find_model("./first") == Path("first/best.safetensors")
+    assert to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
+    assert find_model("runs/first") == trained and to_resume("runs/first", None) == Run(Path("runs/first"))
 
 
 def test_commands_of_a_folder_of_the_checkout_name_its_runs(tmp_path: Path) -> None:

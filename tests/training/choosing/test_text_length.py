@@ -10,13 +10,12 @@ from conf.keys import groups
 from conf.schema import Config, TrainerConfig
 from data.text import Text
 from gpt.config import ModelConfig
-from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, summary
 from training.choosing import time_budget
 from training.choosing.choose import Choice, choose
-from training.choosing.text_length import VALIDATIONS, WHOLE, dropout_for, steps_for
+from training.choosing.text_length import VALIDATIONS, WHOLE, steps_for
 from training.machine import Machine
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
@@ -94,11 +93,6 @@ def test_what_has_no_effect_or_is_slower_is_said(monkeypatch: pytest.MonkeyPatch
             assert list(notes) == expected
 
 
-@pytest.mark.parametrize("preset", [f"{group}={name}" for group in ("model", "optim") for name in groups()[group]])
-def test_no_preset_has_an_unwanted_effect(preset: str) -> None:
-    assert chosen(WHOLE, preset).notes == ()
-
-
 @pytest.mark.parametrize("seconds", [1000.0, 3.0])
 def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """It ends when it has learned enough, or by the clock."""
@@ -107,14 +101,6 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch, seconds: floa
     enough = seconds == 1000.0
     assert (config.trainer.max_steps, config.trainer.val_check_interval) == ((230, 20) if enough else ("auto", "auto"))
     assert config.callbacks["early_stopping"]["patience"] == VALIDATIONS // 3
-
-
-def test_dropout_follows_the_weights_for_each_character_of_a_text_that_is_read_often() -> None:
-    model = ModelConfig(layers=1, heads=1, dim=32)
-    weights = GPT(model, 50).num_parameters()
-    for tokens, dropout in ((weights // 4, 0.2), (weights // 2, 0.1), (weights, 0.1), (3 * weights, 0.0)):
-        assert dropout_for(model, 50, tokens, 11 * tokens) == dropout
-        assert dropout_for(model, 50, tokens, 10 * tokens) == 0
 
 
 @pytest.mark.promise
