@@ -27,10 +27,13 @@ def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)
             trial.directory.mkdir(parents=True)
             entries = {step: loss + seed / 10 for step, loss in curves[setting]}
             (trial.directory / "config.yaml").write_text(to_yaml(Config()))
-            best = (
-                {"val_loss": min(entries.values()), "val_bpc": min(entries.values()) / math.log(2)} if entries else {}
-            )
-            about = {"status": "finished", "validations": entries, **best}
+            best = min(entries.values(), default=None)
+            about = {
+                "status": "finished",
+                "validations": entries,
+                "val_loss": best,
+                "val_bpc": best and best / math.log(2),
+            }
             (trial.directory / "summary.json").write_text(json.dumps(about))
     write_page(folder, write_table(folder, trials))
 
