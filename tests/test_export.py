@@ -40,12 +40,16 @@ def checkpoint(workplace: Path) -> Path:
     return make("runs/first/checkpoints/best.safetensors")
 
 
-def test_a_page_is_written(checkpoint: Path, export: Call) -> None:
-    ended = export("first", "--to", "web", "page.html")
-    assert ended.status == 0 and ended.err == "" and "open 'page.html' in a browser" in ended.out
-    assert sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
-    write_web(*load_checkpoint(checkpoint), Path("expected.html"), precision="bf16")
-    assert Path("page.html").read_bytes() == Path("expected.html").read_bytes()
+def test_a_page_is_written_in_two_bytes_a_weight_or_four(checkpoint: Path, export: Call) -> None:
+    model, meta = load_checkpoint(checkpoint)
+    for name, precision, options in (("page.html", "bf16", []), ("whole.html", "fp32", ["--precision", "fp32"])):
+        ended = export("first", "--to", "web", name, *options)
+        assert ended.status == 0 and ended.err == "" and f"open '{name}' in a browser" in ended.out
+        write_web(model, meta, Path("expected"), precision=precision)
+        assert Path(name).read_bytes() == Path("expected").read_bytes()
+    assert sorted(os.listdir()) == ["book.txt", "expected", "page.html", "runs", "whole.html"]
+    saved = Path("whole.html").stat().st_size - Path("page.html").stat().st_size
+    assert saved == pytest.approx(2 * model.num_parameters() * 4 / 3, abs=300)
 
 
 def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
@@ -123,13 +127,6 @@ def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
     Path("short.txt").write_text(lines[0])
     found, said = game_passages("short.txt", Path("none/best.safetensors"), tokenizer, rule)
     assert found == [] and "200 characters that starts a document, uses" in said
-
-
-def test_a_page_in_two_bytes_a_weight_is_half_as_large(trained: Path, export: Call) -> None:
-    for precision, name in (("bf16", "page.html"), ("fp32", "whole.html")):
-        assert export("first", "--to", "web", name, "--precision", precision).status == 0
-    saved = Path("whole.html").stat().st_size - Path("page.html").stat().st_size
-    assert saved == pytest.approx(2 * load_checkpoint(trained)[0].num_parameters() * 4 / 3, abs=300)
 
 
 @pytest.mark.slow

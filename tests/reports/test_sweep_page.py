@@ -10,8 +10,6 @@ import numpy as np
 from conf.schema import Config, to_yaml
 from sweeps.table import write_page, write_table
 from sweeps.trial import make_trial
-from tests.conftest import Call, last, summary
-from tests.reports.test_run_page import data_of
 
 HOSTILE = "</script><b onclick=x>&{{data}}\N{RIGHT-TO-LEFT OVERRIDE}"
 CURVES = {"lr=1": [(5, 3.0), (10, 2.0), (20, 1.5)], "lr=2": [(5, 3.5), (10, 2.5)], "lr=3": []}
@@ -71,17 +69,3 @@ def test_the_page_compares_the_runs(workplace: Path, visit: Callable[..., Any]) 
 def test_runs_without_a_loss(workplace: Path, visit: Callable[..., Any]) -> None:
     sweep(Path("runs/s"), {"lr=1": []})
     assert visit("runs/s/report.html").inner_text("#plot") == "No run has a validation loss."
-
-
-def test_a_sweep_ends_with_its_page(train: Call, score: Call, workplace: Path) -> None:
-    given = ["-m", "data.tokenizer=char,byte", "trainer.max_steps=4", "trainer.val_check_interval=2"]
-    ended = train(*given, "logger=none", "callbacks=[]", "name=s")
-    assert ended.status == 0 and "report     runs/s/report.html" in ended.out, ended
-    data = data_of(made := Path("runs/s/report.html").read_text("utf-8"))
-    assert data["unit"] == "byte or character" and "<h1>s</h1>" in made and "texts differ" not in made
-    for name, entries, _ in data["runs"]:
-        stored = last(f"s/{name}")["callbacks"]["Metrics"]["history"]["validations"]["entries"]
-        assert entries == [entry[:2] for entry in stored] and [step for step, _ in entries] == [2, 4]
-        assert summary(f"s/{name}")["validations"] == {str(step): loss for step, loss in entries}
-    assert score("s", "--split", "test").status == 0
-    assert "<th>test</th>" in Path("runs/s/report.html").read_text("utf-8")

@@ -15,6 +15,7 @@ from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
+from tests.reports.test_run_page import data_of
 
 
 def test_what_a_trial_is_called() -> None:
@@ -154,6 +155,7 @@ def test_a_sweep_that_cannot_be_creates_nothing(train: Call, trained: Path) -> N
     ):
         one_line(train("-m", "seed=1,2", *arguments.split(), "name=s"), 2, said)
         assert not Path("runs/s").exists(), arguments
+    one_line(train("data.path=book.txt,more"), 2, "'data.path=[book.txt,more]'", "add -m")
 
 
 @pytest.mark.slow
@@ -166,26 +168,6 @@ def test_a_sweep_on_another_text_needs_another_name(train: Call, workplace: Path
     one_line(train(*short, "seed=2,3"), 2, "name=abl: runs/abl/seed=1 has another text (book.txt)")
     assert sorted(path.name for path in Path("runs/abl").iterdir() if path.is_dir()) == ["seed=1", "seed=2"]
     assert train(*short, "seed=3", "data.path=same.txt").status == 0, "the same text under another name"
-
-
-@pytest.mark.slow
-def test_a_sweep_of_texts_and_models(train: Call, trained: Path) -> None:
-    text = Path("book.txt").read_text("utf-8")
-    Path("more").mkdir()
-    Path("more/it's 2,5.txt").write_text(text[: len(text) // 2], "utf-8")
-    given = ["-m", 'data.path=book.txt,"more/it\'s 2,5.txt"', "trainer.max_steps=2", "logger=none", "callbacks=[]"]
-    ended = train(*given, "name=s")
-    assert ended.status == 0, ended
-    for row in table("s"):
-        assert last(f"s/{Path(row['directory']).name}")["data"]["name"].endswith(row["data.path"])
-    names = {path.name.partition("_")[0] for path in Path("runs/s").iterdir() if path.is_dir()}
-    assert names == {"data.path=book.txt", "data.path=more-its-2-5.txt"}
-    assert "table      runs/s/sweep.csv; the validation texts differ" in ended.out
-    ended = train("-m", "init_from=first,s/data.path=book.txt", "trainer.max_steps=2", "logger=none", "name=m")
-    assert ended.status == 0 and "differ" not in ended.out, ended
-    assert {row["init_from"] for row in table("m")} == {"first", "s/data.path=book.txt"}
-    ended = train("data.path=book.txt,more", "trainer.max_steps=2", "name=a")
-    one_line(ended, 2, "for one text: 'data.path=[book.txt,more]'; for a run on each: add -m")
 
 
 def test_when_losses_cannot_be_compared() -> None:
@@ -224,5 +206,8 @@ def test_where_the_seed_varies_the_table_has_means(train: Call) -> None:
         assert float(row["val_loss_spread"]) == pytest.approx(np.std(own, ddof=1))
         line = rf"^{row['optim.lr']} +3 .*{np.mean(own):.4f} +{np.std(own, ddof=1):.4f}"
         assert re.search(line, ended.out, re.MULTILINE), ended.out
+    assert "report     runs/abl/report.html" in ended.out
+    for name, entries, _ in data_of(Path("runs/abl/report.html").read_text("utf-8"))["runs"]:
+        assert summary(f"abl/{name}")["validations"] == {str(step): loss for step, loss in entries}
     averages = ended.out[ended.out.index("optim.lr  runs") :].partition("\n\n")[0]
     assert train("--runs", "abl/*", defaults=False).out.partition("\n\n")[0] == averages

@@ -27,6 +27,7 @@ from tests.test_score import TEXT, contrasts
 from tests.test_score import write as write_model
 
 CHARACTERS = "\n aebcd.é😀"
+PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 Show = Callable[..., Any]
 pytestmark = pytest.mark.slow
 SLIDING = tiny(conv_taps=4, key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
@@ -288,17 +289,13 @@ def test_bars_are_the_probabilities(show: Show) -> None:
     assert_bars(page, softmax(logits), labels.__getitem__)
 
 
-@pytest.mark.parametrize(
-    ("field", "given", "used"), [("length", "2.5", 2), ("length", "", 400), ("top-k", "-3", 1), ("seed", "-1", 0)]
-)
-def test_a_number_out_of_range_is_said_and_the_nearest_is_used(show: Show, field: str, given: str, used: int) -> None:
+@pytest.mark.parametrize(("field", "given", "used"), [("length", "2.5", 2), ("top-k", "-3", 1)])
+def test_the_nearest_number_is_used_for_one_out_of_range(show: Show, field: str, given: str, used: int) -> None:
     page = show(*make(SLIDING))
     texts = [write(page, "bad", **{"length": 20, "temperature": 2} | {field: number}) for number in (given, used)]
-    assert texts[0] == texts[1]
+    assert texts[0] == texts[1] and not page.is_visible("#wrong")
     page.fill(f"#{field}", given)
     assert f"{used} is used" in page.inner_text("#wrong")
-    page.fill(f"#{field}", str(used))
-    assert not page.is_visible("#wrong")
 
 
 # How dark the last characters of the text are, of the largest weight.
@@ -340,7 +337,7 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
     assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
 
 
-def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
+def test_the_keyboard_and_unknown_characters(show: Show) -> None:
     page = show(*make(SLIDING))
     page.fill("#prompt", "bad")
     page.focus("#text")
@@ -348,25 +345,12 @@ def test_the_keyboard_the_clipboard_and_unknown_characters(show: Show) -> None:
         page.press("#text", key)
         assert page.text_content("#looking").startswith(f"“{character}” looks most at “")
         assert page.text_content("#text .looked") == character
-    text = write(page, "a\n\nb\n", length=50)
-    copied = page.evaluate(
-        """() => {
-          getSelection().selectAllChildren(document.getElementById("text"));
-          const event = new ClipboardEvent("copy", { clipboardData: new DataTransfer(), bubbles: true });
-          document.querySelector("#text div").dispatchEvent(event);
-          return event.clipboardData.getData("text/plain");
-        }"""
-    )
-    assert copied == text
     page.fill("#prompt", "baZ🤖d\u200bZ")
     assert page.text_content("#unknown").endswith(": Z, 🤖, U+200B") and page.is_visible("#unknown")
     assert page.text_content("#text") == "bad"
-    for characters, prompt, text in (("abe\u0301", "bé", "be\u0301"), ("éóe\u0301 ", "o\u0301 e\u0301", "ó e\u0301")):
-        model, meta = make(SLIDING, characters)
-        page = show(model, meta)
-        page.fill("#prompt", prompt)
-        assert not page.is_visible("#unknown") and page.text_content("#text") == text
-        assert tokenizer_from(meta["vocabulary"]).canonical(prompt) == text
+    page = show(*make(SLIDING, "éóe\u0301 "))
+    page.fill("#prompt", "o\u0301 e\u0301")
+    assert not page.is_visible("#unknown") and page.text_content("#text") == "ó e\u0301", "the form that is known"
 
 
 def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
@@ -419,48 +403,25 @@ def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
         page.emulate_media(color_scheme=scheme)
         contrasts(page)
         assert page.evaluate("document.documentElement.scrollWidth") <= width
-    nameless = page.evaluate(
-        "Array.from(document.querySelectorAll('input, select, textarea, button')).filter("
-        "each => !(each.labels?.[0]?.textContent ?? each.textContent).trim()).map(each => each.id)"
-    )
-    assert nameless == []
 
 
-@pytest.mark.parametrize("width", [360, 1280])
-def test_on_first_sight_a_text_is_being_written(show: Show, width: int) -> None:
-    """Slowly enough to be read, in the window, also on a phone; it is the text that comes at once without motion."""
-    size, phone = {"width": width, "height": 740}, width == 360
-    options = {"viewport": size, "is_mobile": phone, "has_touch": phone}
-    page = show(*make(SLIDING), [passage(0)], reduced_motion="no-preference", **options)
+def test_on_first_sight_a_text_is_being_written(show: Show) -> None:
+    """Slowly enough to be read, in the window of a phone; it is the text that comes at once without motion."""
+    page = show(*make(SLIDING), [passage(0)], reduced_motion="no-preference", **PHONE)
     until(page, "text.textContent.length >= 20")
     seen = page.text_content("#text")
     assert len(seen) < 60 and page.text_content("#generate") == "Stop"
     box = page.locator("#text").bounding_box()
-    assert box["y"] + 200 < 740 and box["height"] > 200 and box["x"] + box["width"] <= width
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert box["y"] + 200 < 740 and box["height"] > 200 and box["x"] + box["width"] <= 360
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360
     page.wait_for_timeout(500)
     assert len(seen) + 5 < len(page.text_content("#text")) < len(seen) + 40
     page.click("#generate")
     assert page.text_content("#status") == "Written by this model, seed 1"
     stopped = page.text_content("#text")
     page.click("#generate")
-    if phone:
-        until(page, "text.getBoundingClientRect().bottom <= 741")  # scrolled to
+    until(page, "text.getBoundingClientRect().bottom <= 741")  # scrolled to
     assert written(page).startswith(stopped) and stopped.startswith(seen)
-
-
-def test_shannons_bounds(show: Show) -> None:
-    page, rng = show(*make(tiny())), np.random.default_rng(0)
-    games = [rng.integers(1, 1 + highest, count).tolist() for highest in (1, 2, 6) for count in (1, 7, 100)]
-    games += [rng.geometric(0.6, 80).clip(max=6).tolist(), [2], [6]]
-    for needed in games:
-        for size in (4, 6, 7, 96):
-            bounds = page.evaluate("given => shannonBounds(...given)", [needed, size])
-            assert bounds == pytest.approx(shannon_bounds(needed, 5, size), abs=1e-12)
-            assert bounds[0] <= bounds[1] + 1e-12
-    for ranks in range(1, 6):  # equally frequent: both bounds are the entropy
-        bounds = page.evaluate("given => shannonBounds(...given)", [list(range(1, ranks + 1)), 96])
-        assert bounds == pytest.approx([math.log2(ranks)] * 2, abs=1e-12)
 
 
 def passage(seed: int) -> str:
@@ -472,9 +433,8 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
     """On a phone, by its keyboard and by the buttons; of documents, the model reads their end mark first."""
     model, meta = make(SLIDING)
     documents = {"kind": "paragraph", "end": end, "name": ""} if end else None
-    phone = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
     text = passage(0)
-    page = show(model, meta | {"documents": documents}, [text, passage(1)], **phone)
+    page = show(model, meta | {"documents": documents}, [text, passage(1)], **PHONE)
     tokens = tokenizer_from(meta["vocabulary"]).encode(end + text).tolist()[len(end) :]
     logits = read(model, tokenizer_from(meta["vocabulary"]).encode(end + text).tolist())[0][len(end) :]
     rng, you, them, nats = np.random.default_rng(2), [], [], []
@@ -545,11 +505,10 @@ def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
 
 
 def test_what_is_known_of_the_model() -> None:
-    model, meta = make(SLIDING)
-    said, known = about(model, meta), facts(model, meta)
-    assert said == f"A GPT with {model.num_parameters():,} weights, trained for 12 steps on a text"
-    assert "context 7" in known and "10 characters" in known
+    model, meta = make(WINDOWED)
+    said = f"A GPT with {model.num_parameters():,} weights, trained for 12 steps on a text"
+    assert about(model, meta) == said
+    assert facts(model, meta) == ["2 layers, 3 heads, 12 wide", "context 7, window 3", "10 characters"]
     meta["val_loss"] = 1.23456
     assert about(model, meta) == f"{said}; 1.23 nats per character on held-out text"
     assert facts(model, meta)[-1] == "validation loss 1.2346 nats (1.7811 bits) per character"
-    assert "context 7, window 3" in facts(*make(WINDOWED)) and "256 bytes" in facts(*make(SLIDING, None))
