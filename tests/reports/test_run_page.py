@@ -186,6 +186,8 @@ def test_curves_are_the_numbers_and_say_them(shown: Any) -> None:
     places = re.findall(r"[ML]([\d.]+) ", shown.locator("#plot path.train").get_attribute("d"))  # in thousandths
     shown.mouse.move(field["x"] + float(places[3]) / 1000 * field["width"], field["y"] + 60)
     check(3)
+    shown.mouse.move(5, 5)
+    assert not shown.is_visible("#card")
     shown.focus("#plot")
     for place in (-1, -2):
         shown.keyboard.press("ArrowLeft")
