@@ -179,7 +179,7 @@ def test_bytes_become_whole_characters(workplace: Path, sample: Call) -> None:
 
 
 def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
-    settings = ["--num-chars", "2000", "--seed", "2", "--prompt", "The"]
+    settings = ["--num-chars", "800", "--seed", "2", "--prompt", "The"]
     whole = sample(*settings).out[3:-1]
     for stop in (whole[40:43], whole[7], "\n"):
         place = whole.find(stop)
@@ -249,7 +249,7 @@ def test_documents(
 
 def test_how_many_documents_are_new(train: Call, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["".join(pair) for pair in itertools.permutations("abcdefgh", 3)]
-    Path("names.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    Path("names.txt").write_text("".join(f"{name}\n" for name in [*names, " "]), encoding="utf-8")
     assert train("name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60").status == 0
     text = open_text(DataConfig(path="names.txt", documents="line"), 32)
     trained = text.tokenizer.decode(text.train).split("\n")[:-1]
