@@ -155,7 +155,8 @@ def test_a_sweep_that_cannot_be_creates_nothing(train: Call, trained: Path) -> N
     ):
         one_line(train("-m", "seed=1,2", *arguments.split(), "name=s"), 2, said)
         assert not Path("runs/s").exists(), arguments
-    one_line(train("data.path=book.txt,more"), 2, "'data.path=[book.txt,more]'", "add -m")
+    Path("more.txt").write_bytes(Path("book.txt").read_bytes())
+    one_line(train("data.path=book.txt,more.txt"), 2, "'data.path=[book.txt,more.txt]'", "add -m")
 
 
 @pytest.mark.slow

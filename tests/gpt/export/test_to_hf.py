@@ -40,8 +40,9 @@ def test_the_folder_is_complete(tmp_path: Path) -> None:
         source = file.read_text("utf-8")
         assert "SPDX-License-Identifier: MIT" in source
         assert not re.search(r"^ *(from|import) (gpt|base)\b", source, re.MULTILINE)
-    (folder / "config.json").write_text('{"model_type": "gpt2"}')
-    assert foreign_files(folder) == sorted(os.listdir(folder)), "another model of transformers"
+    for other in ('{"model_type": "gpt2"}', "{}", "no JSON"):
+        (folder / "config.json").write_text(other)
+        assert foreign_files(folder) == sorted(os.listdir(folder)), other
 
 
 BEGIN = """
