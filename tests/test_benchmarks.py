@@ -18,8 +18,7 @@ FOLDER = ROOT / "benchmarks"
 # The smallest form of each. The others start commands whose output or whose own processes they look at.
 SMALLEST = {
     "busy_machine": "book.txt", "gpu": "book.txt --device cpu", "positions": "--path {book}",
-    "positions --speed": "--speed", "sample_speed": "runs/first", "scaling": "{book}",
-    "scaling --communication": "--communication", "time_to_loss": "book.txt", "train_speed": "book.txt",
+    "sample_speed": "runs/first", "scaling": "{book}", "time_to_loss": "book.txt", "train_speed": "book.txt",
 }  # fmt: skip
 
 
@@ -69,8 +68,7 @@ def measuring(trained: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Module
 @pytest.mark.parametrize("name", SMALLEST)
 def test_the_smallest_form_runs(name: str, measuring: ModuleType) -> None:
     arguments = SMALLEST[name].format(book=Path("book.txt").absolute()).split()
-    rounds = [] if name == "scaling --communication" else ["--rounds", "1", "--quick"]
-    out = execute(FOLDER / f"{name.partition(' ')[0]}.py", *arguments, *rounds)
+    out = execute(FOLDER / f"{name}.py", *arguments, "--rounds", "1", "--quick")
     rows = [line for line in out.splitlines() if line.startswith("| ")]
     assert len(rows) >= 3 and len({row.count("|") for row in rows}) <= 2
     assert "; commit " in out and ", torch " in out
@@ -80,17 +78,17 @@ def test_the_smallest_form_runs(name: str, measuring: ModuleType) -> None:
 @pytest.mark.parametrize(
     "name, arguments, said",
     [
-        ("encode_speed", ["--quick"], "cached "),
-        ("startup", ["--quick", "--rounds", "1"], "export.py --help"),
-        ("plain_loop", ["{book}", "--steps", "2"], '"loss": '),
-        ("web_speed", ["runs/first", "--rounds", "1", "--quick"], "the model alone: "),
+        ("encode_speed", "--quick", "cached "),
+        ("startup", "--quick --rounds 1", "export.py --help"),
+        ("plain_loop", "{book} --steps 2", '"loss": '),
+        ("web_speed", "runs/first --rounds 1 --quick", "the model alone: "),
     ],
 )
 def test_what_looks_at_processes_runs(
-    name: str, arguments: list[str], said: str, trained: Path, request: pytest.FixtureRequest
+    name: str, arguments: str, said: str, trained: Path, request: pytest.FixtureRequest
 ) -> None:
     if name == "web_speed":
         request.getfixturevalue("browser")  # or there is none
-    given = [each.format(book=Path("book.txt").absolute()) for each in arguments]
+    given = arguments.format(book=Path("book.txt").absolute()).split()
     ended = subprocess.run([sys.executable, FOLDER / f"{name}.py", *given], capture_output=True, text=True)
     assert ended.returncode == 0 and said in ended.stdout, ended

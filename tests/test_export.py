@@ -40,12 +40,16 @@ def checkpoint(workplace: Path) -> Path:
     return make("runs/first/checkpoints/best.safetensors")
 
 
-def test_a_page_is_written(checkpoint: Path, export: Call) -> None:
-    ended = export("first", "--to", "web", "page.html")
-    assert ended.status == 0 and ended.err == "" and "open 'page.html' in a browser" in ended.out
-    assert sorted(os.listdir()) == ["book.txt", "page.html", "runs"]
-    write_web(*load_checkpoint(checkpoint), Path("expected.html"), precision="bf16")
-    assert Path("page.html").read_bytes() == Path("expected.html").read_bytes()
+def test_a_page_is_written_in_two_bytes_a_weight_or_four(checkpoint: Path, export: Call) -> None:
+    model, meta = load_checkpoint(checkpoint)
+    for name, precision, options in (("page.html", "bf16", []), ("whole.html", "fp32", ["--precision", "fp32"])):
+        ended = export("first", "--to", "web", name, *options)
+        assert ended.status == 0 and ended.err == "" and f"open '{name}' in a browser" in ended.out
+        write_web(model, meta, Path("expected"), precision=precision)
+        assert Path(name).read_bytes() == Path("expected").read_bytes()
+    assert sorted(os.listdir()) == ["book.txt", "expected", "page.html", "runs", "whole.html"]
+    saved = Path("whole.html").stat().st_size - Path("page.html").stat().st_size
+    assert saved == pytest.approx(2 * model.num_parameters() * 4 / 3, abs=300)
 
 
 def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
@@ -125,15 +129,6 @@ def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
     assert found == [] and "200 characters that starts a document, uses" in said
 
 
-def test_a_page_in_two_bytes_a_weight_is_half_as_large(trained: Path, export: Call) -> None:
-    for precision, name in (("bf16", "page.html"), ("fp32", "whole.html")):
-        assert export("first", "--to", "web", name, "--precision", precision).status == 0
-    saved = Path("whole.html").stat().st_size - Path("page.html").stat().st_size
-    assert saved == pytest.approx(2 * load_checkpoint(trained)[0].num_parameters() * 4 / 3, abs=300)
-    ended = export("first", "--to", "onnx", "model.onnx", "--precision", "bf16")
-    one_line(ended, 2, "--precision bf16: only works with --to web, not onnx", program="export.py")
-
-
 @pytest.mark.slow
 def test_a_model_that_says_something_else_is_not_kept(
     checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch
@@ -149,14 +144,16 @@ def test_a_model_that_says_something_else_is_not_kept(
 def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Call) -> None:
     Path("old.onnx").write_text("mine")
     Path("new.pt2.md").write_text("mine")
-    before = sorted(Path().rglob("*"))
+    shutil.copy(checkpoint, "model.html")
+    before = {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")}
     for arguments, said in {
         "nothing --to onnx model.onnx": "nothing: no such model, nor a run in runs/",
         "first --to onnx model.bin": "model.bin: must end in .onnx",
         "first --to onnx none/model.onnx": "OUT none/model.onnx: no such folder: none",
-        "first --to onnx old.onnx": "OUT old.onnx: already exists; give another name, or --overwrite to replace it",
-        "first --to gguf new": "argument --to: invalid choice: 'gguf' (choose from",
-        "first --to card card.html": "card.html: must end in .md",
+        "first --to onnx old.onnx": "OUT old.onnx: already exists",
+        "first --to onnx model.onnx --precision bf16": "--precision bf16: only works with --to web, not onnx",
+        "first --to gguf new": "argument --to: invalid choice: 'gguf'",
+        "first --to card card.md --title Mine": "--title Mine: only works with --to web, not card",
         "first --to hf old.onnx": "OUT old.onnx: must be the name of a folder",
         "first --to hf .": "OUT .: is not empty; give another name",
         "first --to hf none/new": "OUT none/new: no such folder: none",
@@ -165,10 +162,7 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         ended = export(*arguments.split())
         one_line(ended, 2, said, program="export.py")
         assert ended.out == ""
-        assert sorted(Path().rglob("*")) == before and Path("old.onnx").read_text() == "mine"
-    shutil.copy(checkpoint, "model.html")
-    one_line(export("model.html", "--to", "web", "model.html", "--overwrite"), 2, "also an input", program="export.py")
-    assert Path("model.html").read_bytes() == checkpoint.read_bytes()
+        assert {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")} == before
 
 
 def test_a_missing_package_is_named_with_the_command_that_adds_it(
@@ -183,9 +177,9 @@ def test_a_missing_package_is_named_with_the_command_that_adds_it(
 
 def test_a_folder_is_new_or_empty(checkpoint: Path, export: Call) -> None:
     arguments = "first", "--to", "hf", "out"
+    Path("out").mkdir()
     ended = export(*arguments)
     assert (ended.status, ended.err) == (0, "") and "kB, step 17 of runs/first" in ended.out
-    assert "AutoModelForCausalLM.from_pretrained('out', trust_remote_code=True)" in ended.out
     names = sorted(os.listdir("out"))
     assert {"README.md", "model.safetensors", "modeling_chargpt.py"} < set(names)
     for more in ((), ("--overwrite",)):
@@ -214,13 +208,11 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
         f"| validation loss | {said['val_loss']:.4f} nats (", f"uniform {said['uniform_loss']:.2f}, ",
         "| shape | 2 layers, 2 heads, 32 wide, context 32 characters, rotary positions |",
         f"| weights | {said['parameters']:,}, of step {said['best_step']} |", "; split 0.9, 0.05, 0.05 into training, ",
-        f"| training | 30 steps, {said['characters']:,} characters (", " minutes |",
-        f"| machine | {said['device']}, {said['precision']}, seed 0; python {said['versions']['python']}",
-        "```text\npython train.py ", " data.path=book.txt", " trainer.max_steps=30",
-        "## A sample, at temperature 0.9", "## What it is not for", "## Licence\n\nFill in",
+        f"| training | 30 steps, {said['characters']:,} characters (", f"| machine | {said['device']}, ",
+        "```text\npython train.py ", " data.path=book.txt", "## A sample, at temperature 0.9", "## What it is not for",
+        "## Licence\n\nFill in",
     ):  # fmt: skip
         assert part in card, part
-    assert str(Path.cwd()) not in card and not card.startswith("---")
     # Without its run, the file says less.
     shutil.copy(trained, "alone.safetensors")
     assert export("alone.safetensors", "--to", "card", "alone.md").status == 0
@@ -241,14 +233,6 @@ def test_a_card_keeps_paths_and_markup_to_itself(workplace: Path, train: Call, e
     card = Path("own.md").read_text("utf-8")
     assert "| text | a\\_b\\|c.txt; 256 distinct bytes, " in card and "'data.path=a_b|c.txt'" in card
     assert str(Path.cwd()) not in card
-
-
-@pytest.mark.slow
-def test_a_graph_has_its_card_beside_it(checkpoint: Path, export: Call) -> None:
-    ended = export("first", "--to", "torch", "model.pt2")
-    assert ended.status == 0 and ended.out.splitlines()[-1] == "its card is model.pt2.md"
-    assert Path("model.pt2.md").read_text("utf-8").startswith("# best\n")
-    assert sorted(os.listdir()) == ["book.txt", "model.pt2", "model.pt2.md", "runs"]
 
 
 @pytest.mark.promise
@@ -273,6 +257,7 @@ def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> N
             ended = export(*arguments)
             assert (python, script, ended.status) == ("python", "export.py", 0), ended
             assert ("logits differ by at most" in ended.out) == (arguments[2] in ("onnx", "torch")), ended
+    assert Path("model.pt2.md").read_text("utf-8").startswith("# best\n")
     model, meta = load_checkpoint(checkpoint)
     tokenizer = tokenizer_from(meta["vocabulary"])
     tokens = generate(model, torch.from_numpy(tokenizer.encode("The ")), 8, temperature=0)

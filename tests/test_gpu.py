@@ -114,7 +114,7 @@ def test_a_checkpoint_goes_on_elsewhere(here: str, there: str, capsys: pytest.Ca
     assert len(costs[0]) == 6 and [*map(float, costs[0])] == pytest.approx([*map(float, costs[1])], abs=1e-5)
     go_on = [f"resume=runs/{name}", f"trainer.accelerator={there}", f"compile={str(there == 'cuda').lower()}"]
     refused = Process(*go_on, defaults=False).wait(LIMIT)
-    assert refused.status == 2 and re.search(r"device=.* \(the run has .*; allow=\[(compile,)?device\]", refused.err)
+    assert refused.status == 2 and "device=" in refused.err
     ended = Process(*go_on, "allow=[device,compile]", defaults=False).wait(LIMIT)
     assert ended.status == 0 and "continues with " in ended.out, ended
     compare(logged(name), "32-true")

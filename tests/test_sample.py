@@ -42,7 +42,6 @@ RULES = [
 ]  # fmt: skip
 
 
-@pytest.mark.slow
 def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
@@ -54,11 +53,11 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
             logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[0, -1]
             chances = sampling.probabilities(logits.tolist(), **rules)
             tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
-        options = [word for key, value in rules.items() for word in (f"--{key.replace('_', '-')}", str(value))]
+        options = [f"--{key.replace('_', '-')}={value}" for key, value in rules.items()]
         ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)
         assert ended.status == 0 and ended.out == tokenizer.decode(np.array(tokens)) + "\n", rules
         texts.add(ended.out)
-    assert len(texts) == len(RULES)  # each rule has an effect
+    assert len(texts) == len(RULES), "each rule has an effect"
 
 
 def test_seeds_and_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
@@ -73,7 +72,7 @@ def test_seeds_and_what_may_stand_for_a_model(trained: Path, sample: Call, train
     texts = {sample(*given, *settings).out for given in every}
     (folder / "last.safetensors").unlink()
     assert sample("first").status == sample(checkpoint).status == 0
-    train("name=second", "seed=9", "trainer.max_steps=1")
+    train("name=second", "trainer.max_steps=1")
     assert "runs/second/checkpoints/best.safetensors" in sample("--num-chars", "1").err
     # The file alone is enough.
     shutil.copy(trained, "mine.safetensors")
@@ -98,7 +97,7 @@ def test_as_a_command_it_starts_quickly_and_a_reader_that_leaves_early_is_no_err
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
 
 
-def test_prompts(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_prompt_comes_from(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("p.txt").write_bytes(b"The of\r\n")
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
@@ -131,7 +130,6 @@ def test_json_lines_hold_the_texts(trained: Path, sample: Call) -> None:
     lines = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
     assert [line["prompt"] + line["text"] + "\n" for line in lines] == parts_of(sample(*settings))
     assert [(line["prompt"], line["seed"]) for line in lines] == [(p, 3 + i) for p in ("The ", "An") for i in range(9)]
-    assert all(line["checkpoint"].endswith("best.safetensors") for line in lines)
     for line in lines[::4]:  # each text is the one that is written alone
         alone = sample("--num-chars", "20", "--seed", str(line["seed"]), "--prompt", line["prompt"]).out
         assert alone == line["prompt"] + line["text"] + "\n"
@@ -150,36 +148,35 @@ def test_bytes_become_whole_characters(workplace: Path, sample: Call) -> None:
 
 
 def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
-    settings = ["--num-chars", "300", "--seed", "2", "--prompt", "The"]
+    settings = ["--num-chars", "800", "--seed", "2", "--prompt", "The"]
     whole = sample(*settings).out[3:-1]
-    for stop in (whole[40:43], whole[7]):
+    for stop in (whole[40:43], whole[7], "\n"):
         place = whole.find(stop)
-        assert sample(*settings, "--stop", stop).out == "The" + whole[:place] + "\n"
+        assert sample(*settings, "--stop", stop.replace("\n", r"\n")).out == "The" + whole[:place] + "\n"
         line = json.loads(sample(*settings, "--stop", stop, "--stop", "\0never", "--json").out)
         assert line["text"] == whole[:place] and len(line["logprobs"]) == place
     assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
-    assert sample("--stop", "").status == 2
-    settings += ["--num-chars", "2000"]
-    lines = sample(*settings).out.splitlines(True)
-    assert len(lines) > 1 and sample(*settings, "--stop", r"\n").out == lines[0]
     for typed, meant in ((r"\n\t", "\n\t"), (r"\\n", r"\n"), (r"a\b\\", "a\\b\\"), ("\n", "\n"), ("\\", "\\")):
         assert unescaped(typed) == meant
+
+
+@pytest.mark.parametrize("stops", [["ab"], ["aab", "c"], ["aba"]])
+def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str]) -> None:
     tokenizer = CharTokenizer("abc")
     for text in map("".join, itertools.product("abc", repeat=6)):
-        for stops in (["ab"], ["aab", "c"], ["aba"]):
-            growing, shown = Continuation(tokenizer, stops), ""
-            for character in text:
-                growing.add(int(tokenizer.encode(character)[0]), 0.0)
-                assert growing.text[: len(shown)] == shown
-                shown = "".join(growing.pieces)
-                if growing.ended:
-                    break
-            growing.close()
-            # The stop that is complete first ends the text, before the first beginning of those that end there.
-            ends = {stop: text.find(stop) + len(stop) for stop in stops if stop in text}
-            begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
-            cut = text[: min(begins)] if begins else text
-            assert growing.text == cut and growing.text.startswith(shown)
+        growing, shown = Continuation(tokenizer, stops), ""
+        for character in text:
+            growing.add(int(tokenizer.encode(character)[0]), 0.0)
+            assert growing.text[: len(shown)] == shown
+            shown = "".join(growing.pieces)
+            if growing.ended:
+                break
+        growing.close()
+        # The stop that is complete first ends the text, before the first beginning of those that end there.
+        ends = {stop: text.find(stop) + len(stop) for stop in stops if stop in text}
+        begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
+        cut = text[: min(begins)] if begins else text
+        assert growing.text == cut and growing.text.startswith(shown)
 
 
 @pytest.mark.parametrize(
@@ -202,11 +199,11 @@ def test_documents(
     documents = {"kind": kind, "end": end, "name": ""}
     write_model_file("m.safetensors", filled(vocabulary=tokenizer.size), vocabulary, documents=documents)
     settings = ["m.safetensors", "--seed", "0", "--num-chars", "8", "--num-samples", "3"]
-    texts, word = [*written[:2], "ihgfedcb"], "line" if kind == "line" else "document"
+    texts = [*written[:2], "ihgfedcb"]
     ended = sample(*settings)
     assert given == [end] * 3
     assert ended.out == "".join(("" if kind == "line" else f"--- {n}\n") + f"{t}\n" for n, t in enumerate(texts, 1))
-    assert ended.err.endswith(f", --seed 0\n1 of 3 texts reached --num-chars 8 before the end of a {word}\n")
+    assert "\n1 of 3 texts reached --num-chars 8 before the end" in ended.err
     found = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
     assert [each["text"] for each in found] == texts and [each["ended"] for each in found] == [True, True, False]
     assert [len(each["logprobs"]) for each in found] == [len(text) for text in texts]
@@ -215,42 +212,28 @@ def test_documents(
     assert given == [f"{end}hi{end}b"]
     whole = sample(*settings[:5], "--no-stop").out
     assert whole == f"abc{end}fg{end}hi"[:8].replace("\x03", "\n\n") + "\n"
-    assert sample(*settings, "--no-stop").out.startswith(f"--- 1\n{whole}--- 2\n")
     both = json.loads(sample(*settings[:3], "--json", "--stop", "c", "--no-stop").out)
     assert both["text"] == "ab" and not both["ended"]
-    plain = write_model_file("plain.safetensors", filled(vocabulary=tokenizer.size), vocabulary)
-    given.clear()
-    assert "ended" not in sample(str(plain), "--json", "--seed", "0").out and given == ["\n"]
 
 
 def test_how_many_documents_are_new(train: Call, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     names = ["".join(pair) for pair in itertools.permutations("abcdefgh", 3)]
-    Path("names.txt").write_text("".join(f"{name}\n" for name in [*names, "abc", "abc", " "]), encoding="utf-8")
-    ended = train("name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60")
-    assert "names.txt: 338 lines, 2 of them repeated; 1 blank line dropped\n" in ended.out
-    assert "\nsample     the best checkpoint writes lines, at temperature 0.9\n" in ended.out
+    Path("names.txt").write_text("".join(f"{name}\n" for name in [*names, " "]), encoding="utf-8")
+    assert train("name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60").status == 0
     text = open_text(DataConfig(path="names.txt", documents="line"), 32)
     trained = text.tokenizer.decode(text.train).split("\n")[:-1]
-    ended = sample("a", "--novelty", "--num-samples", "40", "--seed", "1", "--temperature", "0.7")
-    written = [name for name in ended.out.split("\n")[:40] if name.strip()]
-    new = sum(name not in trained for name in written)
-    assert 30 < len(written) < 40 and 0 < new < len(written)
-    assert ended.err.splitlines()[-1] == f"{new} of {len(written)} complete lines are new"
-    assert ended.err.count("longest copy") == 40
-    cut = ["--novelty", "--num-samples", "40", "--seed", "1", "--temperature", "3", "--num-chars", "3"]
-    ended = sample("a", *cut, "--json")
-    whole = [line["text"] for line in map(json.loads, ended.out.splitlines()) if line["ended"]]
-    kept = [name for name in whole if name.strip()]
-    new = sum(name not in trained for name in kept)
-    assert 0 < len(kept) < len(whole) < 40
-    assert ended.err.splitlines()[-1] == f"{new} of {len(kept)} complete lines are new".replace("1 are", "1 is")
-    assert sample("a", *cut[:-1], "1", "--seed", "5").err.splitlines()[-1] == "0 of 0 complete lines are new"
+    ended = sample("a", *"--novelty --num-samples 40 --seed 1 --json --num-chars 3 --temperature 3".split())
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    whole = [line["text"] for line in lines if line["ended"] and line["text"].strip()]  # not cut short
+    new = sum(name not in trained for name in whole)
+    assert 0 < len(whole) < 40
+    assert ended.err.splitlines()[-1] == f"{new} of {len(whole)} complete lines are new"
+    monkeypatch.setattr("sample.stream", lambda *_: [(text.tokenizer.encode("\n"), np.zeros((1, 1)))])
     for prompt, said in (
         (trained[0], "0 of 1 complete line are new"),
         (trained[5][:2] + "x", "1 of 1 complete line is new"),
         ("  ", "0 of 0 complete lines are new"),
     ):
-        monkeypatch.setattr("sample.stream", lambda *_: [(text.tokenizer.encode("\n"), np.zeros((1, 1)))])
         ended = sample("a", "--novelty", "--prompt", prompt, "--unknown", "skip")
         assert ended.err.splitlines()[-1] == said
 
@@ -263,29 +246,19 @@ def test_what_is_copied(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
     _, *said = ended.err.splitlines()
     for number, line in enumerate(map(json.loads, ended.out.splitlines())):
         length = longest_copy(line["text"], book)
-        assert len(line["longest_copy"]) == length and line["longest_copy"] in line["text"]
-        assert line["longest_copy"] in book
+        assert len(line["longest_copy"]) == length
+        assert line["longest_copy"] in line["text"] and line["longest_copy"] in book
         assert said[number].startswith(f'{number + 1}: longest copy: {length} of 60 characters, "')
-    plain = sample(*settings)
-    assert plain.err.splitlines()[1:] == said and len(parts_of(plain)) == 3
-    alone = sample("--num-chars", "60", "--seed", "1", "--novelty")
-    assert alone.err.splitlines()[1] == said[0].removeprefix("1: ")
-    assert "longest_copy" not in sample("--num-chars", "5", "--json").out
+    assert sample(*settings).err.splitlines()[1:] == said
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
     ended = sample("--num-chars", "5", "--novelty")
     assert ended.status == 0 and "skipped, because the training text has more than 100 characters" in ended.err
     shutil.copy(trained, "mine.safetensors")
-    said = "--novelty: mine.safetensors is not in a run directory"
-    one_line(sample("mine.safetensors", "--novelty"), 2, said, program="sample.py")
+    one_line(sample("mine.safetensors", "--novelty"), 2, "--novelty: mine.safetensors", program="sample.py")
     Path("book.txt").write_text("Another text. " * 1000)
     one_line(sample("--novelty"), 2, "--novelty: ", "has changed since first was trained", program="sample.py")
     Path("book.txt").unlink()
     one_line(sample("--novelty"), 2, "--novelty: the training text cannot be read: ", "book.txt", program="sample.py")
-
-
-def test_a_value_that_begins_with_a_hyphen(trained: Path, sample: Call) -> None:
-    for option, value in (("--prompt", "-ka"), ("--stop", "--$x")):
-        one_line(sample(option, value), 2, f"{option}: expected one argument", "OPTION=VALUE", program="sample.py")
 
 
 def test_output_to_a_file(trained: Path, sample: Call) -> None:
@@ -300,10 +273,8 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
     for read in (str(trained), "book.txt"):
         ended = sample("--prompt-file", "book.txt", "--output", read)
         assert ended.status == 2 and f"--output {read}: is also an input" in ended.err
-    assert "must be the name of a file" in sample(*settings, "--output", "runs").err
     Path("link.txt").symlink_to("out.txt")
-    said = "--output link.txt: already exists; give another name, or --overwrite to replace it"
-    one_line(sample(*settings, "--output", "link.txt"), 2, said, program="sample.py")
+    one_line(sample(*settings, "--output", "link.txt"), 2, "--output link.txt: already exists", program="sample.py")
     assert Path("out.txt").read_text("utf-8") == expected
     assert sample(*settings, "--num-chars", "9", "--output", "link.txt", "--overwrite").status == 0
     assert Path("link.txt").is_symlink() and Path("out.txt").read_text("utf-8") == expected[:12] + "\n"

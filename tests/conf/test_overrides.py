@@ -1,4 +1,3 @@
-import re
 from pathlib import Path
 
 import pytest
@@ -7,7 +6,7 @@ import yaml
 from base.errors import InputError
 from conf.compose import read_config
 from conf.help import usage
-from conf.keys import FOLDERS, KEYS, groups, leaves
+from conf.keys import KEYS, groups, leaves
 from conf.overrides import read_command
 from conf.schema import Config, to_dict, to_yaml
 from gpt.optim_config import OptimConfig

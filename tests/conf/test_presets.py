@@ -14,7 +14,7 @@ import torch
 import yaml
 
 from conf import compose as composing
-from conf.keys import CONF, FOLDERS, KEYS, is_plugins, leaves
+from conf.keys import CONF, FOLDERS
 from conf.overrides import read_search
 from conf.schema import to_dict
 from gpt.config import ModelConfig

@@ -63,8 +63,7 @@ def test_canonically_equal_characters_are_the_same():
         ("nabé e", "né bé", "né bé"), ("nabé e", "ne\u0301 a", "né a"), ("nae\u0301 ", "né a", "ne\u0301 a"),
         ("éóe\u0301 ", "e\u0301 é", "e\u0301 é"),  # a known word stays as it is
         ("éóe\u0301 ", "o\u0301 e\u0301", "ó e\u0301"),  # and here only the other one changes
-        ("한국", "\u1112\u1161\u11ab국", "한국"), ("\u1112\u1161\u11ab국", "한국", "\u1112\u1161\u11ab국"),
-        ("Å", "\u212b", "Å"), ("e\u0323\u0302", "ệ", "e\u0323\u0302"),
+        ("\u1112\u1161\u11ab국", "한국", "\u1112\u1161\u11ab국"), ("e\u0323\u0302", "ệ", "e\u0323\u0302"),
     ]:  # fmt: skip
         tokenizer = CharTokenizer(characters)
         assert tokenizer.decode(tokenizer.encode(text)) == form, (characters, text)

@@ -4,7 +4,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageColor, ImageFont
+from PIL import ImageColor, ImageFont
 
 from data.config import DataConfig
 from data.passages import ATTENDED, varied_line
@@ -19,14 +19,13 @@ ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301א
 BLUES = "#f7fbff #deebf7 #c6dbef #9ecae1 #6baed6 #4292c6 #2171b5 #08519c #08306b".split()  # ColorBrewer's
 
 
-@pytest.fixture(params=["installed", "built in"])
-def font(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+@pytest.fixture(params=[True, False], ids=["installed", "built in"])
+def font(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Plot with a font that is installed, if there is one, and with the one that comes with Pillow."""
-    if request.param == "built in":
+    if not request.param:
         monkeypatch.setattr(pictures, "FONTS", [])
     pictures.font.cache_clear()
     pictures.label.cache_clear()
-    return request.param
 
 
 def test_attention_has_the_colours_of_its_weights() -> None:
@@ -49,17 +48,19 @@ def test_what_a_character_cost_is_its_colour() -> None:
     np.testing.assert_allclose(np.array(found) / found[0], [1, 2, 3, 4], rtol=0.2)
 
 
-def test_everything_can_be_drawn(font: str) -> None:
+@pytest.mark.usefixtures("font")
+def test_everything_can_be_drawn() -> None:
     for picture in (
         pictures.attention("layer 0, head 0, step 1: what each row looks at", ODD, np.eye(len(ODD))),
         pictures.attention("layer 9999, head 9999, step 1,000,000,000", ["x"], np.ones((1, 1))),
         pictures.surprisal(1, ODD * 2 + ["\n"] * 30, np.linspace(0, 20, len(ODD) * 2 + 30)),  # more than fit
         pictures.surprisal(1, ["\n"], np.zeros(1)),
     ):
-        assert isinstance(picture, Image.Image) and picture.width == 720 and len(picture.getcolors(2**20)) > 10
+        assert picture.width == 720 and len(picture.getcolors(2**20)) > 10
 
 
-def test_characters_are_made_visible(font: str) -> None:
+@pytest.mark.usefixtures("font")
+def test_characters_are_made_visible() -> None:
     shown = [visible(each) for each in "a\n\t \x01\x7f\u2028\u0301é中"]
     assert shown == ["a", "↵", "⇥", "␣", "␁", "␡", "U+2028", "◌\u0301", "é", "中"]
     assert visible("\\xff") == "\\xff"
@@ -71,14 +72,6 @@ def test_characters_are_made_visible(font: str) -> None:
         labels |= {"é": "é", "\n": "↵", " ": "␣"}
     assert {each: pictures.label(each) for each in labels} == labels, "code points of what the font does not have"
     assert all(pictures.label(each).strip() for each in ODD)
-
-
-def test_heads_are_spread_over_layers() -> None:
-    for layers, heads in ((2, 3), (12, 12), (40, 1)):
-        chosen = pictures.spread_over(layers, heads, pictures.NUM_HEADS)
-        assert len(set(chosen)) == len(chosen) == min(pictures.NUM_HEADS, layers * heads) and chosen == sorted(chosen)
-        assert (chosen[0], chosen[-1]) == ((0, 0), (layers - 1, heads - 1))
-        assert np.ptp(np.diff([layer * heads + head for layer, head in chosen])) <= 1
 
 
 def test_the_model_computes_what_is_plotted(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,10 +72,7 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
         ended = score("model.safetensors", "passage.txt", "--per-char", "--window", "disjoint")
         assert ended.status == 0, ended
         lines = [json.loads(line) for line in ended.out.splitlines()]
-        data = report(text=TEXT[:length], tokenizer=tokenizer, model=model)
-        passage = data["passage"]
-        measured = f" of 24 {tokenizer.unit}s. The last checkpoint has a loss of 1.3000 nats.</span>"
-        assert measured in Path("report.html").read_text("utf-8")
+        passage = report(text=TEXT[:length], tokenizer=tokenizer, model=model)["passage"]
         assert passage["letters"] == TEXT[:length]
         for line, thousandths, likely in zip(lines, passage["nats"], passage["likely"], strict=True):
             assert thousandths == pytest.approx(1000 * line["nats"], abs=0.6)
@@ -119,17 +116,15 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
 def test_a_finished_run_is_reported(trained: Path) -> None:
     run, said = Path("runs/first"), summary("first")
     data = data_of(made := (run / "report.html").read_text("utf-8"))
-    bits, best = f"({said['val_bpc']:.4f} bits)", f"best checkpoint, step {said['best_step']}"
-    loss = f"{said['val_loss']:.4f}<small>nats per character</small></dd><dd>{bits}</dd><dd>{best}</dd>"
-    assert loss in made and '<h1 id="name">first</h1>' in made and "<dd>30 steps</dd>" in made
-    config = (run / "config.yaml").read_text("utf-8")
+    for shown in (f"{said['val_loss']:.4f}<small>nats per character</small>", f"({said['val_bpc']:.4f} bits)"):
+        assert shown in made
+    assert '<h1 id="name">first</h1>' in made and f"best checkpoint, step {said['best_step']}" in made
     assert data["differences"] == [list(each) for each in differences(read_config(run))]
-    assert data["config"] == config and "data.path=book.txt" in data["command"]
+    assert data["config"] == (run / "config.yaml").read_text("utf-8") and "data.path=book.txt" in data["command"]
     book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")
     passage, (_, prompt, text) = data["passage"]["letters"], data["written"][1]
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
     assert prompt in book and len(text) == 250 and text.strip("\n") in log
-    assert "report     runs/first/report.html" in log
     callbacks = last("first")["callbacks"]
     assert data["samples"] == callbacks["Watch"]["history"]["entries"]
     for name, entries in callbacks["Metrics"]["history"].items():
@@ -141,8 +136,7 @@ def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch:
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
     assert "report     could not be written: RuntimeError: no room for it" in ended.out
-    assert summary("a")["status"] == "finished"
-    assert not Path("runs/a/report.html").exists() and "sample.py runs/a" in ended.out
+    assert summary("a")["status"] == "finished" and not Path("runs/a/report.html").exists()
 
 
 @pytest.fixture(scope="module")
@@ -179,7 +173,6 @@ def test_curves_are_the_numbers_and_say_them(shown: Any) -> None:
             np.testing.assert_allclose(points, wanted, atol=1, err_msg=f"{view} {name}")  # of 1000
         nats, bits = (shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits"))
         assert [float(each) for each in bits] == pytest.approx([float(n) / math.log(2) for n in nats], abs=0.006)
-    assert shown.inner_text(".keys .best") == "best checkpoint, step 40"
 
     def check(place: int) -> None:
         step, nats, bits, *validation = map(float, re.findall(r"[\d.]+", shown.inner_text("#card")))
@@ -207,7 +200,6 @@ def test_texts_are_shown_as_they_are(shown: Any) -> None:
     assert shown.locator("main b, main img, main script").count() == 0
     whole = readable(f"Once\n{TEXT}")
     assert shown.locator("#sample pre").first.text_content() == whole
-    assert shown.locator("#sample .prompt").first.text_content() == "Once\n"
     shown.focus("#samples input")
     for step in (60, 40):
         assert shown.inner_text("#samples output") == f"step {step}"
@@ -262,29 +254,23 @@ def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[A
     passage = opened[1]["passage"]
     nats, likely = passage["nats"][2] / 1000, dict(passage["likely"][2])
     check_card(shown, {"position": 2, "character": TEXT[2], "nats": nats, "likely": likely})
-    shown.mouse.move(5, 5)
-    assert not shown.is_visible("#card")
-
-
-def colours(shown: Any) -> tuple[str, list[int]]:
-    """Of the page, and of the first pair of a head, whose weight is always 1."""
-    shown.evaluate("new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")  # is repainted
-    return shown.evaluate("getComputedStyle(document.body).backgroundColor"), shown.evaluate(PIXEL, [0, 0, 0])[:3]
 
 
 def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_screen(shown: Any) -> None:
     shown.evaluate("document.querySelector('details').open = true")
-    found = []
-    for scheme in ("dark", "light", "dark"):
-        shown.emulate_media(color_scheme=scheme)
+    found = {}
+    for medium, scheme in (("screen", "dark"), ("screen", "light"), ("print", "dark")):
+        shown.emulate_media(color_scheme=scheme, media=medium)
         assert len(contrasts(shown)) > 150
-        found.append(colours(shown))
-    dark, light, again = found
-    assert dark == again and dark[0] != light[0] and dark[1] != light[1]
-    shown.emulate_media(media="print")
+        shown.evaluate(
+            "new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
+        )  # is repainted
+        page = shown.evaluate("getComputedStyle(document.body).backgroundColor")
+        found[medium, scheme] = page, shown.evaluate(PIXEL, [0, 0, 0])[:3]  # of a pair whose weight is always 1
+    assert found["print", "dark"] == found["screen", "light"]
+    assert all(dark != light for dark, light in zip(found["screen", "dark"], found["screen", "light"], strict=True))
     visible = "(each) => each.checkVisibility({ visibilityProperty: true })"
     assert shown.locator("#samples .step").evaluate_all(f"all => all.every({visible})")
-    assert colours(shown) == light and light[0] == "rgb(252, 252, 253)"
     # On a phone nothing is wider than the screen.
     shown.emulate_media(media="screen")
     shown.set_viewport_size({"width": 320, "height": 800})

@@ -22,7 +22,7 @@ def test_a_model_is_told_that_counting_is_better() -> None:
     (said,) = verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.3}, [[300, 2.0]], 100)
     assert said.startswith("A 4-gram model predicts better. What helps: more steps (")
     assert "train.py 'resume=runs/a b' trainer.max_steps=600), more text, or a trained model" in said
-    for steps, longer in ((3, 100), (20, 100), (50, 100), (51, 102)):
+    for steps, longer in ((3, 100), (51, 102)):
         (said,) = verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.3, "steps": steps}, [], 100)
         assert f"trainer.max_steps={longer})" in said
     assert "more steps" not in verdict(RUN, SUMMARY | {"val_loss": 2.3, "last_val_loss": 2.31}, [], 100)[0]

@@ -64,11 +64,7 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         assert ended.status == 0 and ended.err == "", ended
         assert ended.out.count(": finished before") == 1
         assert trials(killed) == found and len(table("found")) == 3
-        # Once it is whole, nothing is left to do.
-        ended = run(*COMMAND)
-        assert ended.status == 0 and ended.out.count(": finished before") == 3
-        assert trials(killed) == found
-        # More trials of the same search continue it; other settings of the same name are refused.
+        # Other settings of the same name are refused.
         one_line(run(*COMMAND, "model.heads=1"), 2, "name=found: is a search with other settings", "model.heads=1")
         journal = Path("runs/found/study.journal")
         journal.write_text("no journal\n" * 1000)

@@ -18,11 +18,8 @@ from tests.reference.models import MIXED, name, tiny
 
 # Every value of every option; windows shorter than most texts, as long as some and longer than all.
 CONFIGS = [
-    MIXED[0], MIXED[-1], tiny(positions="none", heads=3, key_offset=True),
-    tiny(positions="learned", window=3, context=48, attention="sdpa"),
-    tiny(positions="sinusoidal", window=20, token_shift=True),
-    tiny(positions="rotary", window=17, context=48, key_offset=True, heads=3),
-    tiny(positions="none", window=1, tied=True),
+    MIXED[0], MIXED[-1], tiny(positions="learned", window=3, context=48, attention="sdpa"),
+    tiny(positions="sinusoidal", window=20, token_shift=True), tiny(positions="none", window=1, tied=True),
     *(tiny(context=context, heads=3, token_shift=True, key_offset=True) for context in (1, 2)),
 ]  # fmt: skip
 
@@ -92,7 +89,7 @@ def test_logits_are_those_of_the_model(tmp_path: Path, capfd: pytest.CaptureFixt
     import onnxruntime
 
     path = tmp_path / "model.onnx"
-    for config in [*CONFIGS[:2], *CONFIGS[3:5], CONFIGS[7]]:
+    for config in (*CONFIGS[:2], CONFIGS[3], CONFIGS[5]):
         model = filled(config)
         assert write_onnx(model, meta(model), path) < 1e-5
         assert capfd.readouterr() == ("", "") and list(tmp_path.iterdir()) == [path]

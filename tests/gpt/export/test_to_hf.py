@@ -48,17 +48,23 @@ def test_the_folder_is_complete(tmp_path: Path) -> None:
     assert len(WRAPPER.read_text().splitlines()) <= 95
 
 
-LOAD = """
+BEGIN = """
 import importlib.util, json, sys
 # As where chargpt is not installed.
 sys.meta_path = [each for each in sys.meta_path if "chargpt" not in getattr(each, "__module__", "")]
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
 assert importlib.util.find_spec("gpt") is None and importlib.util.find_spec("base") is None, sys.path
+
+def load(folder):
+    kinds = AutoModelForCausalLM, AutoTokenizer
+    return [kind.from_pretrained(folder, trust_remote_code=True) for kind in kinds]
+
+"""
+LOAD = """
 for line in sys.stdin:
     asked, answer = json.loads(line), {}
-    model = AutoModelForCausalLM.from_pretrained(asked["folder"], trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(asked["folder"], trust_remote_code=True)
+    model, tokenizer = load(asked["folder"])
     with torch.no_grad():
         answer["logits"] = model(torch.tensor(asked["tokens"])).logits.tolist()
     answer["written"] = [
@@ -71,17 +77,17 @@ for line in sys.stdin:
 """
 
 
-def elsewhere(program: str, folder: Path, requests: list[Any] = [], **environment: str) -> list[Any]:  # noqa: B006
+def elsewhere(program: str, folder: Path, requests: list[Any]) -> list[Any]:
     """Run a program from an empty folder, without this project and without a network."""
+    needs("transformers", "tokenizers")
     empty, home = folder / "empty", folder / "home"
-    empty.mkdir(exist_ok=True)
+    empty.mkdir()
     own = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "warning", "TQDM_DISABLE": "1"}
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     asked = "".join(json.dumps(each) + "\n" for each in requests)
     ended = subprocess.run(
-        [sys.executable, "-c", program], cwd=empty, env=kept | own | environment, capture_output=True, text=True,
-        input=asked,
-    )  # fmt: skip
+        [sys.executable, "-c", BEGIN + program], cwd=empty, env=kept | own, capture_output=True, text=True, input=asked
+    )
     assert ended.returncode == 0, ended.stderr
     assert ended.stderr == "" and os.listdir(empty) == []
     return [json.loads(line) for line in ended.stdout.splitlines()]
@@ -90,7 +96,6 @@ def elsewhere(program: str, folder: Path, requests: list[Any] = [], **environmen
 @pytest.mark.slow
 @torch.no_grad()
 def test_transformers_reads_and_writes_as_we_do(tmp_path: Path) -> None:
-    needs("transformers", "tokenizers")
     rng, requests, models = random.Random(0), [], []
     for i, config in enumerate([ModelConfig(layers=2, dim=32, context=16), *CONFIGS]):
         vocabulary = BYTES if i in (1, 2) else CHARACTERS
@@ -118,16 +123,15 @@ def test_transformers_reads_and_writes_as_we_do(tmp_path: Path) -> None:
 
 
 MORE = """
-import json
-import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
-first, second = (AutoModelForCausalLM.from_pretrained(f"../{each}", trust_remote_code=True) for each in "ab")
+first, tokenizer = load("../a")
+second, _ = load("../b")
 tokens = torch.arange(6)[None] % 5
 losses = [model.train()(tokens, labels=tokens).loss.item() for model in (first, second)]
 first(tokens, labels=tokens).loss.backward()
 grown = all(weight.grad is not None for weight in first.parameters())
 first.save_pretrained("../saved")
-again = AutoModelForCausalLM.from_pretrained("../saved", trust_remote_code=True)
+tokenizer.save_pretrained("../saved")
+again, _ = load("../saved")
 same = again(tokens).logits.equal(first.eval()(tokens).logits)
 config = AutoConfig.from_pretrained("../a", trust_remote_code=True)
 fresh = AutoModelForCausalLM.from_config(config, trust_remote_code=True)
@@ -136,7 +140,6 @@ try:
     second(tokens, attention_mask=torch.tensor([[0, 1, 1, 1, 1, 1]]))
 except ValueError as error:
     padded = str(error)
-tokenizer = AutoTokenizer.from_pretrained("../a", trust_remote_code=True)
 unknown = tokenizer("AxB^é]\\\\C🙂")["input_ids"]
 written = pipeline("text-generation", model="../a", trust_remote_code=True)("dad ", max_new_tokens=9, do_sample=False)
 print(json.dumps([
@@ -147,10 +150,9 @@ print(json.dumps([
 
 @pytest.mark.slow
 def test_transformers_trains_saves_and_refuses(tmp_path: Path) -> None:
-    needs("transformers", "tokenizers")
     ours = written(tmp_path / "a", tiny(tied=True, context=40, dropout=0.0), CHARACTERS)
     written(tmp_path / "b", tiny(dropout=0.5, positions="learned"), CHARACTERS)
-    ((losses, grown, same, std, padded, unknown, text),) = elsewhere(MORE, tmp_path)
+    ((losses, grown, same, std, padded, unknown, text),) = elsewhere(MORE, tmp_path, [])
     tokens = torch.arange(6)[None] % 5
     expected = torch.nn.functional.cross_entropy(ours(tokens)[0, :-1], tokens[0, 1:])
     assert losses[0] == pytest.approx(expected.item(), abs=1e-5) and losses[1] > 0
@@ -162,13 +164,9 @@ def test_transformers_trains_saves_and_refuses(tmp_path: Path) -> None:
 
 
 DOCUMENTS = """
-import json, sys
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
 for line in sys.stdin:
     folder, prompts = json.loads(line)
-    model = AutoModelForCausalLM.from_pretrained(folder, trust_remote_code=True)
-    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    model, tokenizer = load(folder)
     torch.manual_seed(0)
     texts = [model.generate(max_new_tokens=300, do_sample=True).tolist()[0] for _ in range(5)]
     tokens = torch.tensor(prompts)
@@ -180,7 +178,6 @@ for line in sys.stdin:
 
 @pytest.mark.slow
 def test_transformers_begins_and_ends_a_document(tmp_path: Path) -> None:
-    needs("transformers", "tokenizers")
     requests, marks = [], []
     letters = {"kind": "char", "characters": "\x03\nab"}
     for i, (vocabulary, kind, end) in enumerate(

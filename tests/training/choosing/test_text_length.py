@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from conf.compose import read_config
-from conf.keys import groups
 from conf.schema import Config, TrainerConfig
 from data.text import Text
 from gpt.config import ModelConfig
