@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from base.jobs.summary import Summary
 from conf.compose import differences, read_config
 from gpt.analysis import attention_maps
 from gpt.checkpoint import load_checkpoint
@@ -55,7 +56,7 @@ def report(text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file
         "command": f"python train.py 'data.path={TEXT}'", "config": f"data:\n  path: {TEXT}",
     }  # fmt: skip
     tokens = torch.from_numpy(tokenizer.encode(text))[skip:]
-    made = page(about, SUMMARY | summary, record or kept(), model, tokens, tokenizer)
+    made = page(about, Summary(**SUMMARY | summary), record or kept(), model, tokens, tokenizer)
     Path(file).write_text(made, encoding="utf-8")
     return data_of(made)
 
