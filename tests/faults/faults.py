@@ -140,7 +140,7 @@ def fail_to_read(error: Exception) -> None:
 def break_best() -> None:
     """Damage the best model, of an earlier step than the last."""
 
-    def damage(plan: RunPlan, _: Any, contents: dict[str, Any], *scored: Any) -> None:
+    def damage(plan: RunPlan, contents: dict[str, Any], *scored: Any) -> None:
         contents["callbacks"]["Checkpoints"]["best_step"] = 10
         best = plan.run.model("best")
         best.write_bytes(best.read_bytes()[:-100])

@@ -198,8 +198,9 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
 def test_the_second_in_one_run_directory_is_refused(killed: Path, whole: Any) -> None:
     with at_work(*RESUMED, step=22) as first:
         before = contents_of(killed / "checkpoints")
-        for arguments in (["name=cut", "resume=auto"], ["resume=runs/cut"], ["resume=auto"]):
+        for arguments in (["name=cut", "resume=auto"], ["resume=runs/cut"]):
             one_line(run(*arguments, defaults=False), 2, "runs/cut", "another process is training there")
+        one_line(run("resume=auto", defaults=False), 2, "no unfinished run in runs/ that is not in use")
         one_line(run("name=cut"), 2, "runs/cut exists")
         assert contents_of(killed / "checkpoints") == before
         first.signal(signal.SIGKILL)
