@@ -19,7 +19,7 @@ import numpy as np
 
 from gpt.inference.weights import Array, Layer, Weights
 
-CHUNK = 256  # tokens worth reading at once, positions in a table of encodings
+CHUNK = 256  # tokens worth reading at once, slots of a new cache, positions in a table of encodings
 MAX_SCORES = 2**24  # attention scores in memory at once while a long text is read
 
 
@@ -39,11 +39,10 @@ class Decoder:
 
     def __init__(self, weights: Weights, rows: int = 1) -> None:
         config = weights.config
-        self.weights = weights
-        H, D, S = config.heads, config.head_dim, config.attention_window
-        # On a CPU, memory that is zero costs nothing until it is written: a short text does not use the whole cache.
-        self.keys = [weights.zeros(rows, H, S, D) for _ in range(config.layers)]
-        self.values = [weights.zeros(rows, H, S, D) for _ in range(config.layers)]
+        self.weights, self.rows, self.slots = weights, rows, 0
+        H, D = config.heads, config.head_dim
+        self.keys = [weights.zeros(rows, H, 0, D) for _ in range(config.layers)]
+        self.values = self.keys[:]
         # With key_offset, channels from `own` on belong to the next position's key, see `gpt.attention.offset_keys`.
         self.own = D - D // 2 if config.key_offset else D
         self.moved = [weights.zeros(rows, H, D - self.own) for _ in range(config.layers)]
@@ -54,6 +53,17 @@ class Decoder:
         self.previous = np.full(rows, -1)  # the last token of each text; -1: no token yet
         self.block, self.table = -1, np.empty(0)  # the encodings of CHUNK positions from block * CHUNK on
         self.tokens = np.zeros((rows, config.context * config.absolute), np.int64)  # the token at each position
+        self._grow(CHUNK)
+
+    def _grow(self, length: int) -> None:
+        w, S = self.weights, self.weights.config.attention_window
+        if min(length, S) <= self.slots:
+            return
+        added = min(max(length, 2 * self.slots), S) - self.slots
+        more = w.zeros(self.rows, w.config.heads, added, w.config.head_dim)
+        self.slots += added
+        for cache in (self.keys, self.values):
+            cache[:] = [w.xp.concatenate((old, more), axis=2) for old in cache]
 
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Read the next n >= 1 tokens of B texts and return the logits after each: (B, n) int64 -> (B, n, V) float64.
@@ -72,6 +82,7 @@ class Decoder:
                 length = min(length, config.context - filled)
             keys = min(filled, config.attention_window) + length
             length = min(length, max(1, MAX_SCORES // (len(tokens) * config.heads * keys)))
+            self._grow(filled + length)
             logits.append(self._forward(tokens[:, start : start + length], self._chunk(texts, filled, length)))
             start += length
         return logits[0] if len(logits) == 1 else np.concatenate(logits, axis=1)
