@@ -63,6 +63,9 @@ class CharTokenizer:
         # `take` clips code points above the largest one of the vocabulary to the last entry, which is -1.
         self._lookup = np.full(int(self._points[-1]) + 2, -1, np.int32)
         self._lookup[self._points] = np.arange(self.size)
+        # ASCII characters have the smallest tokens, which therefore fit into a byte even if the vocabulary is large.
+        self._ascii = self.characters.encode("ascii", "ignore")
+        self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
         """Return a replacement of one or more characters that the vocabulary can spell, or "" if there is none.
@@ -97,6 +100,10 @@ class CharTokenizer:
 
     def pack(self, text: str) -> np.ndarray:
         """Return one token per character, (N,) of `dtype`, or raise `UnknownCharacter`."""
+        if text.isascii():
+            raw = text.encode("ascii")
+            if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
+                return np.frombuffer(raw.translate(self._ascii_tokens), np.uint8).astype(self.dtype, copy=False)
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         tokens = self._lookup.take(points, mode="clip")
         if tokens.size and tokens.min() < 0:
