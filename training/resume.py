@@ -27,22 +27,21 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
 
     The configuration of an earlier run is its config.yaml, changed by the command line.
     """
-    name, restart = config.name, dict[str, Any]()
-    if name is None and config.resume is None:
-        name = run_directory.new_name(to_yaml(config))
-    if config.resume is None and ranks.restarted():  # a restart repeats the command line of the first start
-        restart = {"resume": "auto", "name": name}
-        config = replace(config, **restart)
+    restart = dict[str, Any]()
     if config.resume is None:
-        if config.allow:
-            raise InputError(f"allow={spell(config.allow)}: only works with resume=")
-        run_directory.check_writable()
-        if config.name is not None and ranks.rank() == 0:
-            run_directory.check_free(config.name)
-        return config, Run(RUNS / str(name)), False
+        name = config.name or run_directory.new_name(to_yaml(config))
+        if not ranks.restarted():
+            if config.allow:
+                raise InputError(f"allow={spell(config.allow)}: only works with resume=")
+            run_directory.check_writable()
+            if config.name is not None and ranks.rank() == 0:
+                run_directory.check_free(name)
+            return config, Run(RUNS / name), False
+        restart = {"resume": "auto", "name": name}  # a restart repeats the command line of the first start
+        config = replace(config, **restart)
     newest = config.resume == "auto" and config.name is None
     run = newest_unfinished() if newest else run_directory.to_resume(config.resume, config.name)
-    directory = run.directory if run else RUNS / str(name)
+    directory = run.directory if run else RUNS / str(config.name)
     if directory.is_dir() and ranks.rank() == 0:
         run_lock.lock(directory)
     if run is None:

@@ -20,7 +20,6 @@ from base.errors import InputError, one_line
 from base.jobs.summary import Summary
 
 RUNS = Path(processes.from_here("runs"))
-LEFT_OVER = (".lock", "train.log", ".tmp")  # ends of the files of a process that was killed before it wrote config.yaml
 
 
 @dataclass(frozen=True)
@@ -213,7 +212,9 @@ def check_free(name: str) -> None:
             continues = f"{shlex.quote(f'resume={run}')} trainer.max_steps={2 * (run.summary.steps or 1)}"
         raise InputError(f"name={name}: {run} {found}; {continues} continues it, another name starts afresh")
     if run.directory.is_dir() and not run.directory.is_symlink():
-        if run.is_debug or all(path.name.endswith(LEFT_OVER) for path in run.directory.iterdir()):
+        # A process that was killed before it wrote config.yaml has left only these files.
+        left_over = (path.name in (".lock", "train.log") or path.suffix == ".tmp" for path in run.directory.iterdir())
+        if run.is_debug or all(left_over):
             return
     if os.path.lexists(run.directory):
         raise InputError(f"name={name}: {run} exists and is not a run; use another name")
