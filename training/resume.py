@@ -39,6 +39,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
             return config, Run(RUNS / name), False
         restart = {"resume": "auto", "name": name}  # a restart repeats the command line of the first start
         config = replace(config, **restart)
+    assert config.resume is not None
     newest = config.resume == "auto" and config.name is None
     run = newest_unfinished() if newest else run_directory.to_resume(config.resume, config.name)
     directory = run.directory if run else RUNS / str(config.name)
