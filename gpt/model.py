@@ -115,7 +115,7 @@ class GPT(nn.Module):
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
         if self.config.positions == "sinusoidal":
             (table,) = position_tables(self.config, tokens.shape[1], x.device)  # (T, C)
-            x = x + (table / self.config.dim**0.5).to(x.dtype)  # (B, T, C)
+            x = x + (table / self.config.dim**0.5).to(x.dtype)  # (B, T, C); divided, it trains better
         return self.dropout(x)
 
     def num_parameters(self) -> int:
