@@ -19,8 +19,8 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     """Return the weight with which position i attends to j: (T,) int64 -> [layer, head, i, j] fp32, T <= context."""
     config = model.config
     with exact(model):
-        x = model.embed(tokens[None])  # (1, T, C)
-        tables = position_tables(config, len(tokens), x.device)
+        tables = position_tables(config, len(tokens), tokens.device)
+        x = model.embed(tokens[None], tables)  # (1, T, C)
         positions = torch.arange(len(tokens), device=x.device)  # (T,)
         mask, maps = make_mask(positions, positions, config.window), []  # (T, T)
         for block in model.blocks:

@@ -97,25 +97,24 @@ class GPT(nn.Module):
             ValueError: `tokens` has a wrong shape, dtype or length or, on a CPU, a token outside the vocabulary.
         """
         self._check(tokens)
-        x = self.embed(tokens)  # (B, T, C)
-        tables = position_tables(self.config, tokens.shape[1], x.device)  # here: compiled blocks receive them as inputs
+        return self.logits(tokens, position_tables(self.config, tokens.shape[1], tokens.device))
+
+    def logits(self, tokens: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        """Return the same as `forward` without checks, to be compiled: `tables` are the `position_tables`."""
+        x = self.embed(tokens, tables)  # (B, T, C)
         for block in self.blocks:
             x = block(x, tables)  # (B, T, C)
         return self.head(self.norm(x))  # (B, T, V)
 
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Return the input of the first block, with the token shift of RWKV, arXiv:2305.13048: (B, T) -> (B, T, C).
-
-        Sinusoidal encodings are divided by sqrt(C), which trains better.
-        """
+    def embed(self, tokens: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+        """Return the input of the first block, with the token shift of RWKV, arXiv:2305.13048: (B, T) -> (B, T, C)."""
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
             x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
         if self.config.positions == "sinusoidal":
-            (table,) = position_tables(self.config, tokens.shape[1], x.device)  # (T, C)
-            x = x + (table / self.config.dim**0.5).to(x.dtype)  # (B, T, C); divided, it trains better
+            x = x + (tables[0] / self.config.dim**0.5).to(x.dtype)  # (B, T, C); divided, it trains better
         return self.dropout(x)
 
     def num_parameters(self) -> int:

@@ -42,14 +42,14 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
 def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None) -> None:
     """Set the learning rates of an optimizer's `param_groups` for step `step`: `lr_at`, with Muon's in proportion.
 
-    With `config.muon_every` = n, each step updates every n-th block, in turn, at n times Muon's rate; the rate of the
-    other blocks is 0.
+    With `config.muon_every` = n, each step updates every n-th block, in turn, at n times Muon's rate; the groups of the
+    other blocks are not `due`.
     """
     for group in groups:
         group["lr"] = lr_at(step, config, max_steps)
         if group.get("muon"):
-            due = step % config.muon_every == group["turn"]
-            group["lr"] *= config.muon_lr / config.lr * config.muon_every * due
+            group["lr"] *= config.muon_lr / config.lr * config.muon_every
+            group["due"] = step % config.muon_every == group["turn"]
 
 
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
@@ -83,8 +83,8 @@ class Muon(torch.optim.Optimizer):
     """Updates parameter groups with `muon=True`, which contain only matrices, by Muon and all others by AdamW.
 
     Muon orthogonalises the momentum of each matrix, in one batch per shape; a weight with `stacked = 3` (queries, keys
-    and values) is three matrices. `normalise_rows` follows if the group's `beta2` is above 0. If its learning rate is
-    0, only the momentum is updated.
+    and values) is three matrices. `normalise_rows` follows if the group's `beta2` is above 0. Of a group that is not
+    `due`, only the momentum is updated.
 
     Args:
         groups: the parameter groups, as for any PyTorch optimizer.
@@ -95,7 +95,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, bf16_on_cpu: bool = False) -> None:
         defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
-        super().__init__(groups, defaults | {"beta2": 0.0})
+        super().__init__(groups, defaults | {"beta2": 0.0, "due": True})
         self.bf16_on_cpu = bf16_on_cpu
 
     @torch.no_grad()
@@ -122,7 +122,7 @@ class Muon(torch.optim.Optimizer):
         for parameter, update in zip(parameters, updates, strict=True):
             momentum = self.state[parameter]["momentum"].lerp_(update, 1 - group["momentum"])
             update.lerp_(momentum, group["momentum"])  # Nesterov
-        if not group["lr"]:
+        if not group["due"]:
             return
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
         for parameter, update in zip(parameters, updates, strict=True):

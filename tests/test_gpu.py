@@ -111,7 +111,7 @@ def test_a_checkpoint_goes_on_elsewhere(here: str, there: str, capsys: pytest.Ca
     texts = [sample(path, "--prompt", "The", "--num-chars", "30", "--temperature", "0", *device) for device in on]
     assert texts[0].status == 0 and texts[0].out == texts[1].out
     costs = [re.findall(r"\d\.\d{6}", score(path, "book.txt", *device).out) for device in on]
-    assert len(costs[0]) == 6 and [*map(float, costs[0])] == pytest.approx([*map(float, costs[1])], abs=1e-5)
+    assert costs[0] and [*map(float, costs[0])] == pytest.approx([*map(float, costs[1])], abs=1e-5)
     go_on = [f"resume=runs/{name}", f"trainer.accelerator={there}", f"compile={str(there == 'cuda').lower()}"]
     refused = Process(*go_on, defaults=False).wait(LIMIT)
     assert refused.status == 2 and "device=" in refused.err

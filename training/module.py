@@ -18,16 +18,28 @@ from gpt.checkpoint import build, model_state
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
+from gpt.positions import position_tables
 from gpt.tokenizer import Tokenizer
 from gpt.training_checkpoint import CHECKPOINT_FORMAT
 from training.errors import diverged
 from training.launch import check_same_start
+from training.step_graph import StepGraph
 
 
-def dropout_seed(seed: int, step: int, micro_batch: int, rank: int) -> int:
-    """Return the random seed of the dropout masks of one forward pass."""
-    digest = hashlib.blake2b(f"{seed} {step} {micro_batch} {rank}".encode(), digest_size=8).digest()
+def dropout_seed(seed: int, step: int, rank: int) -> int:
+    """Return the random seed of the dropout masks of one step."""
+    digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
+
+
+def mean_loss(net: GPT, rows: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
+    """Return the mean loss of token sequences in nats per token: (rows, context + 1) int64 -> ().
+
+    The first `context` tokens of each row are the inputs, the last `context` tokens the targets. `tables` are the
+    `position_tables` of the context.
+    """
+    logits = net.logits(rows[:, :-1], tables).float()  # (rows, context, V)
+    return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
 class LitGPT(L.LightningModule):
@@ -60,6 +72,8 @@ class LitGPT(L.LightningModule):
         self.data, self.conditions, self.start = data, conditions, start
         self.micro_batch, self.seed = config.data.micro_batch, config.seed
         self.compile_step = config.compile == "true"
+        self.mean_loss = mean_loss
+        self.graph: StepGraph | None = None  # on a single GPU
         self.unread: list[tuple[int, Tensor]] = []  # step from 0; its loss and gradient norm, (2,), on the device
         self.score: Score | None = None  # of the last validation, after `scored_step` steps
         self.scored_step = -1
@@ -73,28 +87,33 @@ class LitGPT(L.LightningModule):
 
     def on_train_start(self) -> None:
         if self.compile_step:
-            self._compile_blocks()
+            self._compile()
         (optimizer,) = self.trainer.optimizers
         for state in optimizer.state.values():  # Lightning leaves the step counts on the CPU
             if "step" in state:
                 state["step"] = state["step"].to(self.device)
+        if self.asynchronous and self.trainer.world_size == 1 and not torch.is_anomaly_enabled():
+            self.graph = StepGraph(self._update, optimizer)
 
-    def _compile_blocks(self) -> None:
-        """Mark each block of the model to be compiled at its next forward pass in training.
+    def _compile(self) -> None:
+        """Mark what is to be compiled at the next forward pass in training: on a GPU the whole model with its loss.
 
-        Each block is compiled separately, so that equal blocks share the code and parameter names in checkpoints do not
-        change.
+        On a CPU each block is compiled separately, so that equal blocks share the code. Parameter names in checkpoints
+        do not change.
         """
         # With this option, Inductor selects kernels by a fixed rule rather than by timing them.
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        for block in self.net.blocks:
-            block.compile(dynamic=False, options={"deterministic": deterministic})
+        options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
+        if self.asynchronous:
+            self.mean_loss = torch.compile(mean_loss, dynamic=False, options=options)
+        else:
+            for block in self.net.blocks:
+                block.compile(dynamic=False, options=options)
         # Compile only training steps: each new shape in evaluation and sampling would cost a recompilation.
         torch.compiler.set_stance("force_eager")
 
     def compile_training_step(self, rows: int) -> None:
         """Compile the forward and backward pass of a micro-batch, by running both passes once on zeros."""
-        self._compile_blocks()
+        self._compile()
         windows = torch.zeros(rows, self.model_config.context + 1, dtype=torch.int64, device=self.device)
         self._loss(windows).backward()
         self.zero_grad()
@@ -120,48 +139,57 @@ class LitGPT(L.LightningModule):
             Diverged: the loss or the gradient norm is NaN or infinite. The weights are then unchanged. On an
                 asynchronous device, this error is raised later, by `read`.
         """
-        step = self.global_step
-        optimizer = self.optimizers()
+        step, optimizer = self.global_step, self.optimizers()
         assert not isinstance(optimizer, list)
         set_rates(optimizer.param_groups, step, self.optim_config, self.max_steps)
-        loss = self.gradients(batch)
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.optim_config.clip or float("inf"))
-        if self.trainer.world_size > 1:
-            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # DDP has averaged grad_norm's gradients
-        outcome = torch.stack((loss, grad_norm))
-        if not self.asynchronous:
-            self._check(step, *outcome.tolist())
+        if self.model_config.dropout > 0:
+            torch.manual_seed(dropout_seed(self.seed, step, self.global_rank))
+        if self.graph:
+            outcome = self.graph(batch)
+            progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
+            progress.increment_ready()  # Lightning takes `global_step` from it
+            progress.increment_completed()
+        else:
+            outcome = self.gradients(batch)
+            if not self.asynchronous:
+                self._check(step, *outcome.tolist())
+            optimizer.step()
+            optimizer.zero_grad()
+        self.unread.append((step, outcome))
+        return {"loss": outcome[0]}
+
+    def _update(self, batch: Tensor) -> Tensor:
+        """Take an optimizer step without Lightning, and return what `gradients` returns."""
+        (optimizer,) = self.trainer.optimizers
+        outcome = self.gradients(batch)
         optimizer.step()
         optimizer.zero_grad()
-        self.unread.append((step, outcome))
-        return {"loss": loss}
+        return outcome
 
     def gradients(self, batch: Tensor) -> Tensor:
-        """Compute the gradients of a batch, one micro-batch after the other, and return the mean loss of the batch.
+        """Compute the gradients of a batch, one micro-batch after the other, and clip them.
 
-        The mean loss is in nats per token, (). `batch` contains the tokens of this device's sequences, (rows, context +
-        1) int64.
+        Return the mean loss of the batch in nats per token and the gradient norm before clipping, (2,). `batch`
+        contains the tokens of this device's sequences, (rows, context + 1) int64.
         """
         micro_batches, model = batch.split(self.micro_batch or len(batch)), self.trainer.model
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            if self.model_config.dropout > 0:
-                torch.manual_seed(dropout_seed(self.seed, self.global_step, index, self.global_rank))
             last = index == len(micro_batches) - 1  # DDP averages the gradients over ranks only in this one
             with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
                 part = self._loss(rows) / len(micro_batches)
                 self.manual_backward(part)
             loss += part.detach()
-        return loss
+        grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.optim_config.clip or float("inf"))
+        if self.trainer.world_size > 1:
+            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # DDP has averaged grad_norm's gradients
+        return torch.stack((loss, grad_norm))
 
     def _loss(self, rows: Tensor) -> Tensor:
-        """Return the mean loss of token sequences in nats per token: (rows, context + 1) int64 -> ().
-
-        The first `context` tokens of each row are the inputs, the last `context` tokens the targets.
-        """
+        """Return `mean_loss` of token sequences: (rows, context + 1) int64 -> ()."""
+        tables = position_tables(self.model_config, rows.shape[1] - 1, rows.device)
         with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
-            logits = self.net(rows[:, :-1]).float()  # (rows, context, V)
-        return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
+            return self.mean_loss(self.net, rows, tables)
 
     def read(self) -> list[tuple[int, float, float]]:
         """Return (step counted from 0, loss, gradient norm before clipping) for each training step since the last call.
