@@ -21,7 +21,7 @@ from sweeps.sweep import begin_sweep, combinations
 from sweeps.table import table_of_runs
 from training import run
 
-# The imports above count towards the time budget `minutes`. They took about the CPU time that was used so far.
+# The imports above count towards a time limit. They took about the CPU time that was used so far.
 STARTED = time.perf_counter() - time.process_time()
 
 

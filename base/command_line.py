@@ -160,7 +160,6 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 
 
 def about_unknown(option: str = "--unknown") -> str:
-    """Return the advice at the end of an error about an unknown character."""
     return f"{option} skip drops it, {option} replace uses the nearest"
 
 

@@ -46,7 +46,6 @@ class _LogFile(logging.Handler):
 
 
 def to_console() -> None:
-    """Send the log only to the console."""
     log.handlers[:] = [_Console()]
 
 

@@ -51,7 +51,6 @@ class Progress:
             self._thread.join()
 
     def update(self, done: float) -> None:
-        """Add `done` to the amount of work done. The call is cheap, and any thread may make it."""
         self.count += done
 
     def _show(self) -> None:

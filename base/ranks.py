@@ -52,12 +52,10 @@ def launched() -> tuple[int, int] | None:
 
 
 def rank() -> int:
-    """Return the global rank of this process: its number, from 0, among all processes of the run."""
     return _number("RANK", otherwise="0")
 
 
 def is_local_rank_0() -> bool:
-    """Return whether this process is the first of its run on this machine."""
     return _number("LOCAL_RANK", otherwise="0") == 0
 
 
@@ -83,7 +81,6 @@ def end_with_parent() -> None:
 
 
 def restarted() -> bool:
-    """Return whether SLURM has requeued this job or torchrun has restarted its processes."""
     return any(_number(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
 
 

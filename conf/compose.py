@@ -145,7 +145,6 @@ def overrides(config: Config) -> list[str]:
 
 
 def _plain_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
-    """Return the defaults with the presets in `settings`, such as `model=small`, as nested dicts."""
     return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
 
 

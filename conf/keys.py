@@ -53,12 +53,10 @@ SEARCH_KEYS = dict(_keys(SearchConfig, "hparams_search."))
 
 
 def is_plugins(group: str) -> bool:
-    """Return whether `group` is `callbacks` or `logger`, whose keys are arguments of classes."""
     return group in KEYS and "plugins" in KEYS[group].metadata
 
 
 def is_launch(key: str) -> bool:
-    """Return whether a key, such as `name`, concerns only how a run is started, not what it computes."""
     return key in KEYS and KEYS[key].metadata.get("launch", False)
 
 
@@ -68,7 +66,6 @@ def is_literal(key: str) -> bool:
 
 
 def has_auto(value: Any) -> bool:
-    """Return whether the value of a key is `auto` or, if the key is `callbacks` or `logger`, has an argument `auto`."""
     return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
 
 
@@ -93,7 +90,6 @@ def add_folder(name: str) -> None:
 
 
 def groups() -> dict[str, list[str]]:
-    """Return the names of the presets by configuration group, such as `{"model": ["small", …], …}`."""
     return _groups((CONF, *FOLDERS))
 
 
@@ -128,10 +124,7 @@ def nearest_key(key: str, others: Iterable[str] = ()) -> str:
 
 
 def presets() -> list[ModelConfig]:
-    """Return the presets of `model=` that set only layers, heads and width, from small to large.
-
-    A run with a time limit (`minutes=N`) chooses among them.
-    """
+    """Return the presets of `model=` that set only layers, heads and width, from small to large."""
     found = [choice_values("model", name) for name in groups()["model"]]
     sizes = [ModelConfig(**values) for values in found if values.keys() == {"layers", "heads", "dim"}]
     return sorted(sizes, key=lambda size: size.layers * size.dim**2)

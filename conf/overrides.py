@@ -48,7 +48,6 @@ class Setting:
 
     @property
     def is_group(self) -> bool:
-        """Whether the setting chooses the preset of a configuration group, as `model=small` does."""
         return self.key in groups()
 
 
@@ -63,11 +62,9 @@ class Command:
     show: bool = False  # the settings, instead of training
 
     def literal(self, key: str) -> str | None:
-        """Return the value of a literal key, such as `name`, or None if it is not set."""
         return self.literals[key][0].value if key in self.literals else None
 
     def sets(self, group: str) -> bool:
-        """Return whether the command line sets a key of a configuration group, or chooses a preset of the group."""
         return any(key.partition(".")[0] == group for key in (*self.literals, *self.overrides))
 
     def runs(self) -> Iterator[list[Setting]]:
@@ -79,7 +76,6 @@ class Command:
 
 
 def parse(arguments: list[str]) -> list[Override]:
-    """Parse `key=value` arguments, or raise a `HydraException`."""
     return OverridesParser.create().parse_overrides(arguments)
 
 

@@ -65,7 +65,6 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
 
 def is_fixed(name: str) -> bool:
-    """Return whether a resumed run may never change `name`, because its weights would not fit."""
     return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 

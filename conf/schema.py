@@ -2,7 +2,6 @@
 
 import dataclasses
 import os
-import re
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,23 +69,12 @@ class WatchConfig:
     """The options `watch.*`, which do not change training: samples and plots of the model in TensorBoard."""
 
     pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
-    attention_heads: list[str] = option(
-        [], "attention heads to plot, such as [L0H1,L3H0] (both counted from 0); []: 4, spread over the layers"
-    )
     sample_length: int | None = option(
         None, "characters of each sample; null: 100 at validations, 500 at the end", least=1, most=10**6
     )
 
     def __post_init__(self) -> None:
         check(self, "watch")
-        for head in self.attention_heads:
-            if not re.fullmatch(r"L(0|[1-9]\d{0,3})H(0|[1-9]\d{0,3})", head):
-                raise InputError(f"watch.attention_heads: {head}: must be layer and head, counted from 0, such as L0H1")
-
-    def heads(self) -> list[tuple[int, int]]:
-        """Return pairs (layer, head), both counted from 0, such as (0, 1) for `L0H1`."""
-        pairs = (each[1:].split("H") for each in dict.fromkeys(self.attention_heads))
-        return [(int(layer), int(head)) for layer, head in pairs]
 
 
 @dataclass(frozen=True)
@@ -100,25 +88,6 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         check(self, "hparams_search")
-
-
-@dataclass(frozen=True)
-class EarlyStopping:
-    """The arguments that `callbacks=early_stopping` accepts, with their ranges, which Lightning does not check."""
-
-    monitor: str = option("val/loss", "logged value to minimise", choices=("val/loss", "val/bpc", "val/bpb"))
-    patience: Any = option(5, "validations without improvement before training stops", auto=int, least=0)
-    min_delta: float = option(0.0, "smallest improvement that counts", least=0)
-
-
-@dataclass(frozen=True)
-class Ema:
-    """The arguments that `callbacks=ema`, the exponential moving average of the weights, accepts."""
-
-    decay: float = option(0.998, "decay of the moving average per step", least=0, below=1)
-
-
-RANGES: dict[str, Any] = {"early_stopping": EarlyStopping, "ema": Ema}
 
 
 @dataclass(frozen=True)
@@ -168,10 +137,6 @@ class Config:
 
     def __post_init__(self) -> None:
         check(self)
-        for key, arguments in self.callbacks.items():
-            if kind := RANGES.get(key):
-                names = {each.name for each in dataclasses.fields(kind)} & arguments.keys()
-                check(kind(**{name: arguments[name] for name in names}), f"callbacks.{key}")
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", spell(self.compile))
         parts = [] if self.name is None else self.name.split("/")
@@ -179,12 +144,6 @@ class Config:
             raise InputError(f"name={self.name!r}: must be the name of a directory in runs/, or SWEEP/TRIAL")
         if any(len(os.fsencode(part)) > 200 or not part.isprintable() for part in parts):
             raise InputError(f"name={str(self.name)[:40]}: must be printable and at most 200 bytes long")
-        for layer, head in [] if "auto" in (self.model.layers, self.model.heads) else self.watch.heads():
-            if layer >= self.model.layers or head >= self.model.heads:
-                raise InputError(
-                    f"watch.attention_heads: L{layer}H{head} is not in the model, which has "
-                    f"model.layers={self.model.layers} and model.heads={self.model.heads}, counted from 0"
-                )
 
 
 def to_dict(config: Config) -> dict[str, Any]:
@@ -197,5 +156,4 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the contents of a config.yaml."""
     return OmegaConf.to_yaml(OmegaConf.create(to_dict(config)))

@@ -28,7 +28,7 @@ ROOT = Path(__file__).resolve().parents[1]
 IMAGES, DEMO = ROOT / "docs/images", ROOT / "docs/demo/shakespeare.html"
 RUN, SWEEP = Path("runs/first"), Path("runs/sweep")  # from ROOT, because TensorBoard shows them
 SETTINGS = {
-    RUN: "trainer.val_check_interval=60 watch.attention_heads=[L0H0,L0H1,L1H0,L1H1]",
+    RUN: "trainer.val_check_interval=60",
     SWEEP: "-m data=shakespeare trainer.max_steps=200 trainer.val_check_interval=20 optim.lr=3e-3,6e-3 model.heads=2,4",
 }
 COLUMNS = {"model.heads", "optim.lr", "val_best/loss", "val_best/bpc"}

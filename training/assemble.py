@@ -12,14 +12,12 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from base import ranks
 from base.errors import InputError, is_out_of_memory, one_line, redacted
-from base.files import write_text
 from base.log import log
 from base.progress import Progress
 from conf.compose import instantiate
-from conf.schema import to_yaml
 from data.datamodule import ENDLESS
 from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints
-from training.callbacks.deadline import Deadline
+from training.callbacks.deadline import deadline_of
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
@@ -63,7 +61,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
         plan.run.checkpoints, 0 if interval == "auto" else interval, 60 * config.trainer.checkpoint_minutes,
         stops,
     )  # fmt: skip
-    tokens_per_character, deadline = len(text.train) / text.characters["train"], build_deadline(plan, checkpoints)
+    tokens_per_character, deadline = len(text.train) / text.characters["train"], deadline_of(plan, checkpoints)
     tokens_per_step = config.data.batch * config.model.context
     metrics = Metrics(tokens_per_step, tokens_per_character, text.tokenizer.unit, checkpoints, deadline)
     configured = instantiate("callbacks", config.callbacks)
@@ -72,28 +70,6 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     if config.trainer.profiler and ranks.rank() == 0:
         configured.insert(0, StepProfiler(plan.run.directory / "trace.json"))
     return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]
-
-
-def build_deadline(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
-    """Return the callback that chooses the number of steps of a run with a time limit (`minutes=N`).
-
-    Return None if the run has no time limit, or if its number of steps is already fixed. When the callback has chosen
-    the number, it writes the number to config.yaml and makes `checkpoints` save after the current step, so that a
-    resumed run continues from a step at which the number was already fixed.
-    """
-    config, minutes, point = plan.config, plan.config.minutes, plan.resume_point
-    if config.trainer.max_steps != "auto" or minutes is None:
-        return None
-    before = point.record.seconds if point else 0.0  # of training in earlier processes
-
-    def save(steps: int) -> None:
-        write_text(plan.run.config, to_yaml(plan.with_steps(steps).config))
-        checkpoints.due_at = 0.0
-
-    validates = config.trainer.val_check_interval == "auto"
-    return Deadline(
-        config.optim.cooldown, plan.started + 60 * minutes - before, plan.started, save, validates, plan.loaded
-    )
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:

@@ -68,5 +68,4 @@ class Csv(CSVLogger):
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
-    """Return the TensorBoard loggers among the Trainer's loggers."""
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]

@@ -125,7 +125,6 @@ class LitGPT(L.LightningModule):
 
     @property
     def asynchronous(self) -> bool:
-        """Whether operations on the device are asynchronous, so that reading a result waits for them."""
         return self.device.type == "cuda"
 
     def training_step(self, batch: Tensor, _: int) -> dict[str, Tensor]:

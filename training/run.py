@@ -82,10 +82,10 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
         from training.run_plan import RunPlan
 
     processes.keep_freed_memory()
-    machine, minutes = find_machine(config), config.minutes
+    machine = find_machine(config)
     config = replace(config, name=run.name, resume=None, allow=[])
     with quiet_lightning(), StopSignals(), with_advice(run, config.optim, machine.devices):
-        choice = choose(config, text, machine, lambda: started + 60 * (minutes or 0) - time.perf_counter(), loaded)
+        choice = choose(config, text, machine, started, loaded)
     plan = RunPlan(run, choice, text, machine, start, point, resumed, resume is None, started, loaded)
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
         check_resumed(run, plan.conditions, point, allow)

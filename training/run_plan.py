@@ -31,11 +31,6 @@ class RunPlan:
 
     @property
     def config(self) -> Config:
-        """The configuration of the run, in which each `auto` is replaced by a value.
-
-        Only if the run has a time limit (`minutes=N`) may `trainer.max_steps` and `trainer.val_check_interval` still be
-        `auto`.
-        """
         return self.choice.config
 
     @property
@@ -55,7 +50,6 @@ class RunPlan:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        """The result of `training.machine.conditions`: all that the results of the run depend on, bit for bit."""
         return conditions(self.config, self.text, self.machine)
 
     @property

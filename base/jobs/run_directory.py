@@ -57,7 +57,6 @@ class Run:
         return self.directory / "checkpoints"
 
     def model(self, which: str) -> Path:
-        """Return the path of the `best` or the `last` model."""
         return self.checkpoints / f"{which}.safetensors"
 
     @property
@@ -75,7 +74,6 @@ class Run:
 
     @property
     def is_sweep(self) -> bool:
-        """Whether the directory contains the trials of a sweep."""
         return (self.directory / "sweep.csv").exists()
 
     @property
@@ -115,7 +113,6 @@ def newest_first(*patterns: str) -> list[Run]:
 
 
 def with_models() -> list[Run]:
-    """Return the runs that have a checkpoint or a model, the newest first."""
     return newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
 
 

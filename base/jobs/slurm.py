@@ -14,7 +14,6 @@ STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1")
 
 
 def time_is_up(number: int | None) -> bool:
-    """Return whether the signal `number` is SLURM's warning that this job will soon reach its time limit."""
     return number is not None and number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ
 
 

@@ -1,9 +1,7 @@
 import os
 import subprocess
 import sys
-import typing
 from collections.abc import Iterator
-from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -12,7 +10,6 @@ from base import processes
 from base.errors import InputError
 from base.options import spell
 from conf.keys import KEYS, SEARCH_KEYS, Key, is_plugins
-from conf.schema import RANGES
 from tests.conf.test_defaults import composed
 from tests.conftest import ROOT, TINY, Call, one_line, refusal, summary
 
@@ -40,16 +37,11 @@ def wrong_values(key: Key) -> Iterator[str]:
         yield from ("nonsense", f"{bounds['choices'][0]}x", "3", "[1]")
 
 
-PLUGINS = {
-    f"callbacks.{name}.{each.name}": Key(typing.get_type_hints(kind)[each.name], each.default, None, each.metadata, "")
-    for name, kind in RANGES.items()
-    for each in fields(kind)
-}
 LITERAL = {key for key, each in KEYS.items() if each.metadata.get("literal")}  # which tests of their own give
 FREE = {"allow", "data.encoding", *filter(is_plugins, KEYS)}
 EVERY = [
     (key, value)
-    for key, each in {**KEYS, **PLUGINS, **SEARCH_KEYS}.items()
+    for key, each in {**KEYS, **SEARCH_KEYS}.items()
     if key not in LITERAL | FREE
     for value in wrong_values(each)
 ]
@@ -59,9 +51,8 @@ def test_every_option_refuses_what_it_does_not_take() -> None:
     covered = {key for key, _ in EVERY} | LITERAL | FREE
     assert covered >= set(KEYS) and len(EVERY) > 300
     for key, value in EVERY:
-        plugin = [f"callbacks={key.split('.')[1]}"] if key in PLUGINS else []
-        plugin += ["hparams_search=default"] if key in SEARCH_KEYS else []
-        said = refusal(InputError, composed, *plugin, f"{key}={value}")
+        search = ["hparams_search=default"] if key in SEARCH_KEYS else []
+        said = refusal(InputError, composed, *search, f"{key}={value}")
         assert key in said or key.rpartition(".")[0] in said, (key, value, said)
 
 
@@ -90,7 +81,6 @@ OTHERS: dict[str | tuple[str, ...], str] = {
     "model.heads=3": "must divide model.dim=32; try 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
-    "watch.attention_heads=[L1]": "must be layer and head", "watch.attention_heads=[L0H9]": "L0H9 is not in the model",
     "data.encoding=klingon": "must be an encoding", "trainer.devices=0": "trainer.devices=0",
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",

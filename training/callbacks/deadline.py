@@ -5,14 +5,20 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import lightning as L
 import torch
 
+from base.files import write_text
 from base.log import log
 from base.progress import count
+from conf.schema import to_yaml
 from data.datamodule import ENDLESS
+from training.callbacks.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from training.run_plan import RunPlan
 
 TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
 WINDOW = 0.1  # after the choice, that mean is over this fraction of the steps left, so that a busy second counts little
@@ -130,3 +136,25 @@ class Deadline(L.Callback):
             return steps * per_step + data.num_validated(last_step=step + steps) * per_token
 
         return step + max(0, bisect_right(range(max(0, int(left / per_step)) + 1), left, key=seconds) - 1)
+
+
+def deadline_of(plan: "RunPlan", checkpoints: Checkpoints) -> Deadline | None:
+    """Return the callback that chooses the number of steps of a run with a time limit (`minutes=N`).
+
+    Return None if the run has no time limit, or if its number of steps is already fixed. When the callback has chosen
+    the number, it writes the number to config.yaml and makes `checkpoints` save after the current step, so that a
+    resumed run continues from a step at which the number was already fixed.
+    """
+    config, minutes, point = plan.config, plan.config.minutes, plan.resume_point
+    if config.trainer.max_steps != "auto" or minutes is None:
+        return None
+    before = point.record.seconds if point else 0.0  # of training in earlier processes
+
+    def save(steps: int) -> None:
+        write_text(plan.run.config, to_yaml(plan.with_steps(steps).config))
+        checkpoints.due_at = 0.0
+
+    validates = config.trainer.val_check_interval == "auto"
+    return Deadline(
+        config.optim.cooldown, plan.started + 60 * minutes - before, plan.started, save, validates, plan.loaded
+    )

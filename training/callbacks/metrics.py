@@ -42,7 +42,7 @@ class Metrics(L.Callback):
         self.tokens_per_character = tokens_per_character  # of the training text; 1 unless tokens are bytes
         self.unit = unit  # of a token: character or byte
         self.checkpoints = checkpoints  # each pause between two steps ends with a save
-        self.deadline = deadline  # of a run with `minutes` that has not chosen its steps
+        self.deadline = deadline  # of a run with a time limit that has not chosen its steps
         self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
         self.losses = BoundedSeries(1000)  # [step, training loss]
         self.validations = BoundedSeries(1000)  # [step, loss, bits per character]

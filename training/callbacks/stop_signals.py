@@ -10,8 +10,7 @@ from base.jobs.slurm import STOPS
 from training.errors import Stopped
 
 
-def any_rank(trainer: L.Trainer, decision: bool) -> bool:
-    """Return whether `decision` is true in any process (rank) of the run. All processes must call this function."""
+def any_rank(trainer: L.Trainer, decision: bool) -> bool:  # a reduction, so all processes (ranks) must call it
     return decision if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 

@@ -53,9 +53,8 @@ class Watch(L.Callback):
         self.history.add([step, texts])
         for board in boards(trainer):
             board.experiment.add_text("samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step)
-            for tag, picture in plots(model, self.text, self.config.heads(), step) if self.config.pictures else ():
+            for tag, picture in plots(model, self.text, [], step) if self.config.pictures else ():
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def _write(self, model: GPT) -> list[list[Any]]:
-        """Generate a continuation of each prompt, and return [temperature, prompt, continuation] for each prompt."""
         return written(model, self.text, self.prompts, self.config.sample_length or SAMPLE_LENGTH, seed=0)[1]

@@ -1,10 +1,12 @@
 """Before the first step, replace each `auto` in the configuration by a value, which config.yaml then stores."""
 
 import math
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.config import DataConfig
@@ -46,26 +48,27 @@ class Choice:
         return ", ".join(parts)
 
 
-def choose(
-    config: Config, text: Text, machine: Machine, seconds_left: Callable[[], float], loaded: float = hardware.LOADED
-) -> Choice:
+def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
     If the run has a time limit (`minutes=N`), two keys may stay `auto`: `trainer.max_steps`, which the callback
     `Deadline` chooses when the learning rate must begin to fall, and `trainer.val_check_interval`, because validations
-    are then equally spaced in time.
+    are then equally spaced in time. `started` is the value of `time.perf_counter()` when the process began.
     """
     asked, why, adapted = config.trainer, dict[str, str](), list[str]()
     precision, why["precision"] = choose_precision(asked.precision, machine.device)
     threads, why["threads"] = choose_threads(config.threads)
     trainer = replace(asked, precision=precision, num_nodes=1 if asked.num_nodes == "auto" else asked.num_nodes)
     model, data, optim = (_with_defaults(group) for group in (config.model, config.data, config.optim))
+    seconds_left = lambda: started + 60 * (config.minutes or 0) - time.perf_counter()  # noqa: E731
     check_memory(model, text.tokenizer.size, machine.device)
     tokens, vocabulary, started = len(text.train), text.tokenizer.size, config.init_from is not None
     short = tokens < WHOLE and data.overfit is None
     usual = steps_for(tokens, started) if short else TrainerConfig.max_steps
     steps: float = usual if asked.max_steps == "auto" else asked.max_steps
     by_clock, notes = config.minutes is not None and asked.max_steps == "auto", list[str]()
+    if by_clock and machine.devices > 1:
+        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
     loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
 
     def compiling(model: ModelConfig, data: DataConfig, seconds: float) -> tuple[tuple[str, str], float]:
@@ -85,7 +88,8 @@ def choose(
         steps = fitting if by_clock else steps
         optim = schedule_for(config.optim, steps) if by_clock else optim
     if config.model.dropout == "auto" and (short or by_clock) and not started and data.overfit is None:
-        model = replace(model, dropout=dropout_for(model, vocabulary, tokens, steps * data.batch * model.context))
+        weights = untrained(model, vocabulary).num_parameters()
+        model = replace(model, dropout=dropout_for(weights, tokens, steps * data.batch * model.context))
         adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
     if asked.max_steps == "auto" and not by_clock:
         trainer = replace(trainer, max_steps=int(steps))

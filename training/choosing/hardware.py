@@ -45,12 +45,10 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
 
 
 def step_ratio(precision: str) -> float:
-    """Return the time of a compiled training step as a fraction of the time of an uncompiled one."""
     return COMPILED.get(precision, COMPILED["32-true"])
 
 
 def compile_seconds(loaded: float, cached: bool) -> float:
-    """Return the seconds that compiling takes if PyTorch and Lightning were imported in `loaded` seconds."""
     return loaded * (WARM if cached else COLD)
 
 

@@ -1,8 +1,6 @@
 """Choose steps, dropout, validation interval and early stopping by the length of the training text."""
 
 from conf.schema import TrainerConfig
-from gpt.config import ModelConfig
-from training.machine import untrained
 
 # The choices for the default model, by training characters; docs/experiments/short_texts.csv lists the runs.
 #   characters     16,000    54,000    180,000    690,000 and more
@@ -25,12 +23,11 @@ def steps_for(tokens: int, started: bool) -> int:
     return max(1, round(TrainerConfig.max_steps * share / 10)) * 10
 
 
-def dropout_for(model: ModelConfig, vocabulary: int, tokens: int, read: float) -> float:
-    """Return the dropout that keeps a model from memorising a text of which it reads `read` tokens."""
-    weights = untrained(model, vocabulary).num_parameters() / tokens
-    if read <= EPOCHS * tokens or weights < FEW_WEIGHTS:
+def dropout_for(weights: int, tokens: int, read: float) -> float:
+    """Return the dropout that keeps a model from memorising a text of `tokens` tokens, of which it reads `read`."""
+    if read <= EPOCHS * tokens or weights < FEW_WEIGHTS * tokens:
         return 0.0
-    return DROPOUT if weights > MANY_WEIGHTS else LITTLE_DROPOUT
+    return DROPOUT if weights > MANY_WEIGHTS * tokens else LITTLE_DROPOUT
 
 
 def interval_for(tokens: int, started: bool, steps: int) -> int:

@@ -147,5 +147,4 @@ def fit_into_minutes(
 
 
 def too_few(steps: int) -> str:
-    """Return the text "`steps` steps are too few to learn much", which is part of a message to the user."""
     return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"

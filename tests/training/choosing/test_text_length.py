@@ -1,4 +1,5 @@
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,9 @@ def a_text(tokens: int) -> Text:
 
 
 def chosen(tokens: int, *arguments: str, seconds: float = 60.0, **changes: Any) -> Choice:
-    return choose(compose(["threads=1", *arguments]), a_text(tokens), Machine("cpu", 1), lambda: seconds)
+    config = compose(["threads=1", *arguments])
+    started = time.perf_counter() + seconds - 60 * (config.minutes or 0)
+    return choose(config, a_text(tokens), Machine("cpu", 1), started)
 
 
 def test_steps_grow_with_the_text_up_to_those_of_the_default() -> None:
@@ -47,7 +50,7 @@ def test_what_a_long_text_gets() -> None:
     assert (config.trainer.max_steps, config.trainer.val_check_interval, config.trainer.num_nodes) == (1500, 300, 1)
     assert "auto" not in (config.trainer.precision, config.compile, config.threads)
     assert set(found.why) == {"precision", "compile"}
-    again = choose(config, a_text(WHOLE), Machine("cpu", 1), lambda: 0.0)
+    again = choose(config, a_text(WHOLE), Machine("cpu", 1), 0.0)
     assert again == Choice(config), "what is chosen stays"
 
 
