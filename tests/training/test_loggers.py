@@ -22,9 +22,9 @@ def steps(folder: Path, tag: str) -> list[tuple[int, float]]:
     return [(event.step, round(event.value, 2)) for event in accumulator.Scalars(tag)]
 
 
-def test_a_resumed_run_comes_last_after_the_clock_was_set_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_replaces_what_was_logged_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     second = int(time.time())
-    for begin, end, clock in ((1, 9, second), (5, 9, second - 86_400), (7, 10, second - 86_400)):
+    for begin, end, clock in ((1, 9, second), (5, 9, second + 1), (7, 10, second + 2)):
         monkeypatch.setattr(time, "time", lambda clock=clock: clock)
         log(tmp_path, begin, end)
     expected = [(step, begin + step / 100) for begin, end in ((1, 5), (5, 7), (7, 10)) for step in range(begin, end)]
