@@ -7,11 +7,12 @@ from typing import Any
 from base.jobs.run_directory import Run
 from conf.schema import Config
 from data.text import Text
-from training.callbacks.deadline import VALIDATIONS
 from training.choosing.choose import Choice
 from training.init_from import InitModel
 from training.machine import Machine, conditions
 from training.resume import ResumePoint
+
+VALIDATIONS = 6  # of a run with a time limit, at equal intervals
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,79 @@
+import json
+import subprocess
+import sys
+
 import pytest
 
 from base.errors import InputError
-from gpt.config import ModelConfig
 from gpt.model import GPT
-from tests.conftest import refusal
+from tests.conf.test_defaults import compose
+from tests.conftest import ROOT, refusal
 from training import memory
+from training.machine import Machine
+
+CPU = Machine("cpu", 1)
+SET = "model.layers=2 model.heads=2 model.dim=32 model.context=16 data.batch=8 compile=false trainer.precision=32-true"
+# Forks for each configuration, so that each has a peak of its own.
+MEASURE = """
+import json, os, resource, sys
+sys.path.insert(0, sys.argv[2])
+import torch
+from gpt.model import GPT
+from gpt.positions import position_tables
+from tests.conf.test_defaults import compose
+from training.module import mean_loss
+peak = lambda: 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+for number, arguments in enumerate(json.loads(sys.argv[1])):
+    if os.fork() == 0:
+        config = compose(arguments)
+        model, context = GPT(config.model, 65).train(), config.model.context
+        rows = torch.randint(65, (config.data.batch, context + 1))
+        tables = position_tables(config.model, context, rows.device)
+        before = peak()
+        with torch.autocast("cpu", torch.bfloat16, enabled=config.trainer.precision == "bf16-mixed"):
+            loss = mean_loss(model, rows, tables)
+        loss.backward()
+        print(json.dumps(peak() - before), flush=True)
+        os._exit(0)
+    os.wait()
+"""
+SHAPES = [
+    "model.dim=128 model.context=256 data.batch=32", "model.dim=64 model.heads=4 model.context=512 data.batch=16",
+    "model.dim=128 model.context=1024 data.batch=8", "model.dim=64 model.window=64 model.context=512 data.batch=32",
+    "model.layers=6 model.dim=96 model.context=64 data.batch=64",
+    "model.dim=128 model.context=256 data.batch=16 trainer.precision=bf16-mixed",
+]  # fmt: skip
 
 
-def test_a_model_is_refused_if_its_weights_gradients_and_optimizer_cannot_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def settings(shape: str) -> list[str]:
+    return [*SET.split(), "model.dropout=0", "trainer.num_nodes=1", *shape.split()]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit elsewhere")
+def test_the_estimate_is_near_the_peak_of_a_step() -> None:
+    arguments = [json.dumps(list(map(settings, SHAPES))), str(ROOT)]
+    printed = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True)
+    peaks = [int(line) for line in printed.stdout.split()]
+    for shape, peak in zip(SHAPES, peaks, strict=True):
+        config = compose(settings(shape))
+        assert 1 / 1.5 < config.data.batch * memory.step_memory(config, 65, "cpu") / peak < 1.5, (shape, peak)
+
+
+def test_what_cannot_fit_is_refused_with_the_setting_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 2**28 < memory.available("cpu") < 2**50
-    model = ModelConfig(layers=2, heads=2, dim=32, context=16)
-    need = 16 * GPT(model, 11).num_parameters()
-    monkeypatch.setattr(memory, "available", lambda device: need)
-    memory.check_memory(model, 11, "cpu")
-    monkeypatch.setattr(memory, "available", lambda device: need - 1)
-    assert refusal(InputError, memory.check_memory, model, 11, "cpu").endswith("; lower model.dim=32 or model.layers=2")
+    config = compose(settings(""))
+    state = 16 * GPT(config.model, 11).num_parameters()
+    row = memory.step_memory(config, 11, "cpu")
+
+    def refused(fits: float, *changes: str) -> str:
+        monkeypatch.setattr(memory, "available", lambda device: memory.LOADED + fits)
+        return refusal(InputError, memory.check_memory, compose([*settings(""), *changes]), 11, CPU)
+
+    monkeypatch.setattr(memory, "available", lambda device: memory.LOADED + state + 8 * row)
+    memory.check_memory(config, 11, CPU)
+    assert refused(state - 1).endswith("; lower model.dim=32 or model.layers=2")
+    assert refused(state + 7 * row).startswith("data.batch=8: ")
+    assert refused(state + 7 * row).endswith("; use data.micro_batch=4")
+    assert refused(state + 3 * row, "data.micro_batch=4").startswith("data.micro_batch=4: ")
+    assert refused(state + 0.5 * row).endswith("; lower model.context=16")

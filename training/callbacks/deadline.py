@@ -5,7 +5,7 @@ import time
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import lightning as L
 import torch
@@ -16,9 +16,7 @@ from base.progress import count
 from conf.schema import to_yaml
 from data.datamodule import ENDLESS
 from training.callbacks.checkpoints import Checkpoints
-
-if TYPE_CHECKING:
-    from training.run_plan import RunPlan
+from training.run_plan import VALIDATIONS, RunPlan
 
 TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
 WINDOW = 0.1  # after the choice, that mean is over this fraction of the steps left, so that a busy second counts little
@@ -27,7 +25,6 @@ END_SHARE = 0.5  # on a slow machine, this fraction of the seconds of importing 
 # If the run would end earlier or later by more than this fraction of its time, and by more than so many seconds, the
 # number is chosen again.
 OFF, OFF_SECONDS = 0.05, 2.0
-VALIDATIONS = 6  # of a run, at equal intervals
 
 
 class Deadline(L.Callback):
@@ -138,7 +135,7 @@ class Deadline(L.Callback):
         return step + max(0, bisect_right(range(max(0, int(left / per_step)) + 1), left, key=seconds) - 1)
 
 
-def deadline_of(plan: "RunPlan", checkpoints: Checkpoints) -> Deadline | None:
+def deadline_of(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
     """Return the callback that chooses the number of steps of a run with a time limit (`minutes=N`).
 
     Return None if the run has no time limit, or if its number of steps is already fixed. When the callback has chosen

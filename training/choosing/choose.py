@@ -61,10 +61,9 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
     trainer = replace(asked, precision=precision, num_nodes=1 if asked.num_nodes == "auto" else asked.num_nodes)
     model, data, optim = (_with_defaults(group) for group in (config.model, config.data, config.optim))
     seconds_left = lambda: started + 60 * (config.minutes or 0) - time.perf_counter()  # noqa: E731
-    check_memory(model, text.tokenizer.size, machine.device)
-    tokens, vocabulary, started = len(text.train), text.tokenizer.size, config.init_from is not None
+    tokens, vocabulary, pretrained = len(text.train), text.tokenizer.size, config.init_from is not None
     short = tokens < WHOLE and data.overfit is None
-    usual = steps_for(tokens, started) if short else TrainerConfig.max_steps
+    usual = steps_for(tokens, pretrained) if short else TrainerConfig.max_steps
     steps: float = usual if asked.max_steps == "auto" else asked.max_steps
     by_clock, notes = config.minutes is not None and asked.max_steps == "auto", list[str]()
     if by_clock and machine.devices > 1:
@@ -82,12 +81,13 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
     asked_model = (config.model.layers, config.model.dropout, config.data.batch)
     if by_clock and "auto" in (*asked_model, config.optim.lr, config.optim.warmup):
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
+        check_memory(replace(default, compile="false"), vocabulary, machine)  # the steps that are timed
         most = usual if short else math.inf
         model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, compiling)
         by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
         steps = fitting if by_clock else steps
         optim = schedule_for(config.optim, steps) if by_clock else optim
-    if config.model.dropout == "auto" and (short or by_clock) and not started and data.overfit is None:
+    if config.model.dropout == "auto" and (short or by_clock) and not pretrained and data.overfit is None:
         weights = untrained(model, vocabulary).num_parameters()
         model = replace(model, dropout=dropout_for(weights, tokens, steps * data.batch * model.context))
         adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
@@ -95,7 +95,7 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         trainer = replace(trainer, max_steps=int(steps))
         adapted.insert(0, f"{steps} steps")
     if asked.val_check_interval == "auto" and not by_clock:
-        interval = interval_for(tokens, started, int(steps)) if short else TrainerConfig.val_check_interval
+        interval = interval_for(tokens, pretrained, int(steps)) if short else TrainerConfig.val_check_interval
         trainer = replace(trainer, val_check_interval=interval)
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
@@ -108,6 +108,7 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         config, threads=threads, compile=compiled, model=model, data=data, optim=optim, trainer=trainer,
         callbacks=_with_patience(config.callbacks, PATIENCE if short and asked.max_steps == "auto" else None),
     )  # fmt: skip
+    check_memory(chosen, vocabulary, machine)
     automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
     return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
 
