@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from conf.schema import Config, to_yaml
+from sweeps.sweep import make_trial
 from sweeps.table import write_page, write_table
-from sweeps.trial import make_trial
 
 HOSTILE = "</script><b onclick=x>&{{data}}\N{RIGHT-TO-LEFT OVERRIDE}"
 CURVES = {"lr=1": [(5, 3.0), (10, 2.0), (20, 1.5)], "lr=2": [(5, 3.5), (10, 2.5)], "lr=3": []}
@@ -22,9 +22,9 @@ def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)
         for seed in seeds:
             trial = make_trial(folder.name, ["seed", "data.path"], [f"data.path={setting}", f"seed={seed}"])
             trials.append(trial)
-            trial.directory.mkdir(parents=True)
+            trial.run.directory.mkdir(parents=True)
             entries = {step: loss + seed / 10 for step, loss in curves[setting]}
-            (trial.directory / "config.yaml").write_text(to_yaml(Config()))
+            (trial.run.directory / "config.yaml").write_text(to_yaml(Config()))
             best = min(entries.values(), default=None)
             about = {
                 "status": "finished",
@@ -32,8 +32,8 @@ def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)
                 "val_loss": best,
                 "val_bpc": best and best / math.log(2),
             }
-            (trial.directory / "summary.json").write_text(json.dumps(about))
-    write_page(folder, write_table(folder, trials))
+            (trial.run.directory / "summary.json").write_text(json.dumps(about))
+    write_page(folder, write_table(folder, {trial.run: trial.varied for trial in trials}, {}))
 
 
 def test_the_page_compares_the_runs(workplace: Path, visit: Callable[..., Any]) -> None:

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from base.jobs.run_directory import Run
 from conf.overrides import read_command
-from sweeps.sweep import varied_keys
+from sweeps.sweep import MAX_NAME, make_trial, sweep_name, trial_name, varied_keys
 from sweeps.table import caution, spelled
-from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name
 from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
 from tests.faults import faults
@@ -157,18 +157,6 @@ def test_a_sweep_that_cannot_be_creates_nothing(train: Call, trained: Path) -> N
     one_line(train("data.path=book.txt,more.txt"), 2, "'data.path=[book.txt,more.txt]'", "add -m")
 
 
-@pytest.mark.slow
-def test_a_sweep_on_another_text_needs_another_name(train: Call, workplace: Path) -> None:
-    text = Path("book.txt").read_bytes()
-    Path("same.txt").write_bytes(text)
-    short = ["-m", "trainer.max_steps=2", "logger=none", "callbacks=[]", "name=abl"]
-    assert train(*short, "seed=1,2").status == 0
-    Path("book.txt").write_bytes(text[1:])
-    one_line(train(*short, "seed=2,3"), 2, "name=abl: runs/abl/seed=1 has another text (book.txt)")
-    assert sorted(path.name for path in Path("runs/abl").iterdir() if path.is_dir()) == ["seed=1", "seed=2"]
-    assert train(*short, "seed=3", "data.path=same.txt").status == 0, "the same text under another name"
-
-
 def test_when_losses_cannot_be_compared() -> None:
     for arguments, differ in (
         (["data.path=a,b"], True),
@@ -176,8 +164,8 @@ def test_when_losses_cannot_be_compared() -> None:
         (["data.path=a", "data.documents=line,null"], True),
         (["data.path=a", "init_from=h,s", "seed=1,2"], False),
     ):
-        runs = [(Path("none"), config) for config in composed("-m", *arguments)]
-        assert caution(runs).startswith("the validation texts differ") is differ, arguments
+        configs = {Run(Path(f"run {n}")): config for n, config in enumerate(composed("-m", *arguments))}
+        assert caution(configs).startswith("the validation texts differ") is differ, arguments
 
 
 def test_a_password_in_a_swept_address_is_not_in_names() -> None:

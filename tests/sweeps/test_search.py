@@ -127,6 +127,3 @@ def test_what_is_wrong_is_said_before_anything_exists(train: Call) -> None:
         one_line(ended, 2)
         assert re.search(said, ended.err) and not Path("runs").exists(), (typed, ended)
     one_line(train("hparams_search.trials=5"), 2, "hparams_search.trials: only works with hparams_search=default")
-    Path("runs/swept").mkdir(parents=True)
-    Path("runs/swept/sweep.csv").touch()
-    assert "a sweep, not a search" in train("hparams_search=default", "name=swept").err

@@ -2,7 +2,7 @@ import json
 import os
 from pathlib import Path
 
-from reports.run_list import run_list
+from sweeps.table import run_list
 from tests.conftest import Call
 
 
