@@ -5,12 +5,13 @@ import os
 import re
 import shlex
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from subprocess import DEVNULL, STDOUT, Popen
+from subprocess import DEVNULL, STDOUT
 
 from base.errors import InputError, one_line, printable
 from base.jobs import run_lock, slurm
@@ -84,7 +85,7 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
     return Trial(run, own, {key: printable(value) for key, value in differing.items()})
 
 
-def start(trial: Trial, workers: int) -> Popen:
+def start(trial: Trial, workers: int) -> subprocess.Popen:
     """Start the process of a trial with its share of the CPU cores among `workers`; it prints to console.log."""
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
     environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
@@ -93,7 +94,9 @@ def start(trial: Trial, workers: int) -> Popen:
     trial.run.directory.mkdir(parents=True, exist_ok=True)
     with open(trial.run.directory / "console.log", "ab") as console:
         # A process group of its own: Ctrl-C in the terminal reaches the sweep only, which passes it on.
-        return Popen(trial.command, stdin=DEVNULL, stdout=console, stderr=STDOUT, env=environment, process_group=0)
+        return subprocess.Popen(
+            trial.command, stdin=DEVNULL, stdout=console, stderr=STDOUT, env=environment, process_group=0
+        )
 
 
 def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
@@ -248,7 +251,7 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 
     After a signal, whose number a handler appends to `received`, running trials are stopped and no trials start.
     """
-    waiting, running = sweep.ask(), dict[Popen, Trial]()
+    waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
     passed = 0  # number of signals that were passed on to the trials
     try:
         while True:
