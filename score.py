@@ -111,7 +111,7 @@ def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
 
     sweeps = {sweep for trial in trials if Run(sweep := trial.directory.parent).is_sweep}
-    tables = {sweep: write_table(sweep) for sweep in sweeps}
+    tables = {sweep: write_table(sweep, {}, {}) for sweep in sweeps}
     for sweep, table in tables.items():
         write_page(sweep, table)
     is_sweep = find_sweep(options.checkpoint)

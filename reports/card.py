@@ -22,9 +22,8 @@ from gpt.inference.generate import generate
 from gpt.inference.sampling import TEMPERATURE
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
-from reports.log_lines import describe_copies, epochs, in_nats
+from reports.log_lines import describe_baselines, describe_copies, epochs, in_nats
 from reports.run_page import origin
-from reports.verdict import describe_baselines
 
 PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings of which the card shows only the last path component
 TEMPLATE = Path(__file__).with_name("assets") / "card.md"
@@ -67,7 +66,7 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> I
     sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"
     read, passes, steps, seconds = summary.characters, summary.epochs, summary.steps, summary.seconds
     if finished:
-        assert read and passes and steps and seconds is not None and summary.evaluation
+        assert read and passes and summary.evaluation
         validated = summary.evaluation["split_characters"]
         sizes += f", {count(round(read / passes), unit)} for training, {count(validated, 'character')} for validation"
     yield "text", meta["text"] + sizes + split
@@ -104,5 +103,5 @@ def fenced(text: str) -> str:
 
 
 def escape(text: str) -> str:
-    """Return `text` on one line, with a backslash before each character that Markdown would interpret as markup."""
+    # Markdown would interpret these characters as markup.
     return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", printable(text))

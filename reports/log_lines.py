@@ -5,12 +5,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from base.errors import public
 from base.jobs.run_directory import Run
+from base.jobs.summary import Summary
 from base.log import log
 from base.processes import command
 from base.progress import count
-from conf.compose import differences
 from conf.schema import Config
 from data.batches import num_validated
 from data.documents import Documents
@@ -18,11 +17,10 @@ from data.text import Text
 from gpt.evaluation import Score
 from reports.tensorboard import watch
 
-# A window of memorised text costs 11 to 16 nats in all, because the model must first find out which window it is.
-MEMORISED_NATS = 25  # per window, with a margin
-LONGER = 5  # times the minutes of a run, for the command of a better model
-REPEATED = {f"data.{name}" for name in "path validation test documents field encoding tokenizer split".split()}
-REPEATED |= {"seed", "trainer.accelerator"}  # in that command
+FAR_BELOW = 0.8  # a model that has memorised its text has a lower training loss / best validation loss
+RISEN = 1.02  # and a higher last validation loss / best validation loss
+READ_OFTEN = 2.0  # and has read the text more often, in epochs
+HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
 def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
@@ -54,20 +52,13 @@ def introduce(run: Run, config: Config, text: Text, machine: str, parameters: in
     log.info(f"machine    {machine}")
     split, steps = len(text.validation), config.trainer.max_steps  # with `minutes`, only known at the end
     trained = 0 if steps == "auto" else steps * config.data.batch * shape.context
+    part, unit = num_validated(split, trained, False, config.data.val_tokens), text.tokenizer.unit
     # Whole windows, plus the first token of the text, which counts, too.
-    part, end = (
-        number if number == split else max(1, number // shape.context) * shape.context + 1
-        for number in (num_validated(split, trained, last, config.data.val_tokens) for last in (False, True))
-    )
-    unit = text.tokenizer.unit
+    part = part if part == split else max(1, part // shape.context) * shape.context + 1
     which = "the whole split" if part == split else f"{part:,} evenly spaced {unit}s of the split"
-    more = f"; at the last step {'the whole split' if end == split else f'{end:,}'}" if part < end else ""
-    log.info(f"validation {which}, disjoint windows of {shape.context}{more}")
+    log.info(f"validation {which}, disjoint windows of {shape.context}")
     if config.data.overfit is not None:
-        log.info(
-            f"overfit    the first {len(text.validation):,} {unit}s of training text are also validation and test: "
-            f"a model that has memorised them has a loss below {MEMORISED_NATS / shape.context:.1g} nats"
-        )
+        log.info(f"overfit    the first {split:,} {unit}s of training text are also validation and test")
     for note in notes:
         log.info(note)
     windows = count(config.data.batch, "window")
@@ -146,7 +137,38 @@ def conclude(run: Run, config: Config, report: Path | None) -> None:
         watch(run.directory.parent)
     if config.trainer.profiler:
         log.info(f"profile    {run.directory / 'trace.json'}")
-    if config.minutes is not None:
-        text = [f"{key}={value}" for key, value, _ in differences(config) if key in REPEATED]
-        more = command("python", "train.py", f"minutes={round(LONGER * config.minutes, 1):g}", *map(public, text))
-        log.info(f"better     {more}: {LONGER} times the training, and a larger model if that helps")
+
+
+def describe_baselines(summary: Summary, unit: str) -> str:
+    """Return a line that compares the best model's loss with a uniform distribution and an n-gram model."""
+    parts = [f"uniform {summary.uniform_loss:.2f}"]
+    if summary.ngram_loss is None:
+        parts.append("n-grams left out because the text is too long")
+    else:
+        parts.append(f"{summary.ngram_order}-grams {summary.ngram_loss:.2f}")
+    return f"{', '.join(parts)}, this model {summary.val_loss:.2f} nats per {unit}"
+
+
+def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enough: int) -> list[str]:
+    """Return a sentence for each problem of a finished run: it memorised its text, or n-grams predict better.
+
+    `losses` are pairs [step, nats] of training, and after `enough` steps a model should have learned something.
+    """
+    best, last, steps, epochs = summary.val_loss, summary.last_val_loss, summary.steps, summary.epochs
+    assert best is not None and last is not None and steps is not None and epochs is not None
+    said = []
+    if losses and losses[-1][1] < FAR_BELOW * best and last > RISEN * best and epochs > READ_OFTEN:
+        read = f"The text was read {epochs:,.0f} times and memorised from step {summary.best_step:,} on"
+        said.append(f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}")
+    if summary.ngram_loss is not None and best > summary.ngram_loss:
+        more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={max(2 * steps, enough)}")
+        longer = f"more steps ({more}), " if last == best else ""
+        said.append(f"A {summary.ngram_order}-gram model predicts better. What helps: {longer}{HELP}")
+    return said
+
+
+def has_learned_nothing(summary: Summary, enough: int) -> bool:
+    """Return whether the best model is no better than uniform after `enough` steps, or over 1 nat worse after any."""
+    assert summary.val_loss is not None and summary.uniform_loss is not None and summary.steps is not None
+    excess = summary.val_loss - summary.uniform_loss
+    return excess >= 0 and summary.steps >= enough or excess > 1

@@ -1,10 +1,12 @@
-"""Build the models of score.py, and print or store the scores that `gpt.scoring` computes."""
+"""Build the models of score.py, and print the scores that `gpt.scoring` computes, or write them as an HTML page."""
 
 import argparse
+import base64
 import io
 import json
 import math
 import sys
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +26,23 @@ from gpt.model_file import Model, to_device
 from gpt.scoring import Candidate, measure, pieces
 from gpt.tokenizer import tokenizer_from
 from reports.document_scores import print_documents
-from reports.score_page import Columns, page
+from reports.page import render_page
 from reports.text_to_score import EncodedText, display_name
+
+
+class Columns:
+    """A model's surprisals of a text's characters, and the most likely tokens at each, stored as bytes."""
+
+    def __init__(self, vocabulary: int) -> None:
+        self.nats = bytearray()  # surprisal in thousandths of a nat, uint16
+        self.likely = bytearray()  # the top-k tokens, uint8 or uint16
+        self.chances = bytearray()  # their probabilities in thousandths, uint16
+        self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
+
+    def add(self, characters: Surprisals) -> None:
+        self.nats += characters.millinats.to(torch.uint16).numpy().tobytes()
+        self.likely += characters.top.to(self._token).numpy().tobytes()
+        self.chances += (characters.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
 
 
 def print_scores(
@@ -113,6 +130,15 @@ def score_in_detail(
     return measured
 
 
+def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
+    """Return the page of a text: `about` is what its script reads, and `columns` has an entry for each model."""
+    data: dict[str, bytes | bytearray] = {"letters": text.encode()}
+    for number, column in enumerate(columns):
+        data |= {f"{name}{number}": getattr(column, name) for name in ("nats", "likely", "chances")}
+    packed = {name: base64.b64encode(zlib.compress(raw, 6)).decode() for name, raw in data.items()}
+    return render_page("score_page", about["title"], about, packed)
+
+
 def save_test_score(model: Path, score: Score) -> Path | None:
     """Store the test loss in summary.json if `model` is the best model of a run, and return that file's path."""
     run = Run(model.resolve().parents[1])
@@ -158,8 +184,8 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
 
 def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:
     """Yield a JSON line for each character of `text`, which begins at position `first` of the whole text."""
-    values = zip(*map(json_surprisals, found, names), strict=True)
-    for position, (letter, (own, *other)) in enumerate(zip(text, values, strict=True), first):
+    values = zip(text, *map(json_surprisals, found, names), strict=True)
+    for position, (letter, own, *other) in enumerate(values, first):
         line = {"position": position, "character": letter} | own
         if other:
             line["other"] = other[0]
@@ -173,16 +199,16 @@ def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, A
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
-    """Return nats per character, perplexity, bits per character and bits per byte as text."""
     return [f"{value:.{digits}f}" for value in numbers(score)]
 
 
 def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
-    """Return score `b` minus score `a`, number by number as in `figures`, with signs."""
+    # B minus A, with signs.
     return [f"{more - less:+.{digits}f}" for less, more in zip(numbers(a), numbers(b), strict=True)]
 
 
 def numbers(score: Score) -> tuple[float, float, float, float]:
+    """Return nats per character, perplexity, bits per character and bits per byte."""
     nats = score.bpc * math.log(2)
     perplexity = math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
     return nats, perplexity, score.bpc, score.bpb

@@ -3,6 +3,7 @@
 A stopped trial stays in the state RUNNING in the journal of Optuna's study, so that the next command resumes it.
 """
 
+import itertools
 import math
 import os
 import random
@@ -15,15 +16,15 @@ from typing import Any
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from base.errors import InputError, one_line
-from base.jobs.run_directory import RUNS, Run
+from base.jobs import run_lock
+from base.jobs.run_directory import RUNS
 from base.log import log
 from conf.compose import compose
 from conf.keys import KEYS, is_launch
 from conf.overrides import Command, parse_overrides, settings
 from conf.schema import SearchConfig
-from sweeps.sweep import Candidate, Sweep, check_inputs, check_sweep, claim, run_sweep
+from sweeps.sweep import Sweep, Trial, check_inputs, check_sweep, make_trial, run_sweep, sweep_name
 from sweeps.table import Row
-from sweeps.trial import Trial, make_trial, sweep_name
 
 try:
     import optuna
@@ -61,7 +62,6 @@ def distribution(override: Override) -> Any:
 
 
 def setting_of(key: str, value: Any) -> str:
-    """Return `key=value` as on the command line; a float is rounded to six significant digits."""
     return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
 
 
@@ -72,7 +72,7 @@ class Search(Sweep):
     """
 
     def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
-        super().__init__(name, config.trials, {}, {}, kind="search")
+        super().__init__(name, config.trials, {}, kind="search")
         self.config, self.space, self.fixed = config, space, fixed
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # of `constant_liar`
@@ -86,17 +86,14 @@ class Search(Sweep):
             raise InputError(f"{path}: cannot be read: {one_line(error)}") from None
         identity = "\n".join(sorted(same))
         if before not in ([], [identity]):
-            here, there = set(same), set(before[0].split("\n"))
-            ours, theirs = (", ".join(sorted(each)) or "none" for each in (here - there, there - here))
-            raise InputError(
-                f"name={name}: is a search with other settings: {theirs} (this command has {ours}); use another name"
-            )
+            differing = ", ".join(sorted(set(same) ^ set(before[0].split("\n"))))
+            raise InputError(f"name={name}: is a search with other settings ({differing} differ); use another name")
         self.study = optuna.create_study(study_name=identity, storage=storage, load_if_exists=True)
         for each in self.study.trials:
             if each.params.keys() != space.keys():  # killed before Optuna had chosen all values
                 self.study.tell(each.number, state=TrialState.FAIL, skip_if_finished=True)
-            elif (name := self.add(each).name) and each.state.is_finished():
-                self.outcomes[name] = "finished" if each.state == TrialState.COMPLETE else "failed"
+            elif (trial := self.add(each)) and each.state.is_finished():
+                trial.outcome = "finished" if each.state == TrialState.COMPLETE else "failed"
 
     def add(self, proposed: Any) -> Trial:
         """Add the trial that Optuna proposes, an `optuna.Trial`, to the sweep."""
@@ -117,7 +114,7 @@ class Search(Sweep):
         super().tell(trial, outcome)
         number = int(trial.name.removeprefix("trial-")) - 1
         if outcome == "finished":
-            self.study.tell(number, Run(trial.directory).bpc)
+            self.study.tell(number, trial.run.bpc)
         elif outcome == "failed":
             # Not FAIL, which Optuna ignores: the sampler ranks PRUNED trials among the worst and avoids their settings.
             self.study.tell(number, state=TrialState.PRUNED)
@@ -126,7 +123,7 @@ class Search(Sweep):
         """Log the command that repeats the best trial, and return the exit status: 1 if no trial has finished."""
         if results[0]["val_loss"] is None:
             return 1
-        best = self.trials[results[0]["directory"].name]
+        best = self.trials[results[0]["directory"].directory.name]
         log.info(f"best trial {shlex.join(['python', 'train.py', *best.overrides])}")
         return 0
 
@@ -145,23 +142,19 @@ def begin_search(config: SearchConfig, command: Command) -> int:
         raise InputError("hparams_search: nothing is left to search: the command fixes every key that has a range")
     single = [str(each.input_line) for each in given if not each.is_sweep_override()]
     fixed = [*single, *(each.text for each in literals if not is_launch(each.key))]
-    same = [f"hparams_search.seed={config.seed}", f"hparams_search.startup={config.startup}"]
+    same = [f"hparams_search.{key}={getattr(config, key)}" for key in ("seed", "startup")]
     same += [str(each.input_line) for each in swept]
     same += [each for each in fixed if not is_launch(each.partition("=")[0])]
     name = command.literal("name") or sweep_name(same, "search")
     directory = check_sweep(name, list(space), command.literal("resume"))
-    if Run(directory).is_sweep and not (directory / FILE).exists():
-        raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
     ends = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}
-    corners = [  # a few trials that together contain every choice and both ends of every range
-        [*single, *(setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items())]
-        for index in range(max(map(len, ends.values())))
-    ]
     runs = []
-    for corner in corners:
-        chosen = [setting for each in parse_overrides(corner, search=True) for setting in settings(each)] + literals
-        runs.append(Candidate(chosen, compose(chosen)))
-    texts = check_inputs(runs)
-    claim(directory, texts)
-    same += [f"text={text}" for text in texts]
-    return run_sweep(Search(name, config, space, fixed, same), runs[0].config.workers)
+    for index in range(max(map(len, ends.values()))):  # a few trials with every choice and both ends of every range
+        corner = [setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()]
+        parsed = parse_overrides([*single, *corner], search=True)
+        chosen = [*itertools.chain(*map(settings, parsed)), *literals]
+        runs.append((chosen, compose(chosen)))
+    same += [f"text={text}" for text in check_inputs(runs)]
+    directory.mkdir(parents=True, exist_ok=True)
+    run_lock.lock(directory)
+    return run_sweep(Search(name, config, space, fixed, same), runs[0][1].workers)

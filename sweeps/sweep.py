@@ -1,41 +1,121 @@
-"""Run a sweep (`-m`): check all its trials, run each trial in its own process and write a table of the results."""
+"""Run a sweep (`-m`): check all its trials, run each in a process of its own and write a table of the results."""
 
+import hashlib
 import os
+import re
 import shlex
 import signal
 import subprocess
+import sys
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NamedTuple
+from subprocess import DEVNULL, STDOUT
 
-from base.errors import InputError, printable
+from base.errors import InputError, one_line, printable
 from base.jobs import run_lock, slurm
 from base.jobs.run_directory import RUNS, Run, find_model
 from base.log import log
-from base.processes import command
-from base.progress import Progress, count
+from base.processes import command, cores
+from base.progress import clock, count
+from base.ranks import child_environment
 from conf.compose import compose, read_config
-from conf.keys import is_launch
+from conf.keys import FOLDERS, is_launch
 from conf.overrides import Command, Setting
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from reports.tensorboard import watch
 from sweeps.table import Row, leaderboard, write_page, write_table
-from sweeps.trial import Trial, ending, make_trial, start, sweep_name
 from training.launch import rows_per_device
 
-
-class Candidate(NamedTuple):
-    """One combination of settings that a sweep will run, and the configuration that results from the settings."""
-
-    settings: list[Setting]
-    config: Config
+TRAIN = Path(__file__).parents[1] / "train.py"
+MAX_NAME = 100  # maximum characters of a trial's name
 
 
-def candidates(command: Command) -> list[Candidate]:
-    return [Candidate(settings, compose(settings)) for settings in command.runs()]
+@dataclass
+class Trial:
+    """One run of a sweep."""
+
+    run: Run
+    overrides: list[str]  # the settings as on the command line, such as `optim.lr=0.01`
+    varied: dict[str, str]  # by key, the printable values that differ between trials
+    outcome: str | None = None  # how it ended in this or an earlier command, such as `finished`
+
+    @property
+    def name(self) -> str:
+        return self.run.directory.name
+
+    @property
+    def title(self) -> str:  # in log lines, because the name may be a number or a hash
+        return ",".join(f"{key}={value}" for key, value in sorted(self.varied.items()))
+
+    @property
+    def command(self) -> list[str]:
+        """The command that starts the trial or, if the trial has begun, resumes it."""
+        presets, name = [f"--config-dir={folder}" for folder in FOLDERS], self.run.directory.relative_to(RUNS)
+        return [sys.executable, str(TRAIN), *presets, *self.overrides, f"name={name}", "resume=auto"]
+
+
+def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
+    settings = sorted(each for each in arguments if not is_launch(each.partition("=")[0]))
+    return f"{kind}-{_hash(settings)}"  # the same for the settings in any order
+
+
+def trial_name(varied: Mapping[str, str]) -> str:
+    """Return the varied settings as a name; if too long or unsafe for a file system, it is changed and has a hash."""
+    parts = [f"{key}={value}" for key, value in varied.items()]
+    safe = (re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts)
+    name = ",".join(re.sub(r"[^\w.=+-]+", "-", part, flags=re.ASCII).strip("-.") for part in safe)
+    if name == ",".join(parts) and len(name) <= MAX_NAME:
+        return name
+    return f"{name[:MAX_NAME]}_{_hash(parts)}"
+
+
+def _hash(parts: Iterable[str]) -> str:
+    return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:6]
+
+
+def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], name: str = "") -> Trial:
+    """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
+    values = dict(setting.partition("=")[::2] for setting in settings)
+    differing = {key: values[key] for key in varied}
+    own = [f"{key}={value}" for key, value in values.items() if key not in ("name", "resume", "workers")]
+    run = Run(RUNS / sweep / (name or trial_name(dict(sorted(differing.items())))))
+    return Trial(run, own, {key: printable(value) for key, value in differing.items()})
+
+
+def start(trial: Trial, workers: int) -> subprocess.Popen:
+    """Start the process of a trial with its share of the CPU cores among `workers`; it prints to console.log."""
+    # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
+    environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
+    if workers > 1 and "OMP_NUM_THREADS" not in environment:
+        environment["OMP_NUM_THREADS"] = str(max(1, cores() // workers))
+    trial.run.directory.mkdir(parents=True, exist_ok=True)
+    with open(trial.run.directory / "console.log", "ab") as console:
+        # A process group of its own: Ctrl-C in the terminal reaches the sweep only, which passes it on.
+        return subprocess.Popen(
+            trial.command, stdin=DEVNULL, stdout=console, stderr=STDOUT, env=environment, process_group=0
+        )
+
+
+def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
+    """Return how a trial has ended, such as `failed` or its status in summary.json, and a log line about it.
+
+    `status` is the exit status of its process, and `stopped` says whether a signal has stopped the sweep.
+    """
+    console = trial.run.directory / "console.log"
+    if status and not stopped:
+        lines = console.read_text("utf-8", "replace").split("\n")
+        last = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
+        reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last.removeprefix("train.py: ")
+        return "failed", f"failed: {reason} ({console})"
+    summary = trial.run.summary
+    how = "interrupted" if status else str(summary.status)
+    if summary.val_loss is None or summary.seconds is None:
+        return how, how
+    loss = f"validation loss {summary.val_loss:.4f}, {summary.val_bpc:.4f} bits per character"
+    return how, f"{how} in {clock(summary.seconds)}, {loss}"
 
 
 def varied_keys(command: Command) -> list[str]:
@@ -65,30 +145,27 @@ def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
     return directory
 
 
-def has_finished(trial: Trial, config: Config) -> bool:
+def has_finished(run: Run, config: Config) -> bool:
     """Return whether an earlier command has finished a trial; refuse a run with other settings in its directory."""
-    if not (trial.directory / "config.yaml").exists():
+    if not run.config.exists():
         return False
-    old, steps = read_config(trial.directory), config.trainer.max_steps
+    old, steps = read_config(run.directory), config.trainer.max_steps
     if differing := changed(old, config):
-        raise InputError(f"{trial.directory}: is a run with other settings; use another name=…: {'; '.join(differing)}")
-    finished = Run(trial.directory).summary.status == "finished"
-    return finished and (steps == "auto" or steps <= old.trainer.max_steps)
+        raise InputError(f"{run}: is a run with other settings; use another name=…: {'; '.join(differing)}")
+    return run.summary.status == "finished" and (steps == "auto" or steps <= old.trainer.max_steps)
 
 
-def check_inputs(runs: Iterable[Candidate]) -> list[str]:
+def check_inputs(runs: Iterable[tuple[list[Setting], Config]]) -> list[str]:
     """Check the text, batch size and initial model of each run, and return the texts' SHA-256 hashes, sorted."""
     from data.corpus import open_corpus
     from data.text import open_text
 
     texts = set()
     distinct = {}  # by what is checked, one run: reading a text is slow
-    for run in runs:
-        config = run.config
+    for settings, config in runs:
         start = config.init_from and (config.init_from, config.model)
-        distinct[repr((config.data, config.model.context, config.trainer, start))] = run
-    for run in distinct.values():
-        config = run.config
+        distinct[repr((config.data, config.model.context, config.trainer, start))] = settings, config
+    for settings, config in distinct.values():
         if isinstance(config.trainer.devices, int):
             rows_per_device(config.data, config.trainer.devices)
         if config.init_from is None:
@@ -98,46 +175,39 @@ def check_inputs(runs: Iterable[Candidate]) -> list[str]:
 
             model, _, meta = model_file.read(find_model(config.init_from))
             trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
-            check_trained(compose(run.settings, trained), trained)
+            check_trained(compose(settings, trained), trained)
             corpus = open_corpus(config.data)
             texts.add(corpus.sha256(corpus.digests()))
     return sorted(texts)
 
 
-def claim(directory: Path, texts: Collection[str]) -> None:
-    """Create and lock the directory of a sweep; refuse one whose earlier trials used another text."""
-    for file in sorted(directory.glob("*/summary.json")):
-        old = Run(file.parent).summary
-        if old.text_sha256 not in (None, *texts):
-            had = f"{file.parent} has another text ({printable(old.text)}), and losses on different texts"
-            raise InputError(f"name={directory.name}: {had} cannot be compared; use another name")
-    directory.mkdir(parents=True, exist_ok=True)
-    run_lock.lock(directory)
-
-
 @dataclass
 class Sweep:
-    """The trials of a sweep, and how they have ended. A subclass may propose trials from earlier results."""
+    """The trials of a sweep. A subclass may propose trials from earlier results."""
 
     name: str
     count: int
     trials: dict[str, Trial]  # by name, in the order of their numbers
-    outcomes: dict[str, str]  # by name, how a trial ended in this or an earlier command, such as `finished`
     kind: str = "sweep"
 
     def ask(self) -> Iterator[Trial]:
-        """Yield the trials to run; `run_trials` requests the next one when a worker is free."""
-        yield from [trial for trial in self.trials.values() if trial.name not in self.outcomes]
+        # `run_trials` requests the next one when a worker is free.
+        yield from [trial for trial in self.trials.values() if trial.outcome is None]
 
     def tell(self, trial: Trial, outcome: str) -> None:
-        self.outcomes[trial.name] = outcome
+        trial.outcome = outcome
 
     def label(self, trial: Trial) -> str:
         return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
 
+    def write_table(self) -> list[Row]:
+        trials = self.trials.values()
+        outcomes = {trial.run: trial.outcome for trial in trials if trial.outcome}
+        return write_table(RUNS / self.name, {trial.run: trial.varied for trial in trials}, outcomes)
+
     def conclude(self, results: list[Row]) -> int:
         """Log which trials have failed, and return the exit status; not called if a signal stopped the sweep."""
-        failed = [name for name, outcome in self.outcomes.items() if outcome == "failed"]
+        failed = [trial.name for trial in self.trials.values() if trial.outcome == "failed"]
         if failed:
             log.error(f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}")
         return 1 if failed else 0
@@ -147,21 +217,26 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
     """Run the trials of a sweep, log the results, and return the exit status: 128 + N if the signal N stopped it."""
     directory = RUNS / sweep.name
     log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")
-    for name, outcome in sweep.outcomes.items():
-        log.info(f"{sweep.label(sweep.trials[name])}  {sweep.trials[name].title}: {outcome} before")
-    results = write_table(directory, sweep.trials.values(), sweep.outcomes)
+    for trial in sweep.trials.values():
+        if trial.outcome:
+            log.info(f"{sweep.label(trial)}  {trial.title}: {trial.outcome} before")
+    results = sweep.write_table()
     received: list[int] = []
     for each in slurm.STOPS:  # not restored: the process ends with the sweep
         signal.signal(each, lambda number, _: received.append(number))
-    with Progress("trials", sweep.count, lines=False) as progress:
-        progress.update(len(sweep.outcomes))
-        for trial, status in run_trials(sweep, workers, received):
-            outcome, line = ending(trial, status, bool(received))
-            sweep.tell(trial, outcome)
-            results = write_table(directory, sweep.trials.values(), sweep.outcomes)
-            progress.update(1)
-            log.info(f"{sweep.label(trial)}  {line}")
-    show_results(results, directory / "sweep.csv")
+    for trial, status in run_trials(sweep, workers, received):
+        outcome, line = ending(trial, status, bool(received))
+        sweep.tell(trial, outcome)
+        results = sweep.write_table()
+        log.info(f"{sweep.label(trial)}  {line}")
+    if results:
+        log.info(f"\n{leaderboard(results)}\n")
+        if results[0]["val_loss"] is not None:
+            log.info(f"more text  {command('python', 'sample.py', results[0]['directory'])}")
+        watch(directory)
+    different = write_page(directory, results)
+    log.info(f"report     {directory / 'report.html'}")
+    log.info(f"table      {directory / 'sweep.csv'}{different and f'; {different}'}")
     if not received:
         return sweep.conclude(results)
     if slurm.time_is_up(received[0]):
@@ -197,37 +272,30 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
             process.kill()
 
 
-def show_results(results: list[Row], table: Path) -> None:
-    """Log the leaderboard, what to run next, and the paths of the page and of `table`, the file sweep.csv."""
-    if results:
-        log.info(f"\n{leaderboard(results)}\n")
-        if results[0]["val_loss"] is not None:
-            log.info(f"more text  {command('python', 'sample.py', results[0]['directory'])}")
-        watch(table.parent)
-    different = write_page(table.parent, results)
-    log.info(f"report     {table.with_name('report.html')}")
-    log.info(f"table      {table}{different and f'; {different}'}")
-
-
 def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line."""
-    return "\n".join(
-        shlex.join(each.text for each in run.settings if not is_launch(each.key)) for run in candidates(command)
-    )
+    lines = []
+    for settings in command.runs():
+        compose(settings)
+        lines.append(shlex.join(each.text for each in settings if not is_launch(each.key)))
+    return "\n".join(lines)
 
 
 def begin_sweep(command: Command) -> int:
     """Check all trials of the sweep that `command` describes, then run it and return its exit status."""
     given = [str(each.input_line) for each in command.overrides.values()]
     given += [each.text for values in command.literals.values() for each in values]
-    runs, varied = candidates(command), varied_keys(command)
+    runs, varied = [(settings, compose(settings)) for settings in command.runs()], varied_keys(command)
     name = command.literal("name") or sweep_name(given)
     directory = check_sweep(name, varied, command.literal("resume"))
     if "debug" in command.overrides:
         raise InputError("debug: only works for one run, without -m")
-    trials = [make_trial(name, varied, [each.text for each in run.settings]) for run in runs]
-    finished = [trial.name for trial, run in zip(trials, runs, strict=True) if has_finished(trial, run.config)]
-    by_name = {trial.name: trial for trial in trials}
-    sweep = Sweep(name, len(by_name), by_name, dict.fromkeys(finished, "finished"))
-    claim(directory, check_inputs(runs))
-    return run_sweep(sweep, runs[0].config.workers)
+    trials = dict[str, Trial]()
+    for settings, config in runs:
+        trial = make_trial(name, varied, [each.text for each in settings])
+        trial.outcome = "finished" if has_finished(trial.run, config) else None
+        trials[trial.name] = trial
+    check_inputs(runs)
+    directory.mkdir(parents=True, exist_ok=True)
+    run_lock.lock(directory)
+    return run_sweep(Sweep(name, len(trials), trials), runs[0][1].workers)

@@ -26,7 +26,7 @@ from gpt.inference.continuation import complete_documents
 from gpt.inference.sampling import TEMPERATURE
 from gpt.model import GPT
 from gpt.training_checkpoint import TrainingRecord, write_model
-from reports import log_lines, verdict
+from reports import log_lines
 from reports.run_page import page
 from reports.tensorboard import log_result
 from training.callbacks.watch import written
@@ -140,15 +140,15 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
         log.info(f"training   loss {losses[0][1]:.4f} to {losses[-1][1]:.4f}")
     if summary.characters_per_second:
         log.info(f"speed      {summary.characters_per_second:,.0f} {unit}s/s")
-    log.info(f"baselines  {verdict.describe_baselines(summary, unit)}")
-    for sentence in verdict.verdict(run, summary, losses, MIN_STEPS):
+    log.info(f"baselines  {log_lines.describe_baselines(summary, unit)}")
+    for sentence in log_lines.verdict(run, summary, losses, MIN_STEPS):
         log.info(f"           {sentence}")
     report = write_report(plan, summary, record, best.model, samples)
     results = {"val_best/loss": best.score.loss, "val_best/bpc": best.score.bpc}
     log_result(run.directory, hyperparameters(config), best.step, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
-    if verdict.has_learned_nothing(summary, MIN_STEPS):
+    if log_lines.has_learned_nothing(summary, MIN_STEPS):
         why = rates_far_above(config.optim) or "its loss is not below that of the uniform distribution"
         raise RunFailed(f"{run} has learned nothing: {why}")
 
@@ -188,7 +188,7 @@ def write_report(
             "notes": text.notes,
             "written": samples,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
-            "verdict": verdict.verdict(plan.run, summary, record.losses, MIN_STEPS),
+            "verdict": log_lines.verdict(plan.run, summary, record.losses, MIN_STEPS),
             "differences": [tuple(map(public, each)) for each in differences(config)],
             "command": public(shlex.join(["python", "train.py", *overrides(config)])),
             "config": public(to_yaml(config)),

@@ -1,15 +1,12 @@
 import json
 import math
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from conf.schema import Config, to_yaml
+from sweeps.sweep import make_trial
 from sweeps.table import write_page, write_table
-from sweeps.trial import make_trial
 
 HOSTILE = "</script><b onclick=x>&{{data}}\N{RIGHT-TO-LEFT OVERRIDE}"
 CURVES = {"lr=1": [(5, 3.0), (10, 2.0), (20, 1.5)], "lr=2": [(5, 3.5), (10, 2.5)], "lr=3": []}
@@ -22,9 +19,9 @@ def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)
         for seed in seeds:
             trial = make_trial(folder.name, ["seed", "data.path"], [f"data.path={setting}", f"seed={seed}"])
             trials.append(trial)
-            trial.directory.mkdir(parents=True)
+            trial.run.directory.mkdir(parents=True)
             entries = {step: loss + seed / 10 for step, loss in curves[setting]}
-            (trial.directory / "config.yaml").write_text(to_yaml(Config()))
+            (trial.run.directory / "config.yaml").write_text(to_yaml(Config()))
             best = min(entries.values(), default=None)
             about = {
                 "status": "finished",
@@ -32,8 +29,8 @@ def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)
                 "val_loss": best,
                 "val_bpc": best and best / math.log(2),
             }
-            (trial.directory / "summary.json").write_text(json.dumps(about))
-    write_page(folder, write_table(folder, trials))
+            (trial.run.directory / "summary.json").write_text(json.dumps(about))
+    write_page(folder, write_table(folder, {trial.run: trial.varied for trial in trials}, {}))
 
 
 def test_the_page_compares_the_runs(workplace: Path, visit: Callable[..., Any]) -> None:
@@ -55,17 +52,8 @@ def test_the_page_compares_the_runs(workplace: Path, visit: Callable[..., Any]) 
         assert [row.locator("td").first.evaluate(edge) for row in rows][:6] == colours
         means = shown.locator("#tables table").first.locator("tr").all_text_contents()
         assert means[:2] == ["data.pathrunsmean lossspread", "lr=121.65000.0707"]
-        # The heights are the losses.
-        heights = [float(re.findall(r" ([\d.]+)", path.get_attribute("d"))[0]) for path in paths]
-        losses = [3.1, 3.2, 3.6, 3.7, 4.1, 4.2]
-        np.testing.assert_allclose(heights, np.polyval(np.polyfit(losses, heights, 1), losses), atol=0.1)
-        assert heights == sorted(heights, reverse=True)
-        shown.focus("#plot")
-        shown.keyboard.press("ArrowLeft")
-        cards = shown.locator("#card tr").all_text_contents()
-        assert cards[0].endswith("data.path=lr=11.6000 nats(2.3083 bits)") and "lr=2, step 102.6000" in cards[2]
 
 
 def test_runs_without_a_loss(workplace: Path, visit: Callable[..., Any]) -> None:
-    sweep(Path("runs/s"), {"lr=1": []})
+    sweep(Path("runs/s"), {"lr=1": []}, (1,))
     assert visit("runs/s/report.html").inner_text("#plot") == "No run has a validation loss."

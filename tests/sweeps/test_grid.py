@@ -4,18 +4,16 @@ import re
 import signal
 from pathlib import Path
 
-import numpy as np
 import pytest
 
+from base.jobs.run_directory import Run
 from conf.overrides import read_command
-from sweeps.sweep import varied_keys
+from sweeps.sweep import MAX_NAME, make_trial, sweep_name, trial_name, varied_keys
 from sweeps.table import caution, spelled
-from sweeps.trial import MAX_NAME, make_trial, sweep_name, trial_name
 from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
-from tests.reports.test_run_page import data_of
 
 
 def test_what_a_trial_is_called() -> None:
@@ -157,18 +155,6 @@ def test_a_sweep_that_cannot_be_creates_nothing(train: Call, trained: Path) -> N
     one_line(train("data.path=book.txt,more.txt"), 2, "'data.path=[book.txt,more.txt]'", "add -m")
 
 
-@pytest.mark.slow
-def test_a_sweep_on_another_text_needs_another_name(train: Call, workplace: Path) -> None:
-    text = Path("book.txt").read_bytes()
-    Path("same.txt").write_bytes(text)
-    short = ["-m", "trainer.max_steps=2", "logger=none", "callbacks=[]", "name=abl"]
-    assert train(*short, "seed=1,2").status == 0
-    Path("book.txt").write_bytes(text[1:])
-    one_line(train(*short, "seed=2,3"), 2, "name=abl: runs/abl/seed=1 has another text (book.txt)")
-    assert sorted(path.name for path in Path("runs/abl").iterdir() if path.is_dir()) == ["seed=1", "seed=2"]
-    assert train(*short, "seed=3", "data.path=same.txt").status == 0, "the same text under another name"
-
-
 def test_when_losses_cannot_be_compared() -> None:
     for arguments, differ in (
         (["data.path=a,b"], True),
@@ -176,8 +162,8 @@ def test_when_losses_cannot_be_compared() -> None:
         (["data.path=a", "data.documents=line,null"], True),
         (["data.path=a", "init_from=h,s", "seed=1,2"], False),
     ):
-        runs = [(Path("none"), config) for config in composed("-m", *arguments)]
-        assert caution(runs).startswith("the validation texts differ") is differ, arguments
+        configs = {Run(Path(f"run {n}")): config for n, config in enumerate(composed("-m", *arguments))}
+        assert caution(configs).startswith("the validation texts differ") is differ, arguments
 
 
 def test_a_password_in_a_swept_address_is_not_in_names() -> None:
@@ -188,25 +174,3 @@ def test_a_password_in_a_swept_address_is_not_in_names() -> None:
     assert spelled(compose(["data.path=https://me:pw@a.org/b"]))["data.path"] == "https://***@a.org/b"
     one, other = (make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n")
     assert one.name != other.name
-
-
-@pytest.mark.slow
-def test_where_the_seed_varies_the_table_has_means(train: Call) -> None:
-    given = ["-m", "optim.lr=1e-3,3e-3", "seed=1,2,3", "trainer.max_steps=2", "logger=none", "name=abl"]
-    ended = train(*given, "callbacks=[]")
-    assert ended.status == 0, ended
-    rows = table("abl")
-    averages, runs = rows[:2], rows[2:]
-    assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 6
-    for row in averages:
-        own = [float(each["val_loss"]) for each in runs if each["optim.lr"] == row["optim.lr"]]
-        assert (row["runs"], row["seed"], row["directory"]) == ("3", "", "")
-        assert float(row["val_loss"]) == pytest.approx(np.mean(own))
-        assert float(row["val_loss_spread"]) == pytest.approx(np.std(own, ddof=1))
-        line = rf"^{row['optim.lr']} +3 .*{np.mean(own):.4f} +{np.std(own, ddof=1):.4f}"
-        assert re.search(line, ended.out, re.MULTILINE), ended.out
-    assert "report     runs/abl/report.html" in ended.out
-    for name, entries, _ in data_of(Path("runs/abl/report.html").read_text("utf-8"))["runs"]:
-        assert summary(f"abl/{name.replace(', ', ',')}")["validations"] == {str(step): loss for step, loss in entries}
-    averages = ended.out[ended.out.index("optim.lr  runs") :].partition("\n\n")[0]
-    assert train("--runs", "abl/*", defaults=False).out.partition("\n\n")[0] == averages

@@ -1,12 +1,15 @@
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from base.jobs.run_directory import Run
 from conf.schema import to_yaml
+from sweeps.table import run_list, write_table
 from tests.conf.test_defaults import compose
-from tests.conftest import Call, one_line, summary
+from tests.conftest import Call, one_line, summary, table
 
 
 def store(name: str, *settings: str, steps: int | None = None) -> None:
@@ -69,6 +72,21 @@ def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
     one_line(train("--runs", "ab", defaults=False), 2, "--runs ab: no run in runs/ matches this name")
 
 
+def test_a_sweep_s_table_has_means_over_seeds(workplace: Path) -> None:
+    runs = {f"lr={rate},seed={seed}": (rate, seed) for rate in ("1", "2") for seed in ("0", "1")}
+    for name, (rate, seed) in runs.items():
+        store(f"abl/{name}", f"seed={seed}", f"optim.lr={rate}")
+    settings = {Run(Path("runs/abl", name)): {"optim.lr": rate, "seed": seed} for name, (rate, seed) in runs.items()}
+    for given in (settings, {}):  # then from the file
+        write_table(Path("runs/abl"), given, {})
+        rows = table("abl")
+        assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 4
+        for row in rows[:2]:
+            assert (row["runs"], row["seed"], row["directory"]) == ("2", "", "")
+            spread = pytest.approx(0.1 / 2**0.5)
+            assert float(row["val_loss"]) == pytest.approx(1.05) and float(row["val_loss_spread"]) == spread
+
+
 def test_a_split_of_the_runs_of_a_pattern(train: Call, score: Call) -> None:
     short = ["trainer.max_steps=2", "logger=none", "callbacks=[]"]
     for seed in (0, 1):
@@ -86,3 +104,26 @@ def test_a_split_of_the_runs_of_a_pattern(train: Call, score: Call) -> None:
     assert ended.err.count("abl: its best trial is abl/optim.lr=0.001\n") == 2, ended
     assert "test split of abl/optim.lr=0.001: " in ended.out and summary("abl/optim.lr=0.001")["test_loss"]
     assert summary("abl/optim.lr=0.0001")["test_loss"] is None
+
+
+def test_runs_are_listed_with_the_newest_last(workplace: Path, train: Call) -> None:
+    assert train("--runs", defaults=False).out == "no run in runs/ yet\n"
+    runs = {
+        "second": {"status": "finished", "steps": 1200, "val_loss": 0.92734, "text": "book.txt"},
+        "sweep/a\x1b": {"status": "diverged", "steps": 10, "val_loss": None, "text": None},
+        "first": {"status": "running"},
+    }
+    for age, (name, content) in enumerate(runs.items()):
+        file = Path("runs", name, "summary.json")
+        file.parent.mkdir(parents=True)
+        file.write_text(json.dumps(content))
+        os.utime(file, (10 - age, 10 - age))
+    assert run_list().splitlines() == [
+        "name      status    steps  loss    text",
+        "first     killed",
+        "sweep/a\ufffd  diverged  10",
+        "second    finished  1200   0.9273  book.txt",
+    ]
+    assert train("name=new", "trainer.max_steps=1").status == 0
+    newest = train("--runs", defaults=False).out.splitlines()[-1]
+    assert newest.split()[:3] == ["new", "finished", "1"] and newest.endswith("book.txt")

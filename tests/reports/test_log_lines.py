@@ -3,7 +3,7 @@ from pathlib import Path
 
 from base.jobs.run_directory import Run
 from base.jobs.summary import Summary
-from reports.verdict import has_learned_nothing, verdict
+from reports.log_lines import has_learned_nothing, verdict
 
 RUN = Run(Path("runs/a b"))
 SUMMARY = Summary(
