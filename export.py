@@ -3,7 +3,6 @@
 import argparse
 import os
 import sys
-from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,15 @@ from base.errors import InputError, describe_os_error, printable
 from base.files import atomic
 from base.jobs import run_directory
 from base.progress import Progress
-from gpt.export import FORMATS
 from gpt.model_file import read
 from gpt.tokenizer import tokenizer_from
 
-CARD_BESIDE = ("onnx", "torch")  # formats whose model card is the file OUT.md
+FORMATS = {  # suffix of the file ("": a folder), and how to use it; gpt/export/to_FORMAT.py writes it
+    "onnx": (".onnx", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})"),
+    "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r}, trust_remote_code=True)"),
+    "web": (".html", "open {!r} in a browser"),
+    "card": (".md", "fill in the licence in {!r}"),
+}
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -33,19 +36,16 @@ def cli(arguments: list[str] | None = None) -> int:
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = Parser(
         prog="export.py",
-        usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--guess FILE|validation] [--precision fp32] "
-        "[--overwrite]",
+        usage="export.py MODEL --to FORMAT OUT [--title TEXT] [--guess FILE|validation] [--overwrite]",
         description="Write a model in a format that other programs load.",
-        epilog="OUT is NAME.onnx for onnx, NAME.pt2 for torch (torch.export), NAME.html for web, a folder for hf "
-        "(transformers) and NAME.md for card. onnx, torch and hf also write a model card.",
+        epilog="OUT is NAME.onnx for onnx, NAME.html for web, a folder for hf (transformers), which contains a model "
+        "card, too, and NAME.md for card.",
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
     add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
     add("out", metavar="OUT", help="file or folder to write: see below")
-    precision = "with --to web: bf16 (default) stores a weight in two bytes, fp32 in four"
-    add("--precision", choices=("bf16", "fp32"), help=precision)
     add("--title", help="with --to web: heading and title of the page")
     guess = "with --to web: add a guessing game with passages of FILE or of the run's validation split, which become "
     guess += "readable in the page"
@@ -57,37 +57,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """Check the options, export the model, and print how to load it and what is known about the export."""
     out = Path(options.out)
-    suffix, _, usage = FORMATS[options.to]
-    if out.suffix != suffix and suffix:
+    suffix, usage = FORMATS[options.to]
+    if suffix and out.suffix != suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
-    for option in ("title", "precision", "guess"):
+    for option in ("title", "guess"):
         if (value := getattr(options, option)) is not None and options.to != "web":
             raise InputError(f"--{option} {value}: only works with --to web, not {options.to}")
-    if options.title is not None and not options.title.strip():
-        raise InputError(f"--title {options.title!r}: must contain text; leave it out for the usual heading")
     file = run_directory.find_model(options.source)
     if suffix:
         target = output_path(options.out, "OUT", [file], overwrite=options.overwrite)
     else:
         target = output_folder(options.out)
-    card = None
-    if options.to in CARD_BESIDE:
-        card = output_path(f"{options.out}.md", "OUT", [file], overwrite=options.overwrite)
-    if not out.parent.is_dir():
-        raise InputError(f"OUT {out}: no such folder: {out.parent}")
-
     try:
-        with atomic(card) if card else nullcontext() as beside, atomic(target) as new:
+        with atomic(target) as new:
             try:
-                new.touch() if suffix else new.mkdir()  # fails here, before the slow work, if the folder is read-only
+                new.touch() if suffix else new.mkdir()  # fails here, before the slow work, if OUT cannot be written
             except OSError as error:
                 error.filename = options.out
                 raise InputError(f"OUT {describe_os_error(error)}") from None
-            step, *facts = export(options, file, new, beside)
+            step, *facts = export(options, file, new)
             size = sum(path.stat().st_size for path in (new.iterdir() if new.is_dir() else [new]))
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
-    facts += [f"its card is {out}.md"] if card else []
     amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
     for line in (f"{out}: {amount}, {step}; use it: {usage.format(str(out))}", *facts):
         print(printable(line))
@@ -103,33 +94,31 @@ def output_folder(name: str) -> Path:
     return path
 
 
-def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | None) -> list[str]:
-    """Write the model to `new`, and the card of an onnx or torch file to `beside`; return facts to print."""
+def export(options: argparse.Namespace, file: Path, new: Path) -> list[str]:
+    """Write the model to `new`, and return facts to print."""
     with Progress("loading the model"):
         config, weights, meta = read(file)
         from gpt.checkpoint import build  # loads torch
 
         model = build(config, weights)
-    page: dict[str, Any] = {}
-    if options.to == "web":
-        page = {"title": options.title, "precision": options.precision or "bf16"}
-    told, difference = [f"step {meta['step']} of {file}"], None
+    page: dict[str, Any] = {"title": options.title} if options.to == "web" else {}
+    facts = [f"step {meta['step']} of {file}"]
     if options.guess is not None:
         from data.passages import game_passages  # loads torch
 
         tokenizer = tokenizer_from(meta["vocabulary"])
         page["passages"], said = game_passages(options.guess, file, tokenizer, meta["documents"])
-        told.append(said)
+        facts.append(said)
     with Progress(f"writing {printable(options.out)} and checking it"):
         if options.to != "card":
-            write = getattr(import_module(f"gpt.export.{FORMATS[options.to][1]}"), f"write_{options.to}")
-            difference = write(model, meta, new, **page)
-        card = new if options.to == "card" else new / "README.md" if options.to == "hf" else beside
-        if card:
-            from reports.card import card as describe
+            said = import_module(f"gpt.export.to_{options.to}").write(model, meta, new, **page)
+            facts += [said] if said else []
+        if options.to in ("card", "hf"):
+            from reports.card import card
 
-            card.write_text(describe(model, meta, file, hf=options.to == "hf"), encoding="utf-8", newline="\n")
-    return told + ([] if difference is None else [f"logits differ by at most {difference:.1g} of the largest"])
+            text = card(model, meta, file, hf=options.to == "hf")
+            (new / "README.md" if options.to == "hf" else new).write_text(text, encoding="utf-8", newline="\n")
+    return facts
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ import json
 import os
 import re
 import secrets
+import stat
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TextIO
@@ -24,8 +25,7 @@ from base.jobs import run_directory
 from base.progress import Progress, count, hidden
 from data.novelty import describe, longest_copies, repeats, skipped
 from gpt.inference.continuation import Continuation, beginning, readable
-from gpt.inference.generate import generate_many, stream
-from gpt.inference.sampling import TEMPERATURE, SamplingParams, log_probabilities
+from gpt.inference.generate import TEMPERATURE, SamplingParams, generate_many, stream
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
@@ -65,7 +65,7 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write the texts to FILE")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
-    add("--json", action="store_true", help="write each text as a line of JSON, with its log-probabilities")
+    add("--json", action="store_true", help="write each text as a line of JSON")
     copied = "print to stderr each text's longest copy from the training text, and how many documents are new"
     add("--novelty", action="store_true", help=copied)
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
@@ -97,6 +97,8 @@ def sample(options: argparse.Namespace) -> None:
     # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
     newline = "" if tokenizer.unit == "byte" else None
     prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
+    if not prompts and not stat.S_ISCHR(os.fstat(0).st_mode):
+        print("standard input is not read; --prompt-file - uses it as the prompt", file=sys.stderr)
     prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
     if "" in prompts:
         raise InputError("--prompt: a prompt is empty, or none of its characters is in the vocabulary")
@@ -109,7 +111,10 @@ def sample(options: argparse.Namespace) -> None:
         output = writing_to(options.output, "--output", files, overwrite=options.overwrite)
     with output as out:
         print(f"{printable(checkpoint)}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
-        write(weights, tokenizer, prompts, options, trained, out)
+        rows = [(prompt, options.seed + number) for prompt in prompts or [""] for number in range(options.num_samples)]
+        texts = write(weights, tokenizer, rows, options, out)
+    if trained is not None:
+        report_novelty(rows, texts, trained, tokenizer, options)
 
 
 def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
@@ -163,11 +168,10 @@ def continuations(
     params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
     stops = options.stop + ([options.end] if options.end and not options.no_stop else [])
     written = [Continuation(tokenizer, stops) for _ in prompts]
-    for tokens, logits in stream(weights, prompts, options.num_chars, params, seeds):
-        logprobs = log_probabilities(logits) if options.json else None
-        for row, (text, token) in enumerate(zip(written, tokens.tolist(), strict=True)):
+    for tokens in stream(weights, prompts, options.num_chars, params, seeds):
+        for text, token in zip(written, tokens.tolist(), strict=True):
             if not text.ended:
-                text.add(token, None if logprobs is None else float(logprobs[row, token]))
+                text.add(token)
         yield written
         if all(text.ended for text in written):
             break
@@ -177,82 +181,63 @@ def continuations(
 
 
 def write(
-    weights: Weights, tokenizer: Tokenizer, prompts: list[str], options: argparse.Namespace,
-    trained: np.ndarray | None, out: TextIO,
-) -> None:  # fmt: skip
-    """Write a single text while it grows, several when each is complete or, to compare them with `trained`, all are."""
-    rows = [(prompt, number) for prompt in prompts or [""] for number in range(options.num_samples)]
+    weights: Weights, tokenizer: Tokenizer, rows: list[tuple[str, int]], options: argparse.Namespace, out: TextIO
+) -> list[Continuation]:
+    """Continue the prompts and seeds `rows`; write a single text while it grows, several when each is complete."""
     encoded = [tokenizer.encode(begun(prompt, tokenizer, options)) for prompt, _ in rows]
-    seeds = [options.seed + number for _, number in rows]
-    if len(rows) == 1 and not options.json:
-        written = show(rows[0][0], continuations(weights, encoded, seeds, tokenizer, options), options.end, out)
-        out.write("\n")
-        if trained is not None:
-            out.flush()
-            print(copies([written.text], trained, tokenizer)[0][0], file=sys.stderr)
-            report_new(prompts or [""], [written], trained, tokenizer, options)
-        return
 
     def work(part: slice) -> Iterator[list[Continuation]]:
-        return continuations(weights, encoded[part], seeds[part], tokenizer, options)
+        return continuations(weights, encoded[part], [seed for _, seed in rows[part]], tokenizer, options)
 
+    if len(rows) == 1 and not options.json:
+        text = show(rows[0][0], work(slice(1)), options.end, out)
+        out.write("\n")
+        out.flush()
+        return [text]
     separated = options.document != "line" or options.no_stop  # otherwise each text is one line
+    texts: list[Continuation] = []
     with Progress("writing", len(rows) * options.num_chars) as bar:
-        texts: Iterable[Continuation]
-        texts = (text for part in generate_many(work, len(rows), weights, bar.update) for text in part)
-        cut = 0
-        copied: list[tuple[str, str]] = [("", "")] * len(rows)
-        if trained is not None:
-            texts = list(texts)
-            copied = copies([text.text for text in texts], trained, tokenizer)
-        each = zip(rows, seeds, texts, copied, strict=True)
-        for index, ((prompt, _), own_seed, text, (said, passage)) in enumerate(each, start=1):
-            line = {"prompt": prompt, "text": text.text, "logprobs": text.logprobs, "seed": own_seed}
-            line |= {"checkpoint": str(options.checkpoint)} | ({"longest_copy": passage} if said else {})
-            line |= {"ended": options.end in text.stopped_by or options.end in text.text} if options.end else {}
-            with hidden():
-                if said:
-                    print(f"{index}: {said}", file=sys.stderr)
+        for part in generate_many(work, len(rows), weights, bar.update):
+            for text in part:
+                prompt, seed = rows[len(texts)]
+                texts.append(text)
                 if options.json:
-                    out.write(json.dumps(line) + "\n")
+                    line = {"prompt": prompt, "text": text.text, "seed": seed, "checkpoint": str(options.checkpoint)}
+                    line |= {"ended": options.end in text.stopped_by or options.end in text.text} if options.end else {}
+                    shown = json.dumps(line)
                 else:
-                    shown = readable(prompt + text.text, options.end)
-                    out.write(for_output((f"--- {index}\n" if separated else "") + shown + "\n", out))
-                out.flush()
-            cut += not text.stopped_by
+                    heading = f"--- {len(texts)}\n" if separated else ""
+                    shown = for_output(heading + readable(prompt + text.text, options.end), out)
+                with hidden():
+                    out.write(shown + "\n")
+                    out.flush()
+    cut = sum(not text.stopped_by for text in texts)
     if cut and options.end and not options.no_stop:
         reached = f"reached --num-chars {options.num_chars} before the end of a {options.document}"
         print(f"{cut:,} of {count(len(rows), 'text')} {reached}", file=sys.stderr)
-    if trained is not None:
-        report_new([prompt for prompt, _ in rows], texts, trained, tokenizer, options)
+    return texts
 
 
 def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
     return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
 
 
-def report_new(
-    prompts: list[str], texts: Iterable[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
+def report_novelty(
+    rows: list[tuple[str, int]], texts: list[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
     options: argparse.Namespace,
 ) -> None:  # fmt: skip
-    """Print how many complete documents do not occur in the training text, the tokens `trained`."""
+    """Print each text's longest copy from the tokens `trained`, and how many complete documents are not among them."""
+    tokens = [tokenizer.encode(text.text) for text in texts]
+    for index, (own, copy) in enumerate(zip(tokens, longest_copies(tokens, trained), strict=True), start=1):
+        print((f"{index}: " if len(rows) > 1 else "") + describe(copy, own, tokenizer), file=sys.stderr)
     if options.end and not options.no_stop:
-        whole = (
-            given + text.text for given, text in zip(prompts, texts, strict=True) if options.end in text.stopped_by
-        )
+        whole = [
+            prompt + text.text for (prompt, _), text in zip(rows, texts, strict=True) if options.end in text.stopped_by
+        ]
         documents = [tokenizer.encode(each) for text in whole if (each := text.rpartition(options.end)[2]).strip()]
         new = repeats(documents, trained, tokenizer.encode(options.end)).count(False)
         what = count(len(documents), f"complete {options.document}")
         print(f"{new:,} of {what} {'is' if new == 1 else 'are'} new", file=sys.stderr)
-
-
-def copies(texts: list[str], trained: np.ndarray, tokenizer: Tokenizer) -> list[tuple[str, str]]:
-    """Return (log line, passage) about each text's longest copy from the tokens `trained`."""
-    tokens = [tokenizer.encode(text) for text in texts]
-    found = longest_copies(tokens, trained)
-    passages = [tokenizer.decode(own[copy.begin :][: copy.length]) for own, copy in zip(tokens, found, strict=True)]
-    lines = [describe(copy, own, tokenizer) for own, copy in zip(tokens, found, strict=True)]
-    return list(zip(lines, passages, strict=True))
 
 
 def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> Continuation:

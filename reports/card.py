@@ -18,8 +18,7 @@ from conf.compose import overrides, read_config
 from conf.resume_rules import PATHS
 from gpt.checkpoint import without_folders
 from gpt.inference.continuation import beginning, complete_documents, readable
-from gpt.inference.generate import generate
-from gpt.inference.sampling import TEMPERATURE
+from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from reports.log_lines import describe_baselines, describe_copies, epochs, in_nats

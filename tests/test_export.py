@@ -17,7 +17,6 @@ import torch
 from data.passages import game_passages
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
-from gpt.export.to_web_page import write_web
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer, tokenizer_from
@@ -40,18 +39,6 @@ def checkpoint(workplace: Path) -> Path:
     return make("runs/first/checkpoints/best.safetensors")
 
 
-def test_a_page_is_written_in_two_bytes_a_weight_or_four(checkpoint: Path, export: Call) -> None:
-    model, meta = load_checkpoint(checkpoint)
-    for name, precision, options in (("page.html", "bf16", []), ("whole.html", "fp32", ["--precision", "fp32"])):
-        ended = export("first", "--to", "web", name, *options)
-        assert ended.status == 0 and ended.err == "" and f"open '{name}' in a browser" in ended.out
-        write_web(model, meta, Path("expected"), precision=precision)
-        assert Path(name).read_bytes() == Path("expected").read_bytes()
-    assert sorted(os.listdir()) == ["book.txt", "expected", "page.html", "runs", "whole.html"]
-    saved = Path("whole.html").stat().st_size - Path("page.html").stat().st_size
-    assert saved == pytest.approx(2 * model.num_parameters() * 4 / 3, abs=300)
-
-
 def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     text, characters = Path("book.txt").read_text(), load_checkpoint(trained)[1]["vocabulary"]["characters"]
     train, validation = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) : int(0.95 * len(text))]
@@ -72,8 +59,9 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     assert export("first", "--to", "web", "new.html", "--guess", "new.txt").status == 0
     assert len(passages("new.html")) >= 4 and set(passages("new.html")) <= set(fresh[:7])
     Path("one.txt").write_text(fresh[0])  # the first line begins a line, too
-    assert export("first", "--to", "web", "one.html", "--guess", "one.txt").status == 0
+    assert export("first", "--to", "web", "one.html", "--guess", "one.txt", "--title", "My <words>").status == 0
     assert passages("one.html") == [fresh[0]]
+    assert "<title>My &lt;words&gt; · chargpt</title>" in Path("one.html").read_text("utf-8")
     Path("book.txt").write_text(text + "more")
     ended = export("first", "--to", "web", "changed.html", "--guess", "validation")
     said = "--guess validation: ", "has changed since first was trained", "; name a text file"
@@ -81,25 +69,13 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     ended = export("first", "--to", "web", "changed.html", "--guess", "new.txt")
     assert ended.status == 0 and "not compared with the training text" in ended.out
     Path("binary.txt").write_bytes(bytes(range(256)))
-    for arguments, said in {
-        "web none.html --guess binary.txt": "byte 128 is not utf-8 (invalid start byte)\n",
-        "onnx model.onnx --guess new.txt": "--guess new.txt: only works with --to web, not onnx",
-        "card model.md --title Mine": "--title Mine: only works with --to web, not card",
-        "web none.html --guess none.txt": "--guess none.txt: no such file",
-    }.items():
-        one_line(export("first", "--to", *arguments.split()), 2, said, program="export.py")
-        assert not Path("none.html").exists()
+    ended = export("first", "--to", "web", "none.html", "--guess", "binary.txt")
+    one_line(ended, 2, "byte 128 is not utf-8 (invalid start byte)\n", program="export.py")
+    assert not Path("none.html").exists()
     # A text without a passage costs the game, not the page.
     ended = export("first", "--to", "web", "none.html", "--guess", "runs/first/config.yaml")
     assert ended.status == 0 and passages("none.html") == []
     assert "\nno game: runs/first/config.yaml has no passage of 200 characters that starts a line, uses" in ended.out
-    assert export("first", "--to", "web", "named.html", "--title", "My <words>").status == 0
-    named = Path("named.html").read_text("utf-8")
-    assert '"title": "My \\u003cwords' in named and "<title>My &lt;words&gt; · chargpt</title>" in named
-    assert "<title>book.txt · chargpt</title>" in Path("none.html").read_text("utf-8")
-    for title in ("", " "):
-        ended = export("first", "--to", "web", "untitled.html", "--title", title)
-        one_line(ended, 2, f"--title '{title}': must contain text", program="export.py")
 
 
 def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
@@ -129,35 +105,27 @@ def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
     assert found == [] and "200 characters that starts a document, uses" in said
 
 
-@pytest.mark.slow
-def test_a_model_that_says_something_else_is_not_kept(
+def test_wrong_words_get_one_line_and_leave_nothing(
     checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpt.export.to_graph.TOLERANCE", -1.0)
-    ended = export("first", "--to", "torch", "out.pt2")
-    said = ended.err.split("it\n")[-1]
-    assert re.fullmatch(r"export.py: logits differ by .* must be at most -1; nothing was written\n", said)
-    assert (ended.status, ended.out) == (2, "")
-    assert sorted(os.listdir()) == ["book.txt", "runs"]
-
-
-def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Call) -> None:
     Path("old.onnx").write_text("mine")
-    Path("new.pt2.md").write_text("mine")
-    shutil.copy(checkpoint, "model.html")
+    Path("full").mkdir()
+    Path("full/mine").touch()
     before = {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")}
+    monkeypatch.setitem(sys.modules, "onnx", None)  # importing None fails
     for arguments, said in {
         "nothing --to onnx model.onnx": "nothing: no such model, nor a run in runs/",
         "first --to onnx model.bin": "model.bin: must end in .onnx",
-        "first --to onnx none/model.onnx": "OUT none/model.onnx: no such folder: none",
-        "first --to onnx old.onnx": "OUT old.onnx: already exists",
-        "first --to onnx model.onnx --precision bf16": "--precision bf16: only works with --to web, not onnx",
+        "first --to onnx none/model.onnx": "OUT none/model.onnx: No such file or directory",
+        "first --to onnx old.onnx": "OUT old.onnx: already exists; give another name, or --overwrite to replace it",
+        "first --to onnx model.onnx": "onnx is not installed: pip install -c constraints.txt -e '.[export]'",
+        "first --to onnx model.onnx --guess new.txt": "--guess new.txt: only works with --to web, not onnx",
         "first --to gguf new": "argument --to: invalid choice: 'gguf'",
         "first --to card card.md --title Mine": "--title Mine: only works with --to web, not card",
         "first --to hf old.onnx": "OUT old.onnx: must be the name of a folder",
-        "first --to hf .": "OUT .: is not empty; give another name",
-        "first --to hf none/new": "OUT none/new: no such folder: none",
-        "first --to torch new.pt2": "OUT new.pt2.md: already exists; give another name, or --overwrite to replace it",
+        "first --to hf full --overwrite": "OUT full: is not empty; give another name",
+        "first --to hf none/new": "OUT none/new: No such file or directory",
+        "first --to web page.html --guess none.txt": "--guess none.txt: no such file",
     }.items():
         ended = export(*arguments.split())
         one_line(ended, 2, said, program="export.py")
@@ -165,37 +133,22 @@ def test_wrong_words_get_one_line_and_leave_nothing(checkpoint: Path, export: Ca
         assert {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")} == before
 
 
-def test_a_missing_package_is_named_with_the_command_that_adds_it(
+def test_a_folder_is_new_or_empty_and_an_export_that_fails_leaves_nothing(
     checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(sys.modules, "onnx", None)  # importing None fails
-    ended = export("first", "--to", "onnx", "out.onnx")
-    assert (ended.status, ended.out) == (2, "")
-    assert ended.err == "export.py: onnx is not installed: pip install -c constraints.txt -e '.[export]'\n"
-    assert sorted(os.listdir()) == ["book.txt", "runs"]
-
-
-def test_a_folder_is_new_or_empty(checkpoint: Path, export: Call) -> None:
-    arguments = "first", "--to", "hf", "out"
     Path("out").mkdir()
-    ended = export(*arguments)
-    assert (ended.status, ended.err) == (0, "") and "kB, step 17 of runs/first" in ended.out
-    names = sorted(os.listdir("out"))
-    assert {"README.md", "model.safetensors", "modeling_chargpt.py"} < set(names)
-    for more in ((), ("--overwrite",)):
-        one_line(export(*arguments, *more), 2, "OUT out: is not empty; give another name, or", program="export.py")
-    assert sorted(os.listdir("out")) == names and sorted(os.listdir()) == ["book.txt", "out", "runs"]
-    Path("empty").mkdir()
-    assert export("first", "--to", "hf", "empty").status == 0 and sorted(os.listdir("empty")) == names
+    for folder in ("out", "new"):
+        ended = export("first", "--to", "hf", folder)
+        assert (ended.status, ended.err) == (0, "") and "kB, step 17 of runs/first" in ended.out
+    assert sorted(os.listdir("out")) == sorted(os.listdir("new"))
+    assert Path("out/README.md").read_text("utf-8").startswith("---\nlibrary_name: transformers\n")
 
-
-def test_an_export_that_fails_leaves_nothing(checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(source: Path, target: Path) -> None:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr("base.files.os.replace", full)
-    one_line(export("first", "--to", "hf", "out"), 1, "No space left on device", program="export.py")
-    assert sorted(os.listdir()) == ["book.txt", "runs"]
+    one_line(export("first", "--to", "hf", "other"), 1, "No space left on device", program="export.py")
+    assert sorted(os.listdir()) == ["book.txt", "new", "out", "runs"]
 
 
 def test_the_card_of_a_run(trained: Path, export: Call) -> None:
@@ -220,9 +173,6 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
     assert alone.startswith("# alone\n") and f"{said['val_loss']:.4f} nats" in alone and "| text | book.txt; " in alone
     assert "uniform" not in alone and "train.py" not in alone and "machine" not in alone
     assert card.partition("## A sample")[2] == alone.partition("## A sample")[2]
-    # For transformers, it begins with what its site reads.
-    assert export("first", "--to", "hf", "out").status == 0
-    assert Path("out/README.md").read_text("utf-8").startswith("---\nlibrary_name: transformers\n")
 
 
 def test_a_card_keeps_paths_and_markup_to_itself(workplace: Path, train: Call, export: Call) -> None:
@@ -241,7 +191,7 @@ def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> N
     needs("onnx", "onnxruntime", "onnxscript")
     said = []
     blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 4
     for language, text in blocks:
         text = text.replace("range(20)", "range(8)").replace("max_new_tokens=20", "max_new_tokens=8")
         if "transformers" in text:
@@ -256,10 +206,9 @@ def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> N
             python, script, *arguments = shlex.split(line)
             ended = export(*arguments)
             assert (python, script, ended.status) == ("python", "export.py", 0), ended
-            assert ("logits differ by at most" in ended.out) == (arguments[2] in ("onnx", "torch")), ended
-    assert Path("model.pt2.md").read_text("utf-8").startswith("# best\n")
+            assert ("logits differ by at most" in ended.out) == (arguments[2] == "onnx"), ended
     model, meta = load_checkpoint(checkpoint)
     tokenizer = tokenizer_from(meta["vocabulary"])
     tokens = generate(model, torch.from_numpy(tokenizer.encode("The ")), 8, temperature=0)
     written = tokenizer.decode(tokens.numpy()) + "\n"
-    assert said == [f"{len(model.state_dict())} tensors, step 17\n", *[written] * (len(said) - 1)] and len(said) >= 3
+    assert said == [f"{len(model.state_dict())} tensors, step 17\n", *[written] * (len(said) - 1)] and len(said) >= 2

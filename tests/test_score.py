@@ -29,6 +29,7 @@ from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_fro
 from reports import scoring, text_to_score
 from tests.conftest import ROOT, Call, one_line, pages
 from tests.model_files import nats_of, write_model_file
+from tests.reference import model as reference
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
@@ -351,18 +352,21 @@ def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(files:
 
 
 def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) -> None:
-    """The log-probabilities that sample.py prints: in every mode within the first context, everywhere in its own."""
+    """The losses of what sample.py draws, by NumPy: in every mode within the first context, everywhere in its own."""
     for positions, window in (("rotary", None), ("learned", None), ("rotary", 4), ("none", 20)):
         write("model.st", CharTokenizer("abcdefgh \n"), positions=positions, window=window)
         typed = "--prompt abc --num-chars 40 --temperature 2 --top-k 9 --seed 3 --json"
         said = json.loads(sample("model.st", *typed.split()).out)
         Path("written.txt").write_text("abc" + said["text"], encoding="utf-8", newline="")
-        printed = [-value for value in said["logprobs"]]
+        model, meta = load_checkpoint("model.st")
+        tokens = tokenizer_from(meta["vocabulary"]).encode("abc" + said["text"]).tolist()
+        logits = reference.text(model.state_dict(), model.config, tokens)[0]
+        drawn = [surprisal(row, token) for row, token in zip(logits[2:-1], tokens[3:], strict=True)]
         for mode in ("sample", "disjoint", "strided"):
             lines = lines_of(score("model.st", "written.txt", "--per-char", "--window", mode).out)
             costs = [line["nats"] for line in lines[3:]]
-            assert costs[: 8 - 3] == pytest.approx(printed[: 8 - 3], abs=1e-5)
-            assert (costs == pytest.approx(printed, abs=1e-5)) == (mode == "sample"), (positions, mode)
+            assert costs[: 8 - 3] == pytest.approx(drawn[: 8 - 3], abs=1e-5)
+            assert (costs == pytest.approx(drawn, abs=1e-5)) == (mode == "sample"), (positions, mode)
     whole = figures(score("model.st", "written.txt", "--window", "sample").out)
     assert set(whole) == {"sample windows of 7, as sample.py reads"}
 

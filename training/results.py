@@ -23,7 +23,7 @@ from gpt import model_file
 from gpt.checkpoint import build, model_state, without_folders
 from gpt.evaluation import EVALUATION_BATCH, Score, evaluate, evaluation_windows, measured
 from gpt.inference.continuation import complete_documents
-from gpt.inference.sampling import TEMPERATURE
+from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT
 from gpt.training_checkpoint import TrainingRecord, write_model
 from reports import log_lines

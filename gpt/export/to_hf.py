@@ -23,7 +23,7 @@ DROPOUT = {  # torch's instead of ours, which registers an operator: two folders
 HEADER = "# Part of chargpt. Copyright (c) 2026 the chargpt authors. SPDX-License-Identifier: MIT\n"
 
 
-def write_hf(model: "GPT", meta: dict[str, Any], path: Path) -> None:
+def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
     """Write weights, configuration, tokenizer and `code` into the empty folder `path`."""
     from safetensors.numpy import save
 

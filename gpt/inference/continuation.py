@@ -1,4 +1,4 @@
-"""Turn generated tokens into text: whole characters, stop strings, log-probabilities, ends of documents."""
+"""Turn generated tokens into text: whole characters, stop strings, ends of documents."""
 
 import codecs
 
@@ -32,25 +32,18 @@ class Continuation:
         self.held = ""  # text that may be the beginning of a stop string
         self.ended = False
         self.stopped_by: list[str] = []  # the stop strings that ended the text
-        self.logprobs: list[float] = []  # one for each character: the sum over its bytes
-        self.pending = 0.0  # log-probability of bytes that are not yet a whole character
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
     def text(self) -> str:
-        """The text so far, including what may turn out to be the beginning of a stop string."""
         return "".join(self.pieces) + self.held
 
-    def add(self, token: int, logprob: float | None = None) -> None:
+    def add(self, token: int) -> None:
         """Append a token; if it completes a stop string, the text ends before the stop string."""
-        new = self.utf8.decode(self.tokenizer.utf8([token]))
-        if logprob is not None:
-            self.pending += logprob
-            self._count(new)
-        self.held += new
+        self.held += self.utf8.decode(self.tokenizer.utf8([token]))
         if found := {stop: position for stop in self.stops if (position := self.held.find(stop)) >= 0}:
-            self.held, self.stopped_by = self.held[: min(found.values())], list(found)
-            self._end()
+            self.stopped_by = list(found)
+            self._end(self.held[: min(found.values())])
             return
         begun = [n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n])]
         sure = len(self.held) - max(begun, default=0)
@@ -60,17 +53,8 @@ class Continuation:
     def close(self) -> None:
         """End the text, with U+FFFD for an incomplete last character."""
         if not self.ended:
-            rest = self.utf8.decode(b"", final=True)
-            self._count(rest)
-            self.held += rest
-            self._end()
+            self._end(self.held + self.utf8.decode(b"", final=True))
 
-    def _end(self) -> None:
-        self.pieces.append(self.held)
-        self.ended, self.held = True, ""
-        del self.logprobs[len(self.text) :]  # the characters of the stop string are not in the text
-
-    def _count(self, new: str) -> None:
-        if new:
-            self.logprobs += [self.pending] + [0.0] * (len(new) - 1)
-            self.pending = 0.0
+    def _end(self, rest: str) -> None:
+        self.pieces.append(rest)
+        self.held, self.ended = "", True

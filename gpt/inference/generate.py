@@ -1,7 +1,9 @@
 """Generate text: sample a token, append it, repeat. Many texts run in threads on a CPU, in large batches on a GPU."""
 
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -9,9 +11,9 @@ import numpy as np
 from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
+from base.options import check, option
 from base.processes import cores
 from gpt.inference.decoder import Decoder, first_needed
-from gpt.inference.sampling import SamplingParams, probabilities, random_numbers, sample_tokens
 from gpt.inference.weights import Weights, weights_of
 
 if TYPE_CHECKING:
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
     from gpt.model import GPT
 
+TEMPERATURE = 0.9  # the default: the text then repeats itself about as often as the training text does
 BLOCK = 256  # random numbers generated at once
 MIN_ROWS = 8  # fewer texts are not worth another thread
 MAX_ROWS = 64  # largest batch of texts in a thread
@@ -27,10 +30,63 @@ MAX_CACHE = 2**29  # bytes of keys and values per thread
 Result = TypeVar("Result")
 
 
+@dataclass(frozen=True)
+class SamplingParams:
+    """How the next token is sampled from the logits, in the order in which the parameters are listed.
+
+    A value out of its range raises `InputError`.
+    """
+
+    temperature: float = option(1.0, "divisor of the logits; 0: choose the most likely token", least=0)
+    # arXiv:1805.04833, section 5.4
+    top_k: int | None = option(None, "sample only from the k most likely tokens; None or k > V: from all", least=1)
+    # arXiv:1904.09751, section 3.1
+    top_p: float = option(1.0, "sample only from the smallest set of tokens with this probability", above=0, most=1)
+    # arXiv:2407.01082, section 3
+    min_p: float = option(0.0, "least probability of a token, as a fraction of the largest one", least=0, most=1)
+
+    def __post_init__(self) -> None:
+        check(self)
+
+
+def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
+    """Return the distributions from which to sample the next token of B texts: (B, V) -> (B, V) float64."""
+    if params.temperature == 0:
+        return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
+    # Make the largest logit 0 first: dividing by a tiny temperature then yields -inf for the others instead of NaN.
+    with np.errstate(over="ignore"):
+        logits = (logits - logits.max(-1, keepdims=True)) / params.temperature
+    if params.top_k is not None or params.top_p < 1:
+        order = np.argsort(-logits, axis=-1, kind="stable")  # (B, V)
+        ranked = np.take_along_axis(logits, order, -1)
+        if params.top_k is not None:
+            ranked[:, params.top_k :] = -np.inf
+        if params.top_p < 1:
+            ranked_probs = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
+            # Remove a token if the tokens ranked before it already reach top_p. The first token always stays.
+            ranked[:, 1:][ranked_probs.cumsum(-1)[:, :-1] >= params.top_p] = -np.inf
+        np.put_along_axis(logits, order, ranked, -1)
+    if params.min_p > 0:
+        logits[logits < np.log(params.min_p)] = -np.inf
+    probs = np.exp(logits)
+    return probs / probs.sum(-1, keepdims=True)
+
+
+def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
+    """Return one token for each distribution and random number in [0, 1): (B, V), (B,) -> (B,) int64."""
+    total = probs.cumsum(-1)
+    return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
+
+
+def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
+    """Return a generator for one text, seeded with both `seed` and the tokens of the prompt."""
+    return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])
+
+
 def stream(
     weights: Weights, prompts: Sequence[np.ndarray], count: int, params: SamplingParams, seeds: Sequence[int]
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Continue B prompts, each (n,) int64 with n >= 1, and yield the next tokens (B,) and their logits (B, V).
+) -> Iterator[np.ndarray]:
+    """Continue B prompts, each (n,) int64 with n >= 1, and yield the next tokens (B,).
 
     A text depends only on its prompt and seed, not on the other prompts.
     """
@@ -45,7 +101,7 @@ def stream(
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
         tokens = sample_tokens(probabilities(logits, params), numbers[:, k % BLOCK])
-        yield tokens, logits
+        yield tokens
         if k + 1 < count:
             logits = decoder.read(tokens[:, None])[:, 0]
 
@@ -127,7 +183,7 @@ def generate(
         added = np.empty((part.stop - part.start, count), np.int64)
         yield added  # with count=0, this is the only result
         seeds = range(seed + part.start, seed + part.stop)
-        for k, (sampled, _) in enumerate(stream(weights, rows[part], count, rules, seeds)):
+        for k, sampled in enumerate(stream(weights, rows[part], count, rules, seeds)):
             added[:, k] = sampled
             yield added
 

@@ -47,7 +47,7 @@ _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     "torch torch.utils.tensorboard lightning lightning.pytorch.callbacks lightning.pytorch.loggers hydra "
     "hydra._internal.config_loader_impl filelock tqdm torch.distributed.run tests.faults.faults tests.faults.processes "
-    "sample score export gpt.export.to_web_page gpt.export.to_graph tests.faults.programs".split()
+    "sample score export gpt.export.to_web tests.faults.programs".split()
     + ["s3fs.core"]  # which Lightning looks for when it logs
 )
 

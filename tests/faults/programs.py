@@ -21,7 +21,7 @@ PROGRAMS = {
     "sample": "sample.py {} --num-chars 1 --seed 0",
     "score": "score.py {} " + LINE,
     "web": "export.py {} --to web out.html",
-    "torch": "export.py {} --to torch out.pt2",
+    "card": "export.py {} --to card out.md",
     "train": "train.py init_from={} data.path=" + TEXT + " name=new trainer.max_steps=1 trainer.accelerator=cpu "
     "trainer.devices=1 data.batch=2 compile=false watch.pictures=false logger=none",
 }

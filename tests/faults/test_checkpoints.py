@@ -182,12 +182,12 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
         point = find_point(Run(LAST.parent.parent), "auto")
         assert point and point.step == 10 and point.path.samefile(LAST)
         assert not list(Path("runs").rglob(".*.tmp"))
-        exported = ["export.py", "--to", "torch", "runs/cut", "runs/cut.pt2"]
+        exported = ["export.py", "--to", "web", "runs/cut", "runs/cut.html"]
         made = subprocess.run([sys.executable, ROOT / exported[0], *exported[1:]], capture_output=True, text=True)
         one_line(
             Ended(made.returncode, made.stdout, less_progress(made.stderr)), 1, "No space left", program="export.py"
         )
-        assert not list(Path("runs").rglob(".*.tmp")) and not Path("runs/cut.pt2").exists()
+        assert not list(Path("runs").rglob(".*.tmp")) and not Path("runs/cut.html").exists()
         Path("runs/filler").unlink()
         assert run(*RESUMED).status == 0
         assert_as_if_never_touched(whole(MUON), Path("runs/cut"))

@@ -9,8 +9,7 @@ from torch import Tensor
 from conf.schema import WatchConfig
 from data.passages import as_shown, prompts
 from data.text import Text
-from gpt.inference.generate import generate
-from gpt.inference.sampling import TEMPERATURE
+from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
 from reports.pictures import plots
 from reports.tensorboard import as_markdown

@@ -7,7 +7,7 @@ const GREETING = 300; // characters that the page writes when it opens
 const PACE = 32; // milliseconds between these characters, about reading speed
 const END = "\x03"; // the end mark of documents that contain line breaks; the page draws a line for it
 const MANY = 128; // elements that become plain text together: elements are slow, but attention needs those in its window
-const { config, vocabulary, size, tensors, precision, name, about, unit: tokenUnit, facts, passages, title, end } = JSON.parse(element("model").textContent);
+const { config, vocabulary, size, tensors, name, about, unit: tokenUnit, facts, passages, title, end } = JSON.parse(element("model").textContent);
 const tokenizer = new (choose({ byte: ByteTokenizer, char: CharTokenizer }, vocabulary.kind))(vocabulary.characters);
 const mark = tokenizer.encode(end).tokens; // the end mark of documents; each text is read after one
 const [prompt, text, generate, goOn, shade] = ["prompt", "text", "generate", "continue", "shade"].map(element);
@@ -47,14 +47,7 @@ async function inSlices(wanted, step, pace = 0) {
   return true;
 }
 
-/** Return a buffer with the fp32 numbers of a buffer with bf16 numbers, which are the upper halves of fp32 numbers. */
-function widened(buffer) {
-  const halves = new Uint16Array(buffer, 0, buffer.byteLength >> 1), words = new Uint32Array(halves.length);
-  for (let n = 0; n < halves.length; n++) words[n] = halves[n] << 16;
-  return words.buffer;
-}
-
-/** Decode the weights in the page, stored as fp32 or bf16; return {name: Float32Array}. */
+/** Decode the weights in the page, stored as bf16; return {name: Float32Array}. */
 async function loadWeights() {
   const source = element("weights"), base64 = source.textContent;
   const bytes = new Uint8Array((base64.length / 4) * 3);
@@ -65,11 +58,12 @@ async function loadWeights() {
     await pause();
   }
   source.remove(); // free the memory
-  const buffer = precision === "bf16" ? widened(bytes.buffer) : bytes.buffer;
+  const halves = new Uint16Array(bytes.buffer, 0, bytes.length >> 1), words = new Uint32Array(halves.length);
+  for (let n = 0; n < halves.length; n++) words[n] = halves[n] << 16; // bf16 is the upper half of fp32
   const weights = {};
   let start = 0;
   for (const [tensor, count] of tensors) {
-    weights[tensor] = new Float32Array(buffer, 4 * start, count);
+    weights[tensor] = new Float32Array(words.buffer, 4 * start, count);
     start += count;
   }
   return weights;

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from gpt.config import ModelConfig
-from gpt.export.to_hf import WRAPPER, code, write_hf
+from gpt.export.to_hf import WRAPPER, code, write
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
@@ -27,7 +27,7 @@ CONFIGS = [*MIXED[:12], *third(PLACES), MIXED[-1], *(tiny(positions="learned", c
 def written(path: Path, config: ModelConfig, vocabulary: dict[str, Any], **changes: Any) -> GPT:
     path.mkdir()
     model = fill(GPT(config, tokenizer_from(vocabulary).size)).eval()
-    write_hf(model, about(config, vocabulary, **changes), path)
+    write(model, about(config, vocabulary, **changes), path)
     return model
 
 

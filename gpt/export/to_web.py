@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from base.html import embedded, render
 from base.progress import count
@@ -17,25 +16,21 @@ from gpt.tokenizer import tokenizer_from
 TEMPLATE = Path(__file__).with_name("web_page") / "index.html"
 
 
-def write_web(
-    model: GPT,
-    meta: dict[str, Any],
-    path: Path,
-    passages: Sequence[str] | None = None,
-    precision: str = "fp32",
-    title: str | None = None,
+def write(
+    model: GPT, meta: dict[str, Any], path: Path, passages: Sequence[str] | None = None, title: str | None = None
 ) -> None:
-    """Write an HTML page that contains a model, with weights in fp32 or bf16, and generates text with it.
+    """Write an HTML page that contains a model, with weights rounded to bf16, and generates text with it.
 
     `passages` are the texts of the game, if there is one. The default title names the training text.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
+    weights = torch.cat([each.detach().bfloat16().flatten() for each in model.parameters()])
+    halves = weights.view(torch.int16).numpy().astype("<i2")  # NumPy has no bf16
     described = {
         "config": vars(model.config),
         "vocabulary": meta["vocabulary"],
         "size": model.vocabulary,
         "tensors": [(name, tensor.numel()) for name, tensor in model.named_parameters()],
-        "precision": precision,
         "name": meta["text"],
         "about": about(model, meta),
         "unit": unit,
@@ -52,17 +47,9 @@ def write_web(
         unit=unit,
         Units=f"{unit}s".title(),
         model=embedded(described),
-        weights=base64.b64encode(b"".join(encoded(each, precision) for each in model.parameters())).decode(),
+        weights=base64.b64encode(halves.tobytes()).decode(),
     )
     path.write_text(page, encoding="utf-8", newline="\n")
-
-
-def encoded(tensor: Tensor, precision: str) -> bytes:
-    """Return the values of a tensor as little-endian bytes, rounded to the nearest in the precision fp32 or bf16."""
-    values = tensor.detach().cpu().float()
-    if precision == "bf16":
-        return values.bfloat16().view(torch.int16).numpy().astype("<i2").tobytes()  # NumPy has no bf16
-    return values.numpy().astype("<f4").tobytes()
 
 
 def about(model: GPT, meta: dict[str, Any]) -> str:

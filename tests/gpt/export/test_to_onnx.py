@@ -1,7 +1,5 @@
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +8,7 @@ import torch
 
 from base.errors import InputError
 from gpt.config import ModelConfig
-from gpt.export.to_graph import TOLERANCE, largest_difference, trace, write_onnx, write_torch
+from gpt.export.to_onnx import TOLERANCE, largest_difference, trace, write
 from gpt.model import GPT
 from tests.conftest import ROOT, needs
 from tests.model_files import filled
@@ -37,48 +35,15 @@ def meta(model: GPT) -> dict:
 
 @pytest.mark.slow
 def test_traced_once_it_takes_every_batch_size_and_length() -> None:
-    for config in CONFIGS:
+    # The last one is longer than the length from which the model itself takes another kernel.
+    for config in [*CONFIGS, tiny(context=1100)]:
         model = filled(config)
         program = trace(model).module()
         for batch, length in shapes(config):
             tokens = torch.randint(11, (batch, length))
-            same = torch.allclose(program(tokens), model(tokens), rtol=1e-5, atol=1e-6)
-            assert same, (name(config), batch, length)
+            torch.testing.assert_close(program(tokens), model(tokens), rtol=1e-5, atol=1e-4 if length > 999 else 1e-6)
         with pytest.raises(AssertionError, match=f"<= {config.context}" if config.context > 1 else "== 1"):
             program(torch.zeros(1, config.context + 1, dtype=torch.int64))
-    # Also beyond the length from which the model itself takes another kernel.
-    for positions in ("rotary", "none"):
-        model = filled(tiny(positions=positions, context=1100))
-        program = trace(model).module()
-        for length in (3, 1100):
-            tokens = torch.arange(length)[None] % 11
-            torch.testing.assert_close(program(tokens), model(tokens), rtol=0, atol=1e-4)
-
-
-LOAD = """
-import json, sys
-import torch
-described = {"vocabulary": "", "model_config": "", "step": ""}
-model = torch.export.load(sys.argv[1], extra_files=described).module()
-tokens = torch.arange(14).reshape(2, 7) % 11
-print(json.dumps([described, model(tokens).tolist(), model(tokens[:1, :1]).tolist(), "gpt" in sys.modules]))
-"""
-
-
-@pytest.mark.slow
-def test_the_file_is_enough(tmp_path: Path) -> None:
-    model, file = filled(MIXED[-1]), tmp_path / "model.pt2"
-    assert write_torch(model, meta(model), file) < 1e-6
-    assert str(ROOT).encode() not in file.read_bytes()
-    command = [sys.executable, "-W", "error", "-c", LOAD, "model.pt2"]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert ended.returncode == 0, ended.stderr
-    described, whole, first, ours = json.loads(ended.stdout)
-    assert {key: json.loads(value) for key, value in described.items()} == meta(model)
-    assert not ours
-    tokens = torch.arange(14).reshape(2, 7) % 11
-    assert torch.allclose(torch.tensor(whole), model(tokens), atol=1e-6)
-    assert torch.allclose(torch.tensor(first), model(tokens[:1, :1]), atol=1e-6)
 
 
 @pytest.mark.slow
@@ -91,7 +56,7 @@ def test_logits_are_those_of_the_model(tmp_path: Path, capfd: pytest.CaptureFixt
     path = tmp_path / "model.onnx"
     for config in (*CONFIGS[:2], CONFIGS[3], CONFIGS[5]):
         model = filled(config)
-        assert write_onnx(model, meta(model), path) < 1e-5
+        assert write(model, meta(model), path).startswith("logits differ by at most ")
         assert capfd.readouterr() == ("", "") and list(tmp_path.iterdir()) == [path]
         onnx.checker.check_model(path, full_check=True)
         assert str(ROOT).encode() not in path.read_bytes()

@@ -1,6 +1,5 @@
-"""Export the model's graph as a `torch.export` program, which runs without this project's code, or as ONNX."""
+"""Export the model's graph as ONNX."""
 
-import io
 import json
 import logging
 import os
@@ -63,22 +62,8 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
     return worst
 
 
-def graph_metadata(meta: dict[str, Any]) -> dict[str, str]:
-    """Return the metadata of an exported file, as JSON by name."""
-    return {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
-
-
-def write_torch(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write a .pt2 file, with `graph_metadata` as extra files, and return its `largest_difference`."""
-    program = io.BytesIO()  # torch aborts the process if it cannot write a file to its end
-    torch.export.save(trace(model), program, extra_files=graph_metadata(meta))
-    path.write_bytes(program.getbuffer())
-    program.seek(0)
-    return largest_difference(model, torch.export.load(program).module())
-
-
-def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
-    """Write one .onnx file, with `graph_metadata` as `metadata_props`, and return its `largest_difference`.
+def write(model: GPT, meta: dict[str, Any], path: Path) -> str:
+    """Write one .onnx file, with a part of `meta` as JSON in `metadata_props`, and return a line about its exactness.
 
     The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
     """
@@ -100,7 +85,9 @@ def write_onnx(model: GPT, meta: dict[str, Any], path: Path) -> float:
         )
     assert program is not None
     graph = program.model_proto  # torch builds a new graph at each access
-    onnx.helper.set_model_props(graph, graph_metadata(meta))
+    described = {key: json.dumps(meta[key]) for key in ("model_config", "vocabulary", "step")}
+    onnx.helper.set_model_props(graph, described)
     onnx.save(graph, path)
     session = onnxruntime.InferenceSession(path)
-    return largest_difference(model, lambda tokens: torch.from_numpy(session.run(None, {"tokens": tokens.numpy()})[0]))
+    worst = largest_difference(model, lambda x: torch.from_numpy(session.run(None, {"tokens": x.numpy()})[0]))
+    return f"logits differ by at most {worst:.1g} of the largest"

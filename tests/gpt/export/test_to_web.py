@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from gpt.config import ModelConfig
-from gpt.export.to_web_page import about, facts, write_web
+from gpt.export.to_web import about, facts
+from gpt.export.to_web import write as write_page
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from tests.conftest import pages
@@ -38,10 +39,10 @@ WINDOWED_RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="s
 
 
 def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT, dict[str, Any]]:
-    """A filled model in fp32 with what describes it; of bytes without `characters`."""
+    """A filled model, whose weights bf16 holds exactly, with what describes it; of bytes without `characters`."""
     char = {"kind": "char", "characters": "".join(sorted(set(characters or "")))}
     vocabulary = char if characters else {"kind": "byte"}
-    model = filled(config, tokenizer_from(vocabulary).size)
+    model = filled(config, tokenizer_from(vocabulary).size).bfloat16().float()
     return model, {"vocabulary": vocabulary, "text": "a text", "step": 12, "val_loss": None, "documents": None}
 
 
@@ -53,11 +54,10 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
             model: GPT,
             meta: dict[str, Any],
             passages: list[str] | None = None,
-            precision: str = "fp32",
             title: str | None = None,
             **options: Any,
         ) -> Any:
-            write_web(model, meta, tmp_path / "model.html", passages, precision, title)
+            write_page(model, meta, tmp_path / "model.html", passages, title)
             options = {"reduced_motion": "reduce"} | options
             page = open_file(tmp_path / "model.html", ready="#clear:enabled", **options)
             if options["reduced_motion"] == "no-preference":
@@ -146,7 +146,7 @@ def test_weights_in_two_bytes(show: Show) -> None:
     assert model.num_parameters() % 2
     near = deepcopy(model).bfloat16().float()
     tokens = torch.randint(model.vocabulary, (60,), generator=torch.manual_seed(1)).tolist()
-    page = show(model, meta, precision="bf16")
+    page = show(model, meta)
     logits = page.evaluate("tokens => chargpt.logits(tokens)", tokens)
     np.testing.assert_allclose(logits, read(near, tokens)[0], rtol=1e-5, atol=1e-5)
     assert np.abs(logits - read(model, tokens)[0]).max() > 1e-4
@@ -367,7 +367,7 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
 
 
 def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, score: Callable[..., Any]) -> None:
-    write_web(*make(tiny()), Path("model.html"))
+    write_page(*make(tiny()), Path("model.html"))
     report(file="report.html")
     Path("text.txt").write_text(TEXT, encoding="utf-8")
     assert score(write_model("model.st"), "text.txt", "--window", "disjoint", "--html", "score.html").status == 0
