@@ -53,9 +53,6 @@ def test_overfit_ends_below_the_loss_that_it_says(train: Call) -> None:
     said = re.search(r"has a loss below ([\d.]+) nats", ended.out)
     assert ended.status == 0 and said
     assert summary("debug-overfit")["val_loss"] < float(said[1])
-    # A model that has not learned it is told from one that has.
-    assert train("debug=overfit", *small, "trainer.max_steps=20", defaults=False).status == 0
-    assert summary("debug-overfit")["val_loss"] > float(said[1])
 
 
 def test_what_is_learned_by_heart_is_what_is_validated(train: Call) -> None:

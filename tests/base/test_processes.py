@@ -10,17 +10,6 @@ from tests.conftest import ROOT
 from tests.stores import make
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="torch has no GNU OpenMP here")
-def test_threads_sleep_soon_unless_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the environment of torch's OpenMP, which a child process inherits."""
-    for given, spins in (
-        ({}, str(processes.SPINS)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)
-    ):  # fmt: skip
-        monkeypatch.setattr(os, "environ", given)
-        processes.limit_spinning()
-        assert os.environ.get("GOMP_SPINCOUNT") == spins
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the time of each core")
 @pytest.mark.parametrize("content", [None, "", "cpu 1 2", "cpu0 1 2\n", "cpu0 a b c d e f g h\n", "\n\n"])
 def test_times_of_cores_that_the_system_hides(

@@ -1,4 +1,4 @@
-"""Runs `train.py` in processes of their own, which can be told where to be killed.
+"""Runs commands in processes of their own, which can be told where to be killed.
 
 What takes seconds, loading torch, Lightning and what is ours, is done once: a server process has loaded them and forks
 for each run. Such a run is a process like any other, with signals, files and an end of its own. What it starts with the
@@ -8,6 +8,7 @@ command of `train.py`, trials and ranks, is forked from it; `start` and the test
 import ctypes
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import multiprocessing.process
 import os
@@ -47,7 +48,7 @@ _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     "torch torch.utils.tensorboard lightning lightning.pytorch.callbacks lightning.pytorch.loggers hydra "
     "hydra._internal.config_loader_impl filelock tqdm torch.distributed.run tests.faults.faults tests.faults.processes "
-    "sample score export gpt.export.to_web_page gpt.export.to_graph tests.faults.programs".split()
+    "sample score export gpt.export.to_web_page gpt.export.to_graph".split()
     + ["s3fs.core"]  # which Lightning looks for when it logs
 )
 
@@ -61,13 +62,14 @@ def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.proc
 
 
 class Process:
-    """A run of `train.py` in the current directory, on book.txt with a tiny model, in a process group of its own."""
+    """A command in the current directory, `train.py` on book.txt with a tiny model, in a process group of its own."""
 
     def __init__(
         self,
         *arguments: str,
         fault: Fault = (),  # called in the process before it begins
         defaults: bool = True,  # those of `tiny`
+        program: str = "train.py",
         environment: dict[str, str] | None = None,  # on top of this process' own
         network: str = "",  # the network namespace in which torchrun starts it, with these arguments
         long: bool = False,  # samples as long as those of the real command, most of the work of a run this small
@@ -75,7 +77,7 @@ class Process:
         given = tiny(arguments) if defaults and not network else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, given, fault, [str(file) for file in self.files], network, long)
+        parts = (os.getcwd(), variables, program, given, fault, [str(file) for file in self.files], network, long)
         self.process = fork(_run, *parts)
         self.ended: Ended | None = None
         assert self.process.pid is not None
@@ -151,14 +153,10 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
     _parents.extend([run_lock._held, sys.stdout, sys.stderr])
     run_lock._held = {}
     gc.enable()
-    end_with(lambda: (begin(variables, arguments), train_script.cli())[1])
-
-
-def end_with(work: Callable[[], Any]) -> None:
-    """Do this and end this process, as if it were the whole of a program that returns its status."""
     status: Any = 1
     try:
-        status = work()
+        begin(variables, [SCRIPT, *arguments])
+        status = train_script.cli()
     except SystemExit as stop:
         status = stop.code
     except BaseException:
@@ -169,7 +167,7 @@ def end_with(work: Callable[[], Any]) -> None:
         os._exit(int(status or 0))
 
 
-def begin(variables: dict[str, str], arguments: list[str]) -> None:
+def begin(variables: dict[str, str], command: list[str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
@@ -179,18 +177,25 @@ def begin(variables: dict[str, str], arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = [SCRIPT, *arguments]
+    sys.argv = command
     train_script.STARTED = time.perf_counter()
 
 
 def _run(
-    place: str, variables: dict[str, str], given: list[str], fault: Fault, files: list[str], network: str, long: bool
+    place: str,
+    variables: dict[str, str],
+    program: str,
+    given: list[str],
+    fault: Fault,
+    files: list[str],
+    network: str,
+    long: bool,
 ) -> None:
     os.chdir(place)
     os.setpgrp()
     for number, name in enumerate(files, start=1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    begin(variables, given)
+    begin(variables, [str(ROOT / program), *given])
     subprocess.Popen = subprocess_handler.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
         watch.SAMPLE_LENGTH = results.FINAL_SAMPLE_LENGTH = 20
@@ -202,7 +207,7 @@ def _run(
         with open(f"/run/netns/{network}") as file:
             assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
         torchrun.main(given)
-    sys.exit(0 if network else train_script.cli())
+    sys.exit(0 if network else importlib.import_module(program.removesuffix(".py")).cli())
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:
