@@ -1,6 +1,5 @@
 """What goes wrong, and exactly where: each function arranges for it in the process that calls it."""
 
-import ctypes
 import io
 import itertools
 import math
@@ -155,21 +154,6 @@ def limit(size: int) -> None:
     most = addresses + 2**30 + 4 * size
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
-
-
-def read_only(step: int) -> None:
-    """Make the directory of the checkpoints read-only from a step on, and this process one that has to respect it.
-
-    Root keeps its identity, so that it can still import from its own folders, and loses its capabilities.
-    """
-
-    def seal() -> None:
-        Path("runs/cut/checkpoints").chmod(0o555)
-        if os.geteuid() == 0:
-            version = (ctypes.c_uint32 * 2)(0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this thread
-            assert ctypes.CDLL(None).capset(version, (ctypes.c_uint32 * 6)()) == 0
-
-    before_step(step, seal)
 
 
 def fill_disk(step: int) -> None:

@@ -5,7 +5,6 @@ for each run. Such a run is a process like any other, with signals, files and an
 command of `train.py`, trials and ranks, is forked from it; `start` and the tests of SLURM start real commands.
 """
 
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -24,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import train as train_script
@@ -42,7 +42,6 @@ LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 # A tiny run of two on book.txt whose number of processes, steps and validations are said elsewhere.
 JOB = [*TINY, "data.path=book.txt", *MUON]
 JOB = [each for each in JOB if not each.startswith(("trainer.max_steps", "trainer.devices", "trainer.val_check"))]
-CLONE_NEWNET = 0x40000000  # a network namespace, of those that a process may enter
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
@@ -71,13 +70,13 @@ class Process:
         defaults: bool = True,  # those of `tiny`
         program: str = "train.py",
         environment: dict[str, str] | None = None,  # on top of this process' own
-        network: str = "",  # the network namespace in which torchrun starts it, with these arguments
+        torchrun: bool = False,  # whether these are arguments of torchrun, which starts it
         long: bool = False,  # samples as long as those of the real command, most of the work of a run this small
     ) -> None:
-        given = tiny(arguments) if defaults and not network else list(arguments)
+        given = tiny(arguments) if defaults and not torchrun else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, program, given, fault, [str(file) for file in self.files], network, long)
+        parts = (os.getcwd(), variables, program, given, fault, [str(file) for file in self.files], torchrun, long)
         self.process = fork(_run, *parts)
         self.ended: Ended | None = None
         assert self.process.pid is not None
@@ -188,7 +187,7 @@ def _run(
     given: list[str],
     fault: Fault,
     files: list[str],
-    network: str,
+    torchrun: bool,
     long: bool,
 ) -> None:
     os.chdir(place)
@@ -201,13 +200,10 @@ def _run(
         watch.SAMPLE_LENGTH = results.FINAL_SAMPLE_LENGTH = 20
     if fault:
         fault[0](*fault[1:])
-    if network:
-        from torch.distributed import run as torchrun
-
-        with open(f"/run/netns/{network}") as file:
-            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
-        torchrun.main(given)
-    sys.exit(0 if network else importlib.import_module(program.removesuffix(".py")).cli())
+    if torchrun:
+        torch.distributed.run.main(given)
+    else:
+        sys.exit(importlib.import_module(program.removesuffix(".py")).cli())
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:

@@ -38,7 +38,7 @@ def texts(workplace: Path) -> None:
 def call(program: str, model: str) -> Ended:
     """Run one of `PROGRAMS` on a model file, within limits of memory and time that depend on the size of the file."""
     script, *given = (part.format(model) for part in PROGRAMS[program].split())
-    size = Path(model).stat().st_size if Path(model).is_file() else 0
+    size = os.path.getsize(model) if os.path.isfile(model) else 0
     return Process(*given, program=script, defaults=False, fault=(faults.limit, size)).wait()
 
 

@@ -14,7 +14,7 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     "seed=[1]": "seed=[1]: must be", "seed=''": "seed=", "optim.lr=nan": "optim.lr=nan: must be",
     "optim.lr=1e999": "optim.lr", "model.dropout=1": "model.dropout=1: must be", "model.bias=maybe": "model.bias=maybe",
     "data.split=x": "data.split=x: must be", "data.split=[1,two]": "data.split", "data.split=[2,2,2]": "data.split=[2",
-    "model.norm=nonsense": "model.norm=nonsense: must be", "name={a:1}": "name=", "logger={a:1}": "logger",
+    "model.norm=nonsense": "model.norm=nonsense: must be", "logger={a:1}": "logger",
     ("callbacks=ema", "callbacks.ema.decay=2"): "decay=2",
     ("hparams_search=default", "hparams_search.trials=0"): "hparams_search.trials=0: must be",
     # unknown; the nearest right names: tests/conf/test_overrides.py

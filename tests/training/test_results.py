@@ -1,15 +1,12 @@
 import itertools
 import re
 import statistics
-import weakref
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
 import torch
 
-import gpt.training_checkpoint
 from data.config import DataConfig
 from data.passages import prompts
 from data.text import open_text
@@ -19,7 +16,6 @@ from gpt.model_file import read
 from reports.card import card
 from tests.conftest import Call, last, summary
 from tests.reference.novelty import longest_copy
-from training.module import LitGPT
 
 STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "compile=false")
 MODELS = [Path(f"runs/a/checkpoints/{name}.safetensors") for name in ("last", "best")]
@@ -90,22 +86,3 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     lines = card(model, meta, MODELS[1])
     assert '| documents | parts, each followed by the end mark "\\\\u0003" |\n' in lines
     assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in lines
-
-
-def test_a_resumed_run_frees_its_checkpoint(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert train("name=a", *STEPS).status == 0
-    seen, freed, load, step = list[Any](), list[bool](), gpt.training_checkpoint.read, LitGPT.training_step
-
-    def reading(path: Path) -> Any:
-        contents = load(path)
-        seen.append(weakref.ref(contents["state_dict"]["net.head.weight"]))
-        return contents
-
-    def stepping(*arguments: Any) -> Any:
-        freed.append(seen[0]() is None)
-        return step(*arguments)
-
-    monkeypatch.setattr(gpt.training_checkpoint, "read", reading)
-    monkeypatch.setattr(LitGPT, "training_step", stepping)
-    assert train("resume=runs/a", "trainer.max_steps=14", defaults=False).status == 0
-    assert freed == [True, True] and len(seen) == 1

@@ -1,6 +1,5 @@
 import math
 import re
-import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +8,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
 import training.callbacks.checkpoints
 import training.callbacks.metrics
@@ -123,28 +121,9 @@ def test_speed_leaves_out_validations_and_checkpoints(train: Train, monkeypatch:
     assert summary("a")["seconds"] == 12 * 16 + 3 * (1100 + 2), "whose losses are computed as those of training are"
 
 
-def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_which_is_empty(
-    trained: Path, train: Train
-) -> None:
+def test_a_run_that_goes_on_has_one_history(trained: Path, train: Train) -> None:
+    """The checkpoint knows what was logged up to there, the validation that it was saved for included."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
-    (event,) = board("first").Tensors("custom_scalars__config__")  # written once
-    layout = Layout.FromString(event.tensor_proto.string_val[0])
-    charts = [chart for category in layout.category for chart in category.chart]
-    tags = [*board("first").Tags()["scalars"], *board("first/validation").Tags()["scalars"]]
-    shown: list[str] = []
-    for chart in charts:
-        matched = [tag for tag in tags if any(re.match(pattern, tag) for pattern in chart.multiline.tag)]
-        assert matched, chart.title
-        shown += matched
-    assert [chart.title for chart in charts[:2]] == ["loss (nats per token)", "bits per character"]
-    assert [set(shown[:2]), set(shown[2:4])] == [{"train/loss", "val/loss"}, {"train/bpc", "val/bpc"}]
-    assert len(shown) == len(set(shown))
-    assert set(tags) - set(shown) == {"val/bpb", "val_best/loss", "val_best/bpc"}
-    assert "perf/mfu" not in tags and summary("first")["mfu"] is None, "the peak of a CPU is not known"
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
-    for used in scalars("first", "perf/memory_gib").values():
-        assert 0.1 < used < 1.02 * most  # the kernel counts pages in batches
-    # The checkpoint knows what was logged up to there, the validation that it was saved for included.
     history = last("first")["callbacks"]["Metrics"]["history"]
     losses, bits, steps = scalars("first", "val/loss"), scalars("first", "val/bpc"), scalars("first", "train/loss")
     assert list(losses) == [10, 20, 30, 40] and list(steps) == list(range(5, 41, 5))

@@ -39,9 +39,3 @@ def test_a_resumed_run_continues_the_series(train: Call) -> None:
     assert sorted(path.name for path in FILES.glob("step-*")) == ["step-10.safetensors", "step-30.safetensors"]
     assert (FILES / "step-10.safetensors").read_bytes() == kept
     assert not list(FILES.glob(".*.tmp"))
-
-
-def test_a_validation_before_the_first_step_leaves_nothing(train: Call) -> None:
-    assert train("name=b", "trainer.max_steps=10").status == 0
-    assert train("name=a", "callbacks=snapshots", "init_from=runs/b", "trainer.max_steps=10").status == 0
-    assert [path.name for path in FILES.glob("step-*")] == ["step-10.safetensors"]

@@ -79,19 +79,6 @@ def test_what_a_short_text_gets() -> None:
     assert line == "" and (overfit.trainer.max_steps, overfit.model.dropout, overfit.callbacks) == (1500, 0, {})
 
 
-def test_what_has_no_effect_or_is_slower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    late = "optim.warmup={}: the learning rates do not reach their peak in 200 steps"
-    for warmup, said in ((199, False), (200, True), (5000, True)):
-        assert (late.format(warmup) in chosen(WHOLE, "trainer.max_steps=200", f"optim.warmup={warmup}").notes) is said
-    for flags in ({}, {"avx512_bf16": True}):
-        monkeypatch.setattr("torch.cpu.get_capabilities", lambda flags=flags: flags)
-        slow = "32-true is faster here, because the CPU has no bf16 arithmetic"
-        for precision in ("bf16-mixed", "bf16-true", "32-true"):
-            notes = chosen(WHOLE, f"trainer.precision={precision}").notes
-            expected = [f"trainer.precision={precision}: {slow}"] if precision != "32-true" and not flags else []
-            assert list(notes) == expected
-
-
 @pytest.mark.parametrize("seconds", [1000.0, 3.0])
 def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     """It ends when it has learned enough, or by the clock."""
