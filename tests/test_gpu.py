@@ -8,20 +8,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import sample as sample_script
 import score as score_script
-from gpt.checkpoint import load_checkpoint
-from gpt.evaluation import evaluate, evaluation_windows
 from tests.conftest import Ended, caller
 from tests.faults import faults
 from tests.faults.processes import Fault, Process
 from tests.faults.test_resume import assert_as_if_never_touched
-from tests.model_files import nats_of
-from tests.training.test_launch import logged, of_run
+from tests.training.test_launch import logged
 
 pytestmark = pytest.mark.slow
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
@@ -116,15 +112,3 @@ def test_a_checkpoint_goes_on_elsewhere(here: str, there: str, capsys: pytest.Ca
     ended = Process(*go_on, "allow=[device,compile]", defaults=False).wait(LIMIT)
     assert ended.status == 0 and "continues with " in ended.out, ended
     compare(logged(name), "32-true")
-
-
-@NO_GPU
-def test_the_validation_loss_is_that_of_a_loop() -> None:
-    name = made("exact", "cuda", *EXACT)
-    path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
-    model, meta = load_checkpoint(path)
-    nats = nats_of(model.double(), text.validation)
-    windows = evaluation_windows(text.validation, config.model.context, 8)
-    again = evaluate(load_checkpoint(path)[0].to("cuda"), windows, int(text.validation[0]), text.tokenizer.token_sizes)
-    saved = torch.load(f"runs/{name}/checkpoints/last.ckpt", map_location="cpu")["callbacks"]["Checkpoints"]
-    assert (saved["best_loss"], meta["val_loss"], again.loss) == pytest.approx([np.mean(nats)] * 3, abs=1e-5)

@@ -39,12 +39,6 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     names = ["best.safetensors", "last.ckpt", "last.safetensors", "previous.ckpt"]
     assert sorted(os.listdir(run / "checkpoints")) == names
     found = summary("first")
-    keys = (
-        "status begun text text_sha256 notes val_loss val_bpc val_bpb uniform_loss ngram_loss ngram_order "
-        "copies best_step last_val_loss test_loss test_bpc evaluation steps characters epochs seconds "
-        "characters_per_second mfu init_from parameters precision device seed versions commit validations"
-    )
-    assert list(found) == keys.split()
     assert found["status"] == "finished" and found["steps"] == 30 and found["characters"] == 30 * 8 * 32
     assert found["val_bpc"] == pytest.approx(found["val_loss"] / math.log(2))
     assert found["text_sha256"] == hashlib.sha256(Path("book.txt").read_bytes()).hexdigest()
@@ -77,15 +71,7 @@ def test_what_a_finished_run_reports(trained: Path) -> None:
         assert set(contents["state_dict"]) == names
         assert contents["callbacks"].keys() == {"Metrics", "Watch", "Checkpoints"}
         assert contents["format"] == CHECKPOINT_FORMAT and contents["data"]["name"] == "book.txt"
-    accumulator, tags = board("first"), {
-        "train": "loss bpc", "val": "loss bpc bpb", "optim": "lr grad_norm clip_share",
-        "perf": "chars_per_s memory_gib", "val_best": "loss bpc",
-        "update": "embedding attention mlp norm head",
-    }  # fmt: skip
-    expected = {f"{group}/{name}" for group, names in tags.items() for name in names.split()}
-    validation = board("first/validation")
-    assert {*accumulator.Tags()["scalars"], *validation.Tags()["scalars"]} == expected
-    assert {tag for tag in expected if tag.startswith("val/")} == set(validation.Tags()["scalars"])
+    accumulator, validation = board("first"), board("first/validation")
     assert [point.step for point in accumulator.Scalars("train/loss")] == [5, 10, 15, 20, 25, 30]
     assert [point.step for point in validation.Scalars("val/loss")] == [10, 20, 30]
     assert validation.Scalars("val/loss")[-1].value == pytest.approx(summary("first")["last_val_loss"], rel=1e-6)

@@ -39,22 +39,17 @@ def test_a_sweep_is_every_combination() -> None:
 
 def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
     Path("a,b.txt").touch()
-    Path("runs/c,d").mkdir(parents=True)
     for key, typed, values in (
         ("data.path", "x.txt,it's y=1.txt,${seed}", ["x.txt", "it's y=1.txt", "${seed}"]),
         ("init_from", "h,s", ["h", "s"]),
         ("data.documents", "line,null,<|end|>", ["line", None, "<|end|>"]),
         ("data.validation", "[x.txt,y.txt],(1, 2).txt", ["[x.txt,y.txt]", "(1, 2).txt"]),
-        ("data.path", "\"x,y.txt\",'z,'", ["x,y.txt", "z,"]),
         ("data.path", '"x,y.txt"', ["x,y.txt"]),
         ("data.path", "a,b.txt", ["a,b.txt"]),
-        ("init_from", "c,d", ["c,d"]),
     ):
         given = [f"{key}={typed}", *(["data.path=x"] if key == "data.validation" else [])]
         assert [dict(leaves(to_dict(each)))[key] for each in composed("-m", *given, "seed=1")] == values
         assert [dict(leaves(to_dict(each)))[key] for each in composed(*given, "seed=1")] == [typed]
-    both = composed("-m", "data.path=z,w", "seed=1,2")
-    assert [(each.seed, each.data.path) for each in both] == [(1, "z"), (1, "w"), (2, "z"), (2, "w")]
     for typed in ("x,,y", "x,"):
         assert refused("-m", f"data.path={typed}").endswith(f"part of the name: 'data.path=\"{typed}\"'")
     assert refused("hparams_search=default", "init_from=h,s").startswith("init_from=h,s: must be one value in a search")

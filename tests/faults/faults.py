@@ -6,7 +6,6 @@ import math
 import os
 import resource
 import signal
-import socket
 import sys
 import time
 import zipfile
@@ -228,18 +227,6 @@ def signal_parent_at(step: int, number: int) -> None:
         time.sleep(3)
 
     before_step(step, send)
-
-
-def take_port() -> None:
-    """Listen at the port of the ranks before they start, if it is free."""
-    taken = socket.socket()
-
-    def take(*given: Any) -> None:
-        with suppress(OSError):
-            taken.bind(("127.0.0.1", int(given[3][0]["MASTER_PORT"])))
-            taken.listen()
-
-    before(torch.distributed.elastic.multiprocessing, "start_processes", take)
 
 
 def hang_in_rank(rank: int, step: int) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.base.test_progress import Terminal
-from tests.conftest import ROOT, TINY, Call, Ended
+from tests.conftest import ROOT, TINY, Ended
 from tests.faults import faults
 from tests.faults.hostile import HOSTILE, MB, ODD, chars, of
 from tests.faults.processes import Process
@@ -104,21 +104,6 @@ def test_a_file_s_name_reaches_no_terminal_raw(program: str) -> None:
         ended = call(program, name)
         assert ended.status == status, ended
         assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err), ended
-
-
-def test_nothing_is_fetched_over_the_network(
-    sample: Call, score: Call, export: Call, train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(socket.socket, "connect", lambda _, address: asked.append(address))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given))
-    address = "http://127.0.0.1:9/model.safetensors"
-    for ended in (
-        sample(address), score(address, "line.txt"), export(address, "--to", "web", "out.html"),
-        train(f"init_from={address}"), train(f"resume={address}", defaults=False),
-    ):  # fmt: skip
-        assert ended.status == 2 and ended.err.count("\n") == 1 and "no such" in ended.err, ended
-    assert asked == []
 
 
 def on_a_terminal(*command: str) -> str:

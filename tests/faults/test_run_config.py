@@ -9,9 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-import conf.compose
-import conf.keys
-from conf.compose import instantiate, read_config
+from conf.compose import read_config
 from conf.keys import CONF
 from conf.schema import to_dict, to_yaml
 from tests.conftest import Call, one_line
@@ -76,10 +74,6 @@ class Mine(L.Callback):
     Path("mine.py").write_text("")
     monkeypatch.delitem(sys.modules, "mine")
     one_line(train("callbacks=mine"), 2, "callbacks=mine: cannot be created", "No module named 'mine.Mine'")
-    Path("conf/callbacks/mine.yaml").unlink()
-    for cached in (conf.keys._groups, conf.compose._cached):  # the next command is another process
-        cached.cache_clear()
-    one_line(train("resume=runs/first", defaults=False), 2, "callbacks: mine: there is no conf/callbacks/mine.yaml")
 
 
 NAMED = [  # classes on a command line, and what is said of them
@@ -115,10 +109,6 @@ def test_what_looks_like_an_interpolation_is_data(train: Call, monkeypatch: pyte
     changed(data=whole["data"] | {"path": text}, logger={"csv": {}}, name="first")
     ended = train(*RESUME, defaults=False)
     assert ended.status == 0 and read_config(RUN.parent).data.path == text, ended
-    made = dict[str, Any]()
-    monkeypatch.setattr("lightning.pytorch.loggers.WandbLogger.__init__", lambda _, **given: made.update(given))
-    instantiate("logger", config.logger)
-    assert made == {"project": text, "offline": False}
 
 
 def test_a_text_that_looks_like_a_number_stays_one() -> None:

@@ -3,8 +3,8 @@ from pathlib import Path
 
 import pytest
 
-from base.errors import InputError, describe_os_error
-from base.jobs.run_directory import Run, check_free, check_writable, find_model, new_name, to_resume, unfinished
+from base.errors import InputError
+from base.jobs.run_directory import Run, check_free, find_model, new_name, to_resume, unfinished
 from tests.conftest import refusal
 from tests.stores import make
 
@@ -36,12 +36,6 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     assert to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == first
     assert to_resume("first", None) == to_resume("first/checkpoints/last.ckpt", None) == first
     assert "no trial of this sweep has finished yet" in refusal(InputError, find_model, "sweep")
-    with monkeypatch.context() as less:
-        less.setattr(os, "access", lambda _, mode: mode == os.X_OK)
-        with pytest.raises(PermissionError) as caught:
-            check_writable()
-        assert "runs: cannot be read" in describe_os_error(caught.value)
-    assert "runs: could not be written" in describe_os_error(caught.value)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
