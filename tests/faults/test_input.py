@@ -84,8 +84,7 @@ def test_wrong_words(train: Call, workplace: Path) -> None:
 
 SAMPLE = {
     "book.txt": "is damaged or not a model file", "x" * 5000: f"{'x' * 80}…: ", "runs/\nx": "no such",
-    "--start=x": "nearest: --prompt", "--temp=1": "--temp", "--num-char=3": "nearest: --num-chars",
-    "--length=3": "nearest: --num-chars", "--max_new_tokens=3": "nearest: --num-chars",
+    "--start=x": "nearest: --prompt", "--temp=1": "--temp", "--max_new_tokens=3": "nearest: --num-chars",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",

@@ -62,12 +62,6 @@ def test_a_machine_that_becomes_slower_or_faster(monkeypatch: pytest.MonkeyPatch
     assert len(clock.chosen) == 1
 
 
-def test_no_time_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, 0.001, 0.5)
-    clock.train(lambda _: 0.1)
-    assert clock.chosen == [1] and clock.should_stop
-
-
 SMALL = (  # nothing is left to choose, so no step is timed
     "model.layers=1 model.dim=32 model.context=32 data.batch=4 model.dropout=0 callbacks=[] logger=none compile=false "
     "optim.lr=0.006 optim.warmup=50 trainer.accelerator=cpu data.path=book.txt watch.pictures=false"

@@ -29,3 +29,8 @@ def test_each_validation_leaves_what_it_evaluated(callbacks: str, train: Call, s
     newest, end = read(FILES / "step-20.safetensors"), read(FILES / "last.safetensors")
     assert newest.config == end.config and all((newest.state[key] == end.state[key]).all() for key in end.state)
     assert sample(str(FILES / "step-10.safetensors"), "--num-chars", "5").status == 0
+
+
+def test_a_validation_before_the_first_step_leaves_nothing(trained: Path, train: Call) -> None:
+    assert train("name=a", "callbacks=snapshots", "init_from=first", "trainer.max_steps=10").status == 0
+    assert [path.name for path in FILES.glob("step-*")] == ["step-10.safetensors"]

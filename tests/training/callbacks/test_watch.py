@@ -52,8 +52,6 @@ def test_pictures_come_once_a_validation_and_change_nothing(workplace: Path) -> 
     assert_same(ours, theirs, "callbacks")
     assert [step for step, _ in ours["Watch"]["history"]["entries"]] == [10, 20]
     assert_same_weights("unwatched", "whole")
-    assert run("name=one", *WATCHED, "watch.attention_heads=[L1H0]").status == 0
-    assert {tag for tag, _ in images("one")} == {"view_attention/L1H0", "view/surprisal"}
 
 
 def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
