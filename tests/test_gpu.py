@@ -1,7 +1,6 @@
 """What must hold on a CUDA GPU: bits that repeat, losses that are those of a CPU, checkpoints that move.
 
-Each test is written for any device. Most run on a CPU, too, with it in the GPU's place (with another kernel, in another
-precision), so that the tests themselves are known to work; at night where they repeat what others try on a CPU.
+One case runs on a CPU, too, with it in the GPU's place, so that what the tests share is known to work.
 """
 
 import re
@@ -9,20 +8,16 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import sample as sample_script
 import score as score_script
-from gpt.checkpoint import load_checkpoint
-from gpt.evaluation import evaluate, evaluation_windows
 from tests.conftest import Ended, caller
 from tests.faults import faults
 from tests.faults.processes import Fault, Process
 from tests.faults.test_resume import assert_as_if_never_touched
-from tests.model_files import nats_of
-from tests.training.test_launch import logged, of_run
+from tests.training.test_launch import logged
 
 pytestmark = pytest.mark.slow
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
@@ -42,7 +37,6 @@ OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}  # on a GPU,
 # bf16 rounds by 2^-9: a logit can be off by as much. On a CPU two orders differ by 7e-8, bf16 and fp32 by 7e-5.
 TOLERANCES = {"32-true": 2.0**-16, "bf16-mixed": 2.0**-9}
 LIMIT = 300.0  # seconds for a run, in which a GPU's kernels may have to be compiled
-DEVICES = pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=NO_GPU)])
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -78,13 +72,13 @@ def compare(losses: list[float], precision: str) -> None:
     assert losses == pytest.approx(expected, rel=TOLERANCES[precision])
 
 
-@DEVICES
-def test_a_run_that_is_killed_repeats_bit_for_bit(device: str) -> None:
-    whole, cut = made(f"exact/{device}", device, *EXACT), f"killed/{device}"
-    killed = run(cut, device, *EXACT, fault=(faults.at_step, 13))
+@NO_GPU
+def test_a_run_that_is_killed_repeats_bit_for_bit() -> None:
+    made("exact", "cuda", *EXACT)
+    killed = run("killed", "cuda", *EXACT, fault=(faults.at_step, 13))
     assert killed.status == -signal.SIGKILL, killed
-    assert run(cut, device, *EXACT, "resume=auto").status == 0
-    assert_as_if_never_touched(Path("runs", whole), Path("runs", cut))
+    assert run("killed", "cuda", *EXACT, "resume=auto").status == 0
+    assert_as_if_never_touched(Path("runs/exact"), Path("runs/killed"))
 
 
 CUDA = [f"cuda {precision} compile={compiled}" for precision in TOLERANCES for compiled in ("false", "true")]
@@ -118,15 +112,3 @@ def test_a_checkpoint_goes_on_elsewhere(here: str, there: str, capsys: pytest.Ca
     ended = Process(*go_on, "allow=[device,compile]", defaults=False).wait(LIMIT)
     assert ended.status == 0 and "continues with " in ended.out, ended
     compare(logged(name), "32-true")
-
-
-@DEVICES
-def test_the_validation_loss_is_that_of_a_loop(device: str) -> None:
-    name = made(f"exact/{device}", device, *EXACT)
-    path, (config, text) = f"runs/{name}/checkpoints/best.safetensors", of_run(name)
-    model, meta = load_checkpoint(path)
-    nats = nats_of(model.double(), text.validation)
-    windows = evaluation_windows(text.validation, config.model.context, 8)
-    again = evaluate(load_checkpoint(path)[0].to(device), windows, int(text.validation[0]), text.tokenizer.token_sizes)
-    saved = torch.load(f"runs/{name}/checkpoints/last.ckpt", map_location="cpu")["callbacks"]["Checkpoints"]
-    assert (saved["best_loss"], meta["val_loss"], again.loss) == pytest.approx([np.mean(nats)] * 3, abs=1e-5)

@@ -3,7 +3,6 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import yaml
 
 from tests.conftest import ROOT, missing
 
@@ -39,18 +38,3 @@ def test_without_a_suitable_python_or_venv_or_a_network(checkout: Path) -> None:
     for _ in range(2):
         ended = make(checkout, f'case "$1" in -m) {install};; esac', "train")
         assert ended.returncode != 0 and "installing failed" in ended.stderr
-
-
-def test_each_extra_is_installed_once(checkout: Path) -> None:
-    install = 'printf "#!/bin/sh\\necho \\"\\$@\\" >> said\\n" > .venv/bin/python; chmod +x .venv/bin/python'
-    code = f'case "$1" in -m) mkdir -p .venv/bin; {install};; esac'
-    for target in ("test", "test", "test-all", "test-all", "test"):
-        assert make(checkout, code, target).returncode == 0
-    lines = (checkout / "said").read_text().splitlines()
-    assert [line.split()[-1] for line in lines if "install" in line] == [".", ".[dev]", ".[ci]"]
-    assert sum("-m pytest" in line for line in lines) == 5
-
-
-def test_commits_are_checked_by_the_ruff_of_the_tests() -> None:
-    hook = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]
-    assert f"ruff=={hook['rev'].removeprefix('v')}\n" in (ROOT / "constraints.txt").read_text()

@@ -1,6 +1,5 @@
 import errno
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 from base.command_line import main
 from base.errors import InputError, describe_os_error
 from base.log import to_console
-from tests.conftest import ROOT, Call
+from tests.conftest import ROOT
 
 
 def os_error(name: str, file: str | None) -> OSError:
@@ -38,18 +37,6 @@ def test_how_a_command_answers_what_goes_wrong(capsys: pytest.CaptureFixture) ->
     assert describe_os_error(os_error("EROFS", None)).startswith("a file could not be written: Read-only file system")
     with pytest.raises(RuntimeError, match="a bug"):
         main("x.py", Mock(side_effect=RuntimeError("a bug")), out_of_memory="too large")
-
-
-def test_train_py_is_interrupted_before_there_is_a_run(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("train.dispatch", Mock(side_effect=KeyboardInterrupt))
-    ended = train()
-    assert (ended.status, ended.err) == (128 + signal.SIGINT, "\ninterrupted\n")
-
-
-def test_help_is_an_answer(train: Call) -> None:
-    for flag, key in (("--help", "model.heads=8"), ("--help=all", "model.heads=auto")):
-        ended = train(flag, defaults=False)
-        assert ended.status == 0 and ended.err == "" and key in ended.out
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")

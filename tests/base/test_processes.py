@@ -1,24 +1,11 @@
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from base import processes
-from tests.conftest import ROOT
 from tests.stores import make
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="torch has no GNU OpenMP here")
-def test_threads_sleep_soon_unless_the_user_has_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the environment of torch's OpenMP, which a child process inherits."""
-    for given, spins in (
-        ({}, str(processes.SPINS)), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "ACTIVE"}, None)
-    ):  # fmt: skip
-        monkeypatch.setattr(os, "environ", given)
-        processes.limit_spinning()
-        assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the time of each core")
@@ -43,28 +30,3 @@ def test_a_container_s_quota_limits_the_cores(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert processes.cores() == cores
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux counts the time of each core")
-def test_other_processes_are_seen_and_this_one_is_not() -> None:
-    work = "import os, time; end = time.perf_counter() + 0.7\nwhile time.perf_counter() < end: pass"
-    code = f"from base import processes\n{work}\nprint(processes.busy_cores(), time.process_time() / 0.7)"
-    one = {min(os.sched_getaffinity(0))}
-    command = [sys.executable, "-c", f"import os; os.sched_setaffinity(0, {one})\n{code}"]
-    alone = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-    others, own = map(float, alone.stdout.split())
-    assert others + own < 1.3, "on one core, both together"
-    with subprocess.Popen([sys.executable, "-c", f"{command[2].partition(chr(10))[0]}\nwhile True: pass"]) as busy:
-        try:
-            found = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
-        finally:
-            busy.kill()
-    assert float(found.stdout.split()[0]) > 0.25, "half of the core, or less beside a third process"
-
-
-def test_commands_start_without_their_folder_on_the_path(tmp_path: Path) -> None:
-    for script, arguments, said in (("train", ["--runs"], "no run in runs/ yet"), ("sample", ["x"], "no such model")):
-        command = [sys.executable, ROOT / f"{script}.py", *arguments]
-        environment = os.environ | {"PYTHONSAFEPATH": "1"}
-        ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert said in ended.stdout + ended.stderr and "Traceback" not in ended.stderr, ended

@@ -1,13 +1,12 @@
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from conf import compose as composing
-from conf.compose import differences, overrides
+from conf.compose import overrides
 from conf.keys import KEYS, is_launch, leaves
 from conf.overrides import read_command
-from conf.schema import Config, TrainerConfig, to_dict
+from conf.schema import Config, to_dict
 
 
 def composed(*typed: str) -> list[Config]:
@@ -43,17 +42,3 @@ def test_the_command_makes_the_same_configuration() -> None:
         expected, again = of_the_run(config), overrides(config)
         assert of_the_run(compose(again)) == expected, typed
         assert of_the_run(compose(again[:-1])) != expected, "nothing of it is there for nothing"
-
-
-def test_each_difference_from_what_nothing_typed_means_has_both_values() -> None:
-    config = compose([])
-    assert differences(config) == []
-    config = replace(config, name="first", resume="auto", workers=4, minutes=5.0, compile="true")
-    config = replace(config, model=replace(config.model, heads=4), trainer=TrainerConfig(precision="bf16-mixed"))
-    config = replace(config, callbacks={"ema": {"decay": 0.9}})
-    assert differences(config) == [
-        ("minutes", "5.0", "null"), ("compile", "true", "auto"), ("model.heads", "4", "auto"),
-        ("trainer.precision", "bf16-mixed", "auto"), ("callbacks", "[ema]", "[]"),
-        ("callbacks.ema.decay", "0.9", "0.998"),
-    ]  # fmt: skip
-    assert differences(replace(config, logger={}))[-1] == ("logger", "none", "[tensorboard]")

@@ -37,35 +37,19 @@ def test_a_sweep_is_every_combination() -> None:
     assert [each.data.path for each in composed("-m", "data.path=x,y", "data.path=z")] == ["z"]
 
 
-def test_several_values_without_m_name_what_was_meant() -> None:
-    for typed, one in (
-        ("data.split=0.8,0.1,0.1", "'data.split=[0.8,0.1,0.1]'"), ("trainer.devices=0,1", "'trainer.devices=[0,1]'"),
-        ("logger=csv,tensorboard", "'logger=[csv,tensorboard]'"), ("callbacks=ema,auto", "'callbacks=[ema,auto]'"),
-    ):  # fmt: skip
-        assert one in refused(typed) and "-m" in refused(typed)
-        assert composed(one.strip("'"))
-    assert "-m" in refused("model.heads=2,4") and "list" not in refused("model.heads=2,4")
-    assert [each.seed for each in composed("-m", "seed=range(0,3)")] == [0, 1, 2]
-
-
 def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
     Path("a,b.txt").touch()
-    Path("runs/c,d").mkdir(parents=True)
     for key, typed, values in (
         ("data.path", "x.txt,it's y=1.txt,${seed}", ["x.txt", "it's y=1.txt", "${seed}"]),
         ("init_from", "h,s", ["h", "s"]),
         ("data.documents", "line,null,<|end|>", ["line", None, "<|end|>"]),
         ("data.validation", "[x.txt,y.txt],(1, 2).txt", ["[x.txt,y.txt]", "(1, 2).txt"]),
-        ("data.path", "\"x,y.txt\",'z,'", ["x,y.txt", "z,"]),
         ("data.path", '"x,y.txt"', ["x,y.txt"]),
         ("data.path", "a,b.txt", ["a,b.txt"]),
-        ("init_from", "c,d", ["c,d"]),
     ):
         given = [f"{key}={typed}", *(["data.path=x"] if key == "data.validation" else [])]
         assert [dict(leaves(to_dict(each)))[key] for each in composed("-m", *given, "seed=1")] == values
         assert [dict(leaves(to_dict(each)))[key] for each in composed(*given, "seed=1")] == [typed]
-    both = composed("-m", "data.path=z,w", "seed=1,2")
-    assert [(each.seed, each.data.path) for each in both] == [(1, "z"), (1, "w"), (2, "z"), (2, "w")]
     for typed in ("x,,y", "x,"):
         assert refused("-m", f"data.path={typed}").endswith(f"part of the name: 'data.path=\"{typed}\"'")
     assert refused("hparams_search=default", "init_from=h,s").startswith("init_from=h,s: must be one value in a search")
@@ -78,31 +62,19 @@ def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
     floats = [config.optim.clip, config.minutes, *config.data.split]
     assert floats == [1, 5, 0.5, 0.5, 0] and {type(value) for value in floats} == {float}
     assert (config.model.dropout, config.optim.lr) == (0, 1)
-    (config,) = composed("model.bias=3", "model.heads=2", "seed='8'")  # as OmegaConf converts
-    assert config.model.bias is True and config.seed == 8
-    assert refused(f"optim.clip={10**400}") == "optim.clip: must be a number, at least 0"
 
 
 def test_what_cfg_shows(train: Call) -> None:
     keys = list(to_dict(Config()))
     typed = ["model.layers=4", "model.heads=${model.layers}", "data.path=a ${seed},b.txt"]
-    for flags in ("--cfg job", "-c job", "--cfg=job"):
-        ended = train(*typed, *flags.split(), defaults=False)
-        assert ended.status == 0 and ended.err == "", ended
-        values = yaml.safe_load(ended.out)
-        assert (values["model"]["heads"], values["data"]["path"]) == (4, "a ${seed},b.txt") and list(values) == keys
-    for typed in ("optim.name=AdamW", "trainer.precision=BF16", "seed=-1", "trainer.max_steps=3.5", "model.heads=3"):
-        ended = train(typed, "--cfg", "job")
-        one_line(ended, 2, f"{typed}: must ")
-        assert not ended.out
-    assert refused("-c", "jobs").startswith("-c jobs: must be -c job")
-
-
-def test_cfg_lists_the_runs_of_a_sweep(train: Call, workplace: Path) -> None:
-    ended = train("-m", "seed=1,2", "data.path=a b.txt,c", "init_from=x", "--cfg", "job", defaults=False)
-    lines = [f"seed={seed} {path} init_from=x" for seed in (1, 2) for path in ("'data.path=a b.txt'", "data.path=c")]
+    ended = train(*typed, "--cfg", "job", defaults=False)
+    assert ended.status == 0 and ended.err == "", ended
+    values = yaml.safe_load(ended.out)
+    assert (values["model"]["heads"], values["data"]["path"]) == (4, "a ${seed},b.txt") and list(values) == keys
+    one_line(train("seed=-1", "--cfg", "job"), 2, "seed=-1: must ")
+    ended = train("-m", "seed=1,2", "data.path=a b.txt", "init_from=x", "-c", "job", defaults=False)
+    lines = [f"seed={seed} 'data.path=a b.txt' init_from=x" for seed in (1, 2)]
     assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "") and not Path("runs").exists()
-    one_line(train("-m", "model.heads=2,x", "-c", "job", defaults=False), 2, "model.heads=x")
 
 
 def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -133,21 +105,11 @@ def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) 
 
 
 NEAREST = {  # what other programs and papers call it, in any case
-    **dict.fromkeys(("data.val=x", "data.valid=x", "val_path=x", "data.val_path=x", "valid=x"), "data.validation"),
-    "optim.name=AdamW": "adamw", "model.activation=GELU": "gelu", "model.norm=RMSNorm": "rmsnorm",
-    "trainer.accelerator=GPU": "gpu", "optim.schedule=COSINE": "cosine", "data.tokenizer=BYTES": "byte",
-    "optim=AdamW": "adamw", "data=Shakespear": "shakespeare", "LR=1": "optim.lr", "Model.Heads=2": "model.heads",
-    "trainer.profiler=PyTorch": "pytorch", "callbacks=[EMA]": "ema", "data.tokenizer=chars": "char",
-    "optim.name=adam": "adamw", "modelheads=2": "model.heads", "++model.head=8": "model.heads",
-    "model.steps=3": "trainer.max_steps", "model.positions=rotery": "rotary", "data_path=a": "data.path",
-    "trainer.accelerator=cdua": "cuda", "model.embed=3": "model.dim", "d_model=3": "model.dim",
-    "trainer.num_epochs=3": "trainer.max_steps", "trainer.max_time=3": "minutes", "--epochs=3": "trainer.max_steps",
-    "--steps=3": "trainer.max_steps", "-n": "name",
+    "data_path=a": "data.path", "data.valid=x": "data.validation", "optim.name=AdamW": "adamw", "LR=1": "optim.lr",
+    "data=Shakespear": "shakespeare", "callbacks=[EMA]": "ema", "++model.head=8": "model.heads",
+    "trainer.accelerator=cdua": "cuda", "d_model=3": "model.dim", "--epochs=3": "trainer.max_steps", "-n": "name",
 }  # fmt: skip
-UNLIKE = [
-    "data.tokenizer=bpe", "optim.name=lion", "trainer.accelerator=tpu", "model.activation=tanh", "model.foo=1",
-    "optim.momentum=1", "data=gutenberg", "-x",
-]  # fmt: skip
+UNLIKE = ["data.tokenizer=bpe", "optim.name=lion", "model.foo=1", "data=gutenberg", "-x"]
 
 
 def test_the_nearest_name_is_said_and_none_of_what_is_unlike() -> None:

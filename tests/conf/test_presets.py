@@ -6,20 +6,17 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
-import hydra
 import pytest
 import torch
 import yaml
 
 from conf import compose as composing
 from conf.keys import CONF, FOLDERS
-from conf.overrides import read_search
 from conf.schema import to_dict
 from gpt.config import ModelConfig
 from gpt.model import GPT
-from tests.conf.test_defaults import compose, composed
+from tests.conf.test_defaults import compose
 from tests.conftest import ROOT, Call, needs, one_line, summary
 from tests.faults.processes import run
 
@@ -46,13 +43,6 @@ def test_every_file_can_be_chosen_and_says_how_large_its_model_is(file: str) -> 
         counted = re.search(r"([\d.]+) million (weights|parameters)", said(file))
         assert counted
         assert float(counted[1]) == round(model.num_parameters() / 1e6, len(counted[1].partition(".")[2]))
-
-
-def test_a_search_has_what_its_file_says() -> None:
-    search = read_search(["hparams_search=default"])
-    assert search
-    values = yaml.safe_load(said("hparams_search/default"))
-    assert {key: getattr(search, key) for key in values} == values
 
 
 @pytest.mark.slow
@@ -120,38 +110,15 @@ def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> No
     ended = train("resume=runs/a", "trainer.max_steps=3", defaults=False)
     assert ended.status == 0 and "bit for bit" not in ended.out, "it continues without the folder"
     assert inherited(stored("a")) == FOUND and summary("a")["steps"] == 3
-    for file, content, arguments, said in (
-        ("experiment/c", CHAIN["c"].replace("seed: 7", "seed: 8"), ["resume=runs/a"], "seed=8 (the run has 7)"),
-        ("experiment/c", "sed: 8\n", [], "In 'experiment/c': sed: no such key; nearest: seed"),
-        ("model/mine", "layers: [", ["model=mine"], "while parsing"),
-    ):
-        Path(f"own/{file}.yaml").write_text(f"# @package _global_\n{content}")
+    for content, said in (("sed: 8\n", "In 'experiment/c': sed: no such key"), ("layers: [", "while parsing")):
+        Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
         composing._cached.cache_clear()  # as a new process begins
-        one_line(train(chain, "experiment=a", *arguments, defaults=False), 2, said)
-    Path("own/experiment/c.yaml").unlink()
-    composing._cached.cache_clear()
-    one_line(train(chain, "experiment=a"), 2, "experiment/c")
+        one_line(train(chain, "experiment=a", defaults=False), 2, said)
 
 
 @pytest.mark.slow
-def test_the_trials_of_a_sweep_and_a_search_inherit(chain: str) -> None:
+def test_the_trials_of_a_sweep_inherit(chain: str) -> None:
     ended = run("-m", chain, "experiment=a", "optim.warmup=4,5", "trainer.max_steps=2", "name=s")
     assert ended.status == 0, ended
     for warmup in (4, 5):
         assert inherited(stored(f"s/optim.warmup={warmup}")) == [*FOUND[:3], warmup, *FOUND[4:]]
-    needs("optuna", extra="search")
-    fixed = ["optim.lr=0.01", "optim.muon_lr=0.01", "optim.cooldown=0.25", "model.dropout=range(0.1,0.3,0.1)"]
-    search = ["hparams_search=default", "hparams_search.trials=1", *fixed, "trainer.max_steps=2", "name=found"]
-    ended = run(chain, "experiment=a", *search)
-    assert ended.status == 0, ended
-    values = stored("found/trial-001")
-    assert inherited(values) == FOUND and values["model"]["dropout"] in (0.1, 0.2)
-
-
-def test_a_hundred_runs_read_the_presets_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    composing._cached.cache_clear()
-    composed_by_hydra = Mock(side_effect=hydra.compose)
-    monkeypatch.setattr(hydra, "compose", composed_by_hydra)
-    configs = composed("-m", "seed=range(0,10)", "optim.warmup=range(1,11)")
-    assert len({(each.seed, each.optim.warmup) for each in configs}) == 100
-    assert composed_by_hydra.call_count == 1

@@ -44,14 +44,6 @@ def test_auto_keeps_what_a_run_has_chosen() -> None:
     assert resumed(replace(chosen, trainer=replace(chosen.trainer, num_nodes=2))).trainer.num_nodes == "auto"
 
 
-def test_a_path_called_auto_is_a_path() -> None:
-    old = ran("data.path=book.txt", "init_from=a")
-    for key in ("path", "cache_dir"):
-        assert getattr(resumed(old, f"data.{key}=auto").data, key) == "auto"
-    assert resumed(old, "init_from=auto").init_from == "auto"
-    assert compose(["data.path=auto"]).data.path == "auto"
-
-
 TRAINED = vars(ModelConfig(layers=3, heads=3, dim=96, context=64, dropout=0.1, positions="learned"))
 
 

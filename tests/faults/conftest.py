@@ -8,8 +8,6 @@ from typing import Any
 import pytest
 
 from tests.faults.processes import LONG, TWO, Fault, run
-from tests.faults.programs import PROGRAMS, Cost, call, write_texts
-from tests.model_files import filled, write_model_file
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -41,18 +39,3 @@ def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
 @pytest.fixture(scope="session")
 def whole_of_two(whole: Any) -> Path:
     return whole([*TWO, *LONG], long=True)
-
-
-@pytest.fixture(scope="session")
-def honest(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Cost]:
-    with chdir(tmp_path_factory.mktemp("honest")):
-        write_texts()
-        write_model_file("honest.safetensors", filled())
-        costs = {program: call(program, "honest.safetensors") for program in PROGRAMS}
-    assert all(ended.status == 0 for ended in costs.values()), costs
-    return costs
-
-
-@pytest.fixture
-def texts(workplace: Path) -> None:
-    write_texts()

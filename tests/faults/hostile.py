@@ -104,11 +104,10 @@ HOSTILE: dict[str, Callable[[], bytes]] = {
         {f"x{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(120_000)}, b""),
     "a header of one long shape": lambda: packed(
         {"embedding.weight": {"dtype": "F32", "shape": [1] * 2_500_000, "data_offsets": [0, 4]}}, bytes(4)),
-    "a header that is a list": lambda: packed([], b""),
     "a header deep in itself": lambda: packed(b'{"a": ' * 500_000 + b"1" + b"}" * 500_000, b""),
     "a name twice": twice, "no metadata": lambda: header(lambda content: content.pop("__metadata__")),
     "metadata that is no text": lambda: header(lambda content: content["__metadata__"].update(chargpt={"format": 5})),
-    "a description that is no JSON": lambda: by_hand(raw="x"), "a description of one": lambda: by_hand(raw="[]"),
+    "a description that is no JSON": lambda: by_hand(raw="x"),
     "a description deep in a field": lambda: by_hand(raw='{"x":' * 200_000 + "1" + "}" * 200_000),
     "a description of 7 MB": lambda: by_hand(raw=json.dumps({"format": FORMAT, "x": "x" * 7 * MB})),
     **{f"weights at {places}": partial(offsets, *places) for places in (

@@ -1,13 +1,13 @@
-"""Runs `train.py` in processes of their own, which can be told where to be killed.
+"""Runs commands in processes of their own, which can be told where to be killed.
 
 What takes seconds, loading torch, Lightning and what is ours, is done once: a server process has loaded them and forks
 for each run. Such a run is a process like any other, with signals, files and an end of its own. What it starts with the
 command of `train.py`, trials and ranks, is forked from it; `start` and the tests of SLURM start real commands.
 """
 
-import ctypes
 import faulthandler
 import gc
+import importlib
 import multiprocessing
 import multiprocessing.process
 import os
@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import train as train_script
@@ -41,13 +42,12 @@ LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
 # A tiny run of two on book.txt whose number of processes, steps and validations are said elsewhere.
 JOB = [*TINY, "data.path=book.txt", *MUON]
 JOB = [each for each in JOB if not each.startswith(("trainer.max_steps", "trainer.devices", "trainer.val_check"))]
-CLONE_NEWNET = 0x40000000  # a network namespace, of those that a process may enter
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
     "torch torch.utils.tensorboard lightning lightning.pytorch.callbacks lightning.pytorch.loggers hydra "
     "hydra._internal.config_loader_impl filelock tqdm torch.distributed.run tests.faults.faults tests.faults.processes "
-    "sample score export gpt.export.to_web tests.faults.programs".split()
+    "sample score export gpt.export.to_web".split()
     + ["s3fs.core"]  # which Lightning looks for when it logs
 )
 
@@ -61,21 +61,22 @@ def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.proc
 
 
 class Process:
-    """A run of `train.py` in the current directory, on book.txt with a tiny model, in a process group of its own."""
+    """A command in the current directory, `train.py` on book.txt with a tiny model, in a process group of its own."""
 
     def __init__(
         self,
         *arguments: str,
         fault: Fault = (),  # called in the process before it begins
         defaults: bool = True,  # those of `tiny`
+        program: str = "train.py",
         environment: dict[str, str] | None = None,  # on top of this process' own
-        network: str = "",  # the network namespace in which torchrun starts it, with these arguments
+        torchrun: bool = False,  # whether these are arguments of torchrun, which starts it
         long: bool = False,  # samples as long as those of the real command, most of the work of a run this small
     ) -> None:
-        given = tiny(arguments) if defaults and not network else list(arguments)
+        given = tiny(arguments) if defaults and not torchrun else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, given, fault, [str(file) for file in self.files], network, long)
+        parts = (os.getcwd(), variables, program, given, fault, [str(file) for file in self.files], torchrun, long)
         self.process = fork(_run, *parts)
         self.ended: Ended | None = None
         assert self.process.pid is not None
@@ -151,14 +152,10 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
     _parents.extend([run_lock._held, sys.stdout, sys.stderr])
     run_lock._held = {}
     gc.enable()
-    end_with(lambda: (begin(variables, arguments), train_script.cli())[1])
-
-
-def end_with(work: Callable[[], Any]) -> None:
-    """Do this and end this process, as if it were the whole of a program that returns its status."""
     status: Any = 1
     try:
-        status = work()
+        begin(variables, [SCRIPT, *arguments])
+        status = train_script.cli()
     except SystemExit as stop:
         status = stop.code
     except BaseException:
@@ -169,7 +166,7 @@ def end_with(work: Callable[[], Any]) -> None:
         os._exit(int(status or 0))
 
 
-def begin(variables: dict[str, str], arguments: list[str]) -> None:
+def begin(variables: dict[str, str], command: list[str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
     sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
@@ -179,30 +176,34 @@ def begin(variables: dict[str, str], arguments: list[str]) -> None:
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    sys.argv = [SCRIPT, *arguments]
+    sys.argv = command
     train_script.STARTED = time.perf_counter()
 
 
 def _run(
-    place: str, variables: dict[str, str], given: list[str], fault: Fault, files: list[str], network: str, long: bool
+    place: str,
+    variables: dict[str, str],
+    program: str,
+    given: list[str],
+    fault: Fault,
+    files: list[str],
+    torchrun: bool,
+    long: bool,
 ) -> None:
     os.chdir(place)
     os.setpgrp()
     for number, name in enumerate(files, start=1):
         os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND), number)
-    begin(variables, given)
+    begin(variables, [str(ROOT / program), *given])
     subprocess.Popen = subprocess_handler.Popen = ForkingPopen  # type: ignore[misc]
     if not long:
         watch.SAMPLE_LENGTH = results.FINAL_SAMPLE_LENGTH = 20
     if fault:
         fault[0](*fault[1:])
-    if network:
-        from torch.distributed import run as torchrun
-
-        with open(f"/run/netns/{network}") as file:
-            assert ctypes.CDLL(None).setns(file.fileno(), CLONE_NEWNET) == 0
-        torchrun.main(given)
-    sys.exit(0 if network else train_script.cli())
+    if torchrun:
+        torch.distributed.run.main(given)
+    else:
+        sys.exit(importlib.import_module(program.removesuffix(".py")).cli())
 
 
 def start(*arguments: str, **options: Any) -> subprocess.Popen:

@@ -11,12 +11,40 @@ import numpy as np
 import pytest
 
 from tests.base.test_progress import Terminal
-from tests.conftest import ROOT, TINY, Call
+from tests.conftest import ROOT, TINY, Ended
+from tests.faults import faults
 from tests.faults.hostile import HOSTILE, MB, ODD, chars, of
-from tests.faults.programs import PROGRAMS, Cost, call, is_bounded, is_refusal
+from tests.faults.processes import Process
+from tests.model_files import filled, write_model_file
 
 EVIL = "evil.safetensors"
-pytestmark = pytest.mark.usefixtures("texts")
+PROGRAMS = {
+    "sample": "sample.py {} --num-chars 1 --seed 0",
+    "score": "score.py {} line.txt",
+    "web": "export.py {} --to web out.html",
+    "torch": "export.py {} --to torch out.pt2",
+    "train": "train.py init_from={} data.path=text.txt name=new trainer.max_steps=1 trainer.accelerator=cpu "
+    "trainer.devices=1 data.batch=2 compile=false watch.pictures=false logger=none",
+}
+
+
+@pytest.fixture(autouse=True)
+def texts(workplace: Path) -> None:
+    """What the programs read, of the letters in tests/model_files.py."""
+    Path("text.txt").write_text("abcdefghijk" * 200)
+    Path("line.txt").write_text("abcdefghijk" * 2)
+
+
+def call(program: str, model: str) -> Ended:
+    """Run one of `PROGRAMS` on a model file, within limits of memory and time that depend on the size of the file."""
+    script, *given = (part.format(model) for part in PROGRAMS[program].split())
+    size = os.path.getsize(model) if os.path.isfile(model) else 0
+    return Process(*given, program=script, defaults=False, fault=(faults.limit, size)).wait()
+
+
+def is_refusal(ended: Ended, name: str) -> bool:
+    line = ended.err.removesuffix("\n")
+    return ended.status == 2 and ended.out == "" and name in line and line.isprintable() and len(line) < 400
 
 
 def two_programs(kind: str, kinds: dict[str, Any]) -> set[str]:
@@ -24,33 +52,38 @@ def two_programs(kind: str, kinds: dict[str, Any]) -> set[str]:
     return {"sample", list(PROGRAMS)[list(kinds).index(kind) % len(PROGRAMS)]}
 
 
+def test_an_honest_model_needs_no_more_than_it_may() -> None:
+    write_model_file("honest.safetensors", filled())
+    for program in PROGRAMS:
+        assert call(program, "honest.safetensors").status == 0, program
+
+
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_every_program_refuses_an_attack_in_one_line(kind: str, honest: dict[str, Cost]) -> None:
+def test_every_program_refuses_an_attack_in_one_line(kind: str) -> None:
     Path(EVIL).write_bytes(HOSTILE[kind]())
     files = set(Path().rglob("*"))
     for program in two_programs(kind, HOSTILE):
         ended = call(program, EVIL)
         assert is_refusal(ended, EVIL), (program, ended)
-        assert is_bounded(ended, honest[program], Path(EVIL).stat().st_size), (program, ended)
         assert set(Path().rglob("*")) == files, f"{program} has made something"
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_what_is_odd_costs_no_more_than_it_may(kind: str, honest: dict[str, Cost]) -> None:
+def test_what_is_odd_costs_no_more_than_it_may(kind: str) -> None:
     """Each program works, or says in one line why not: a text shorter than the context, numbers that overflow."""
     Path(EVIL).write_bytes(ODD[kind]())
-    size = Path(EVIL).stat().st_size
     for program in two_programs(kind, ODD):
-        if (program not in ("sample", "web") and "blocks" in kind) or (program == "train" and size > MB):
+        if (program not in ("sample", "web") and "blocks" in kind) or (
+            program == "train" and Path(EVIL).stat().st_size > MB
+        ):
             continue  # it would take its time for each block and each weight
         ended = call(program, EVIL)
         refused = ended.status == 2 and ended.err.count("\n") == 1
         diverged = ended.status == 1 and "training has diverged" in ended.err and "Traceback" not in ended.err
         assert ended.status == 0 or refused or diverged, (program, ended)
-        assert is_bounded(ended, honest[program], size), (program, ended)
 
 
-def test_what_is_no_file_is_refused(honest: dict[str, Cost]) -> None:
+def test_what_is_no_file_is_refused() -> None:
     os.mkfifo("pipe.safetensors")
     Path("folder.safetensors").mkdir()
     Path("loop.safetensors").symlink_to("loop.safetensors")
@@ -60,7 +93,7 @@ def test_what_is_no_file_is_refused(honest: dict[str, Cost]) -> None:
         for path in [*names, "/dev/zero", "/dev/stdin", "/proc/self"]:
             for program in ("sample", "train"):
                 ended = call(program, path)
-                assert is_refusal(ended, path[:80]) and is_bounded(ended, honest[program], 0), (program, ended)
+                assert is_refusal(ended, path[:80]), (program, ended)
 
 
 @pytest.mark.parametrize("program", ["sample", "score", "web"])  # train.py quotes it, so that nobody types it unseen
@@ -71,21 +104,6 @@ def test_a_file_s_name_reaches_no_terminal_raw(program: str) -> None:
         ended = call(program, name)
         assert ended.status == status, ended
         assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err), ended
-
-
-def test_nothing_is_fetched_over_the_network(
-    sample: Call, score: Call, export: Call, train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(socket.socket, "connect", lambda _, address: asked.append(address))
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *given, **_: asked.append(given))
-    address = "http://127.0.0.1:9/model.safetensors"
-    for ended in (
-        sample(address), score(address, "line.txt"), export(address, "--to", "web", "out.html"),
-        train(f"init_from={address}"), train(f"resume={address}", defaults=False),
-    ):  # fmt: skip
-        assert ended.status == 2 and ended.err.count("\n") == 1 and "no such" in ended.err, ended
-    assert asked == []
 
 
 def on_a_terminal(*command: str) -> str:

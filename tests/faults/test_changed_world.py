@@ -88,13 +88,3 @@ def test_a_configuration_that_was_edited(stopped: Call) -> None:
     refused(stopped(), r"seed=7 \(the run has 0\), data.batch=16 \(the run has 8\)")
     path.write_text(yaml.safe_dump({**config, "seed": 0, "data": {**config["data"], "batch": 8}}))
     assert stopped().status == 0
-
-
-def test_what_is_free_to_change(stopped: Call, prose: str) -> None:
-    Path("book.txt").rename("moved.txt")
-    free = "trainer.val_check_interval=5 trainer.log_every_n_steps=1 logger=csv data.cache_dir=other"
-    ended = stopped(f"data.path={Path('moved.txt').absolute().as_uri()}", *free.split())
-    assert ended.status == 0 and "bit for bit" not in ended.out
-    # A changed text at the address that the run has stored is another text.
-    Path("moved.txt").write_text(prose[::-1], encoding="utf-8")
-    refused(stopped("trainer.max_steps=34"), r"text=30576 characters \w{12} \(the run has", r"allow=\[text\]")

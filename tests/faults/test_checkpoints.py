@@ -13,13 +13,11 @@ from typing import Any
 
 import pytest
 
-from base.errors import InputError
 from base.jobs.run_directory import Run
-from conf.compose import read_config
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import CheckpointError
 from gpt.training_checkpoint import read
-from tests.conftest import ROOT, Call, Ended, less_progress, missing, one_line, refusal
+from tests.conftest import ROOT, Ended, less_progress, missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
@@ -135,20 +133,6 @@ def test_the_newest_unfinished_run_that_is_not_in_use_continues(killed: Path) ->
     assert busy.wait().status == 0
 
 
-def test_a_config_yaml_that_is_damaged_in_any_way_is_one_line(trained: Path, train: Call) -> None:
-    config = Path("runs/first/config.yaml")
-    settings = config.read_text()
-    for damage in (
-        settings[: len(settings) // 2], settings[: settings.rindex("logger")], "", settings + "what: 1\n", "- 1",
-        settings.replace("heads:", "headz:"), settings.replace("seed: 0", "seed: [1]"), "a: " + 800 * "[" + 800 * "]",
-    ):  # fmt: skip
-        config.write_text(damage)
-        assert "\n" not in refusal(InputError, read_config, config.parent)
-    config.write_text(settings[: settings.rindex("logger")])
-    said = "runs/first/config.yaml: lacks logger: the file was cut or edited"
-    one_line(train("resume=first", defaults=False), 2, said, "init_from=runs/first starts from its model")
-
-
 def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path, whole: Any) -> None:
     (events_file,) = killed.glob("events*")
     with open(events_file, "ab") as file:
@@ -160,16 +144,6 @@ def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path
     assert run(*RESUMED).status == 0
     assert encoded.read_bytes() == data
     assert_as_if_never_touched(whole(MUON), killed)
-
-
-def test_a_directory_that_became_read_only(workplace: Path) -> None:
-    ended = run("name=cut", *MUON, fault=(faults.read_only, 12))
-    one_line(ended, 1, "best.safetensors: could not be written: Permission denied")
-    assert sorted(path.name for path in LAST.parent.iterdir()) == ["best.safetensors", "last.ckpt"]
-    assert read(LAST)["global_step"] == 10
-    shutil.rmtree("runs")
-    Path("runs").write_text("not a directory")
-    one_line(run("name=cut"), 1, "runs")
 
 
 def test_a_full_disk(whole: Any, workplace: Path) -> None:

@@ -1,7 +1,5 @@
 import json
 import random
-import re
-import shlex
 import signal
 import time
 from pathlib import Path
@@ -10,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from tests.conftest import Call, needs_compiler, one_line
+from tests.conftest import needs_compiler, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, TWO, Fault, Process, events, run, run_ranks, start, wait_for
 
@@ -130,44 +128,6 @@ def test_ranks_agree_on_checkpoints_by_time(workplace: Path) -> None:
 def steps_of(directory: Path) -> list[int]:
     """The steps of a run's two checkpoints."""
     return [torch.load(directory / f"checkpoints/{name}.ckpt")["global_step"] for name in ("previous", "last")]
-
-
-def test_commands_in_messages_do_what_they_say(workplace: Path, sample: Call) -> None:
-    def words(pattern: str, message: str) -> list[str]:
-        found = re.search(pattern, message, re.MULTILINE)
-        assert found, (pattern, message)
-        return shlex.split(found[1])
-
-    several = ["seed=1,2", "trainer.max_steps=1"]
-    assert run(*words("add (-m)", run(*several).err), *several).status == 0
-    ended = run("name=it's", *MUON, fault=(faults.before_call, "write_summary", signal.SIGTERM))
-    given = words("there is no checkpoint yet, so this starts at step 0: python train.py (.*)", ended.out)
-    ended = run(*given, defaults=False, fault=(faults.signal_at, 12, signal.SIGTERM))
-    assert ended.status == 143 and "starting at step 0" in ended.out, ended
-    given = words("the newest checkpoint is .*: python train.py (.*)", ended.out)
-    ended = run(*given, defaults=False, fault=(faults.at_step, 25))
-    assert ended.status == -signal.SIGKILL and "step 13" in ended.out, ended
-    refused = run(*given, "seed=1", defaults=False)
-    ended = run(
-        *given, "seed=1", *words("('allow=.*) continues", refused.err), defaults=False, fault=(faults.at_step, 25)
-    )
-    assert ended.status == -signal.SIGKILL and "continues with seed=1" in ended.out, ended
-    ended = run(*words("exists; (.*) continues it", run("name=it's").err), "seed=1", "allow=[seed]", defaults=False)
-    assert ended.status == 0 and "continuing runs/it's" in ended.out and "step 20" in ended.out, ended
-    assert sample(*words("^more text +python sample.py (.*)", ended.out)).status == 0
-    older = run("resume=runs/it's/checkpoints/previous.ckpt", defaults=False)
-    given = words("continues from its newest checkpoint, (.*)", older.err)
-    finished = run(*given, defaults=False)
-    assert finished.status == 0 and "is finished: step 30 of 30" in finished.out, finished
-    said = "has already trained for 30 steps; trainer.max_steps=30 finishes it at this step"
-    assert said in run(*given, "trainer.max_steps=29", defaults=False).err
-    ended = run(*words(r"python train.py (.*) continues it", finished.out), defaults=False)
-    assert ended.status == 0 and "step 60/60" in ended.out, ended
-    for path in Path("runs/it's/checkpoints").glob("*.ckpt"):
-        path.unlink()
-    gone = run("resume=runs/it's", defaults=False)
-    ended = run(*words("has a model but no checkpoint; (.*) starts another run", gone.err), "model.dropout=0.1")
-    assert ended.status == 0 and "from       runs/it's" in ended.out, ended
 
 
 def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:

@@ -1,7 +1,6 @@
 import math
 import shutil
 import signal
-from html import unescape
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,6 @@ from data.config import DataConfig
 from data.text import SEEN, Text, open_text
 from gpt import model_file
 from gpt.checkpoint import load_checkpoint
-from reports.card import card
 from tests.conftest import Call, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import run
@@ -85,55 +83,25 @@ def test_a_model_file_without_the_texts_is_read(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_loss_on_text_that_the_model_has_read_is_said_everywhere(base: Call) -> None:
-    split, names = "data.split=[0.5,0.25,0.25]", ("between", "last", "kept")
-    for name, start, *others in (
-        ("between", "first", "data.path=new.txt"), ("last", "between", "data.path=book.txt", split),
-        ("kept", "between", "data.path=book.txt"),
-    ):  # fmt: skip
-        ended = base(f"name={name}", f"init_from={start}", "trainer.max_steps=12", *others)
-        assert ended.status == 0 and (SEEN in ended.out) is (name == "last"), ended
-    assert SEEN in base("resume=runs/last", "trainer.max_steps=14", defaults=False).out
-    for name in names:
-        run = Path("runs") / name
-        assert (
-            (SEEN in summary(name)["notes"])
-            is (SEEN in unescape((run / "report.html").read_text("utf-8")))
-            is (name == "last")
-        )
-        (model, meta), file = load_checkpoint(run), run / "checkpoints/best.safetensors"
-        assert (SEEN in card(model, meta, file)) is (name == "last")
-        assert len(meta["texts"]) == {"between": 2, "last": 3, "kept": 2}[name], meta["texts"]
-
-
-@pytest.mark.slow
 def test_what_a_run_started_from_is_said(base: Call) -> None:
-    before = {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in Path("runs/first").rglob("*.*")}
+    before = {path: path.read_bytes() for path in Path("runs/first").rglob("*.*")}
     ended = base("name=fine", *FINE)
     assert ended.status == 0 and ended.err == ""
     said = "from       runs/first/checkpoints/best.safetensors, step 30, 5 new characters '\\t~áö語'\n"
     assert said in ended.out and said in Path("runs/fine/train.log").read_text()
     assert summary("fine")["init_from"] == config("fine")["init_from"] == "runs/first"
-    assert {path: (path.read_bytes(), path.stat().st_mtime_ns) for path in before} == before
+    assert {path: path.read_bytes() for path in before} == before
     meta, old = load_checkpoint("runs/fine")[1], load_checkpoint(BASE)[1]["vocabulary"]["characters"]
     assert meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"})) and meta["step"] > 0
     for resume, init_from, had in (("fine", "other", "runs/first"), ("first", "runs/fine", "none")):
         ended = base(f"resume=runs/{resume}", f"init_from={init_from}", "trainer.max_steps=90", defaults=False)
         one_line(ended, 2, f"cannot change init_from={init_from} (the run has {had}); allow= cannot permit")
-    name = 'it\'s [my] "модель", 2=3.safetensors'
-    shutil.copy(BASE, name)
-    for number, taken in enumerate(("first", name)):
-        again = base(f"name=same{number}", f"init_from={taken}", "trainer.max_steps=1")
-        assert "step 30, the same vocabulary\n" in again.out, again.err
-        assert config(f"same{number}")["init_from"] == taken
-    assert "step 0/" not in Path("runs/first/train.log").read_text()
 
 
 def test_a_wrong_word_is_answered_in_one_line(base: Call) -> None:
     Path("empty").mkdir()
     for arguments, said in {
         "init_from=runs/firs": "init_from: runs/firs: no such model, nor a run in runs/",
-        "init_from=book.txt": "book.txt: is damaged or not a model file",
         "init_from=empty": "empty: has no model file (empty/best.safetensors or empty/last.safetensors)",
         "init_from=first model=small": "first: cannot change model.layers=4 (the model has 2), model.heads=",
         "init_from=first model.context=5000": "model.context=5000",

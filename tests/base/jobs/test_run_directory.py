@@ -1,14 +1,11 @@
 import os
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from base.errors import InputError, describe_os_error
-from base.jobs.run_directory import Run, check_free, check_writable, find_model, new_name, to_resume, unfinished
-from tests.conftest import ROOT, refusal
+from base.errors import InputError
+from base.jobs.run_directory import Run, check_free, find_model, new_name, to_resume, unfinished
+from tests.conftest import refusal
 from tests.stores import make
 
 
@@ -39,12 +36,6 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     assert to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == first
     assert to_resume("first", None) == to_resume("first/checkpoints/last.ckpt", None) == first
     assert "no trial of this sweep has finished yet" in refusal(InputError, find_model, "sweep")
-    with monkeypatch.context() as less:
-        less.setattr(os, "access", lambda _, mode: mode == os.X_OK)
-        with pytest.raises(PermissionError) as caught:
-            check_writable()
-        assert "runs: cannot be read" in describe_os_error(caught.value)
-    assert "runs: could not be written" in describe_os_error(caught.value)
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -66,20 +57,3 @@ def test_what_is_not_a_model_hides_no_run(trained: Path) -> None:
     assert find_model("./first") == Path("first/best.safetensors")
     assert to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
     assert find_model("runs/first") == trained and to_resume("runs/first", None) == Run(Path("runs/first"))
-
-
-def test_commands_of_a_folder_of_the_checkout_name_its_runs(tmp_path: Path) -> None:
-    """Import the project from a copy of base/, because its runs are those of the working directory in other tests."""
-    shutil.copytree(ROOT / "base", tmp_path / "base")
-    make(tmp_path, {"runs/first/checkpoints/best.safetensors": "", ".venv/bin/python": "", "docs/lessons/a.py": ""})
-    code = """
-import sys; sys.path.insert(0, "../.."); sys.prefix = sys.argv[1]
-from base import processes; from base.jobs.run_directory import find_model
-model = find_model("first"); print(model, processes.command("python", "sample.py", model.parents[1]))"""
-    for folder, up in (("docs/lessons", "../../"), ("docs", "../"), (".", "")):
-        there, code = tmp_path / folder, code.replace("../..", str(tmp_path))
-        found = subprocess.run(
-            [sys.executable, "-c", code, tmp_path / ".venv"], cwd=there, text=True, capture_output=True
-        )
-        said = f"{up}runs/first/checkpoints/best.safetensors {up}.venv/bin/python {up}sample.py {up}runs/first\n"
-        assert found.stdout == said, found

@@ -62,28 +62,6 @@ def test_a_machine_that_becomes_slower_or_faster(monkeypatch: pytest.MonkeyPatch
     assert len(clock.chosen) == 1
 
 
-def test_a_short_slowness_after_the_choice_costs_no_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps that take twice as long for 5 of 600 seconds would, if they went on, be worth a third of the steps."""
-    clock = Clock(monkeypatch, 10.0, 0.5)
-    clock.train(lambda clock: 0.2 if 400 < clock.now < 405 else 0.1)
-    assert len(clock.chosen) == 1
-
-
-def test_a_pause_before_the_choice_keeps_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cooldown of the chosen steps has not begun yet, so a run with as many steps has the same weights."""
-    for pause in (0.0, 0.5, 2.0, 2.9):
-        clock = Clock(monkeypatch, 1.0, 0.5)
-        clock.train(lambda clock, pause=pause: pause + 0.1 if clock.global_step == 275 else 0.1)
-        (steps,) = clock.chosen
-        assert 0.5 * steps >= 276 or pause == 0, pause
-
-
-def test_no_time_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, 0.001, 0.5)
-    clock.train(lambda _: 0.1)
-    assert clock.chosen == [1] and clock.should_stop
-
-
 SMALL = (  # nothing is left to choose, so no step is timed
     "model.layers=1 model.dim=32 model.context=32 data.batch=4 model.dropout=0 callbacks=[] logger=none compile=false "
     "optim.lr=0.006 optim.warmup=50 trainer.accelerator=cpu data.path=book.txt watch.pictures=false"

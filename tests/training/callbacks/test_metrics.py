@@ -1,22 +1,12 @@
 import math
 import re
-import resource
-import time
 from collections.abc import Callable
 from pathlib import Path
-from pkgutil import resolve_name
-from types import SimpleNamespace
 
 import pytest
 import torch
-from tensorboard.plugins.custom_scalar.layout_pb2 import Layout
 
-import training.callbacks.checkpoints
-import training.callbacks.metrics
-from tests.conftest import Ended, assert_same_weights, board, last, summary
-from tests.faults import faults
-from tests.faults.processes import run_ranks
-from tests.training.callbacks.test_watch import TAGS, images
+from tests.conftest import Ended, assert_same_weights, board, last
 
 Train = Callable[..., Ended]
 
@@ -79,72 +69,9 @@ def test_updates_are_those_between_two_checkpoints(train: Train) -> None:
     assert "optim/clip_share" not in board("state_dict").Tags()["scalars"], "nothing is clipped"
 
 
-def known(flops: float) -> None:
-    training.callbacks.metrics.peak_flops = lambda *_: flops  # type: ignore[assignment]
-
-
-@pytest.mark.slow
-def test_updates_peak_and_pictures_of_two_processes(workplace: Path) -> None:
-    typed = ["name=a", "optim=muon", "watch.pictures=true", *EVERY]
-    ended = run_ranks(2, *typed, fault=(known, 1e12))
-    assert ended.status == 0 and "pictures " not in ended.out, ended
-    assert_updates("a", moved("a"))
-    assert set(images("a")) == {(tag, step) for tag in TAGS for step in (1, 2, 3)}
-    assert last("a")["callbacks"]["Metrics"]["peak"] == 2e12
-    # FLOPs of a token, by hand: 6 for each weight of a matrix, and 12 for each pair of positions and channel.
-    layers, dim, context, vocabulary = 2, 32, 32, len(set(Path("book.txt").read_text()))
-    flops = 6 * (layers * 12 * dim * dim + vocabulary * dim) + 12 * layers * context * dim
-    speed, said = scalars("a", "perf/chars_per_s")[3], summary("a")
-    assert scalars("a", "perf/mfu")[3] == pytest.approx(speed * flops / 2e12, rel=1e-5)
-    assert said["mfu"] == pytest.approx(said["characters_per_second"] * flops / 2e12)
-
-
-TAKES = {  # seconds on a clock of the test's own, in what does the work of each part
-    "data.datamodule.train_batch": 1, "torch.nn.functional.cross_entropy": 2,
-    "training.module.LitGPT.manual_backward": 4, "torch.nn.utils.clip_grad_norm_": 2,
-    "training.callbacks.stop_signals.StopSignals.on_train_batch_end": 1,
-    "training.module.LitGPT.on_validation_epoch_end": 100, "training.callbacks.checkpoints.Checkpoints.save": 1000,
-}  # fmt: skip
-
-
-def test_speed_leaves_out_validations_and_checkpoints(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [1.0]
-    for target, seconds in TAKES.items():
-        owner, _, name = target.rpartition(".")
-        owner = resolve_name(owner)
-        monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
-        faults.before(owner, name, lambda *_, takes=seconds, **__: now.append(now[-1] + takes))
-    clock = SimpleNamespace(perf_counter=lambda: now[-1], monotonic=time.monotonic)
-    for module in (training.callbacks.metrics, training.callbacks.checkpoints):
-        monkeypatch.setattr(module, "time", clock)
-    steps = ["trainer.max_steps=12", "trainer.val_check_interval=4", "trainer.log_every_n_steps=4"]
-    assert train("name=a", "data.micro_batch=4", *steps).status == 0
-    assert scalars("a", "perf/chars_per_s") == pytest.approx(dict.fromkeys((4, 8, 12), 8 * 32 / 16))
-    assert summary("a")["seconds"] == 12 * 16 + 3 * (1100 + 2), "whose losses are computed as those of training are"
-
-
-def test_a_run_that_goes_on_has_one_history_and_a_first_page_of_charts_none_of_which_is_empty(
-    trained: Path, train: Train
-) -> None:
+def test_a_run_that_goes_on_has_one_history(trained: Path, train: Train) -> None:
+    """The checkpoint knows what was logged up to there, the validation that it was saved for included."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
-    (event,) = board("first").Tensors("custom_scalars__config__")  # written once
-    layout = Layout.FromString(event.tensor_proto.string_val[0])
-    charts = [chart for category in layout.category for chart in category.chart]
-    tags = [*board("first").Tags()["scalars"], *board("first/validation").Tags()["scalars"]]
-    shown: list[str] = []
-    for chart in charts:
-        matched = [tag for tag in tags if any(re.match(pattern, tag) for pattern in chart.multiline.tag)]
-        assert matched, chart.title
-        shown += matched
-    assert [chart.title for chart in charts[:2]] == ["loss (nats per token)", "bits per character"]
-    assert [set(shown[:2]), set(shown[2:4])] == [{"train/loss", "val/loss"}, {"train/bpc", "val/bpc"}]
-    assert len(shown) == len(set(shown))
-    assert set(tags) - set(shown) == {"val/bpb", "val_best/loss", "val_best/bpc"}
-    assert "perf/mfu" not in tags and summary("first")["mfu"] is None, "the peak of a CPU is not known"
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20  # kilobytes, on Linux
-    for used in scalars("first", "perf/memory_gib").values():
-        assert 0.1 < used < 1.02 * most  # the kernel counts pages in batches
-    # The checkpoint knows what was logged up to there, the validation that it was saved for included.
     history = last("first")["callbacks"]["Metrics"]["history"]
     losses, bits, steps = scalars("first", "val/loss"), scalars("first", "val/bpc"), scalars("first", "train/loss")
     assert list(losses) == [10, 20, 30, 40] and list(steps) == list(range(5, 41, 5))

@@ -69,11 +69,10 @@ def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
     assert [text.step for text in board("a").Tensors("samples/text_summary")] == [10]
 
 
-TEXTS = {  # and what is shown of them, where that is something else
-    "  two\n\n\n   lines  \n": "", "\ta\tb": "", "\n": "",
-    "<b>&amp;</b> `a` ```\n* x\n# y\n| a | b |\n[l](javascript:x) ![i](http://h)</code></pre>": "",
-    "中文 é 😀 \u0301 שלום": "",
-    "\x02\x03\x00\x0c\x1b\u2028\x85\ufeff": "␂␃␀␌␛\u2028\\x85\ufeff",
+TEXTS = {  # and what is shown of them
+    "  two\n\n\n   lines  \n": "  two\n\n\n   lines  \n", "\x02\x1b\u2028\x85": "␂␛\u2028\\x85",
+    "<b>&amp;</b> `a` ```\n* x\n# y\n[l](javascript:x)</code></pre>":
+        "<b>&amp;</b> `a` ```\n* x\n# y\n[l](javascript:x)</code></pre>",
 }  # fmt: skip
 
 
@@ -85,4 +84,4 @@ def test_text_comes_through_markdown() -> None:
     for text, shown in TEXTS.items():
         made = markdown_to_safe_html(as_markdown([("a prompt", text), (text, text)]))
         codes = [html.unescape(code) for code in re.findall("<code>([^<]*)</code>", made)]
-        assert codes == ["a prompt", *3 * [shown or text]] and made.count("<code") == 4, made
+        assert codes == ["a prompt", *3 * [shown]] and made.count("<code") == 4, made
