@@ -115,7 +115,7 @@ def export(options: argparse.Namespace, file: Path, new: Path, beside: Path | No
         page = {"title": options.title, "precision": options.precision or "bf16"}
     told, difference = [f"step {meta['step']} of {file}"], None
     if options.guess is not None:
-        from data.passages import game_passages  # loads torch
+        from reports.guessing_game import game_passages  # loads torch
 
         tokenizer = tokenizer_from(meta["vocabulary"])
         page["passages"], said = game_passages(options.guess, file, tokenizer, meta["documents"])
