@@ -104,7 +104,7 @@ def export(options: argparse.Namespace, file: Path, new: Path) -> list[str]:
     page: dict[str, Any] = {"title": options.title} if options.to == "web" else {}
     facts = [f"step {meta['step']} of {file}"]
     if options.guess is not None:
-        from data.passages import game_passages  # loads torch
+        from reports.guessing_game import game_passages  # loads torch
 
         tokenizer = tokenizer_from(meta["vocabulary"])
         page["passages"], said = game_passages(options.guess, file, tokenizer, meta["documents"])

@@ -16,7 +16,7 @@ from base.errors import InputError, nearest, one_line, printable
 from base.files import atomic, remove_unfinished, write_text
 from base.log import log
 from base.progress import Progress
-from data.formats import part_of, suffix
+from data.decoding import part_of, suffix
 
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # the first one reported identifies a version
 FAILURES = {

@@ -7,7 +7,6 @@ import platform
 import re
 import shlex
 import sysconfig
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,9 +18,8 @@ from base.errors import InputError, nearest, printable
 from base.jobs import run_directory
 from base.progress import count
 from data.config import TYPOGRAPHIC_QUOTES, DataConfig, cache_dir
-from data.decoding import CHUNK, NotText, Tick, decode
-from data.formats import archive, members, part_of, readable, suffix, unpacked  # fmt: skip
-from data.tables import TABLES, describe_table
+from data.decoding import CHUNK, NotText, Tick, archive, decode, members, part_of, readable, suffix, unpacked
+from data.tables import TABLES
 
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
 STDLIB_WITHOUT = {
@@ -265,21 +263,15 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
 def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Document]:
     """Return each file at `entries` (paths or addresses) once, named without the folders that all files share."""
     found: dict[str, Document] = {}  # by absolute path or address
-    times = Counter[str]()
     for entry in entries:
         if "://" in entry:
             from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
 
             address, _, sha256 = split_fragment(entry)
             fetched = fetch(address, downloads, notes, sha256)
-            named = {where: Document("", path, address=where) for where, path in fetched.items()}
+            found |= {where: Document("", path, address=where) for where, path in fetched.items()}
         else:
-            named = {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads, notes)}
-        found |= named
-        times.update(named.keys())
-    if repeated := [each for each in found if times[each] > 1]:
-        more = f", as are {len(repeated) - 1:,} others that the list repeats" if len(repeated) > 1 else ""
-        notes.append(f"{found[repeated[0]].label} is named {times[repeated[0]]:,} times but read once{more}")
+            found |= {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads, notes)}
     parts = {where: where.split("/") for where in sorted(found)}
     shared = len(os.path.commonprefix([each[:-1] for each in parts.values()]))
     return [replace(found[where], name="/".join(parts[where][shared:])) for where in parts]
@@ -300,33 +292,25 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
     return found
 
 
-def _texts(documents: list[Document], encoding: str, notes: list[str], has_rows: bool) -> list[Document]:
-    """Return `documents` without binary files, and append a line for the log with the names of these files to `notes`.
-
-    A single file is never left out. If `has_rows` is false, rows of tables are not documents, and a line with the
-    columns of the first table is appended, too. If all of several files are binary, a `NotText` error is raised.
-    """
-    texts, refused, tables = [], list[tuple[Document, NotText]](), list[str]()
+def _texts(documents: list[Document], encoding: str, notes: list[str]) -> list[Document]:
+    """Return `documents` without binary files, which a line in `notes` names; a single file is never left out."""
+    texts, refused = [], list[tuple[Document, NotText]]()
     for document in documents:
-        is_table = suffix(document.label) in TABLES and not has_rows and not tables
-        if len(documents) > 1 or is_table:
-            try:
+        try:
+            if len(documents) > 1:
                 with document.open() as file:
-                    begin = next(decode(file, document.label, encoding), "")
-            except NotText as error:
-                refused.append((document, error))
-                continue
-            except InputError:  # raised where the text is read
-                begin = ""
-            if is_table and (line := describe_table(document.label, begin)):
-                tables.append(line)
+                    next(decode(file, document.label, encoding), "")
+        except NotText as error:
+            refused.append((document, error))
+            continue
+        except InputError:  # raised where the text is read
+            pass
         texts.append(document)
     if refused:
         if not texts:
             raise refused[0][1]
         names = ", ".join(printable(document.name) for document, _ in refused[:3]) + ", …" * (len(refused) > 3)
         notes.append(f"left out {count(len(refused), 'binary file')}: {names}")
-    notes += tables
     return texts
 
 
@@ -343,11 +327,15 @@ def open_corpus(config: DataConfig) -> Corpus:
         return _stdlib(encoding)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
-    encoding, notes, has_rows = encoding and config.encoding, list[str](), config.field is not None
+    encoding, notes = encoding and config.encoding, list[str]()
 
     def found(path: str) -> list[Document]:
         documents = _unzipped(find_documents(path, downloads, notes), notes)
-        return _texts(documents, encoding, notes, has_rows) if encoding else documents
+        documents = _texts(documents, encoding, notes) if encoding else documents
+        tables = (each.label for each in documents if suffix(each.label) in TABLES)
+        if config.field is None and (table := next(tables, "")):
+            notes.append(f"{table} is read as plain text; data.field=NAME makes that field of each row a document")
+        return documents
 
     documents = found(config.path)
     if config.validation is None:

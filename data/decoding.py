@@ -1,13 +1,37 @@
-"""Decode files in chunks, and refuse what is not text in the given encoding."""
+"""Read the files of a text: unpack compressed and zip files, decode, and refuse what is not text."""
 
 import codecs
+import importlib
 import io
+import re
+import shlex
+import sys
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator
-from typing import IO, NamedTuple, NoReturn
+from contextlib import contextmanager
+from functools import lru_cache, partial
+from pathlib import Path, PurePath
+from typing import IO, Any
 
-from base.errors import InputError, printable
-from data.formats import damage, is_binary, office, utf16_order
+from base.errors import InputError, one_line, printable
 
+ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
+# Modules with the same `open`. fsspec reads these formats, too, but its fallback for .zst ignores a truncated file.
+COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
+SAVE = "save it as plain text (.txt) in the program that opens it"
+CONVERT = "convert it: ebook-convert {} book.txt"
+OFFICE = {  # suffix: what the file is, and how to get text from it
+    ".pdf": ("a PDF", "convert it: pdftotext {}"),
+    ".doc": ("a Word document", SAVE),
+    ".docx": ("a Word document", SAVE),
+    ".odt": ("an OpenDocument text", SAVE),
+    ".rtf": ("a rich text document", SAVE),
+    ".epub": ("an e-book", CONVERT),
+    ".mobi": ("an e-book", CONVERT),
+}
+RTF = b"{\\rtf"  # RTF is ASCII, so `_is_binary` does not recognise it
+CUT = ("unexpected end of data", "truncated data", "incomplete multibyte sequence")  # Python's words for it
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # rare in text
 Tick = Callable[[int], object]  # called after each read with the number of bytes
@@ -15,6 +39,71 @@ Tick = Callable[[int], object]  # called after each read with the number of byte
 
 class NotText(InputError):
     """The error for a file that is not text in any encoding, such as a picture or a PDF."""
+
+
+def suffix(name: str) -> str:
+    """Return the lower-case suffix of a file name, ignoring a compression suffix: .txt for both a.txt and a.txt.gz."""
+    path = PurePath(name.lower())
+    return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+
+
+@contextmanager
+def readable(label: str) -> Iterator[None]:
+    """Context manager that turns errors from reading or unpacking the file `label` into an `InputError`."""
+    try:
+        yield
+    except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+        if isinstance(error, OSError) and error.strerror:
+            raise InputError(f"{label}: cannot be read: {error.strerror}") from None
+        what = f"{label}: cannot be unpacked: {one_line(error)}"  # gzip and bz2 raise an OSError, too
+        raise InputError(f"{what}; it is damaged, or its name is wrong") from None
+
+
+@contextmanager
+def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+    """Context manager that yields `file`, decompressed while it is read if `name` ends with .gz, .bz2, .xz or .zst."""
+    module = COMPRESSED.get(PurePath(name.lower()).suffix)
+    if module is None:
+        yield file
+        return
+    try:
+        library: Any = importlib.import_module(module)
+    except ImportError:
+        package = f"pip install {module}" if module == "backports.zstd" else "a Python that was built with it"
+        raise InputError(f"{printable(name)}: needs {module}: {package}") from None
+    own_errors = tuple(getattr(library, name) for name in ("LZMAError", "ZstdError") if hasattr(library, name))
+    try:
+        with library.open(file) as content:
+            yield content
+    except own_errors as error:
+        raise EOFError(one_line(error)) from None
+
+
+def archive(path: Path) -> zipfile.ZipFile:
+    """Return the zip file `path`, opened for reading and cached, so that the list of files in it is read only once."""
+    stat = path.stat()
+    return _archive(path, stat.st_size, stat.st_mtime_ns)
+
+
+@lru_cache(maxsize=1)
+def _archive(path: Path, *_: int) -> zipfile.ZipFile:
+    return zipfile.ZipFile(path)
+
+
+def members(path: Path, label: str) -> list[str]:
+    """Return the sorted names of the files in the zip file `path`, without hidden files unless all files are hidden."""
+    files = {info.filename: info for info in archive(path).infolist() if not info.is_dir()}
+    for name, info in files.items():
+        if info.flag_bits & 1:
+            raise InputError(f"{label}: {printable(name)} needs a password; unpack the zip file and name its folder")
+    if not files:
+        raise InputError(f"{label}: the zip file holds no files")
+    return sorted(name for name in files if "/." not in f"/{name}") or sorted(files)
+
+
+def part_of(texts: int, files: int, everything: str) -> str:
+    """Return a log line which says that only some files of a directory are read, and how to read all of them."""
+    return f"{texts:,} of {files:,} files (*.txt); to read all: {shlex.quote(f'data.path={everything}')}"
 
 
 def decode(
@@ -31,7 +120,7 @@ def decode(
         while chunk := file.read(CHUNK):
             if not first:
                 first = chunk
-                if document := office(name, first):
+                if document := _office(name, first):
                     raise NotText(f"{printable(name)}: is {document[0]}, not text; {document[1]}")
             offset += len(chunk)
             text = decoder.decode(chunk)
@@ -41,52 +130,8 @@ def decode(
                 yield text.removeprefix("\ufeff") if at_start else text
                 at_start = False
         yield decoder.decode(b"", final=True)
-    except UnicodeDecodeError as error:
-        # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
-        wrong = offset - len(error.object) + error.start
-        what = f"byte {wrong:,} is not {encoding} ({error.reason})"
-        cut = 0 if chunk else offset - wrong  # bytes of the character that the end of the file cuts off
-        _refuse(file, name, encoding, option, _Failure(what, wrong, cut, first, chunk))
     except UnicodeError as error:
-        _refuse(file, name, encoding, option, _Failure(f"is not {encoding} ({error})", 0, 0, first, chunk))
-
-
-class _Failure(NamedTuple):
-    what: str  # that the file is not in its encoding
-    wrong: int  # position of the first wrong byte
-    cut: int  # bytes of the character that the end of the file cuts off
-    first: bytes  # the first chunk
-    last: bytes  # the chunk that could not be decoded; empty at the end of the file
-
-
-def _refuse(file: IO[bytes], name: str, encoding: str, option: str, failure: _Failure) -> NoReturn:
-    """Raise the `InputError` or `NotText` that `decode` raises for a file that is not in `encoding`."""
-    what, wrong, cut, first, chunk = failure
-    codec, fix, end = codecs.lookup(encoding).name, "", ""
-    if cut:
-        fix = "get the whole file if it was cut, or "
-        last = "byte" if cut == 1 else f"{cut} bytes"
-        end = f"the file ends in the middle of a character; get the whole file, or remove its last {last}"
-    if first[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
-        likely = "utf-16, which it looks like"
-    elif order := utf16_order(first):
-        likely = f"utf-16-{order}, which it looks like"
-    elif is_binary(first) or is_binary(chunk):
-        way = "data.tokenizer=byte reads any file" if option.startswith("data.") else ""
-        raise NotText(f"{printable(name)}: is a binary file, not text: {what}", advice=way)
-    elif codec == "utf-8":
-        likely = "cp1252 or latin-1"
-        if damaged := damage(file, wrong):
-            line, bad, letters = damaged
-            name = f"{name}, line {line:,}"
-            _refuse_damaged_utf8(f"{printable(name)}: {what}", bad, letters, end)
-            fix = fix or "correct that byte, the only one that is not ASCII, or " * (bad == 1)
-    else:
-        likely = "utf-8"
-    if likely.startswith("utf-16") and codec.startswith("utf-16"):
-        raise InputError(f"{printable(name)}: {what}: {end or 'the file is damaged there'}")
-    way = f"{fix}name its encoding with {option.rstrip()}, such as {likely}"
-    raise InputError(f"{printable(name)}: {what}", advice=way)
+        raise _refusal(error, file, name, encoding, option, first, offset) from None
 
 
 def _check_characters(text: str, at_start: bool) -> None:
@@ -97,10 +142,67 @@ def _check_characters(text: str, at_start: bool) -> None:
         raise UnicodeError("over 5 % of its characters are control characters")
 
 
-def _refuse_damaged_utf8(what: str, bad: int, letters: int, end: str) -> None:
-    """Refuse a file that is UTF-8 except for a few damaged bytes: another encoding would not help."""
-    if end and letters:
-        raise InputError(f"{what}: {end}")
-    if letters >= 10 * bad:
-        number = "one damaged byte" if bad == 1 else f"the first of {bad:,} damaged bytes"
-        raise InputError(f"{what}: {number} in a text that is otherwise UTF-8; correct it")
+def _refusal(
+    error: UnicodeError, file: IO[bytes], name: str, encoding: str, option: str, first: bytes, offset: int
+) -> InputError:
+    """Return the error for a file that is not in its encoding, of which `offset` bytes were read."""
+    label, codec, utf16, wrong, end = printable(name), codecs.lookup(encoding).name, _utf16(first), 0, ""
+    what = f"is not {encoding} ({error})"
+    if isinstance(error, UnicodeDecodeError):
+        # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
+        wrong = offset - len(error.object) + error.start
+        what = f"byte {wrong:,} is not {encoding} ({error.reason})"
+        if error.reason in CUT:
+            end = "the file ends in the middle of a character; get the whole file, or remove its incomplete end"
+    if utf16 and codec.startswith("utf-16"):
+        return InputError(f"{label}: {what}: {end or 'the file is damaged there'}")
+    if not utf16 and _is_binary(first):
+        way = "data.tokenizer=byte reads any file" if option.startswith("data.") else ""
+        return NotText(f"{label}: is a binary file, not text: {what}", advice=way)
+    likely = f"{utf16}, which it looks like" if utf16 else "cp1252 or latin-1" if codec == "utf-8" else "utf-8"
+    if codec == "utf-8" and not utf16 and file.seekable():
+        line, damaged, letters = _damage(file, wrong)
+        label += f", line {line:,}"
+        if letters >= (1 if end else 10 * damaged):  # another encoding would spoil the other letters
+            number = "one damaged byte" if damaged == 1 else f"the first of {damaged:,} damaged bytes"
+            return InputError(f"{label}: {what}: {end or f'{number} in a text that is otherwise UTF-8; correct it'}")
+    whole = "get the whole file if it was cut, or " * bool(end)
+    return InputError(f"{label}: {what}", advice=f"{whole}name its encoding with {option.rstrip()}, such as {likely}")
+
+
+def _damage(file: IO[bytes], wrong: int) -> tuple[int, int, int]:
+    """Return (line of the byte `wrong`, number of damaged bytes, number of other letters beyond ASCII) in UTF-8."""
+    file.seek(0)
+    line = 1 + sum(file.read(CHUNK)[: wrong - begin].count(b"\n") for begin in range(0, wrong, CHUNK))
+    file.seek(0)
+    damaged = letters = 0
+    for text in codecs.iterdecode(iter(partial(file.read, CHUNK), b""), "utf-8-sig", "surrogateescape"):
+        found = len(re.findall("[^\0-\x7f]", text))
+        bad = len(re.findall("[\udc80-\udcff]", text))
+        damaged, letters = damaged + bad, letters + found - bad
+    return line, damaged, letters
+
+
+def _office(name: str, first: bytes) -> tuple[str, str] | None:
+    """Return (what it is, how to get text from it) for an office document or an e-book, else None."""
+    kind = ".rtf" if first.startswith(RTF) else suffix(name)
+    if kind not in OFFICE or not (kind == ".rtf" or _is_binary(first)):
+        return None
+    what, way = OFFICE[kind]
+    return what, way.format(shlex.quote(PurePath(name).name if "://" in name else name))
+
+
+def _utf16(chunk: bytes) -> str:
+    """Return the likely encoding if the beginning of a file looks like UTF-16, otherwise ""."""
+    if chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+        return "utf-16"
+    first, second = chunk[::2].count(0), chunk[1::2].count(0)
+    if bool(first) == bool(second) or first + second < len(chunk) / 100:
+        return ""
+    return "utf-16-le" if second else "utf-16-be"
+
+
+def _is_binary(chunk: bytes) -> bool:
+    """Return whether `chunk` contains NUL or over 1 % control characters, which UTF-8 and 8-bit encodings do not."""
+    controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
+    return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100

@@ -1,7 +1,7 @@
 """Divide a text into documents: lines, paragraphs, files, the text between separators, or rows of a table."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -9,8 +9,8 @@ import numpy as np
 
 from base.errors import InputError
 from data.config import DOCUMENT_KINDS, DataConfig
-from data.corpus import Corpus, Document, Tick
-from data.formats import suffix
+from data.corpus import Corpus, Tick
+from data.decoding import suffix
 from data.tables import TABLES, fields
 
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
@@ -61,16 +61,8 @@ class Batch(NamedTuple):
     ends: np.ndarray  # where each document ends in `text`, (documents,) int64
 
 
-Cut = Callable[[Any, bool], tuple[Batch, Any]]  # (text, whether the file ends with it) -> (batch, unfinished rest)
-
-
 def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
-    """Yield everything that the vocabulary must cover: texts, each as an iterable of chunks.
-
-    For lines and paragraphs there is a text for each file. Otherwise a single text contains all documents, without
-    separators and the syntax of tables, because a model never reads them. `rule` says how the documents are found in
-    `corpus`, and `tick` is called with the number of bytes after each read.
-    """
+    """Yield texts in chunks: all that a model reads, without separators between documents and the syntax of tables."""
     if rule.kind in WHITESPACE:
         yield from (corpus.read(document, tick) for document in corpus.documents)
     else:
@@ -78,99 +70,92 @@ def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
 
 
 def check_end_mark(corpus: Corpus, rule: Rule, characters: str) -> None:
-    """Raise an `InputError` with file and line if the text contains U+0003 although `rule` uses it as the end mark."""
-    if rule.end != END or END not in characters:
-        return
-    for document in corpus.documents:
-        line = 1
-        chunk: Any
-        for chunk in corpus.read(document):
-            end, newline = (b"\x03", b"\n") if isinstance(chunk, bytes) else (END, "\n")
-            if (place := chunk.find(end)) >= 0:
-                way = "remove it, or set data.documents=line or paragraph"
-                raise _has_end_mark(document, line + chunk.count(newline, 0, place), way)
-            line += chunk.count(newline)
-
-
-def _has_end_mark(document: Document, line: int, way: str) -> InputError:
-    return InputError(f"{document.label}, line {line:,}: contains U+0003, the end mark of documents; {way}")
+    """Raise an `InputError` if the text contains U+0003 although `rule` uses it as the end mark."""
+    if rule.end == END and END in characters:
+        end: Any = END if corpus.encoding else END.encode()
+        found = (each.label for each in corpus.documents if any(end in chunk for chunk in corpus.read(each)))
+        way = "remove it, or set data.documents=line or paragraph"
+        raise InputError(f"{next(found, corpus.name)}: contains U+0003, the end mark of documents; {way}")
 
 
 def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
     """Yield all documents of a corpus, without their end marks, in batches of about `BATCH` characters."""
-    if rule.kind in ("file", "row"):
-        read = _read_file if rule.kind == "file" else _read_rows
-        held, size = [], 0
+    if rule.kind not in ("file", "row"):
         for document in corpus.documents:
-            for each in read(corpus, document, rule.name, tick):
-                held.append(each)
-                size += len(each)
-                if size >= BATCH:
-                    yield _joined(held, each[:0])
-                    held, size = [], 0
-        if held:
-            yield _joined(held, held[0][:0])
+            yield from _cut_all(corpus.read(document, tick), rule)
         return
+    empty: Any = "" if corpus.encoding else b""
+    held, size = [], 0
+    for each in _files_or_rows(corpus, rule, tick):
+        held.append(each)
+        size += len(each)
+        if size >= BATCH:
+            yield _joined(held, empty)
+            held, size = [], 0
+    yield _joined(held, empty)
+
+
+def _files_or_rows(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Any]:
+    """Yield each document of a corpus: a str or, with the byte tokenizer, bytes."""
+    chunks: Any
     for document in corpus.documents:
-        yield from _cut_all(corpus.read(document, tick), _cut(rule))
+        if rule.kind == "file":
+            chunks = corpus.read(document, tick)
+            yield ("" if corpus.encoding else b"").join(chunks)
+        else:
+            chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
+            for value in rows(chunks, document.label, rule.name):
+                yield value if corpus.encoding else value.encode()
+
+
+def rows(chunks: Iterable[str], label: str, field: str) -> Iterator[str]:
+    """Yield the text of the field in each row of a table, which must not contain the end mark."""
+    for line, value in fields(chunks, label, field):
+        if END in value:
+            raise InputError(f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it")
+        yield value
 
 
 def divide(text: Any, rule: Rule, label: str) -> list[Any]:
     """Divide the whole `text` of one file as `rule` says, and return a list of the documents that are not blank."""
-    if rule.kind == "row":
-        values = list(fields([text], label, rule.name))
-        if line := next((line for line, value in values if END in value), 0):
-            raise InputError(f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it")
-        batch = _joined([value for _, value in values], "")
-    elif rule.kind == "file":
-        batch = _joined([text], text[:0])
+    if rule.kind in ("file", "row"):
+        batch = _joined([text] if rule.kind == "file" else list(rows([text], label, rule.name)), text[:0])
     else:
-        batch, _ = _cut(rule)(text, True)
+        batch, _ = _cut(text, rule, last=True)
     full = ~are_blank(batch)
     return [batch.text[a:b] for a, b in zip(batch.starts[full].tolist(), batch.ends[full].tolist(), strict=True)]
 
 
 def is_divided(rule: Rule, label: str) -> bool:
-    """Return whether the file `label` must go through `divide` before a model that was trained with `rule` reads it.
-
-    The result is True if separators stand between the documents, or if the file is a table of which one field is read,
-    because the model has never read separators or the syntax of tables. `label` is the file's name, whose suffix tells
-    whether the file is a table.
-    """
+    """Return whether the file `label` has separators or a table's syntax, which a model of `rule` never reads."""
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 
-def _cut(rule: Rule) -> Cut:
-    """Return the function that divides a text as `rule` says: into lines, paragraphs, or parts between separators."""
-    return {"line": _cut_lines, "paragraph": _cut_paragraphs, "part": _cut_parts(rule.name)}[rule.kind]
-
-
-def _cut_all(chunks: Iterable[Any], cut: Cut) -> Iterator[Batch]:
-    """Divide a file, given in chunks, with the function `cut`, and yield its documents in batches."""
+def _cut_all(chunks: Iterable[Any], rule: Rule) -> Iterator[Batch]:
+    """Divide a file, given in chunks, and yield its documents in batches."""
     held, size, wanted = [], 0, BATCH
     for chunk in chunks:
         held.append(chunk)
         size += len(chunk)
         if size >= wanted:
-            batch, rest = cut(chunk[:0].join(held), False)
+            batch, rest = _cut(chunk[:0].join(held), rule, last=False)
             yield batch
             # Doubling the batch until a document ends in it keeps the work linear in the document's length.
             held, size, wanted = [rest], len(rest), max(BATCH, 2 * len(rest))
     if size:
-        yield cut(held[0][:0].join(held), True)[0]
+        yield _cut(held[0][:0].join(held), rule, last=True)[0]
 
 
-def _cut_parts(separator: str) -> Cut:
-    """Return a function that divides a text at each `separator` and strips line breaks from both ends of each part."""
-
-    def cut(text: Any, last: bool) -> tuple[Batch, Any]:
-        *parts, rest = text.split(separator.encode() if isinstance(text, bytes) else separator)
-        if last and rest:
-            parts.append(rest)
-        edges = b"\r\n" if isinstance(text, bytes) else "\n"
-        return _joined([part.strip(edges) for part in parts], text[:0]), rest
-
-    return cut
+def _cut(text: Any, rule: Rule, *, last: bool) -> tuple[Batch, Any]:
+    """Return (the complete documents of a text, the incomplete rest); the `last` document is complete."""
+    if rule.kind != "part":
+        return (_cut_lines if rule.kind == "line" else _cut_paragraphs)(text, last)
+    is_bytes = isinstance(text, bytes)
+    *parts, rest = text.split(rule.name.encode() if is_bytes else rule.name)
+    if last and rest:
+        parts.append(rest)
+    edges: Any = b"\r\n" if is_bytes else "\n"
+    return _joined([part.strip(edges) for part in parts], text[:0]), rest
 
 
 def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
@@ -227,17 +212,3 @@ def are_blank(batch: Batch) -> np.ndarray:
     for place in np.flatnonzero(outer & ~blank):  # few documents begin and end with whitespace
         blank[place] = text[starts[place] : ends[place]].isspace()
     return blank
-
-
-def _read_file(corpus: Corpus, document: Document, _: str, tick: Tick) -> Iterator[Any]:
-    """Yield the whole content of a file as one document: a str or, with the byte tokenizer, bytes."""
-    yield (b"" if corpus.encoding is None else "").join(corpus.read(document, tick))  # type: ignore[arg-type]
-
-
-def _read_rows(corpus: Corpus, document: Document, field: str, tick: Tick) -> Iterator[Any]:
-    """Yield the `field` of each row of a table as one document: a str or, with the byte tokenizer, bytes."""
-    chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
-    for line, value in fields(chunks, document.label, field):  # type: ignore[arg-type]
-        if END in value:
-            raise _has_end_mark(document, line, "remove it")
-        yield value if corpus.encoding else value.encode()

@@ -2,16 +2,14 @@
 
 import csv
 import json
-import shlex
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from base.errors import InputError, nearest, one_line, printable
-from data.formats import suffix
+from data.decoding import suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
 QUOTES = 'a field that begins with a double quote ends at the next one: write "" for a quote in it'
-MAX_COLUMNS = 10  # columns named in the line about a table
 
 
 def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int, str]]:
@@ -50,16 +48,12 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
         yield "".join(held)
 
 
-def _delimiter(kind: str, header: str) -> str:
-    """Return the character between the columns of a table, judged by its first line, `header`."""
-    return "\t" if kind == ".tsv" else max(",;\t", key=header.count)
-
-
 def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the row's last line, text of `field`) for each row of a CSV or TSV file."""
     header = next(lines, "")
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
-    rows = csv.reader(chain([header], lines), delimiter=_delimiter(kind, header), strict=True)
+    delimiter = "\t" if kind == ".tsv" else max(",;\t", key=header.count)
+    rows = csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
     try:
         names = [name.strip() for name in next(rows, [])]
         if names.count(field) != 1:
@@ -102,22 +96,3 @@ def _no_field(field: str, names: list[str]) -> str:
         return f"data.field={printable(field)}: {names.count(field)} fields have this name; rename them"
     known = f"the fields are {', '.join(map(printable, names[:20]))}" if names else "there are no fields"
     return f"data.field={printable(field)}: no such field{nearest(field, names)}; {known}"
-
-
-def describe_table(name: str, text: str) -> str:
-    """Return a log line that lists the columns of a table and names the option that makes each row a document."""
-    try:
-        if (kind := suffix(name)) in (".csv", ".tsv"):
-            header = text.partition("\n")[0]
-            row = next(csv.DictReader(text.splitlines(keepends=True), delimiter=_delimiter(kind, header)), {})
-        else:
-            row = json.loads(text.partition("\n")[0])
-    except (csv.Error, ValueError, RecursionError):  # the last two are those of JSON
-        return ""
-    columns = [column for column in row if column] if isinstance(row, dict) else []
-    if not columns:
-        return ""
-    longest = "text" if "text" in columns else max(columns, key=lambda column: len(str(row[column])))
-    listed = ", ".join(columns[:MAX_COLUMNS]) + ", …" * (len(columns) > MAX_COLUMNS)
-    key = shlex.quote(f"data.field={longest}")
-    return printable(f"{name} is read as plain text, with its columns {listed}; {key} makes each row a document")

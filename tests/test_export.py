@@ -14,12 +14,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from data.passages import game_passages
 from gpt.checkpoint import load_checkpoint
 from gpt.config import ModelConfig
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer, tokenizer_from
+from reports.guessing_game import game_passages
 from tests.conftest import ROOT, Call, needs, one_line, summary
 from tests.model_files import write_model_file
 from tests.reference.models import fill

@@ -12,8 +12,7 @@ import pytest
 from base.errors import InputError
 from data.config import DataConfig
 from data.corpus import open_corpus
-from data.decoding import CHUNK, NotText
-from data.formats import ZSTD
+from data.decoding import CHUNK, ZSTD, NotText
 from tests.conftest import refusal
 from tests.data.test_text import random_text
 from tests.stores import make
