@@ -19,7 +19,7 @@ from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.continuation import Continuation
 from gpt.inference.generate import random_numbers
-from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
+from gpt.tokenizer import CharTokenizer, tokenizer_from
 from sample import unescaped
 from tests.base.test_progress import Terminal
 from tests.conftest import ROOT, Call, Ended, less_progress, one_line
