@@ -38,9 +38,8 @@ NOT_OF_STORES = (AssertionError, AttributeError, MemoryError, NameError, TypeErr
 def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
     """Download the files at the address `entry`, and return a dict from each file's address to its local copy.
 
-    A file is not downloaded if `folder` contains a copy with the same address, size and ETag or modification time. If
-    the server cannot be reached, the copies that an earlier start of train.py downloaded are returned, and a log line
-    says so.
+    A copy in `folder` with the same address, size and ETag or modification time is used, as is, with a line in the log,
+    that of an earlier start if the server cannot be reached.
     """
     if sha256:
         with Progress("downloading the text") as progress:
@@ -90,11 +89,7 @@ def _open(address: str) -> tuple[Any, str]:
 
 
 def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict[str, Any]]:
-    """Return the files at the path `root` of a file system, as a dict from each file's path to its metadata.
-
-    The metadata is the dict that fsspec reports, with size and ETag for example. A directory stands for the files in
-    and below it that are not hidden. If some of these files are named `*.txt`, only they are returned.
-    """
+    """Return the files at the path `root` of a file system, chosen like local ones, with what fsspec knows of each."""
     store.invalidate_cache()
     is_web = "https" in store.protocol  # `protocol` is a string or a tuple of strings
     if is_web and root.endswith("/"):  # the server would send an HTML page
@@ -118,11 +113,7 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
 
 
 def download(address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = "") -> None:
-    """Download one file to `target`, atomically, unless `target` exists with the given `size` (bytes) and `sha256`.
-
-    `size` and `sha256` are compared only if they are given. `progress` is updated with the number of bytes that have
-    arrived. If several processes need the file, one process downloads it and the others wait.
-    """
+    """Download one file to `target`, atomically and by one process, unless it is there with `size` and `sha256`."""
 
     def is_right(file: Path) -> bool:
         if not file.exists() or size not in (None, file.stat().st_size):

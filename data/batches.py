@@ -22,10 +22,7 @@ VALIDATED = 0.25  # maximum tokens of the last validation per token trained on, 
 
 
 def windows_per_epoch(length: int, context: int) -> int:
-    """Return the number of windows of `context` tokens into which an epoch cuts a text of `length` tokens.
-
-    The number is the same in all epochs, although each epoch begins at another position (see `epoch_starts`).
-    """
+    """Return the number of windows in each epoch of a text of `length` tokens, whatever its random phase."""
     return (length - min(context, length - context)) // context
 
 
@@ -74,47 +71,28 @@ def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.n
 
 @dataclass(frozen=True)
 class Windows:
-    """The training data of a run: windows of `context` + 1 tokens of the text, chosen by the seed and the step.
+    """The training data of a run: windows of `context` + 1 tokens of the text, chosen by the seed and the step."""
 
-    Attributes:
-        tokens: the text, (N,), of any integer type, where N must be greater than `context`.
-        seed: seed of the random order of windows.
-        batch: number of windows per step, over all micro-batches and ranks.
-        context: number of input tokens in a window.
-        end: tokens of the end mark that follows each document, (M,), or None if the text is not divided into documents.
-    """
-
-    tokens: np.ndarray
+    tokens: np.ndarray  # the text, (N,), N > context
     seed: int
-    batch: int
+    batch: int  # windows per step, over all micro-batches and ranks
     context: int
-    end: np.ndarray | None = None
+    end: np.ndarray | None = None  # the end mark that follows each document, (M,)
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
-        """Return the positions in `tokens` where the windows of `steps` successive steps begin: (steps * batch,) int64.
-
-        The steps are numbered from `steps * step` to `steps * step + steps - 1`, so with the default `steps` = 1 it is
-        only step `step`. If `end` is set, windows begin at documents where possible (see `at_documents`).
-        """
+        """Return where the windows of steps `steps * step` to `steps * step + steps - 1` begin: (steps * batch,)."""
         starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
         return starts if self.end is None else at_documents(self.tokens, starts, self.context, self.end)
 
 
 def train_batch(windows: Windows, step: int, rows: slice = slice(None)) -> torch.Tensor:
-    """Return the training batch of step `step`: (rows, context + 1) int64.
-
-    Each row of the tensor is one window: all but its last token are the inputs, and all but its first token are the
-    targets. The slice `rows` selects the windows of the batch that are returned, by default all.
-    """
+    """Return `rows` of the batch of step `step`, inputs and the targets after them: (rows, context + 1) int64."""
     places = windows.starts(step)[rows, None] + np.arange(windows.context + 1)  # (rows, context + 1)
     return torch.from_numpy(np.asarray(windows.tokens)[places].astype(np.int64))
 
 
 def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
-    """Return a copy of the tokens of a text, (N,), on a GPU, or `tokens` itself if a copy would need over `max_bytes`.
-
-    The copy needs 1 byte per token if `tokens` is uint8, otherwise 4 bytes per token.
-    """
+    """Return a copy of the tokens of a text, (N,), on a GPU, or `tokens` itself if it would need over `max_bytes`."""
     # torch cannot gather uint16 on CUDA, so such tokens become int32.
     dtype, size = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
     if len(tokens) * size > max_bytes:
@@ -128,17 +106,7 @@ def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.n
 def batches_on_device(
     tokens: torch.Tensor, windows: Windows, step: int, rows: slice = slice(None)
 ) -> Iterator[torch.Tensor]:
-    """Yield the batches that `train_batch` returns for `step`, `step` + 1, ...: (rows, context + 1) int64 on a GPU.
-
-    Because the GPU gathers the windows from the text itself, the CPU copies only the positions of the windows to the
-    GPU, for `STEPS` steps at once.
-
-    Args:
-        tokens: the whole text on the GPU, (N,).
-        windows: the same text in CPU memory, with the seed and the sizes of the windows.
-        step: the first step.
-        rows: a slice that selects the windows of each batch, by default all.
-    """
+    """Yield what `train_batch` returns for `step`, `step` + 1, ..., gathered on the GPU: (rows, context + 1) int64."""
     window = torch.arange(windows.context + 1, device=tokens.device)  # (context + 1,)
     while True:
         starts = windows.starts(step // STEPS, STEPS).reshape(STEPS, windows.batch)
@@ -149,16 +117,6 @@ def batches_on_device(
 
 
 def num_validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
-    """Return how many tokens of the validation split one validation evaluates.
-
-    A validation during training evaluates at most `VALIDATION_CHARACTERS` tokens. The last validation evaluates the
-    whole split, but after a short training at most the fraction `VALIDATED` of the tokens that the run has trained on.
-
-    Args:
-        split: number of tokens in the validation split.
-        trained: number of tokens that the run has trained on.
-        last: whether this is the validation at the last step.
-        most: maximum number of tokens of every validation, including the last, or None for no limit.
-    """
+    """Return how many tokens of the validation `split` one validation evaluates, at most `most`."""
     split = min(split, most or split)
     return min(split, max(VALIDATION_CHARACTERS, int(VALIDATED * trained) if last else 0))

@@ -104,10 +104,7 @@ class DataConfig:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
 
     def places(self) -> dict[str, str | None]:
-        """Return the values of `path`, `validation` and `test`, which say where the text is, as a dict with these keys.
-
-        An address among the values may contain a password, so config.yaml is the only file of a run that stores them.
-        """
+        """Return where the text is. An address may contain a password: only config.yaml of a run stores it."""
         return {"path": self.path, "validation": self.validation, "test": self.test}
 
 

@@ -210,14 +210,8 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
 def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Document]:
     """Return a document for each file that `path`, a value of `data.path`, stands for, sorted by name.
 
-    - A list, `[a.txt,b.txt]`: the files of its entries, each file once. Write `?` for a comma within a name.
-    - A file: only this file. A name that exists is never a glob, so `[a].txt` is found.
-    - A directory: the files in and below it, but only those named `*.txt` (or `*.txt.gz`) if there are any.
-    - A glob, where `**` matches any number of directories: the files that match.
-    - An address, `s3://bucket/dir`: files by the same rules, downloaded into `downloads` (see `data.addresses.fetch`).
-
-    Hidden files and directories, and links to directories, are left out unless they are named. If only the `*.txt`
-    files of a directory are read, a line for the log is added to `notes`. If there is no file, `InputError` is raised.
+    It is a file, a directory (of which only `*.txt` are read if there are any), a glob, an address, or a list of these.
+    A name that exists is never a glob, so `[a].txt` is found. Hidden files and links to directories must be named.
     """
     names = entries(path)
     if len(names) > 1 or "://" in path:
@@ -245,9 +239,7 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         near = printable(nearest(Path(expanded).name, others, Path(expanded).suffix))
         bare = path.strip("".join((" \t,`'\"", *TYPOGRAPHIC_QUOTES)))
         if bare not in ("", path) and os.path.exists(os.path.expanduser(bare)):
-            around = path.replace(bare, "", 1).strip()[:1]
-            what = {"": "spaces", ",": "commas", "`": "backticks"}.get(around, "quotes")
-            near = f"; the {what} became part of the name; write {shlex.quote(f'data.path={printable(bare)}')}"
+            near = f"; write {shlex.quote(f'data.path={printable(bare)}')}"
         if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
             near = f"; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}; for a run on each: add -m"
         raise InputError(f"no such file or directory{near}", key)

@@ -32,8 +32,7 @@ MAPPED_FROM = 2**24  # bytes
 RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: increment it when the same text would be split or encoded differently
 SEEN = "the starting model was trained on this text under another split, so the loss says nothing about new text"
-# Tokens of each split; the tokenizer; number of characters of each split; the fields of `Documents` but `rule`, or {}.
-Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, int], dict[str, Any]]
+Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, Any]]  # tokens of each split, tokenizer, meta.json
 
 
 @dataclass(frozen=True)
@@ -70,10 +69,8 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
 def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars: str = "") -> Text:
     """Return a text, split and encoded, from the cache if it is there.
 
-    If `data.validation` is set, each split is the text of the files given for it. Otherwise, if `data.documents` or
-    `data.field` is set, each document belongs to one split (see `data/hash_order.py`). Otherwise, 40 or more files,
-    such as the standard library, are split by file, and each of fewer files is divided into training, validation and
-    test (see `data/splits.py`). Within a split, the texts of different files are joined by newlines.
+    With `data.validation`, each split has files of its own. Otherwise documents are split by `data/hash_order.py`, and
+    other texts by `data/splits.py`. Within a split, the texts of different files are joined by newlines.
     """
     with Progress("hashing the text", corpus.size(), "B") as progress:
         stamps, digests = corpus.stamps(), corpus.digests(progress.update)
@@ -92,16 +89,15 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = _load(folder)
-    arrays, tokenizer, characters, found = opened or _encode(
-        corpus, rule, stamps, config.split, extra_chars, folder, alike
-    )
+    arrays, tokenizer, meta = opened or _encode(corpus, rule, stamps, config.split, extra_chars, folder, alike)
     check_lengths(arrays, config, context, corpus)
+    about_files = () if rule else describe_files(corpus, digests, config.split)
     sha256 = corpus.sha256(digests)
     text = Text(
-        **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=characters,
+        **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=meta["characters"],
         extra_chars=extra_chars, sha256=sha256, texts=({"sha256": sha256, "split": split_hash},),
-        documents=Documents(rule, **found) if rule else None,
-        notes=corpus.notes + (() if rule else describe_files(corpus, digests, config.split)) + rare_characters(folder),
+        documents=Documents(rule, **meta["documents"]) if rule else None,
+        notes=corpus.notes + about_files + _rare_characters(tokenizer, meta),
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config.overfit, context)
@@ -157,8 +153,11 @@ def _load(folder: Path) -> Encoded | None:
                 checksum, arrays[split] = _checksum(path), np.memmap(path, tokenizer.dtype, mode="r")
             if checksum != meta["checksums"][split]:
                 return None
-        characters = {split: int(meta["characters"][split]) for split in SPLITS}
-        return arrays, tokenizer, characters, meta["documents"]
+        return (
+            arrays,
+            tokenizer,
+            {key: meta[key] for key in ("characters", "documents")} | {"rare": meta.get("rare", 0)},
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -166,21 +165,19 @@ def _load(folder: Path) -> Encoded | None:
 def _likeness(text: Text, folder: Path) -> dict[str, Any]:
     """Return the result of `likeness` for the splits of `text`, which is computed once and stored in `folder`."""
     path = folder / "likeness.json"
-    try:
+    with suppress(OSError, ValueError):
         return json.loads(path.read_text(encoding="ascii"))
-    except (OSError, ValueError):
-        with Progress("comparing validation with training"):
-            found = likeness(text.train, text.validation, text.tokenizer)
-        with suppress(OSError):
-            write_text(path, json.dumps(found))
-        return found
+    with Progress("comparing validation with training"):
+        found = likeness(text.train, text.validation, text.tokenizer)
+    with suppress(OSError):
+        write_text(path, json.dumps(found))
+    return found
 
 
-def rare_characters(folder: Path) -> tuple[str, ...]:
-    """Return a one-tuple with a log line if many characters of the encoded text in `folder` are rare, otherwise ()."""
-    meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
-    rare, size = meta.get("rare", 0), len(meta["vocabulary"].get("characters", ""))
-    if rare < 10 or 10 * rare <= size:
+def _rare_characters(tokenizer: Tokenizer, meta: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return a one-tuple with a log line if many characters of a text are rare, otherwise ()."""
+    rare, size = meta["rare"], tokenizer.size
+    if isinstance(tokenizer, ByteTokenizer) or rare < 10 or 10 * rare <= size:
         return ()
     what = f"{rare:,} of {size:,} characters occur fewer than five times and can hardly be learned"
     return (f"{what}; data.tokenizer=byte has no rare tokens",)
@@ -308,11 +305,7 @@ def _encode_parts(
 
 
 def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], meta: dict[str, Any]) -> None:
-    """Write encoded tokens and then `meta`, as meta.json, into `folder`, atomically.
-
-    `encoded` yields pairs (split, tokens). `meta` is written last because its values may be complete only after all
-    tokens are encoded.
-    """
+    """Write pairs (split, tokens), and `meta`, which may be complete only after the last of them, into `folder`."""
     lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
     with atomic(folder) as unfinished:
         unfinished.mkdir()

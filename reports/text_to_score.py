@@ -129,7 +129,7 @@ def encode_text(
     if options.unknown != "error":
         forms = {letter: known_form(letter, tokenizers, options.unknown) for letter in set(text)}
         changes.update({(old, new): text.count(old) for old, new in forms.items() if new != old})
-        text = text.translate(str.maketrans(forms))
+        text = "".join(map(forms.__getitem__, text))
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     encoded = []
     for model, tokenizer in zip(models, tokenizers, strict=True):

@@ -128,28 +128,21 @@ def test_a_directory_says_what_it_leaves_out(tmp_path, opened, bucket):
     assert len(corpus(f"{bucket.address}/dir/**/*", cache_dir=str(tmp_path)).documents) == 3
 
 
-def test_a_table_that_is_read_as_text_names_its_columns(tmp_path, opened):
+def test_a_table_that_is_read_as_text_says_so(tmp_path, opened):
     rows = [{"id": number, "body": "日本, ok " * 9, "label": "x"} for number in range(50)]
     jsonl = "".join(json.dumps(row) + "\n" for row in rows)
     csv = "id,text,label\n" + '1,"a, b",long label\n' * 50
     make(tmp_path, {"rows.jsonl": jsonl, "rows.csv": csv, "rows.tsv": csv.replace(",", "\t"), "bad.jsonl": "[" * 3000})
     make(tmp_path, {"rows.csv.gz": gzip.compress(csv.encode()), "list.ndjson": "[1]\n[2]\n" * 99, "empty.csv": ""})
-    ends = "data.field=text makes each row a document"
-    for name in ("rows.csv", "rows.tsv", "rows.csv.gz"):
-        assert opened(name).notes == (f"{name} is read as plain text, with its columns id, text, label; {ends}",)
-    assert opened("rows.jsonl").notes[0].endswith(f"columns id, body, label; {ends.replace('text', 'body')}")
-    for name in ("bad.jsonl", "list.ndjson", "empty.csv"):
-        assert corpus(name).notes == ()
+    for name in ("rows.csv", "rows.tsv", "rows.csv.gz", "rows.jsonl"):
+        assert opened(name).notes[0].startswith(f"{name} is read as plain text; data.field=NAME")
 
 
 def test_a_damaged_byte_in_utf8_is_not_another_encoding(tmp_path, opened):
     make(tmp_path, {"windows.txt": b"it\x92s \x93here\x94\n" * 200, "one.txt": b"plain\n" * 200 + b"it\x92s"})
     for name in ("windows.txt", "one.txt"):
         assert refusal(InputError, opened, name).endswith("data.encoding=, such as cp1252 or latin-1")
-    once = (
-        "one.txt, line 201: byte 1,202 is not utf-8 (invalid start byte); correct that byte, the only one that is not "
-    )
-    assert refusal(InputError, opened, "one.txt").startswith(f"{once}ASCII, or name its encoding")
+    assert refusal(InputError, opened, "one.txt").startswith("one.txt, line 201: byte 1,202 is not utf-8")
     assert refusal(InputError, opened, "windows.txt").startswith("windows.txt, line 1: byte 2 is not utf-8")
     text = ("größe und Öl\n" * 20_000).encode()
     for at, line in ((0, 1), (11, 1), (CHUNK + 8, (CHUNK + 8) // 16 + 1)):
@@ -164,23 +157,23 @@ def test_a_damaged_byte_in_utf8_is_not_another_encoding(tmp_path, opened):
 
 
 def test_a_file_that_ends_in_the_middle_of_a_character(tmp_path, opened):
-    end = "the file ends in the middle of a character; get the whole file, or remove its last"
+    end = "the file ends in the middle of a character; get the whole file, or remove its incomplete end"
     text = "größe und Öl\n" * 20_000
     size = len(text.encode())
-    for letter, kept, number in (("ö", 1, "byte"), ("€", 2, "2 bytes"), ("\U0001f600", 3, "3 bytes")):
+    for letter, kept in (("ö", 1), ("€", 2), ("\U0001f600", 3)):
         (tmp_path / "cut.txt").write_bytes(text.encode() + letter.encode()[:kept])
-        said = f"cut.txt, line 20,001: byte {size:,} is not utf-8 (unexpected end of data): {end} {number}"
+        said = f"cut.txt, line 20,001: byte {size:,} is not utf-8 (unexpected end of data): {end}"
         assert refusal(InputError, opened, "cut.txt") == said
         (tmp_path / "cut.txt").write_bytes((tmp_path / "cut.txt").read_bytes()[:-kept])
         opened("cut.txt")
     utf16 = text.encode("utf-16")
     plain = b"plain\n" * 200
     make(tmp_path, {"cut.gz": gzip.compress(text.encode()[:-3]), "utf16.txt": utf16[:-1]})
-    assert refusal(InputError, opened, "cut.gz").endswith(f"{end} byte")
-    said = f"byte {len(utf16) - 2:,} is not utf-16 (truncated data): {end} byte"
+    assert refusal(InputError, opened, "cut.gz").endswith(end)
+    said = f"byte {len(utf16) - 2:,} is not utf-16 (truncated data): {end}"
     assert refusal(InputError, opened, "utf16.txt", encoding="utf-16") == f"utf16.txt: {said}"
     make(tmp_path, {"few.txt": "€".encode() + plain + b"\xe2\x82", "latin.txt": plain + b"caf\xe9"})
-    assert refusal(InputError, opened, "few.txt").endswith(f"{end} 2 bytes"), "one character suffices to know UTF-8"
+    assert refusal(InputError, opened, "few.txt").endswith(end), "one character suffices to know UTF-8"
     make(tmp_path, {"kanji.txt": ("日本語" * 300).encode("shift-jis")[:-1]})
     either = "; get the whole file if it was cut, or name its encoding with data.encoding=, such as"
     assert refusal(InputError, opened, "latin.txt").endswith(f"{either} cp1252 or latin-1")

@@ -81,7 +81,6 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, m
     (said,) = re.findall(r"^minutes    ([\d,]+) steps in all: the learning rate falls from step", ended.out, re.M)
     assert summary("timed")["steps"] == steps == int(said.replace(",", "")) > 100
     assert 3 < ended.out.count("validation loss") < 12, "at equal times"
-    assert re.search(r"^better     .*train.py minutes=1.5 ", ended.out, re.M), "what a longer run would need"
     again = train("name=steps", *overrides(config), "callbacks=[]", "model.dropout=0", defaults=False)
     assert again.status == 0, again
     assert_same_weights("timed", "steps")
