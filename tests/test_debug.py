@@ -43,12 +43,9 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, samp
 
 
 @pytest.mark.slow
-def test_overfit_ends_below_the_loss_that_it_says(train: Call) -> None:
-    small = [*SMALL, "data.overfit=500"]
-    ended = train("debug=overfit", *small, defaults=False)
-    said = re.search(r"has a loss below ([\d.]+) nats", ended.out)
-    assert ended.status == 0 and said
-    assert summary("debug-overfit")["val_loss"] < float(said[1])
+def test_overfit_learns_the_text_by_heart(train: Call) -> None:
+    assert train("debug=overfit", *SMALL, "data.overfit=500", defaults=False).status == 0
+    assert summary("debug-overfit")["val_loss"] < 1
 
 
 def test_what_is_learned_by_heart_is_what_is_validated(train: Call) -> None:

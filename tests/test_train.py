@@ -171,11 +171,8 @@ def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
 @pytest.mark.slow
 def test_out_of_memory_names_what_to_lower(workplace: Path) -> None:
     needs("resource", extra="")
-    import resource
-
     large = ["model.context=1024", "model.dim=8", "model.heads=1", "data.batch=2048", "model.attention=explicit"]
-    limit = (resource.setrlimit, resource.RLIMIT_AS, (6 << 30, 6 << 30))
-    ended = processes.run("name=a", *large, fault=limit)
+    ended = processes.run("name=a", *large, fault=(faults.limit_unseen, 6 << 30))
     one_line(ended, 2, "out of memory: lower data.micro_batch, data.batch, model.context or model.dim")
 
 

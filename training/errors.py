@@ -10,7 +10,6 @@ from base.jobs import slurm
 from base.jobs.run_directory import Run
 from base.log import log
 from gpt.optim_config import OptimConfig
-from training.memory import LOWER
 
 FAR_ABOVE = 5  # times the default learning rate
 
@@ -72,7 +71,8 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
         raise Diverged(f"{error}; {resume_hint(run, *_lower_rates(optim))}") from None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            raise InputError(LOWER) from error
+            way = "lower data.micro_batch, data.batch, model.context or model.dim"
+            raise InputError(f"out of memory: {way}") from error
         if devices == 1 or not is_lost_process(error):
             raise
         lost = "another process of this run has died or does not answer"

@@ -22,7 +22,6 @@ PROGRAMS = {
     "sample": "sample.py {} --num-chars 1 --seed 0",
     "score": "score.py {} line.txt",
     "web": "export.py {} --to web out.html",
-    "torch": "export.py {} --to torch out.pt2",
     "train": "train.py init_from={} data.path=text.txt name=new trainer.max_steps=1 trainer.accelerator=cpu "
     "trainer.devices=1 data.batch=2 compile=false watch.pictures=false logger=none",
 }
