@@ -34,8 +34,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     split = "score a split of the run's text instead of a file; for a sweep or a pattern, score all its runs"
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
-    window = "context of each character: disjoint windows, overlapping ones (strided), or as sample.py reads (sample)"
-    add("--window", choices=("disjoint", "strided", "sample"), help=f"{window}; default: disjoint, then strided")
+    window = "context of each character: windows that are disjoint, begin at documents or overlap (strided), or as "
+    window += "sample.py reads (sample); default: documents for a model of documents, otherwise disjoint; then strided"
+    add("--window", choices=("disjoint", "documents", "strided", "sample"), help=window)
     stride = "tokens from the start of one strided window to the next (default: context / 2)"
     add("--stride", type=number(int, 1, 2**20), metavar="N", help=stride)
     context = number(int, 1, 2**20)
@@ -107,7 +108,8 @@ def run(options: argparse.Namespace) -> None:
 def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
     """Score a split of each run, update the tables and pages of their sweeps, and print the table."""
     for trial in trials:
-        run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": options.window or "disjoint"}))
+        window = options.window or (trial.summary.evaluation or {}).get("mode", "disjoint")
+        run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": window}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
 
     sweeps = {sweep for trial in trials if Run(sweep := trial.directory.parent).is_sweep}

@@ -39,17 +39,14 @@ class TextDataModule(L.LightningDataModule):
     """Load the batches of training and validation for Lightning.
 
     A training batch is (rows, context + 1) int64: the inputs and, shifted by one token, the targets. A validation batch
-    is `(inputs, targets, counted)`, each of shape (rows, context), where `counted` is True for the targets that count
-    towards the loss. A training text is copied to a CUDA GPU if it needs at most the fraction `RESIDENT` of the GPU's
-    free memory, and then the GPU assembles the batches itself.
+    comes from `gpt.evaluation.evaluation_windows`. A training text is copied to a CUDA GPU if it needs at most the
+    fraction `RESIDENT` of the GPU's free memory, and then the GPU assembles the batches itself.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
         super().__init__()
         self.text, self.config, self.context = text, config, context
-        self.first_validation_token = int(text.validation[0])
-        end = text.tokenizer.pack(text.documents.rule.end) if text.documents else None
-        self.windows = Windows(text.train, seed, config.batch, context, end)
+        self.windows = Windows(text.train, seed, config.batch, context, text.end)
 
     def train_dataloader(self) -> DataLoader:
         """Return a loader of this device's share of every training batch, starting with the current step's batch."""
@@ -90,6 +87,7 @@ class TextDataModule(L.LightningDataModule):
                 self.text.validation,
                 self.context,
                 max(1, EVALUATION_BATCH // self.context),
+                end=self.text.end,
                 rank=trainer.global_rank,
                 ranks=trainer.world_size,
                 most=self.num_validated(),

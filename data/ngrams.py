@@ -33,17 +33,23 @@ def baselines(text: Any, context: int, tokens: int) -> Baselines:
     Args:
         text: a `data.text.Text`.
         context: context length with which the model was evaluated, in tokens.
-        tokens: number of tokens of the validation split on which the model was evaluated.
+        tokens: maximum number of tokens of the validation split on which the model was evaluated.
     """
-    from gpt.evaluation import evaluation_windows  # loads torch
+    from gpt.evaluation import choose_windows  # loads torch
 
     uniform = math.log(text.tokenizer.size)
     if len(text.train) > MAX_COUNTED:
         return Baselines(uniform, None, None)
-    scored = np.arange(len(text.validation)) == 0  # (M,)
-    for _, positions, counted in evaluation_windows(np.arange(len(scored)), context, batch=256, most=tokens):
-        scored[positions[counted].numpy()] = True
-    losses = ngram_losses(text.train, text.validation, text.tokenizer.size, scored)
+    # A list is read after an end mark.
+    read = text.validation if text.end is None else np.concatenate((text.end, text.validation))  # (M,)
+    windows = choose_windows(text.validation, context, end=text.end, most=tokens)
+    edges = np.zeros(len(read) + 1, np.int8)
+    first = windows.begins + len(read) - len(text.validation) + 1  # place of each window's first target
+    edges[first + windows.counted] += 1
+    edges[first + windows.lengths] -= 1
+    scored = edges[:-1].cumsum(dtype=np.int8) > 0
+    scored[0] |= text.end is None
+    losses = ngram_losses(text.train, read, text.tokenizer.size, scored)
     best = min(range(len(losses)), key=losses.__getitem__)
     return Baselines(uniform, losses[best], best + 1)
 

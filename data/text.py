@@ -53,6 +53,16 @@ class Text:
     documents: Documents | None = None  # how the text was divided into documents, or None if it was not divided
     notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
 
+    @property
+    def end(self) -> np.ndarray | None:
+        """The end mark that follows each document, (M,) tokens, or None if the text is not a list of documents."""
+        return self.tokenizer.pack(self.documents.rule.end) if self.documents else None
+
+    @property
+    def first_validated(self) -> int | None:
+        """The first validation token if nothing precedes it, so that its loss is ln V."""
+        return None if self.documents else int(self.validation[0])
+
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
         """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
         own = self.texts[0]

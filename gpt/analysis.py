@@ -48,15 +48,16 @@ class Surprisals(NamedTuple):
 
 
 def token_surprisals(
-    predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, k: int
+    predicted: Iterable[tuple[Tensor, Tensor]], first: int | None, vocabulary: int, k: int
 ) -> Iterator[tuple[Tensor, ...]]:
     """Yield tokens (N,), surprisals (N,), the `k` most likely tokens (N, K) and their probabilities (N, K) by batch.
 
-    `predicted` comes from `gpt.evaluation.predictions`. The first batch is the first token alone, with the surprisal
-    ln V.
+    `predicted` comes from `gpt.evaluation.predictions`, in the order of the text. If `first` is not None, the first
+    batch is this token alone, with the surprisal ln V.
     """
     none = torch.zeros(1, min(k, vocabulary))
-    yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
+    if first is not None:
+        yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
     for logits, targets in predicted:
         best = logits.float().softmax(-1).topk(none.shape[1])
         yield targets.cpu(), surprisals(logits, targets), best.indices.cpu(), best.values.cpu()

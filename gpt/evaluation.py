@@ -1,5 +1,8 @@
 """Exact losses: every token of a text is predicted once, and the losses are summed in float64.
 
+A text is read in windows of at most the context length: `disjoint` or overlapping (`strided`) ones or, if it is a list
+of documents, windows that begin at a document (`documents`).
+
 A batch of windows is `(inputs, targets, counted)`, three (B, T) tensors. *Totals* are (4,) float64 tensors `[nats,
 tokens, characters, bytes]`, which add up over batches and devices. `sizes`, (V, 2), is a tokenizer's `token_sizes`.
 """
@@ -8,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -32,9 +35,15 @@ class Score:
     bytes: int  # in UTF-8
 
 
-def measured(score: Score, context: int) -> dict[str, Any]:
-    """Return the `evaluation` of model files and summary.json for a score on disjoint windows of `context` tokens."""
-    return {"mode": "disjoint", "context": context, "stride": context, "characters": score.characters}
+def measured(score: Score, context: int, documents: bool) -> dict[str, Any]:
+    """Return the `evaluation` of model files and summary.json for a score on windows of `context` tokens."""
+    mode = "documents" if documents else "disjoint"
+    return {"mode": mode, "context": context, "stride": context, "characters": score.characters}
+
+
+def describe_windows(mode: str, context: int) -> str:
+    """Return how a text was read, for people."""
+    return f"windows of {context} at documents" if mode == "documents" else f"{mode} windows of {context}"
 
 
 def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
@@ -53,8 +62,13 @@ def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.nd
     return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
 
 
-def first_totals(token: int, vocabulary: int, sizes: np.ndarray) -> Tensor:
-    """Return the totals of the first token of a text, whose loss is ln V because no text precedes it: (4,)."""
+def first_totals(token: int | None, vocabulary: int, sizes: np.ndarray) -> Tensor:
+    """Return the totals of the first token of a text, whose loss is ln V because no text precedes it: (4,).
+
+    They are zero if `token` is None, because the first document of a list follows an end mark.
+    """
+    if token is None:
+        return torch.zeros(4, dtype=torch.float64)
     return torch.tensor([math.log(vocabulary), 1, *sizes[token]], dtype=torch.float64)
 
 
@@ -89,24 +103,95 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
         yield logits[counted], targets.to(device)[counted]
 
 
-def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int, vocabulary: int, sizes: np.ndarray) -> Score:
-    """Return the score of a text from its `predictions` of every token but the first."""
+def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int | None, vocabulary: int, sizes: np.ndarray) -> Score:
+    """Return the score of a text from its `predictions`; `first` and `sizes` are those of `evaluate`."""
     total = first_totals(first, vocabulary, sizes)
     for logits, targets in predicted:
         total += totals(surprisals(logits, targets), targets, sizes)
     return make_score(total)
 
 
-def evaluate(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int, sizes: np.ndarray) -> Score:
+def evaluate(
+    model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int | None, sizes: np.ndarray
+) -> Score:
     """Return a model's score on a text.
 
     Args:
         model: the model, which runs in fp32 and without dropout.
         windows: the windows of the text, from `evaluation_windows`.
-        first: the first token of the text, whose loss is ln V, because no window contains it as a target.
+        first: the first token of the text, whose loss is ln V, because no window contains it as a target. None for a
+            list of documents, whose windows contain all tokens as targets.
         sizes: the tokenizer's `token_sizes`, (V, 2).
     """
     return reduce(predictions(model, windows), first, model.vocabulary, sizes)
+
+
+class Windows(NamedTuple):
+    """Windows of a text, in its order: 3 x (W,) int64."""
+
+    begins: np.ndarray  # position of the first input; negative in the end mark before the first document
+    lengths: np.ndarray  # number of inputs, and of targets
+    counted: np.ndarray  # index of the first target that counts; all targets after it count, too
+
+
+def windows_of_text(length: int, context: int, stride: int) -> Windows:
+    """Return windows that cover a text of `length` tokens except for the first: all but the first count `stride`."""
+    begins = stride * np.arange(1 + max(0, math.ceil((length - 1 - context) / stride)) if length > 1 else 0)
+    return Windows(begins, np.minimum(context, length - 1 - begins), np.where(begins == 0, 0, context - stride))
+
+
+def windows_of_documents(tokens: np.ndarray, context: int, stride: int, end: np.ndarray) -> Windows:
+    """Return windows that begin with the end mark before a document and hold as many whole documents as fit.
+
+    A document that is too long for one window has windows of its own, which begin `stride` tokens apart. A document
+    ends with its end mark, or where the text ends.
+    """
+    tokens, mark = np.asarray(tokens), min(len(end), context)
+    found = np.ones(max(0, len(tokens) - len(end) + 1), bool)
+    for offset, token in enumerate(end):
+        found &= tokens[offset : offset + len(found)] == token
+    stops = np.flatnonzero(found) + len(end)  # (documents,)
+    if len(tokens) and (len(stops) == 0 or stops[-1] < len(tokens)):
+        stops = np.append(stops, len(tokens))
+    starts = np.concatenate(([0], stops[:-1]))[: len(stops)]
+    room = context - mark + 1  # targets that count in a window that begins at a document
+    following = np.searchsorted(stops, starts + room, "right")  # the first document that does not fit
+    heads, document = list[int](), 0
+    while document < len(stops):
+        heads.append(document)
+        document = max(document + 1, int(following[document]))
+    starts = starts[heads]  # of the documents that begin a window: (heads,)
+    stops = np.append(starts[1:], len(tokens))[: len(starts)]
+    pieces = 1 + np.maximum(0, -(-(stops - starts - room) // stride))
+    head = np.repeat(np.arange(len(heads)), pieces)  # (windows,)
+    piece = np.arange(len(head)) - np.repeat(pieces.cumsum() - pieces, pieces)
+    begins = starts[head] - mark + piece * stride
+    lengths = np.minimum(context, stops[head] - 1 - begins)
+    return Windows(begins, lengths, np.where(piece == 0, mark - 1, context - stride))
+
+
+def choose_windows(
+    tokens: np.ndarray,
+    context: int,
+    *,
+    stride: int | None = None,
+    end: np.ndarray | None = None,
+    most: int | None = None,
+) -> Windows:
+    """Return the windows of `evaluation_windows`, whose arguments these are."""
+    stride = context if stride is None else stride
+    if not 1 <= stride <= context:
+        raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
+    if end is None:
+        windows = windows_of_text(len(tokens), context, stride)
+    else:
+        windows = windows_of_documents(tokens, context, stride, end)
+    if most is None or most >= len(tokens) - 1:
+        return windows
+    number = len(windows.begins)
+    wanted = max(1, int(most / (context if end is None else len(tokens) / number)))
+    chosen = np.arange(wanted) * number // wanted  # (wanted,)
+    return Windows(*(each[chosen] for each in windows))
 
 
 def evaluation_windows(
@@ -115,46 +200,53 @@ def evaluation_windows(
     batch: int,
     *,
     stride: int | None = None,
+    end: np.ndarray | None = None,
     rank: int = 0,
     ranks: int = 1,
     most: int | None = None,
+    in_order: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield batches of windows that cover a text, so that every token except the first is counted exactly once.
+    """Yield batches of windows that cover a text, so that every predicted token is counted exactly once.
 
     With a stride below `context`, windows overlap, and each but the first counts only its last `stride` targets, which
-    are predicted from more than context - stride tokens.
+    are predicted from more than context - stride tokens. The first token of the text is not predicted, unless the text
+    is a list of documents (`end`): its windows begin at documents, and only those of one document overlap.
 
     Args:
         tokens: the text, (N,), of any integer type.
-        context: window length in tokens, T.
-        batch: windows per batch on this rank, B.
+        context: maximum window length in tokens, T.
+        batch: windows of T tokens per batch on this rank, B; there are more of shorter windows.
         stride: tokens from the start of one window to the start of the next; None: `context`.
+        end: the end mark that follows each document, (M,); None: the text is not a list of documents.
         rank: rank of this process. Together the ranks count every target once.
         ranks: number of processes that share the work.
-        most: maximum number of counted targets, in windows evenly spaced in the text, but at least all targets of the
-            first window; None: all.
+        most: maximum number of counted targets, in windows evenly spaced in the text, but at least all targets of one
+            window; None: all. For documents, the number is approximate.
+        in_order: whether the windows are in the order of the text. Otherwise the longest come first, so that batches
+            need little padding.
 
     Yields:
-        (inputs, targets, counted), each (B, T): int64, int64 and bool. Every rank yields the same number of batches,
-        and every batch has B rows, the last of which may be padding that does not count.
+        (inputs, targets, counted), each (rows, longest window): int64, int64 and bool. Padding, on the right, does not
+        count. Every rank yields the same number of batches.
 
     Raises:
         ValueError: `stride` is less than 1 or greater than `context`.
     """
-    stride = context if stride is None else stride
-    if not 1 <= stride <= context:
-        raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
-    # The first window counts `context` targets, each further one `stride`; the last may count fewer.
-    windows = 0 if len(tokens) < 2 else 1 + max(0, math.ceil((len(tokens) - 1 - context) / stride))
-    wanted = windows if most is None or most >= len(tokens) - 1 else max(1, 1 + (most - context) // stride)
-    wanted = min(wanted, windows)
-    chosen = np.arange(wanted) * windows // max(wanted, 1)  # (wanted,)
-    text, column = np.asarray(tokens), np.arange(context)
-    for first in range(0, wanted, batch * ranks):
-        row = first + rank * batch + np.arange(batch)
-        window = chosen[np.minimum(row, wanted - 1)][:, None]  # (B, 1)
-        position = window * stride + np.arange(context + 1)  # (B, T + 1)
-        gathered = torch.from_numpy(text[np.minimum(position, len(text) - 1)].astype(np.int64))  # (B, T + 1)
-        new = (window == 0) | (column >= context - stride)
-        counted = new & (position[:, 1:] < len(tokens)) & (row < wanted)[:, None]  # (B, T)
-        yield gathered[:, :-1], gathered[:, 1:], torch.from_numpy(counted)
+    text = np.asarray(tokens)
+    begins, lengths, first = choose_windows(text, context, stride=stride, end=end, most=most)
+    order = np.arange(len(begins)) if in_order else np.argsort(-lengths, kind="stable")
+    begun = 0
+    while begun < len(order):
+        rows = batch if in_order else batch * context // int(lengths[order[begun]])
+        rows = min(rows, -(-(len(order) - begun) // ranks))
+        row = begun + rank * rows + np.arange(rows)
+        window = order[np.minimum(row, len(order) - 1)][:, None]  # (rows, 1)
+        column = np.arange(lengths[window].max())
+        position = begins[window] + np.arange(len(column) + 1)  # (rows, longest + 1)
+        gathered = text[position.clip(0, len(text) - 1)].astype(np.int64)
+        if end is not None:
+            gathered = np.where(position < 0, end[np.minimum(position, -1)], gathered)
+        counted = (column >= first[window]) & (column < lengths[window]) & (row < len(order))[:, None]
+        inputs_targets = torch.from_numpy(gathered)
+        yield inputs_targets[:, :-1], inputs_targets[:, 1:], torch.from_numpy(counted)
+        begun += rows * ranks

@@ -1,6 +1,7 @@
 """Score a text for score.py: the loss of the whole text, of each document or of each character.
 
-A `mode` is a value of `--window`: disjoint or strided windows as in validation, or sample, the decoder as in sampling.
+A `mode` is a value of `--window`: windows as in validation (disjoint or documents), strided ones, or sample, the
+decoder as in sampling.
 """
 
 from collections.abc import Iterator
@@ -38,7 +39,15 @@ class Candidate(NamedTuple):
     trained: bool  # whether the model was trained on this text
     characters: int  # the divisor in bits per character; 0: those in `tokens`
     bytes: int  # size of the text's file, the divisor in bits per byte; 0: of `tokens` as UTF-8
-    documents: dict[str, str] | None = None  # `data.documents.Rule` of the training text
+    documents: dict[str, str] | None = None  # `data.documents.Rule` by which the text is divided
+
+    def end(self, mode: str) -> np.ndarray | None:
+        """Return the end mark of documents, (M,) tokens, which precedes the text, or None if nothing precedes it."""
+        return self.tokenizer.pack(self.documents["end"]) if self.documents and mode != "disjoint" else None
+
+    def first(self, mode: str) -> int | None:
+        """Return the first token if nothing precedes it, so that its loss is ln V."""
+        return int(self.tokens[0]) if self.end(mode) is None else None
 
     def per_file(self, score: Score) -> Score:
         """Return `score` in bits per character and byte of the text's file, even if `tokens` leave characters out."""
@@ -53,19 +62,17 @@ class Candidate(NamedTuple):
         return f"{printable(run + self.file.name)}, step {self.step}"
 
 
-def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits (N, V) and targets (N,) of every token but the first, in order."""
-    context, tokens = candidate.model.config.context, candidate.tokens
-    total = len(tokens) - 1
+def predicted(candidate: Candidate, mode: str, *, in_order: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the logits (N, V) and targets (N,) of every token, except the first if nothing precedes it."""
+    context, end = candidate.model.config.context, candidate.end(mode)
     batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
     if mode == "sample":
         batches = predicted_by_decoder(candidate, batch)
     else:
-        rows, context = max(1, batch // context), max(1, min(context, total))  # no padding for a short text
-        stride = min(candidate.stride, context) if mode == "strided" else context
-        rows = max(1, min(rows, -(-total // stride)))
-        batches = predictions(candidate.model, evaluation_windows(tokens, context, rows, stride=stride))
-    with Progress(f"scoring, {mode} windows", total) as progress:
+        rows, stride = max(1, batch // context), candidate.stride if mode == "strided" else context
+        windows = evaluation_windows(candidate.tokens, context, rows, stride=stride, end=end, in_order=in_order)
+        batches = predictions(candidate.model, windows)
+    with Progress(f"scoring, {mode} windows", len(candidate.tokens)) as progress:
         for logits, targets in batches:
             yield logits, targets
             progress.update(len(targets))
@@ -73,16 +80,19 @@ def predicted(candidate: Candidate, mode: str) -> Iterator[tuple[Tensor, Tensor]
 
 def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (logits, targets) as `sample.py` reads a text: token by token, with the window rule of the decoder."""
-    decoder = Decoder(weights_of(candidate.model))
-    for start in range(0, len(candidate.tokens) - 1, batch):
-        tokens = torch.from_numpy(candidate.tokens[start : start + batch + 1].astype(np.int64))
-        yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0]), tokens[1:]
+    decoder, text, known = Decoder(weights_of(candidate.model)), candidate.tokens, 1
+    if (end := candidate.end("sample")) is not None:
+        text, known = np.concatenate((end, text)), len(end)
+    for start in range(0, len(text) - 1, batch):
+        tokens = torch.from_numpy(text[start : start + batch + 1].astype(np.int64))
+        new = slice(max(0, known - 1 - start), None)
+        yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0][new]), tokens[1:][new]
 
 
 def measure(candidate: Candidate, mode: str) -> Score:
     """Return the score of the candidate's model on the whole text."""
-    first, sizes = int(candidate.tokens[0]), candidate.tokenizer.token_sizes
-    return reduce(predicted(candidate, mode), first, candidate.model.vocabulary, sizes)
+    every, sizes = predicted(candidate, mode, in_order=False), candidate.tokenizer.token_sizes
+    return reduce(every, candidate.first(mode), candidate.model.vocabulary, sizes)
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:
@@ -130,7 +140,7 @@ def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[
     streams = []
     for candidate in candidates:
         by_token = token_surprisals(
-            predicted(candidate, mode), int(candidate.tokens[0]), candidate.model.vocabulary, NUM_TOP
+            predicted(candidate, mode), candidate.first(mode), candidate.model.vocabulary, NUM_TOP
         )
         streams.append(by_character(by_token, torch.from_numpy(candidate.tokenizer.token_sizes[:, 0]), PIECE))
     for group in zip(*streams, strict=True):

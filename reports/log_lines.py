@@ -14,7 +14,7 @@ from conf.schema import Config
 from data.batches import num_validated
 from data.documents import Documents
 from data.text import Text
-from gpt.evaluation import Score
+from gpt.evaluation import Score, describe_windows
 from reports.tensorboard import watch
 
 FAR_BELOW = 0.8  # a model that has memorised its text has a lower training loss / best validation loss
@@ -30,7 +30,11 @@ def describe_score(name: str, score: Score, text: Text, context: int, which: str
     found = f"{in_nats(score.loss)} per {unit}"
     if score.bytes != score.characters:
         found += f", {score.bpc:.4f} bits per character" if unit == "byte" else f", {score.bpb:.4f} bits per byte"
-    return f"{name:10} loss {found}: {which}, {part} {unit}s in disjoint windows of {context}"
+    return f"{name:10} loss {found}: {which}, {part} {unit}s in {windows_of(text, context)}"
+
+
+def windows_of(text: Text, context: int) -> str:
+    return describe_windows("documents" if text.documents else "disjoint", context)
 
 
 def in_nats(loss: float) -> str:
@@ -53,10 +57,8 @@ def introduce(run: Run, config: Config, text: Text, machine: str, parameters: in
     split, steps = len(text.validation), config.trainer.max_steps  # with `minutes`, only known at the end
     trained = 0 if steps == "auto" else steps * config.data.batch * shape.context
     part, unit = num_validated(split, trained, False, config.data.val_tokens), text.tokenizer.unit
-    # Whole windows, plus the first token of the text, which counts, too.
-    part = part if part == split else max(1, part // shape.context) * shape.context + 1
-    which = "the whole split" if part == split else f"{part:,} evenly spaced {unit}s of the split"
-    log.info(f"validation {which}, disjoint windows of {shape.context}")
+    which = "the whole split" if part == split else f"about {part:,} evenly spaced {unit}s of the split"
+    log.info(f"validation {which}, {windows_of(text, shape.context)}")
     if config.data.overfit is not None:
         log.info(f"overfit    the first {split:,} {unit}s of training text are also validation and test")
     for note in notes:

@@ -12,7 +12,7 @@ from base.jobs.summary import Summary
 from base.progress import clock, count
 from gpt.analysis import NUM_TOP, attention_maps, by_character, letters, token_surprisals
 from gpt.config import ModelConfig
-from gpt.evaluation import predictions
+from gpt.evaluation import describe_windows, predictions
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 from gpt.training_checkpoint import TrainingRecord
@@ -87,7 +87,7 @@ def evaluation_note(summary: Summary, unit: str) -> str:
     measured = summary.evaluation or {}
     number, split = f"{measured['characters']:,}", measured["split_characters"]
     part = f"all {number}" if measured["characters"] == split else f"{number} evenly spaced of {split:,}"
-    windows = f"{measured['mode']} windows of {measured['context']} {unit}s"
+    windows = describe_windows(measured["mode"], measured["context"])
     note = f"Exact: {part} characters of the validation split, in {windows}."
     if summary.last_val_loss != summary.val_loss:
         note += f" The last checkpoint has a loss of {summary.last_val_loss:.4f} nats."

@@ -21,7 +21,7 @@ from base.processes import command
 from base.progress import count, hidden
 from gpt.analysis import Surprisals
 from gpt.checkpoint import build, with_context
-from gpt.evaluation import Score, make_score, totals
+from gpt.evaluation import Score, describe_windows, make_score, totals
 from gpt.model_file import Model, to_device
 from gpt.scoring import Candidate, measure, pieces
 from gpt.tokenizer import tokenizer_from
@@ -71,16 +71,21 @@ def print_scores(
     if options.per_document:
         return print_documents(candidates[0], display_name(options), out_file)
     # With --per-char, begin with the strided windows, because their lines are printed while they are computed.
-    modes = ["strided", "disjoint"] if options.per_char else ["disjoint", "strided"]
+    validated = "documents" if candidates[0].documents else "disjoint"  # the mode of validation
+    modes = [validated, "strided"]
+    if options.window == "documents" != validated:
+        raise InputError("--window documents: needs models that were trained on documents, divided in the same way")
     if options.window:
         modes = [options.window]
+    elif options.per_char:
+        modes.reverse()
     for mode in modes:
         in_detail = mode == (options.window or "strided") and (options.per_char or out_file)
         if in_detail:
             scores = score_in_detail(candidates, mode, options, out_file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
-        comparable = mode == "disjoint" and options.split == "test" and options.context is None
+        comparable = mode == validated and options.split == "test" and options.context is None
         if comparable and (saved := save_test_score(checkpoints[0], scores[0])):
             print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
         scores = [candidate.per_file(score) for candidate, score in zip(candidates, scores, strict=True)]
@@ -152,7 +157,7 @@ def save_test_score(model: Path, score: Score) -> Path | None:
 def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
-    candidates = []
+    candidates, rules = [], [meta["documents"] for *_, meta in loaded]
     for path, (config, weights, meta), encoded in zip(checkpoints, loaded, text.encoded, strict=True):
         model, tokenizer = build(config, weights), tokenizer_from(meta["vocabulary"])
         to_device(model, options.device)
@@ -166,7 +171,7 @@ def candidates_of(
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
         trained = any(each["sha256"] == text.sha256 for each in meta["texts"])
-        of_text = (tokens, stride, trained, text.characters, text.size, meta["documents"])
+        of_text = (tokens, stride, trained, text.characters, text.size, rules[0] if rules[0] == rules[-1] else None)
         candidates.append(Candidate(path, meta["step"], model, tokenizer, *of_text))
     return candidates
 
@@ -175,11 +180,11 @@ def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
     """Return how windows cover the text; the page also says how much the model reads before each character."""
     context, stride = candidate.model.config.context, candidate.stride
     words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
-    why = {
-        "strided": f"; the model reads at least {context - stride} {candidate.tokenizer.unit}s before each",
-        "disjoint": "; the model begins each window anew",
-    }
-    return f"{mode} windows of {context}{words}{why.get(mode, '') if page else ''}"
+    if page and mode != "sample":
+        words += "; the model begins each window anew"
+        if mode == "strided":
+            words += f", but reads at least {context - stride} {candidate.tokenizer.unit}s before each that it predicts"
+    return describe_windows("documents" if mode == "strided" and candidate.documents else mode, context) + words
 
 
 def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:

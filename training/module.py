@@ -234,7 +234,7 @@ class LitGPT(L.LightningModule):
         del self.exact_logits
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
-        first = self.trainer.datamodule.first_validation_token  # type: ignore[attr-defined]
+        first = self.trainer.datamodule.text.first_validated  # type: ignore[attr-defined]
         self.score = make_score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
@@ -254,7 +254,7 @@ class LitGPT(L.LightningModule):
             "model_config": vars(self.model_config).copy(),
             "vocabulary": self.vocabulary,
             "val_loss": score and score.loss,
-            "evaluation": score and measured(score, self.model_config.context),
+            "evaluation": score and measured(score, self.model_config.context, bool(self.data["divided"])),
             "data": self.data,
             "conditions": self.conditions,
         }

@@ -50,33 +50,33 @@ class EvaluatedModel(NamedTuple):
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
     """Return the score of a model on `count` tokens of the validation split, which are evenly spread over the split."""
-    tokens, tokenizer, context = plan.text.validation, plan.text.tokenizer, plan.config.model.context
+    text, context = plan.text, plan.config.model.context
+    batch = max(1, EVALUATION_BATCH // context)
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
-            for each in evaluation_windows(tokens, context, max(1, EVALUATION_BATCH // context), most=count):
+            for each in evaluation_windows(text.validation, context, batch, end=text.end, most=count):
                 yield each
-                progress.update(each[0].numel())
+                progress.update(int(each[2].sum()))
 
-        return evaluate(model, windows(), int(tokens[0]), tokenizer.token_sizes)
+        return evaluate(model, windows(), text.first_validated, text.tokenizer.token_sizes)
 
 
 def evaluate_models(
-    plan: RunPlan, contents: dict[str, Any], scored: Score | None
+    plan: RunPlan, contents: dict[str, Any], scored: Score | None, count: int
 ) -> tuple[EvaluatedModel, EvaluatedModel]:
     """Evaluate the best and the last model on the validation split, write both model files, and return (best, last).
 
     The best model was chosen by validations during training, each on a part of the split. If the last model has a lower
-    loss in this evaluation, it is returned and written as the best model, too. The whole split is evaluated, unless the
-    run was trained on fewer tokens than the split contains, or `data.val_tokens` limits the evaluation.
+    loss in this evaluation, it is returned and written as the best model, too. `count` tokens are evaluated, unless
+    `scored` is the last model's score.
     """
-    context, data, step = plan.config.model.context, plan.config.data, contents["global_step"]
-    count = num_validated(len(plan.text.validation), step * data.batch * context, last=True, most=data.val_tokens)
+    context, step = plan.config.model.context, contents["global_step"]
     files = {name: plan.run.model(name) for name in ("last", "best")}
     device = device_kind(plan.config.trainer.accelerator)
 
     def scores(score: Score) -> dict[str, Any]:
-        return {"val_loss": score.loss, "evaluation": measured(score, context)}
+        return {"val_loss": score.loss, "evaluation": measured(score, context, bool(plan.text.documents))}
 
     model = build(model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])).to(device)
     last = EvaluatedModel(step, scored or evaluate_split(plan, model, count, "last"), model)
@@ -123,17 +123,19 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html."""
     run, config, record = plan.run, plan.config, TrainingRecord.of(contents["callbacks"])
     unit, losses = plan.text.tokenizer.unit, record.losses
-    best, last = evaluate_models(plan, contents, scored)
+    trained = contents["global_step"] * config.data.batch * config.model.context
+    evaluated = num_validated(len(plan.text.validation), trained, last=True, most=config.data.val_tokens)
+    best, last = evaluate_models(plan, contents, scored, evaluated)
     samples, copies, copied = write_samples(plan, best.model)
     log_lines.show_samples(plan.text, samples, copied, copies)
     log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
     with Progress("counting n-grams"):
-        uniform, ngram, order = baselines(plan.text, config.model.context, best.score.tokens)
+        uniform, ngram, order = baselines(plan.text, config.model.context, evaluated)
     split = {"split_characters": plan.text.characters["validation"]}
     summary = summarize(
         plan, "finished", last.step, record, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
         val_loss=best.score.loss, val_bpc=best.score.bpc, val_bpb=best.score.bpb,
-        evaluation=measured(best.score, config.model.context) | split,
+        evaluation=measured(best.score, config.model.context, bool(plan.text.documents)) | split,
         uniform_loss=uniform, ngram_loss=ngram, ngram_order=order,
     )  # fmt: skip
     if losses:

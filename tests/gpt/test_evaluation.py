@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -54,6 +55,37 @@ def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_prec
     logits[0, 0] = torch.tensor([0.0, 1e7, 0.0])
     result = window_totals(logits, targets, targets == 0, ones)
     assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8) and result[1].item() == count
+
+
+@pytest.mark.parametrize("end", [(0,), (0, 0), (3, 0)])
+@pytest.mark.parametrize("context, stride", [(1, 1), (2, 1), (7, 7), (7, 3), (8, 4)])
+def test_windows_of_documents_are_those_of_a_loop(context: int, stride: int, end: tuple[int, ...]) -> None:
+    random = np.random.default_rng(context)
+    for sizes in ([3], [10 * context], 3 * [0, 1, context - 1, context, context + 1, 10 * context], 40 * [1, 2]):
+        documents = [(*random.integers(1, 3, size).tolist(), *end) for size in random.permutation(sizes)]
+        documents[-1] = documents[-1][: -len(end)] or (1,)  # the last end mark may be missing
+        tokens, mark = np.array(sum(documents, ()), np.uint8), np.array(end)
+        expected = losses.read_by_document(documents, end, context, stride)
+        assert [target for _, target in expected] == tokens.tolist()
+        found = windows_read(tokens, context, 3, stride=stride, end=mark, in_order=True)
+        assert found == expected
+        for ranks in (1, 2, 3):
+            options = {"stride": stride, "end": mark, "ranks": ranks}
+            parts = [windows_read(tokens, context, 2, rank=rank, **options) for rank in range(ranks)]
+            assert sorted(sum(parts, [])) == sorted(expected)
+        some = windows_read(tokens, context, 3, end=mark, most=len(tokens) // 3)
+        assert 0 < len(some) <= len(tokens) // 3 + 10 * context and set(some) <= set(
+            expected if stride == context else some
+        )
+
+
+def windows_read(tokens: np.ndarray, context: int, batch: int, **options: Any) -> list[tuple[tuple[int, ...], int]]:
+    """For each counted token, (the tokens of its window before it, the token), in the order of the windows."""
+    found = []
+    for inputs, targets, counted in evaluation_windows(tokens, context, batch, **options):
+        for row, column in counted.nonzero().tolist():
+            found.append((tuple(inputs[row, : column + 1].tolist()), int(targets[row, column])))
+    return found
 
 
 def test_mode_is_restored_also_after_an_error_and_dropout_is_off() -> None:

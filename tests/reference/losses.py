@@ -24,6 +24,26 @@ def totals(
     return math.fsum(nats), len(found), sum(characters[each] for each in found), sum(sizes[each] for each in found)
 
 
+def read_by_document(
+    documents: Sequence[tuple[int, ...]], end: tuple[int, ...], context: int, stride: int
+) -> list[tuple[tuple[int, ...], int]]:
+    """(tokens that the model reads before it, token) for each token of documents, whose end marks belong to them.
+
+    The model reads the end mark, then as many whole documents as fit. A longer document is read in pieces.
+    """
+    found, waiting, mark = [], list(documents), end[-context:]
+    while waiting:
+        whole = mark + waiting.pop(0)
+        while waiting and len(whole) + len(waiting[0]) <= context + 1:  # the last token is not read
+            whole += waiting.pop(0)
+        for place in range(len(mark), len(whole)):
+            begin = 0
+            while place - begin > context:
+                begin += stride
+            found.append((whole[begin:place], whole[place]))
+    return found
+
+
 def shannon_bounds(needed: Sequence[int], most: int, size: int) -> tuple[float, float]:
     """Bounds of the bits per character, from the number of guesses that each character needed.
 

@@ -1,13 +1,19 @@
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
+from conf.compose import read_config
 from conf.schema import PRECISIONS
+from data.text import open_text
+from gpt.checkpoint import load_checkpoint
 from tests.conftest import Call, last, summary
 from tests.faults import faults
-from tests.test_score import lines_of
+from tests.reference import losses
+from tests.test_score import figures, lines_of
 from training.module import LitGPT
 
 STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "trainer.log_every_n_steps=4", "compile=false")
@@ -47,3 +53,33 @@ def test_the_last_validation_says_what_score_says(precision: str, train: Call, s
     expected = pytest.approx(np.mean([each["nats"] for each in characters]), abs=1e-6)
     ((step, loss, _),) = last("a")["callbacks"]["Metrics"]["history"]["validations"]["entries"]
     assert (step, loss) == (12, expected) and summary("a")["last_val_loss"] == expected
+
+
+@pytest.mark.parametrize("kind, tokenizer", [("line", "char"), ("paragraph", "byte")])
+def test_a_list_is_evaluated_document_by_document(kind: str, tokenizer: str, train: Call, score: Call) -> None:
+    """Validation, the end of a run and score.py say what one forward for each token says."""
+    letters = "".join(np.random.default_rng(0).choice(list("abcé "), 4000))
+    words = [letters[begin : begin + size] + "." for begin, size in enumerate([1, 7, 30, 31, 32, 33, 320] * 20)]
+    Path("list.txt").write_text(("\n" if kind == "line" else "\n\n").join(words))
+    given = ("data.path=list.txt", f"data.documents={kind}", f"data.tokenizer={tokenizer}", "data.split=[0.6,0.2,0.2]")
+    ended = train("name=a", *given, "trainer.max_steps=6", "trainer.val_check_interval=6", "compile=false")
+    model, _ = load_checkpoint(last_model := "runs/a/checkpoints/last.safetensors")
+    text = open_text(read_config(Path("runs/a")).data, 32)
+    documents, end = [()], tuple(text.end.tolist())
+    for token in text.validation.tolist():
+        documents[-1] += (token,)
+        documents += [()] * (documents[-1][-len(end) :] == end)
+    for stride in (32, 16):
+        nats = list[float]()
+        for before, token in losses.read_by_document(documents[:-1], end, 32, stride):
+            with torch.no_grad():
+                nats.append(losses.surprisal(model(torch.tensor([before]))[0, -1].tolist(), token))
+        assert len(nats) == len(text.validation)
+        found = np.sum(nats) / text.characters["validation"]
+        name = "windows of 32 at documents" + ", stride 16" * (stride < 32)
+        for option in ([], ["--window", "documents" if stride == 32 else "strided", "--per-char"]):
+            said = score(last_model, "--split", "validation", *option)
+            assert figures(said.out + said.err)[name][0] == pytest.approx(found, abs=2e-6)
+        if stride == 32:
+            assert summary("a")["last_val_loss"] == pytest.approx(np.mean(nats), abs=1e-6)
+            assert summary("a")["evaluation"]["mode"] == "documents" and name in ended.out
