@@ -8,7 +8,7 @@ from types import MappingProxyType
 from base.errors import InputError, printable
 from base.options import spell
 from data.config import DataConfig
-from data.corpus import Corpus
+from data.decoding import Corpus
 from data.documents import Rule
 
 SPLITS = ("train", "validation", "test")

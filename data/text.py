@@ -5,7 +5,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ import yaml
 from filelock import FileLock
 
 from base.errors import HIDDEN, InputError, printable
-from base.files import atomic, remove_unfinished, write_text
+from base.files import atomic, remove_unfinished
 from base.progress import Progress
 from data.config import DataConfig, cache_dir
-from data.corpus import Corpus, Tick, of_run, open_corpus
-from data.documents import Documents, Rule, check_end_mark, contents
+from data.corpus import of_run, open_corpus
+from data.decoding import Corpus, Tick
+from data.documents import END, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
-from data.likeness import describe_likeness, likeness
+from data.ngrams import describe_likeness
 from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.model_file import TextRead
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -92,7 +93,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     arrays, tokenizer, meta = opened or _encode(corpus, rule, stamps, config.split, extra_chars, folder, alike)
     check_lengths(arrays, config, context, corpus)
     about_files = () if rule else describe_files(corpus, digests, config.split)
-    sha256 = corpus.sha256(digests)
+    sha256 = corpus.identity(digests)
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=meta["characters"],
         extra_chars=extra_chars, sha256=sha256, texts=({"sha256": sha256, "split": split_hash},),
@@ -101,7 +102,9 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config.overfit, context)
-    return replace(text, notes=text.notes + describe_likeness(_likeness(text, folder), can_mix=not (rule or own)))
+    alone = not (rule or own)
+    found = describe_likeness(text.train, text.validation, tokenizer, folder / "likeness.json", can_mix=alone)
+    return replace(text, notes=text.notes + found)
 
 
 def text_of_run(model: Path) -> Text:
@@ -162,18 +165,6 @@ def _load(folder: Path) -> Encoded | None:
         return None
 
 
-def _likeness(text: Text, folder: Path) -> dict[str, Any]:
-    """Return the result of `likeness` for the splits of `text`, which is computed once and stored in `folder`."""
-    path = folder / "likeness.json"
-    with suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="ascii"))
-    with Progress("comparing validation with training"):
-        found = likeness(text.train, text.validation, text.tokenizer)
-    with suppress(OSError):
-        write_text(path, json.dumps(found))
-    return found
-
-
 def _rare_characters(tokenizer: Tokenizer, meta: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a one-tuple with a log line if many characters of a text are rare, otherwise ()."""
     rare, size = meta["rare"], tokenizer.size
@@ -205,8 +196,8 @@ def _encode(
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        passes = 3 if rule else 2
-        with Progress("encoding", passes * corpus.size(), "B") as progress, FileLock(folder.parent / ".lock"):
+        size, passes = corpus.size(), 3 if rule else 2
+        with Progress("encoding", passes * size, "B") as progress, FileLock(folder.parent / ".lock"):
             if opened := _load(folder):  # another process has just encoded it
                 return opened
             shutil.rmtree(folder, ignore_errors=True)
@@ -214,11 +205,17 @@ def _encode(
             tick, found = progress.update, dict[str, Any]()
             if rule:
                 sizes, characters, rare = scan(contents(corpus, rule, tick))
-                check_end_mark(corpus, rule, characters)
+                if rule.end == END and END in characters:
+                    way = "remove it, or set data.documents=line or paragraph"
+                    raise InputError(f"{corpus.name}: contains U+0003, the end mark of documents; {way}")
                 tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars)
-                order = HashOrder(rule, tokenizer, sum(sizes), folder.parent, tick)
+                bytes_each = size / max(1, sum(sizes))
+                order = HashOrder(
+                    corpus.name, rule, tokenizer, sum(sizes), folder.parent, lambda tokens: tick(tokens * bytes_each)
+                )
                 found = order.found
-                parts = order.encode_own(corpus) if corpus.documents[0].split else order.encode(corpus, shares)
+                own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
+                parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
             else:
                 sizes, characters, rare = scan(corpus.read(document, tick) for document in corpus.documents)
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]

@@ -15,7 +15,7 @@ from gpt.analysis import attention_maps, by_character, letters, token_surprisals
 from gpt.evaluation import evaluation_windows, predictions
 from gpt.model import GPT
 
-NUM_HEADS = 4  # heads whose attention is plotted by default
+NUM_HEADS = 4  # heads whose attention is plotted, evenly spaced among all
 NUM_TOKENS = 320  # tokens of the passage whose surprisal is plotted
 WIDTH = 720  # pixels: twice the width of TensorBoard's cards, for screens of high resolution
 INK, FAINT = "#1a1a1a", "#767676"
@@ -27,16 +27,13 @@ FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "conso
 SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
-def plots(model: GPT, text: Text, heads: list[tuple[int, int]], step: int) -> Iterator[tuple[str, Image.Image]]:
-    """Yield pairs (TensorBoard tag, picture) for a passage of validation text: attention of heads, then surprisal.
-
-    `heads` contains pairs (layer, head); if it is empty, `NUM_HEADS` evenly spaced heads are chosen.
-    """
+def plots(model: GPT, text: Text, step: int) -> Iterator[tuple[str, Image.Image]]:
+    """Yield pairs (TensorBoard tag, picture) for a passage of validation text: attention of heads, then surprisal."""
     begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
     passage = text.validation[begin : begin + NUM_TOKENS].astype("int64")
     attended = torch.from_numpy(passage[: min(ATTENDED, context)]).to(model.embedding.weight.device)
     maps, names = attention_maps(model, attended), [tokenizer.names[token] for token in attended.tolist()]
-    for layer, head in heads or spread_over(model.config.layers, model.config.heads, NUM_HEADS):
+    for layer, head in spread_over(model.config.layers, model.config.heads, NUM_HEADS):
         title = f"layer {layer}, head {head}, step {step:,}: what each row looks at"
         yield f"view_attention/L{layer}H{head}", attention(title, names, maps[layer, head].numpy())
 

@@ -26,7 +26,6 @@ RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "pa
 MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns that are averaged over seeds
 SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns if `seed` varies; spread: standard deviation
 APART = ("run", "seed")  # columns in which runs with the same settings may differ
-MAX_ROWS = 20  # maximum number of runs on the leaderboard
 Varied = Mapping[Run, Mapping[str, str]]  # the settings that differ between runs
 # The settings that differ between runs as on the command line, then RESULTS: a number that is not known is None, and
 # `directory` is a `Run`.
@@ -126,10 +125,8 @@ def without_seed(row: Row) -> tuple[str, ...]:
 
 
 def leaderboard(table: list[Row]) -> str:
-    """Return the best runs, at most `MAX_ROWS`, as text with aligned columns; means over seeds come first."""
-    *averages, runs = cells(table)
-    said = aligned(runs[: MAX_ROWS + 1]) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
-    return "\n\n".join([*map(aligned, averages), said])
+    """Return the runs, the best first, as text with aligned columns; means over seeds come first."""
+    return "\n\n".join(map(aligned, cells(table)))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -10,8 +10,8 @@ from base.jobs import slurm
 from base.jobs.run_directory import Run
 from base.log import log
 from gpt.optim_config import OptimConfig
-from training.memory import LOWER
 
+LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step
 FAR_ABOVE = 5  # times the default learning rate
 
 

@@ -9,10 +9,8 @@ from base.errors import InputError
 from conf.schema import Config
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model_file import weight_shapes
-from training.launch import rows_per_device
-from training.machine import Machine
+from training.launch import Machine, rows_per_device
 
-LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # in a container, its limit
 LOADED = 0.45 * 2**30  # bytes of PyTorch and Lightning
 # A training step needs so many fp32 numbers (docs/experiments/memory.csv): per position and channel, what each layer

@@ -22,7 +22,7 @@ from conf.schema import Config
 from data.config import cache_dir
 from training.errors import resume_hint, with_advice
 from training.init_from import load_init_model
-from training.launch import count_devices, launch, share_out
+from training.launch import count_devices, find_machine, launch, share_out
 from training.resume import check_resumed, find_point, find_run
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
         loaded = loading[0].result()
         from training.callbacks.stop_signals import StopSignals
         from training.choosing.choose import choose
-        from training.machine import find_machine
         from training.quiet_lightning import quiet_lightning
         from training.run_plan import RunPlan
 

@@ -17,9 +17,9 @@ from base.jobs.summary import Summary
 from conf.keys import leaves
 from conf.resume_rules import PATHS, settings
 from conf.schema import Config, to_dict
+from gpt.model import untrained
 from gpt.training_checkpoint import TrainingRecord, read, write_model
 from training.errors import Diverged, Stopped
-from training.machine import untrained
 from training.run_plan import RunPlan
 
 if TYPE_CHECKING:

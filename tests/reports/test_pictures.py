@@ -81,8 +81,9 @@ def test_the_model_computes_what_is_plotted(workplace: Path, monkeypatch: pytest
     plotted = Mock(return_value=None)
     monkeypatch.setattr(pictures, "surprisal", plotted)
     monkeypatch.setattr(pictures, "attention", lambda _, names, weights: (names, weights))
-    found = dict(pictures.plots(model, text, [(0, 2), (1, 0)], 7))
-    assert list(found) == ["view_attention/L0H2", "view_attention/L1H0", "view/surprisal"]
+    found = dict(pictures.plots(model, text, 7))
+    heads = [f"view_attention/L{name}" for name in ("0H0", "0H2", "1H0", "1H2")]
+    assert list(found) == [*heads, "view/surprisal"]
     begin = varied_line(text)
     tokens = torch.from_numpy(text.validation[: begin + pictures.NUM_TOKENS].astype("int64"))
     maps = attention_maps(model, tokens[begin : begin + ATTENDED])

@@ -9,7 +9,7 @@ from gpt.model import GPT
 from tests.conf.test_defaults import compose
 from tests.conftest import ROOT, refusal
 from training import memory
-from training.machine import Machine
+from training.launch import Machine
 
 CPU = Machine("cpu", 1)
 SET = "model.layers=2 model.heads=2 model.dim=32 model.context=16 data.batch=8 compile=false trainer.precision=32-true"

@@ -52,7 +52,7 @@ class Watch(L.Callback):
         self.history.add([step, texts])
         for board in boards(trainer):
             board.experiment.add_text("samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step)
-            for tag, picture in plots(model, self.text, [], step) if self.config.pictures else ():
+            for tag, picture in plots(model, self.text, step) if self.config.pictures else ():
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def _write(self, model: GPT) -> list[list[Any]]:

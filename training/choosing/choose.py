@@ -12,13 +12,13 @@ from conf.schema import Config, TrainerConfig
 from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig
+from gpt.model import untrained
 from gpt.optim_config import OptimConfig
 from training.choosing import hardware
 from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compile_seconds
 from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for
 from training.choosing.time_budget import MIN_STEPS, TRAINING, fit_into_minutes, schedule_for, too_few
-from training.launch import rows_per_device
-from training.machine import Machine, untrained
+from training.launch import Machine, rows_per_device
 from training.memory import check_memory
 
 LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice

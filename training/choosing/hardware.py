@@ -1,7 +1,8 @@
-"""Choose the precision, the number of threads and whether to use torch.compile, depending on the hardware."""
+"""Choose the precision, the number of threads and whether to use torch.compile; know the peak FLOP/s of GPUs."""
 
 import hashlib
 import os
+import re
 import shutil
 import sys
 import sysconfig
@@ -21,6 +22,25 @@ COMPILED = {"bf16-mixed": 0.7, "32-true": 0.82}
 # same way: without, and with the compiled code in torch's cache.
 COLD, WARM = 3.2, 0.3
 LOADED = 7.0  # those seconds on a laptop
+
+# Dense TFLOP/s by CUDA's device name: bf16 with fp32 accumulation, and fp32 without TF32. Data sheets print twice the
+# bf16 figure, for sparse matrices. None: the device has no bf16, or several official figures exist.
+# Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4, L40S, V100 and T4; for GeForce the white
+# papers on GA102 and Ada, appendix A.
+TFLOPS: dict[str, tuple[float | None, float | None]] = {
+    r"B200": (2250, None),
+    r"H200|GH200 480GB|H100 80GB HBM3": (989.4, 66.9),
+    r"H100 PCIe": (756, 51),
+    r"A100-SXM4-(40|80)GB|A100-PCIE-40GB|A100 80GB PCIe": (312, 19.5),
+    r"L40S": (362, 91.6),
+    r"L4": (121, 30.3),
+    r"A10": (125, 31.2),
+    r"GeForce RTX 4090": (165.2, 82.6),
+    r"GeForce RTX 3090": (71, 35.6),
+    r"Tesla V100-SXM2-(16|32)GB": (None, 15.7),
+    r"Tesla V100-PCIE-(16|32)GB": (None, 14),
+    r"Tesla T4": (None, 8.1),
+}
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
@@ -107,3 +127,13 @@ def compiled_marker(model: ModelConfig, trainer: TrainerConfig, rows: int) -> Pa
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
     name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    for pattern, (bf16, fp32) in TFLOPS.items():
+        if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower
+            tflops = {"bf16-mixed": bf16, "bf16-true": bf16, "32-true": fp32}.get(precision)
+            return tflops and tflops * 1e12
+    return None

@@ -15,10 +15,10 @@ from data.config import DataConfig
 from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
+from gpt.model import untrained
 from gpt.optim_config import OptimConfig
 from training.choosing.hardware import step_ratio
 from training.choosing.text_length import EPOCHS
-from training.machine import untrained
 from training.module import LitGPT
 
 MIN_STEPS = 100  # in fewer, a model learns next to nothing, so the run says so

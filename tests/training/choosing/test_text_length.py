@@ -16,7 +16,7 @@ from tests.conftest import Call, summary
 from training.choosing import time_budget
 from training.choosing.choose import Choice, choose
 from training.choosing.text_length import VALIDATIONS, WHOLE, steps_for
-from training.machine import Machine
+from training.launch import Machine
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
 LETTERS = CharTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 96))))  # which the model in docs/demo does not know
