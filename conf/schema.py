@@ -68,7 +68,7 @@ class TrainerConfig:
 class WatchConfig:
     """The options `watch.*`, which do not change training: samples and plots of the model in TensorBoard."""
 
-    pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
+    pictures: bool = option(True, "plot attention at each validation (logger=tensorboard)")
     sample_length: int | None = option(
         None, "characters of each sample; null: 100 at validations, 500 at the end", least=1, most=10**6
     )

@@ -30,7 +30,6 @@ from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharac
 # Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because SIGBUS ends the process
 # if a mapped file is truncated.
 MAPPED_FROM = 2**24  # bytes
-RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: increment it when the same text would be split or encoded differently
 SEEN = "the starting model was trained on this text under another split, so the loss says nothing about new text"
 Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, Any]]  # tokens of each split, tokenizer, meta.json
@@ -98,7 +97,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=meta["characters"],
         extra_chars=extra_chars, sha256=sha256, texts=({"sha256": sha256, "split": split_hash},),
         documents=Documents(rule, **meta["documents"]) if rule else None,
-        notes=corpus.notes + about_files + _rare_characters(tokenizer, meta),
+        notes=corpus.notes + about_files,
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config.overfit, context)
@@ -156,22 +155,9 @@ def _load(folder: Path) -> Encoded | None:
                 checksum, arrays[split] = _checksum(path), np.memmap(path, tokenizer.dtype, mode="r")
             if checksum != meta["checksums"][split]:
                 return None
-        return (
-            arrays,
-            tokenizer,
-            {key: meta[key] for key in ("characters", "documents")} | {"rare": meta.get("rare", 0)},
-        )
+        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _rare_characters(tokenizer: Tokenizer, meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a one-tuple with a log line if many characters of a text are rare, otherwise ()."""
-    rare, size = meta["rare"], tokenizer.size
-    if isinstance(tokenizer, ByteTokenizer) or rare < 10 or 10 * rare <= size:
-        return ()
-    what = f"{rare:,} of {size:,} characters occur fewer than five times and can hardly be learned"
-    return (f"{what}; data.tokenizer=byte has no rare tokens",)
 
 
 def _checksum(path: Path) -> int:
@@ -204,7 +190,7 @@ def _encode(
             remove_unfinished(folder.parent)
             tick, found = progress.update, dict[str, Any]()
             if rule:
-                sizes, characters, rare = scan(contents(corpus, rule, tick))
+                sizes, characters = scan(contents(corpus, rule, tick))
                 if rule.end == END and END in characters:
                     way = "remove it, or set data.documents=line or paragraph"
                     raise InputError(f"{corpus.name}: contains U+0003, the end mark of documents; {way}")
@@ -217,7 +203,7 @@ def _encode(
                 own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
                 parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
             else:
-                sizes, characters, rare = scan(corpus.read(document, tick) for document in corpus.documents)
+                sizes, characters = scan(corpus.read(document, tick) for document in corpus.documents)
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
                 joined = len(filled) > len(set(filled))  # by newlines, which the vocabulary must then contain
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
@@ -228,7 +214,7 @@ def _encode(
                 if corpus.stamps() != stamps:
                     raise changed
 
-            _save(folder, tokenizer, encoded(), {"rare": rare, "documents": found})
+            _save(folder, tokenizer, encoded(), {"documents": found})
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
     except OSError as error:  # from writing the cache, because a text that cannot be read raises an InputError
@@ -241,31 +227,23 @@ def _encode(
     raise InputError(f"{printable(folder)}: the encoded text was damaged as soon as it was written; check the disk")
 
 
-def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
-    """Return (length of each text, all distinct characters in sorted order, number of rare characters)."""
-    sizes, counts = [], np.zeros(0x110000, np.uint8)  # occurrences of each code point, at most RARE
-    frequent = b""  # characters of ASCII chunks, or bytes, that occur RARE times
+def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
+    """Return (length of each text, all distinct characters in sorted order)."""
+    sizes, seen = [], np.zeros(0x110000, bool)  # whether each code point occurs
+    known = b""  # ASCII characters, or bytes, that occur
     for text in texts:
         size = 0
         for chunk in text:
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
-                found = counts.take(points, mode="clip")
-                if found.min() == RARE:  # nothing to count, and reading counts is far faster than writing them
-                    continue
-                points = points[found < RARE]
-            else:
-                raw = chunk.encode("ascii") if isinstance(chunk, str) else chunk
-                # First delete the frequent bytes: far faster than counting the whole chunk.
-                points = np.frombuffer(raw.translate(None, frequent), np.uint8)
-            if len(points):
-                distinct, times = np.unique(points, return_counts=True)
-                counts[distinct] = np.minimum(counts[distinct] + times, RARE)
-                frequent = bytes(np.flatnonzero(counts[:256] == RARE).tolist())
+                if not seen.take(points, mode="clip").all():  # reading is far faster than writing
+                    seen[points] = True
+            elif new := (chunk.encode("ascii") if isinstance(chunk, str) else chunk).translate(None, known):
+                seen[np.frombuffer(new, np.uint8)] = True
+                known = bytes(np.flatnonzero(seen[:256]).tolist())
         sizes.append(size)
-    seen = np.flatnonzero(counts)
-    return sizes, "".join(map(chr, seen)), int(np.count_nonzero(counts[seen] < RARE))
+    return sizes, "".join(map(chr, np.flatnonzero(seen)))
 
 
 def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:

@@ -29,7 +29,8 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
     """
     restart = dict[str, Any]()
     if config.resume is None:
-        name = config.name or run_directory.new_name(to_yaml(config))
+        written = to_yaml(config)
+        name = config.name or run_directory.new_name(written)
         if not ranks.restarted():
             if config.allow:
                 raise InputError(f"allow={spell(config.allow)}: only works with resume=")

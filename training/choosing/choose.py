@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -13,11 +12,10 @@ from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
-from gpt.optim_config import OptimConfig
 from training.choosing import hardware
 from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compile_seconds
 from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for
-from training.choosing.time_budget import MIN_STEPS, TRAINING, fit_into_minutes, schedule_for, too_few
+from training.choosing.time_budget import TRAINING, fit_into_minutes, schedule_for
 from training.launch import Machine, rows_per_device
 from training.memory import check_memory
 
@@ -32,7 +30,7 @@ class Choice:
     config: Config  # the configuration
     # The reasons for automatic choices of `precision`, `compile` and `threads`, by key.
     why: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # lines to log about other choices, and about settings that have no effect
+    notes: tuple[str, ...] = ()  # lines to log about other choices
 
     def describe(self, machine: Machine) -> str:
         """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons."""
@@ -100,7 +98,6 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    notes += _unwanted(config, None if by_clock else int(steps), machine)
     flops = untrained(model, vocabulary).flops_per_token() * steps * data.batch * model.context
     seconds = flops / LAPTOP_FLOPS if config.minutes is None else TRAINING * seconds_left()
     (compiled, why["compile"]), _ = compiling(model, data, seconds)
@@ -111,20 +108,6 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
     check_memory(chosen, vocabulary, machine)
     automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
     return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
-
-
-def _unwanted(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
-    """Yield a line for the log for each setting that has an unwanted effect in a run of `steps` steps, if known."""
-    asked = config.trainer
-    if steps is not None and asked.max_steps != "auto" and steps < MIN_STEPS and config.init_from is None:
-        enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
-        yield f"trainer.max_steps={steps}: {too_few(steps)}; {enough}"
-    if steps is not None and config.optim.warmup not in ("auto", OptimConfig.warmup) and config.optim.warmup >= steps:
-        unreached = f"the learning rates do not reach their peak in {count(steps, 'step')}"
-        yield f"optim.warmup={config.optim.warmup}: {unreached}"
-    here, reason = choose_precision("auto", machine.device)
-    if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
-        yield f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}"
 
 
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:

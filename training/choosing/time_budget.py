@@ -8,7 +8,7 @@ from typing import Any
 
 import lightning as L
 
-from base.progress import Progress
+from base.progress import Progress, count
 from conf.keys import presets
 from conf.schema import Config
 from data.config import DataConfig
@@ -142,9 +142,6 @@ def fit_into_minutes(
     if fitting < MIN_STEPS:
         enough = (60 * minutes - seconds_left() + MIN_STEPS * step / TRAINING) / 60
         enough = math.ceil(10 * enough) / 10
-        notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:g} would be enough here")
+        few = f"{count(int(fitting), 'step')} {'is' if int(fitting) == 1 else 'are'} too few to learn much"
+        notes.append(f"minutes={minutes:g}: {few}; minutes={enough:g} would be enough here")
     return best.model, data, fitting, notes
-
-
-def too_few(steps: int) -> str:
-    return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"
