@@ -80,7 +80,6 @@ def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[
 
 
 def _open(address: str) -> tuple[Any, str]:
-    """Return (file system, path): the fsspec file system that serves an address, and the address's path in it."""
     return fsspec.url_to_fs(address, **({"client_kwargs": WEB} if address.startswith("http") else {}))
 
 

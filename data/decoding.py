@@ -91,8 +91,7 @@ class Corpus:
     notes: tuple[str, ...] = ()  # lines about the files, logged when a run starts
 
     def size(self) -> int:
-        """Return the total size of the files on disk in bytes, before decompression."""
-        return sum(size for size, _ in self.stamps())
+        return sum(size for size, _ in self.stamps())  # bytes on disk, before decompression
 
     def stamps(self) -> list[tuple[int, int]]:
         """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""

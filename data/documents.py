@@ -61,12 +61,9 @@ class Batch(NamedTuple):
     blank: int = 0  # number of documents that were left out because they contain only whitespace
 
 
-def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
-    """Yield texts in chunks: all that a model reads, without separators between documents and the syntax of tables."""
-    if rule.kind in WHITESPACE:
-        yield from (corpus.read(document, tick) for document in corpus.documents)
-    else:
-        yield (batch.text for batch in _batches(corpus, rule, tick))
+def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Any]:
+    """Yield a text in chunks, without separators between documents and the syntax of tables."""
+    return (batch.text for batch in _batches(corpus, rule, tick))
 
 
 def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
@@ -122,7 +119,7 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
 
 
 def is_divided(rule: Rule, label: str) -> bool:
-    """Return whether the file `label` has separators or a table's syntax, which a model of `rule` never reads."""
+    # A model of `rule` never reads separators and the syntax of a table.
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 

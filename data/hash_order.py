@@ -16,7 +16,7 @@ from data.decoding import Tick
 from data.documents import Batch, Rule
 from gpt.tokenizer import ByteTokenizer, Tokenizer
 
-ORDER = ("validation", "test", "train")  # splits in order of increasing hash
+ORDER = ("validation", "test", "train")  # splits by increasing hash; training last, to compare it with the held-out
 BUCKET = 2**21  # tokens that are sorted at once
 PIECE = 2**18  # tokens that are yielded at once
 MAX_BITS = 9  # at most 2**9 buckets: a longer text has longer ones
@@ -128,11 +128,7 @@ class HashOrder:
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
     def encode_own(self, batches: Mapping[str, Iterable[Batch]]) -> Iterator[tuple[str, np.ndarray]]:
-        """Encode the documents of each split of a text with data.validation, and yield pairs (split, tokens).
-
-        Within a split, documents are sorted by hash. Validation and test are encoded before training, so that the
-        training documents can be compared with the held-out documents.
-        """
+        """Encode the documents of each split of a text with data.validation, and yield pairs (split, tokens)."""
         for split in filter(batches.__contains__, ORDER):
             if split == "train":
                 self.held_out = [np.sort(np.concatenate(self.held_out))]

@@ -66,11 +66,7 @@ def baselines(text: Any, context: int, tokens: int) -> Baselines:
 def ngram_losses(
     train: np.ndarray, text: np.ndarray, size: int, scored: np.ndarray | slice = slice(None)
 ) -> list[float]:
-    """Return the losses of `text` under the n-gram models counted in `train`, in nats per token, for n = 1, 2, ...
-
-    `scored`, (M,) bool or a slice, selects the tokens over which the loss is averaged, by default all. The other
-    arguments are those of `probabilities`.
-    """
+    """Return the loss of the `scored` tokens of `text`, (M,), in nats per token, by the models of `probabilities`."""
     return [-float(np.log(probability[scored]).mean()) for probability in probabilities(train, text, size)]
 
 

@@ -20,7 +20,7 @@ from base.progress import Progress
 from data.config import DataConfig, cache_dir
 from data.corpus import of_run, open_corpus
 from data.decoding import Corpus, Tick
-from data.documents import END, Documents, Rule, batches, contents
+from data.documents import END, WHITESPACE, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
 from data.ngrams import describe_likeness
 from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
@@ -62,7 +62,6 @@ class Text:
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
-    """Return the text that `config` names, split and encoded; see `encode_corpus`."""
     return encode_corpus(open_corpus(config), config, context, extra_chars)
 
 
@@ -188,26 +187,24 @@ def _encode(
                 return opened
             shutil.rmtree(folder, ignore_errors=True)
             remove_unfinished(folder.parent)
-            tick, found = progress.update, dict[str, Any]()
-            if rule:
-                sizes, characters = scan(contents(corpus, rule, tick))
-                if rule.end == END and END in characters:
-                    way = "remove it, or set data.documents=line or paragraph"
-                    raise InputError(f"{corpus.name}: contains U+0003, the end mark of documents; {way}")
-                tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars)
-                bytes_each = size / max(1, sum(sizes))
-                order = HashOrder(
-                    corpus.name, rule, tokenizer, sum(sizes), folder.parent, lambda tokens: tick(tokens * bytes_each)
-                )
-                found = order.found
-                own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
-                parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
-            else:
+            tick = progress.update
+            if rule is None or rule.kind in WHITESPACE:  # whitespace between documents is read by the model, too
                 sizes, characters = scan(corpus.read(document, tick) for document in corpus.documents)
+            else:
+                sizes, characters = scan([contents(corpus, rule, tick)])
+            if rule:
+                tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars, rule.end)
+                own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
+                each = size / max(1, sum(sizes))  # bytes of a token
+                sorting = lambda tokens: tick(tokens * each)  # noqa: E731
+                order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, sorting)
+                parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
+                found = order.found
+            else:
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
                 joined = len(filled) > len(set(filled))  # by newlines, which the vocabulary must then contain
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
-                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, alike), tokenizer, tick)
+                parts, found = _encode_parts(corpus, split_documents(corpus, sizes, shares, alike), tokenizer, tick), {}
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
@@ -246,8 +243,11 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
     return sizes, "".join(map(chr, np.flatnonzero(seen)))
 
 
-def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
-    """Return the tokenizer of a corpus, whose vocabulary consists of `characters` and `more`, such as an end mark."""
+def _make_tokenizer(corpus: Corpus, characters: str, more: str, end: str = "") -> Tokenizer:
+    """Return the tokenizer of a corpus, whose vocabulary consists of `characters` and `more`, such as the end mark."""
+    if end == END and END in characters:
+        way = "remove it, or set data.documents=line or paragraph"
+        raise InputError(f"{corpus.name}: contains U+0003, the end mark of documents; {way}")
     if not characters:
         raise InputError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:

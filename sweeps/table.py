@@ -17,9 +17,8 @@ from base.jobs.run_directory import RUNS, Run, newest_first
 from base.options import spell
 from base.progress import clock
 from conf import resume_rules
-from conf.compose import PLUGINS, read_config
-from conf.keys import leaves
-from conf.schema import Config, to_dict
+from conf.compose import read_config
+from conf.schema import PLUGINS, Config, by_key
 from reports.page import render_page
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # in sweep.csv
@@ -90,7 +89,7 @@ def best_first(table: list[Row]) -> list[Row]:
 
 def spelled(config: Config) -> dict[str, str]:
     """Return all settings by key, with printable values as on the command line, without passwords in URLs."""
-    found = dict(leaves(to_dict(config)))
+    found = by_key(config)
     for group in PLUGINS:
         names = list(plugins := found[group])
         found |= {f"{group}.{name}.{key}": value for name in names for key, value in plugins[name].items()}
@@ -125,7 +124,6 @@ def without_seed(row: Row) -> tuple[str, ...]:
 
 
 def leaderboard(table: list[Row]) -> str:
-    """Return the runs, the best first, as text with aligned columns; means over seeds come first."""
     return "\n\n".join(map(aligned, cells(table)))
 
 

@@ -21,9 +21,8 @@ from conf.resume_rules import check_trained
 from conf.schema import Config
 from data.config import cache_dir
 from training.errors import resume_hint, with_advice
-from training.init_from import load_init_model
 from training.launch import count_devices, find_machine, launch, share_out
-from training.resume import check_resumed, find_point, find_run
+from training.resume import check_resumed, find_point, find_run, load_init_model
 
 if TYPE_CHECKING:
     from data.text import Text

@@ -13,9 +13,8 @@ from conf.resume_rules import settings
 from conf.schema import Config
 from data.text import Text
 from training.choosing.choose import Choice
-from training.init_from import InitModel
 from training.launch import Machine
-from training.resume import ResumePoint
+from training.resume import InitModel, ResumePoint
 
 VALIDATIONS = 6  # of a run with a time limit, at equal intervals
 
@@ -60,11 +59,7 @@ class RunPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether a resumed run has no steps left.
-
-        A run has no steps left if it has reached max_steps, or if a callback, such as early stopping, has ended it and
-        the configuration still contains the same callbacks.
-        """
+        """Whether a resumed run has reached max_steps, or has been ended by a callback that it has (early stopping)."""
         if not (point := self.resume_point):
             return False
         same = point.conditions["callbacks"] == self.conditions["callbacks"]

@@ -3,21 +3,20 @@
 import math
 import time
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
 from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
-from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
 from training.choosing import hardware
-from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compile_seconds
+from training.choosing.hardware import check_memory, choose_compile, choose_precision, choose_threads, compile_seconds
 from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for
 from training.choosing.time_budget import TRAINING, fit_into_minutes, schedule_for
 from training.launch import Machine, rows_per_device
-from training.memory import check_memory
 
 LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
@@ -68,25 +67,26 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
     loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
 
-    def compiling(model: ModelConfig, data: DataConfig, seconds: float) -> tuple[tuple[str, str], float]:
+    def compiling(rows: int, model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
         """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
-        marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
-        cost = compile_seconds(loaded, cached=config.minutes is not None and marker.exists())
-        return choose_compile(
-            config.compile, machine.device, (1 - hardware.step_ratio(precision)) * seconds, cost
-        ), cost
+        cached = config.minutes is not None and hardware.compiled_marker(model, trainer, rows).exists()
+        cost, saved = compile_seconds(loaded, cached), (1 - hardware.step_ratio(precision)) * seconds
+        return choose_compile(config.compile, machine.device, saved, cost), cost
 
+    rows = rows_per_device(data, machine.devices)
     asked_model = (config.model.layers, config.model.dropout, config.data.batch)
     if by_clock and "auto" in (*asked_model, config.optim.lr, config.optim.warmup):
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
-        check_memory(replace(default, compile="false"), vocabulary, machine)  # the steps that are timed
-        most = usual if short else math.inf
-        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, compiling)
+        check_memory(replace(default, compile="false"), vocabulary, machine, rows)  # the steps that are timed
+        most, costs = usual if short else math.inf, partial(compiling, rows)
+        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, costs)
         by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
         steps = fitting if by_clock else steps
         optim = schedule_for(config.optim, steps) if by_clock else optim
+        rows = rows_per_device(data, machine.devices)
+    net = untrained(model, vocabulary)
+    weights, flops = net.num_parameters(), net.flops_per_token()
     if config.model.dropout == "auto" and (short or by_clock) and not pretrained and data.overfit is None:
-        weights = untrained(model, vocabulary).num_parameters()
         model = replace(model, dropout=dropout_for(weights, tokens, steps * data.batch * model.context))
         adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
     if asked.max_steps == "auto" and not by_clock:
@@ -98,14 +98,14 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    flops = untrained(model, vocabulary).flops_per_token() * steps * data.batch * model.context
-    seconds = flops / LAPTOP_FLOPS if config.minutes is None else TRAINING * seconds_left()
-    (compiled, why["compile"]), _ = compiling(model, data, seconds)
+    seconds = flops * steps * data.batch * model.context / LAPTOP_FLOPS
+    seconds = seconds if config.minutes is None else TRAINING * seconds_left()
+    (compiled, why["compile"]), _ = compiling(rows, model, seconds)
     chosen = replace(
         config, threads=threads, compile=compiled, model=model, data=data, optim=optim, trainer=trainer,
         callbacks=_with_patience(config.callbacks, PATIENCE if short and asked.max_steps == "auto" else None),
     )  # fmt: skip
-    check_memory(chosen, vocabulary, machine)
+    check_memory(chosen, vocabulary, machine, rows)
     automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
     return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
 

@@ -38,7 +38,7 @@ TRAINING = 0.85  # fraction of the seconds left that are training steps; the res
 TIMED_SECONDS, UNTIMED_STEPS = 0.4, 2  # seconds of steps to time, after this many slower ones
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
 
-Compiling = Callable[[ModelConfig, DataConfig, float], tuple[tuple[str, str], float]]
+Compiling = Callable[[ModelConfig, float], tuple[tuple[str, str], float]]
 
 
 def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
@@ -50,11 +50,9 @@ def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
 
 
 def predicted_loss(weights: int, read: float) -> float:
-    """Return a number that grows with the loss that a model reaches, to compare sizes.
-
-    It is N^-a + c D^-b for N weights and D tokens of training: Hoffmann et al. 2022 (arXiv:2203.15556), equation 2,
-    without the loss of an ideal model. docs/experiments.md lists the runs from which a, b and c come.
-    """
+    """Return a number that grows with the loss that a model reaches, to compare sizes."""
+    # N^-a + c D^-b for N weights and D tokens of training: Hoffmann et al. 2022 (arXiv:2203.15556), equation 2, without
+    # the loss of an ideal model. docs/experiments.md lists the runs from which a, b and c come.
     return weights**-0.5 + 44 * read**-0.7
 
 
@@ -117,7 +115,7 @@ def fit_into_minutes(
     def fit(model: ModelConfig) -> Timed:
         step = time_step(replace(default, model=model), text, seconds_left())
         seconds = TRAINING * seconds_left()
-        compiled, cost = compiling(model, data, seconds)
+        compiled, cost = compiling(model, seconds)
         if compiled[0] == "true":
             step, seconds = ratio * step, seconds - cost
         return Timed(model, step, max(1e-3, seconds) / step)

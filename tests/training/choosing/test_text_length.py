@@ -45,12 +45,6 @@ def test_what_a_long_text_gets() -> None:
     assert again == Choice(config), "what is chosen stays"
 
 
-def test_what_has_no_effect_or_is_slower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cpu.get_capabilities", dict)
-    late, slower = chosen(WHOLE, "trainer.max_steps=200", "optim.warmup=200", "trainer.precision=bf16-mixed").notes
-    assert late.startswith("optim.warmup=200: ") and slower.startswith("trainer.precision=bf16-mixed: ")
-
-
 def test_what_a_short_text_gets() -> None:
     def said(*arguments: str, tokens: int = 16_282) -> tuple[Config, str]:
         found = chosen(tokens, *arguments)
