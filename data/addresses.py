@@ -28,7 +28,7 @@ FAILURES = {
     PermissionError: "access is denied",
     FileNotFoundError: "no such file, directory or bucket",
 }
-# Without this, a whole file must arrive within 5 minutes and HTTPS_PROXY is ignored.
+# Without this, a whole file must arrive within 300 s and HTTPS_PROXY is ignored.
 WEB = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30), "trust_env": True}
 UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Python's, botocore's and aiohttp's errors
 

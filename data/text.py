@@ -23,7 +23,7 @@ from data.decoding import Corpus, Tick
 from data.documents import END, WHITESPACE, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
 from data.ngrams import describe_likeness
-from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
+from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.model_file import TextRead
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
@@ -79,16 +79,13 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     settings += [{rule.kind: rule.name}] if rule else []
     own = config.validation is not None
     settings += [[document.split for document in corpus.documents]] if own else []
-    alike = dict[str, str]()  # digest by name of the file, if equal files must share a split
-    if not (rule or own or corpus.python) and len(digests) >= BY_FILE:
-        alike = {each.name: digest for each, digest in zip(corpus.documents, digests, strict=True)}
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     settings += [extra_chars] if extra_chars else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = cache_dir(config) / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = _load(folder)
-    arrays, tokenizer, meta = opened or _encode(corpus, rule, stamps, config.split, extra_chars, folder, alike)
+    arrays, tokenizer, meta = opened or _encode(corpus, rule, stamps, digests, config.split, extra_chars, folder)
     check_lengths(arrays, config, context, corpus)
     about_files = () if rule else describe_files(corpus, digests, config.split)
     sha256 = corpus.identity(digests)
@@ -172,10 +169,10 @@ def _encode(
     corpus: Corpus,
     rule: Rule | None,
     stamps: list[tuple[int, int]],
+    digests: list[str],
     shares: list[float],
     extra_chars: str,
     folder: Path,
-    alike: Mapping[str, str],
 ) -> Encoded:
     """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait."""
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
@@ -204,7 +201,8 @@ def _encode(
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
                 joined = len(filled) > len(set(filled))  # by newlines, which the vocabulary must then contain
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
-                parts, found = _encode_parts(corpus, split_documents(corpus, sizes, shares, alike), tokenizer, tick), {}
+                slices = split_documents(corpus, sizes, shares, digests)
+                parts, found = _encode_parts(corpus, slices, tokenizer, tick), {}
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
