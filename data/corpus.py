@@ -25,7 +25,7 @@ STDLIB_WITHOUT = {
 }  # fmt: skip
 
 
-def _stdlib(encoding: str | None) -> Corpus:
+def _stdlib(encoding: str | None, cache: Path) -> Corpus:
     """Return the default text: the source files of the running Python's standard library that contain only ASCII."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = [
@@ -39,7 +39,7 @@ def _stdlib(encoding: str | None) -> Corpus:
             f"{printable(root)}: contains no source of the standard library; name your own text with data.path="
         )
     version = platform.python_version()
-    return Corpus(f"Python {version} standard library", tuple(documents), encoding, python=version)
+    return Corpus(f"Python {version} standard library", tuple(documents), encoding, cache, python=version)
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
@@ -204,7 +204,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str]) -> list[D
 
 def open_corpus(config: DataConfig) -> Corpus:
     """Return the corpus that `config` names: its files, downloaded if they are at addresses, without binary files."""
-    encoding, downloads = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config) / "downloads"
+    encoding, cache = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config)
     if config.path is None:
         if config.field is not None:
             raise InputError(
@@ -212,13 +212,13 @@ def open_corpus(config: DataConfig) -> Corpus:
             )
         if config.validation is not None:
             raise InputError(f"data.validation={config.validation}: needs data.path=, the text for training")
-        return _stdlib(encoding)
+        return _stdlib(encoding, cache)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
     encoding, notes = encoding and config.encoding, list[str]()
 
     def found(path: str) -> list[Document]:
-        documents = _unzipped(find_documents(path, downloads, notes), notes)
+        documents = _unzipped(find_documents(path, cache / "downloads", notes), notes)
         documents = _texts(documents, encoding, notes) if encoding else documents
         tables = (each.label for each in documents if suffix(each.label) in TABLES)
         if config.field is None and (table := next(tables, "")):
@@ -227,11 +227,11 @@ def open_corpus(config: DataConfig) -> Corpus:
 
     documents = found(config.path)
     if config.validation is None:
-        return Corpus(printable(name), tuple(documents), encoding, notes=tuple(notes))
+        return Corpus(printable(name), tuple(documents), encoding, cache, notes=tuple(notes))
     documents = [replace(document, split="train") for document in documents]
     for split, path in (("validation", config.validation), ("test", config.test)):
         try:
             documents += [replace(document, split=split) for document in found(path)] if path is not None else []
         except InputError as error:
             raise InputError(str(error).replace("data.path=", f"data.{split}=")) from None
-    return Corpus(printable(name), tuple(documents), encoding, notes=tuple(notes))
+    return Corpus(printable(name), tuple(documents), encoding, cache, notes=tuple(notes))

@@ -87,6 +87,7 @@ class Corpus:
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
     documents: tuple[Document, ...]  # sorted by name; with data.validation, within each split
     encoding: str | None  # of the files; None reads bytes
+    cache: Path  # folder of downloads and encoded texts
     python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
     notes: tuple[str, ...] = ()  # lines about the files, logged when a run starts
 

@@ -17,7 +17,7 @@ from filelock import FileLock
 from base.errors import HIDDEN, InputError, printable
 from base.files import atomic, remove_unfinished
 from base.progress import Progress
-from data.config import DataConfig, cache_dir
+from data.config import DataConfig
 from data.corpus import of_run, open_corpus
 from data.decoding import Corpus, Tick
 from data.documents import END, WHITESPACE, Documents, Rule, batches, contents
@@ -82,7 +82,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     settings += [extra_chars] if extra_chars else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    folder = cache_dir(config) / "encoded" / fingerprint
+    folder = corpus.cache / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = _load(folder)
     arrays, tokenizer, meta = opened or _encode(corpus, rule, stamps, digests, config.split, extra_chars, folder)
@@ -190,8 +190,8 @@ def _encode(
             else:
                 sizes, characters = scan([contents(corpus, rule, tick)])
             if rule:
-                tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars, rule.end)
                 own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
+                tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars, rule.end)
                 each = size / max(1, sum(sizes))  # bytes of a token
                 sorting = lambda tokens: tick(tokens * each)  # noqa: E731
                 order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, sorting)

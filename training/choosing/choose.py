@@ -6,7 +6,6 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
-from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.text import Text
@@ -14,12 +13,24 @@ from gpt.config import ModelConfig
 from gpt.model import untrained
 from training.choosing import hardware
 from training.choosing.hardware import check_memory, choose_compile, choose_precision, choose_threads, compile_seconds
-from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for
-from training.choosing.time_budget import TRAINING, fit_into_minutes, schedule_for
+from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes, schedule_for
 from training.launch import Machine, rows_per_device
 
 LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
+
+# The choices for the default model, by training characters; docs/experiments/short_texts.csv lists the runs.
+#   characters     16,000    54,000    180,000    690,000 and more
+#   steps             230       420        770    1,500
+#   dropout           0.2       0.2          0    0
+# So steps grow with the square root of the length.
+WHOLE = 690_000  # training tokens of the shortest text for which nothing is adapted
+DROPOUT, LITTLE_DROPOUT = 0.2, 0.1  # above `MANY_WEIGHTS`, and between the two limits
+MANY_WEIGHTS, FEW_WEIGHTS = 3.0, 0.5  # per training token; with fewer than the latter, a model cannot memorise the text
+START_SHARE = 0.25  # fraction of the steps for a run that starts from a trained model
+VALIDATIONS = 12  # in a run on a short text, so that one of them is near the lowest loss
+MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
+PATIENCE = VALIDATIONS // 3
 
 
 @dataclass(frozen=True)
@@ -48,23 +59,21 @@ class Choice:
 def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
-    If the run has a time limit (`minutes=N`), two keys may stay `auto`: `trainer.max_steps`, which the callback
-    `Deadline` chooses when the learning rate must begin to fall, and `trainer.val_check_interval`, because validations
-    are then equally spaced in time. `started` is the value of `time.perf_counter()` when the process began.
+    With `minutes=N`, `trainer.max_steps` and `trainer.val_check_interval` may stay `auto`: the callback `Deadline` then
+    chooses them while the run trains. `started` is the value of `time.perf_counter()` when the process began.
     """
     asked, why, adapted = config.trainer, dict[str, str](), list[str]()
+    model, data, optim = (_with_defaults(group) for group in (config.model, config.data, config.optim))
+    rows = rows_per_device(data, machine.devices)
     precision, why["precision"] = choose_precision(asked.precision, machine.device)
     threads, why["threads"] = choose_threads(config.threads)
     trainer = replace(asked, precision=precision, num_nodes=1 if asked.num_nodes == "auto" else asked.num_nodes)
-    model, data, optim = (_with_defaults(group) for group in (config.model, config.data, config.optim))
     seconds_left = lambda: started + 60 * (config.minutes or 0) - time.perf_counter()  # noqa: E731
     tokens, vocabulary, pretrained = len(text.train), text.tokenizer.size, config.init_from is not None
     short = tokens < WHOLE and data.overfit is None
     usual = steps_for(tokens, pretrained) if short else TrainerConfig.max_steps
     steps: float = usual if asked.max_steps == "auto" else asked.max_steps
     by_clock, notes = config.minutes is not None and asked.max_steps == "auto", list[str]()
-    if by_clock and machine.devices > 1:
-        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
     loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
 
     def compiling(rows: int, model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
@@ -73,7 +82,6 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         cost, saved = compile_seconds(loaded, cached), (1 - hardware.step_ratio(precision)) * seconds
         return choose_compile(config.compile, machine.device, saved, cost), cost
 
-    rows = rows_per_device(data, machine.devices)
     asked_model = (config.model.layers, config.model.dropout, config.data.batch)
     if by_clock and "auto" in (*asked_model, config.optim.lr, config.optim.warmup):
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
@@ -108,6 +116,25 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
     check_memory(chosen, vocabulary, machine, rows)
     automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
     return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
+
+
+def steps_for(tokens: int, started: bool) -> int:
+    """Return the number of training steps for a training text with `tokens` tokens."""
+    share = min(1.0, tokens / WHOLE) ** 0.5 * (START_SHARE if started else 1)
+    return max(1, round(TrainerConfig.max_steps * share / 10)) * 10
+
+
+def dropout_for(weights: int, tokens: int, read: float) -> float:
+    """Return the dropout that keeps a model from memorising a text of `tokens` tokens, of which it reads `read`."""
+    if read <= EPOCHS * tokens or weights < FEW_WEIGHTS * tokens:
+        return 0.0
+    return DROPOUT if weights > MANY_WEIGHTS * tokens else LITTLE_DROPOUT
+
+
+def interval_for(tokens: int, started: bool, steps: int) -> int:
+    """Return the number of steps between two validations of a run on a short text (fewer than `WHOLE` tokens)."""
+    rising = min(steps, steps_for(tokens, started))  # the loss may rise from about here on
+    return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))
 
 
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:

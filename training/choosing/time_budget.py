@@ -18,9 +18,9 @@ from gpt.config import ModelConfig
 from gpt.model import untrained
 from gpt.optim_config import OptimConfig
 from training.choosing.hardware import step_ratio
-from training.choosing.text_length import EPOCHS
 from training.module import LitGPT
 
+EPOCHS = 10.0  # a text that is read more often is memorised without dropout
 MIN_STEPS = 100  # in fewer, a model learns next to nothing, so the run says so
 # Models smaller than every preset, for short budgets.
 SMALLER = [ModelConfig(layers=2, heads=1, dim=64), ModelConfig(dim=64), ModelConfig(dim=96)]

@@ -14,8 +14,7 @@ from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, summary
 from training.choosing import time_budget
-from training.choosing.choose import Choice, choose
-from training.choosing.text_length import VALIDATIONS, WHOLE, steps_for
+from training.choosing.choose import VALIDATIONS, WHOLE, Choice, choose, steps_for
 from training.launch import Machine
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
