@@ -185,10 +185,10 @@ def _encode(
             shutil.rmtree(folder, ignore_errors=True)
             remove_unfinished(folder.parent)
             tick = progress.update
-            if rule is None or rule.kind in WHITESPACE:  # whitespace between documents is read by the model, too
-                sizes, characters = scan(corpus.read(document, tick) for document in corpus.documents)
-            else:
-                sizes, characters = scan([contents(corpus, rule, tick)])
+            texts: Iterable[Any] = (corpus.read(document, tick) for document in corpus.documents)
+            if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
+                texts = [contents(corpus, rule, tick)]
+            sizes, characters = scan(texts)
             if rule:
                 own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
                 tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars, rule.end)
