@@ -109,7 +109,6 @@ def visible(text: str) -> str:
 
 
 def for_output(text: str, out: TextIO) -> str:
-    """Return `visible(text)` if the stream `out` is a terminal, else `text`."""
     return visible(text) if out.isatty() else text
 
 

@@ -101,7 +101,6 @@ def spell(value: Any) -> str:
 
 
 def wrong_value(key: str, value: Any, needed: str, names: Iterable[str] = ()) -> InputError:
-    """The error of a wrong value: the key, its value, what is allowed, and the nearest of `names`."""
     return InputError(f"{key}={spell(value)}: must be {needed}{nearest(spell(value), names)}")
 
 

@@ -31,11 +31,7 @@ def from_here(name: str) -> str:
 
 
 def command(program: str, script: str = "", *arguments: object) -> str:
-    """Return a command to print for the user, quoted for a shell.
-
-    `program`, such as `python`, is that of the checkout's `.venv` if this process runs there. `script` is a script of
-    the checkout if it ends in .py.
-    """
+    """Return a command to print, quoted for a shell; `program` is that of `.venv` if this process runs there."""
     local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
     ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
     words = [from_here(script) if script.endswith(".py") else script, *map(str, arguments)] if script else []

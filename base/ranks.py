@@ -67,8 +67,7 @@ def _number(variable: str, otherwise: str = "1") -> int:
 
 
 def child_environment() -> dict[str, str]:
-    """Return the environment of a `train.py` that must end when this process ends."""
-    return os.environ | {"CHARGPT_PARENT": str(os.getpid())}
+    return os.environ | {"CHARGPT_PARENT": str(os.getpid())}  # the child ends with this process: `end_with_parent`
 
 
 def end_with_parent() -> None:

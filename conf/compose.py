@@ -22,11 +22,9 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from base import ranks
 from base.errors import InputError, one_line
 from base.options import spell, wrong_value
-from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_literal, is_plugins, leaves, nearest_key
+from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_literal, nearest_key
 from conf.overrides import Setting, quoted
-from conf.schema import Config, to_dict
-
-PLUGINS = tuple(key for key in KEYS if is_plugins(key))
+from conf.schema import PLUGINS, Config, by_key
 
 
 def compose(settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> Config:
@@ -122,8 +120,8 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
 
     A value that the run has chosen for `auto` is included, unless most runs choose the same value.
     """
-    defaults, found = dict(leaves(_plain_presets())), []
-    for key, value in leaves(to_dict(config)):
+    defaults, found = by_key(_plain_presets()), []
+    for key, value in by_key(config).items():
         if key not in PLUGINS and value not in (defaults[key], KEYS[key].usual) and not is_launch(key):
             found.append((key, spell(value), spell(defaults[key])))
     chosen = {group: list(getattr(config, group)) for group in PLUGINS}
@@ -174,7 +172,7 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
         group, _, rest = each.key.partition(".")
         if each.is_group:
             continue
-        if is_plugins(group):
+        if group in PLUGINS:
             name, _, argument = rest.partition(".")
             if name not in config[group]:
                 raise InputError(f"{each.text}: needs {group}={name}")

@@ -52,30 +52,16 @@ KEYS = dict(_keys(Config))  # of a run
 SEARCH_KEYS = dict(_keys(SearchConfig, "hparams_search."))
 
 
-def is_plugins(group: str) -> bool:
-    return group in KEYS and "plugins" in KEYS[group].metadata
-
-
 def is_launch(key: str) -> bool:
     return key in KEYS and KEYS[key].metadata.get("launch", False)
 
 
 def is_literal(key: str) -> bool:
-    """Return whether the value of a key, such as a path, is used verbatim, without Hydra's grammar."""
     return key in KEYS and KEYS[key].metadata.get("literal", False)
 
 
 def has_auto(value: Any) -> bool:
     return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
-
-
-def leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield (key, value), such as ("optim.lr", 0.003), from nested dicts; `callbacks` and `logger` stay dicts."""
-    for key, value in values.items():
-        if isinstance(value, dict) and not is_plugins(key):
-            yield from leaves(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value
 
 
 def add_folder(name: str) -> None:
@@ -113,10 +99,7 @@ def choice_values(group: str, choice: str) -> dict[str, Any]:
 
 
 def nearest_key(key: str, others: Iterable[str] = ()) -> str:
-    """Return the end of an error line about an unknown key or flag, such as "; nearest: optim.lr" for `LR`.
-
-    Only the last component of a key must be similar. `others` are further names, such as flags.
-    """
+    """Return the end of an error line, such as "; nearest: optim.lr" for `LR`: the last component must be similar."""
     names = [*KEYS, *SEARCH_KEYS, *groups(), *others]
     full = {name: name for name in names} | {name.rpartition(".")[2]: name for name in reversed(names)}
     close = most_similar(key.rpartition(".")[2], full)

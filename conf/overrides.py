@@ -18,18 +18,8 @@ from hydra.errors import HydraException
 from base.errors import InputError, one_line, printable
 from base.jobs.run_directory import RUNS
 from base.options import spell, wrong_value
-from conf.keys import (
-    KEYS,
-    SEARCH_KEYS,
-    add_folder,
-    choice_values,
-    groups,
-    is_launch,
-    is_literal,
-    is_plugins,
-    nearest_key,
-)
-from conf.schema import SearchConfig
+from conf.keys import KEYS, SEARCH_KEYS, add_folder, choice_values, groups, is_launch, is_literal, nearest_key
+from conf.schema import PLUGINS, SearchConfig
 
 SHOW, CONFIG_DIR, SEVERAL = ("-c", "--cfg"), ("-cd", "--config-dir"), ("-m", "--multirun")
 FLAGS = (*SEVERAL, "-h", "--help", "--help=all", *SHOW, "--config-dir", "--runs", "--version")
@@ -191,7 +181,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
     if key == "workers" and not sweep:
         raise InputError("workers: only works with -m or hparams_search=default, for several runs")
     # A plug-in's keys are those in its file.
-    if key not in choices and key not in KEYS | SEARCH_KEYS and not (is_plugins(group) and rest):
+    if key not in choices and key not in KEYS | SEARCH_KEYS and not (group in PLUGINS and rest):
         raise InputError(f"{key}: no such key{nearest_key(key)}")
     if override.type == OverrideType.DEL:
         raise InputError(f"{argument}: keys cannot be removed; give {key} a value")
@@ -207,7 +197,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
     if any(map(_has_mapping, values)):
         raise InputError(f"{argument}: must be a value or a list; set each key by itself")
     for value in values if key in choices else ():
-        for choice in value if isinstance(value, list) and is_plugins(key) else [value]:
+        for choice in value if isinstance(value, list) and key in PLUGINS else [value]:
             if choice not in choices[key]:
                 wrong = wrong_value(key, choice, f"one of {', '.join(choices[key])}", choices[key])
                 raise InputError(f"{wrong}{_to_train_on(spell(choice)) if key == 'data' else ''}")

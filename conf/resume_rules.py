@@ -11,15 +11,15 @@ from typing import Any
 from base import processes
 from base.errors import InputError, nearest
 from base.options import spell
-from conf.keys import KEYS, has_auto, leaves
-from conf.schema import Config, to_dict
+from conf.keys import KEYS, has_auto
+from conf.schema import Config, by_key
 
 PATHS = ("data.path", "data.validation", "data.test")  # free on resume, which compares the text's fingerprint
 
 
 def settings(config: Config) -> dict[str, Any]:
     """Return the settings that the result of a run depends on, as key -> value."""
-    return {key: value for key, value in leaves(to_dict(config)) if KEYS[key].on_resume != "free"}
+    return {key: value for key, value in by_key(config).items() if KEYS[key].on_resume != "free"}
 
 
 def changed(stored: Config, config: Config) -> list[str]:
@@ -28,7 +28,7 @@ def changed(stored: Config, config: Config) -> list[str]:
     Not compared is what is `auto`, comes with the model of `init_from` or is in `allow`. A larger `trainer.max_steps`
     is not a difference, because it continues the run.
     """
-    ours, theirs = (dict(leaves(to_dict(each))) for each in (config, stored))
+    ours, theirs = by_key(config), by_key(stored)
     trained = ("model.", "data.tokenizer") if config.init_from else ()
     steps = config.trainer.max_steps
     longer = steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
@@ -53,11 +53,11 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
     `groups` contains the settings of the trained model. The context may be longer unless the positions are learned.
     """
-    trained = dict(leaves(groups))
+    trained = by_key(groups)
     free = {key for key in trained if KEYS[key].on_resume != "fixed"} | {"model.window"}
     if trained["model.positions"] != "learned" or config.model.context <= trained["model.context"]:
         free.add("model.context")
-    ours = dict(leaves(to_dict(config)))
+    ours = by_key(config)
     wrong = [key for key in trained if key not in free and ours[key] != trained[key]]
     if wrong:
         listed = ", ".join(f"{key}={spell(ours[key])} (the model has {spell(trained[key])})" for key in wrong)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,6 +14,7 @@ from data.config import DataConfig
 from gpt.config import ModelConfig
 from gpt.optim_config import OptimConfig
 
+PLUGINS = ("callbacks", "logger")  # keys that map the names of files in conf/ to classes and their arguments
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
@@ -68,7 +70,7 @@ class TrainerConfig:
 class WatchConfig:
     """The options `watch.*`, which do not change training: samples and plots of the model in TensorBoard."""
 
-    pictures: bool = option(True, "plot attention and surprisal at each validation (logger=tensorboard)")
+    pictures: bool = option(True, "plot attention at each validation (logger=tensorboard)")
     sample_length: int | None = option(
         None, "characters of each sample; null: 100 at validations, 500 at the end", least=1, most=10**6
     )
@@ -149,10 +151,21 @@ class Config:
 def to_dict(config: Config) -> dict[str, Any]:
     """Return a configuration as nested dicts, without the classes (`_target_`) of callbacks and loggers."""
     values = dataclasses.asdict(config)
-    for group in ("callbacks", "logger"):
+    for group in PLUGINS:
         for arguments in values[group].values():
             arguments.pop("_target_", None)
     return values
+
+
+def by_key(config: Config | Mapping[str, Any]) -> dict[str, Any]:
+    """Return a configuration, or nested dicts, as one dict, such as {"optim.lr": 0.003}; PLUGINS stay dicts."""
+    found = dict[str, Any]()
+    for key, value in (to_dict(config) if isinstance(config, Config) else config).items():
+        if isinstance(value, dict) and key not in PLUGINS:
+            found |= {f"{key}.{inner}": each for inner, each in by_key(value).items()}
+        else:
+            found[key] = value
+    return found
 
 
 def to_yaml(config: Config) -> str:

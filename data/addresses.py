@@ -28,11 +28,9 @@ FAILURES = {
     PermissionError: "access is denied",
     FileNotFoundError: "no such file, directory or bucket",
 }
-# Without this, a whole file must arrive within 5 minutes and HTTPS_PROXY is ignored.
+# Without this, a whole file must arrive within 300 s and HTTPS_PROXY is ignored.
 WEB = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30), "trust_env": True}
 UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Python's, botocore's and aiohttp's errors
-# Bugs and a lack of memory are raised unchanged, because neither the address nor its store is to blame.
-NOT_OF_STORES = (AssertionError, AttributeError, MemoryError, NameError, TypeError)
 
 
 def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
@@ -50,8 +48,6 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
         with Progress("listing the text"):
             store, root = _open(entry)
             files = {store.unstrip_protocol(name): info for name, info in _find(store, root, entry, notes).items()}
-    except NOT_OF_STORES:
-        raise
     except Exception as error:  # the library of a store may raise anything
         failed = InputError(_reason(error, entry), f"data.path={printable(entry)}")
         if not (copies := _copies_of_last_time(error, listing, folder)):
@@ -84,7 +80,6 @@ def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[
 
 
 def _open(address: str) -> tuple[Any, str]:
-    """Return (file system, path): the fsspec file system that serves an address, and the address's path in it."""
     return fsspec.url_to_fs(address, **({"client_kwargs": WEB} if address.startswith("http") else {}))
 
 
@@ -137,8 +132,6 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
                 if not is_right(temporary):
                     what = "checksum" if sha256 else "size"
                     raise ValueError(f"the file there does not have the expected {what} and was discarded")
-    except NOT_OF_STORES:
-        raise
     except Exception as error:
         what = f"cannot download {printable(address)} to {printable(target)}"
         own = "; data.path= can also name a copy of your own" if sha256 else ""

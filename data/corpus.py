@@ -1,135 +1,31 @@
-"""Find the files that `data.path` names, and read them in chunks, because a text may be far larger than memory."""
+"""Find the files that `data.path` names: local ones, downloads, those in zip files, Python's standard library."""
 
 import glob
-import hashlib
 import os
 import platform
 import re
 import shlex
 import sysconfig
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable
+from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 from urllib.parse import parse_qsl
 
 from base.errors import InputError, nearest, printable
 from base.jobs import run_directory
 from base.progress import count
 from data.config import TYPOGRAPHIC_QUOTES, DataConfig, cache_dir
-from data.decoding import CHUNK, NotText, Tick, archive, decode, members, part_of, readable, suffix, unpacked
+from data.decoding import Corpus, Document, NotText, decode, part_of, suffix
 from data.tables import TABLES
 
-RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
 }  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Document:
-    """One file of a text."""
-
-    name: str  # path of the file relative to the folder of the text
-    path: Path  # path of the file on disk, or of the zip file that contains the file
-    address: str = ""  # the address from which `path` was downloaded, or "" if it was not downloaded
-    member: str = ""  # path of the file inside the zip file `path`, or "" if `path` is not a zip file
-    split: str = ""  # the split to which the file belongs if data.validation is set, otherwise ""
-
-    @property
-    def label(self) -> str:
-        """The document's path or address, with its path inside a zip file appended if it is in one, for messages."""
-        return printable(f"{self.address or self.path}{self.member and '/'}{self.member}")
-
-    @contextmanager
-    def open(self) -> Iterator[IO[bytes]]:
-        """Context manager that yields a file of the document's decompressed bytes. Nothing is extracted to disk."""
-        with (
-            readable(self.label),
-            archive(self.path).open(self.member) if self.member else open(self.path, "rb") as file,
-            unpacked(file, self.label) as content,
-        ):
-            yield content
-
-    def unzip(self) -> "list[Document]":
-        """Return a document for each file in this zip file, or [self] if this document is not a zip file."""
-        if self.member or not self.label.lower().endswith(".zip"):
-            return [self]
-        with readable(self.label):
-            found = members(self.path, self.label)
-        if len(found) == 1:
-            return [replace(self, member=found[0])]
-        return [replace(self, name=f"{self.name}/{member}", member=member) for member in found]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    """The files of a text (`documents`), how to read them, and the text's `name` for messages."""
-
-    name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
-    documents: tuple[Document, ...]  # sorted by name; with data.validation, within each split
-    encoding: str | None  # of the files; None reads bytes
-    python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
-    notes: tuple[str, ...] = ()  # lines about the files, logged when a run starts
-
-    def size(self) -> int:
-        """Return the total size of the files on disk in bytes, before decompression."""
-        return sum(size for size, _ in self.stamps())
-
-    def stamps(self) -> list[tuple[int, int]]:
-        """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""
-        stats = [path.stat() for path in dict.fromkeys(document.path for document in self.documents)]
-        return [(each.st_size, each.st_mtime_ns) for each in stats]
-
-    def digests(self, tick: Tick = lambda size: None) -> list[str]:
-        """Return each document's SHA-256 in hexadecimal, and call `tick` with the number of bytes after each read."""
-        found = []
-        for document in self.documents:
-            with document.open() as file:
-                sha256 = hashlib.sha256()
-                while chunk := file.read(CHUNK):
-                    sha256.update(chunk)
-                    tick(len(chunk))
-            found.append(sha256.hexdigest())
-        return found
-
-    def digest(self, contents: Iterable[str]) -> str:
-        """Return one SHA-256 of the documents' hashes, `contents`, and, if there are several documents, their names."""
-        total = hashlib.sha256()
-        for document, content in zip(self.documents, contents, strict=True):
-            name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
-            total.update(f"{name!r} {content}\n".encode())
-        return total.hexdigest()
-
-    def sha256(self, contents: list[str]) -> str:
-        """Return `digest` of the documents' hashes, `contents`, or the hash itself if there is only one document."""
-        return contents[0] if len(contents) == 1 else self.digest(contents)
-
-    def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
-        """Yield a document in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
-        with document.open() as file:
-            if self.python:
-                source = file.read()
-                tick(len(source))
-                text = without_rulers(source.decode("ascii").replace("\r\n", "\n"))
-                yield text if self.encoding else text.encode()
-            elif self.encoding is None:
-                while chunk := file.read(CHUNK):
-                    tick(len(chunk))
-                    yield chunk
-            else:
-                yield from decode(file, document.label, self.encoding, tick)
-
-
-def without_rulers(source: str) -> str:
-    """Return Python source without comment lines and lines with a `RULER`: five equal punctuation marks in a row."""
-    lines = source.split("\n")
-    return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))
-
-
-def _stdlib(encoding: str | None) -> Corpus:
+def _stdlib(encoding: str | None, cache: Path) -> Corpus:
     """Return the default text: the source files of the running Python's standard library that contain only ASCII."""
     root = Path(sysconfig.get_paths()["stdlib"])
     documents = [
@@ -143,7 +39,7 @@ def _stdlib(encoding: str | None) -> Corpus:
             f"{printable(root)}: contains no source of the standard library; name your own text with data.path="
         )
     version = platform.python_version()
-    return Corpus(f"Python {version} standard library", tuple(documents), encoding, python=version)
+    return Corpus(f"Python {version} standard library", tuple(documents), encoding, cache, python=version)
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
@@ -308,7 +204,7 @@ def _texts(documents: list[Document], encoding: str, notes: list[str]) -> list[D
 
 def open_corpus(config: DataConfig) -> Corpus:
     """Return the corpus that `config` names: its files, downloaded if they are at addresses, without binary files."""
-    encoding, downloads = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config) / "downloads"
+    encoding, cache = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config)
     if config.path is None:
         if config.field is not None:
             raise InputError(
@@ -316,13 +212,13 @@ def open_corpus(config: DataConfig) -> Corpus:
             )
         if config.validation is not None:
             raise InputError(f"data.validation={config.validation}: needs data.path=, the text for training")
-        return _stdlib(encoding)
+        return _stdlib(encoding, cache)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
     encoding, notes = encoding and config.encoding, list[str]()
 
     def found(path: str) -> list[Document]:
-        documents = _unzipped(find_documents(path, downloads, notes), notes)
+        documents = _unzipped(find_documents(path, cache / "downloads", notes), notes)
         documents = _texts(documents, encoding, notes) if encoding else documents
         tables = (each.label for each in documents if suffix(each.label) in TABLES)
         if config.field is None and (table := next(tables, "")):
@@ -331,24 +227,11 @@ def open_corpus(config: DataConfig) -> Corpus:
 
     documents = found(config.path)
     if config.validation is None:
-        return Corpus(printable(name), tuple(documents), encoding, notes=(*notes, *published_splits(documents)))
+        return Corpus(printable(name), tuple(documents), encoding, cache, notes=tuple(notes))
     documents = [replace(document, split="train") for document in documents]
     for split, path in (("validation", config.validation), ("test", config.test)):
         try:
             documents += [replace(document, split=split) for document in found(path)] if path is not None else []
         except InputError as error:
             raise InputError(str(error).replace("data.path=", f"data.{split}=")) from None
-    return Corpus(printable(name), tuple(documents), encoding, notes=tuple(notes))
-
-
-def published_splits(documents: Sequence[Document]) -> list[str]:
-    """Return a list with one hint if names look like published splits, such as `ptb.valid.txt`, or an empty list."""
-    found = {
-        key: shlex.quote(f"data.{key}={document.label}")
-        for key, words in {"path": "train|training", "validation": "valid|validation|val|dev", "test": "test"}.items()
-        for document in documents
-        if re.search(rf"(?<![a-z])({words})(?![a-z])", Path(document.name).name.lower())
-    }
-    if len(documents) != len(found) or not {"path", "validation"} <= found.keys():
-        return []
-    return [f"these look like published splits, but a run divides each; to keep them: {' '.join(found.values())}"]
+    return Corpus(printable(name), tuple(documents), encoding, cache, notes=tuple(notes))

@@ -1,6 +1,7 @@
-"""Read the files of a text: unpack compressed and zip files, decode, and refuse what is not text."""
+"""Read the files of a text in chunks, because it may be far larger than memory: unpack, decode, refuse other files."""
 
 import codecs
+import hashlib
 import importlib
 import io
 import re
@@ -8,8 +9,9 @@ import shlex
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path, PurePath
 from typing import IO, Any
@@ -32,6 +34,7 @@ OFFICE = {  # suffix: what the file is, and how to get text from it
 }
 RTF = b"{\\rtf"  # RTF is ASCII, so `_is_binary` does not recognise it
 CUT = ("unexpected end of data", "truncated data", "incomplete multibyte sequence")  # Python's words for it
+RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # rare in text
 Tick = Callable[[int], object]  # called after each read with the number of bytes
@@ -39,6 +42,113 @@ Tick = Callable[[int], object]  # called after each read with the number of byte
 
 class NotText(InputError):
     """The error for a file that is not text in any encoding, such as a picture or a PDF."""
+
+
+@dataclass(frozen=True)
+class Document:
+    """One file of a text."""
+
+    name: str  # path of the file relative to the folder of the text
+    path: Path  # path of the file on disk, or of the zip file that contains the file
+    address: str = ""  # the address from which `path` was downloaded, or "" if it was not downloaded
+    member: str = ""  # path of the file inside the zip file `path`, or "" if `path` is not a zip file
+    split: str = ""  # the split to which the file belongs if data.validation is set, otherwise ""
+
+    @property
+    def label(self) -> str:
+        """The document's path or address, with its path inside a zip file appended if it is in one, for messages."""
+        return printable(f"{self.address or self.path}{self.member and '/'}{self.member}")
+
+    @contextmanager
+    def open(self) -> Iterator[IO[bytes]]:
+        """Context manager that yields a file of the document's decompressed bytes. Nothing is extracted to disk."""
+        with (
+            readable(self.label),
+            archive(self.path).open(self.member) if self.member else open(self.path, "rb") as file,
+            unpacked(file, self.label) as content,
+        ):
+            yield content
+
+    def unzip(self) -> "list[Document]":
+        """Return a document for each file in this zip file, or [self] if this document is not a zip file."""
+        if self.member or not self.label.lower().endswith(".zip"):
+            return [self]
+        with readable(self.label):
+            found = members(self.path, self.label)
+        if len(found) == 1:
+            return [replace(self, member=found[0])]
+        return [replace(self, name=f"{self.name}/{member}", member=member) for member in found]
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """The files of a text (`documents`), how to read them, and the text's `name` for messages."""
+
+    name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
+    documents: tuple[Document, ...]  # sorted by name; with data.validation, within each split
+    encoding: str | None  # of the files; None reads bytes
+    cache: Path  # folder of downloads and encoded texts
+    python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
+    notes: tuple[str, ...] = ()  # lines about the files, logged when a run starts
+
+    def size(self) -> int:
+        return sum(size for size, _ in self.stamps())  # bytes on disk, before decompression
+
+    def stamps(self) -> list[tuple[int, int]]:
+        """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""
+        stats = [path.stat() for path in dict.fromkeys(document.path for document in self.documents)]
+        return [(each.st_size, each.st_mtime_ns) for each in stats]
+
+    def digests(self, tick: Tick = lambda size: None) -> list[str]:
+        """Return each document's SHA-256 in hexadecimal, and call `tick` with the number of bytes after each read."""
+        found = []
+        for document in self.documents:
+            with document.open() as file:
+                sha256 = hashlib.sha256()
+                while chunk := file.read(CHUNK):
+                    sha256.update(chunk)
+                    tick(len(chunk))
+            found.append(sha256.hexdigest())
+        return found
+
+    def digest(self, contents: Iterable[str]) -> str:
+        """Return one SHA-256 of the documents' hashes, `contents`, and, if there are several documents, their names."""
+        total = hashlib.sha256()
+        for document, content in zip(self.documents, contents, strict=True):
+            name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
+            total.update(f"{name!r} {content}\n".encode())
+        return total.hexdigest()
+
+    def identity(self, contents: list[str]) -> str:
+        """Return `digest` of the documents' hashes, `contents`, or the hash itself if there is only one document."""
+        return contents[0] if len(contents) == 1 else self.digest(contents)
+
+    def of_splits(self) -> "dict[str, Corpus]":
+        """Return by split the corpus of its files, with data.validation, and otherwise this one under ""."""
+        splits = dict.fromkeys(document.split for document in self.documents)
+        files = {split: tuple(each for each in self.documents if each.split == split) for split in splits}
+        return {split: replace(self, documents=files[split]) for split in splits}
+
+    def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
+        """Yield a document in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
+        with document.open() as file:
+            if self.python:
+                source = file.read()
+                tick(len(source))
+                text = without_rulers(source.decode("ascii").replace("\r\n", "\n"))
+                yield text if self.encoding else text.encode()
+            elif self.encoding is None:
+                while chunk := file.read(CHUNK):
+                    tick(len(chunk))
+                    yield chunk
+            else:
+                yield from decode(file, document.label, self.encoding, tick)
+
+
+def without_rulers(source: str) -> str:
+    """Return Python source without comment lines and lines with a `RULER`: five equal punctuation marks in a row."""
+    lines = source.split("\n")
+    return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))
 
 
 def suffix(name: str) -> str:

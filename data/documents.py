@@ -9,8 +9,7 @@ import numpy as np
 
 from base.errors import InputError
 from data.config import DOCUMENT_KINDS, DataConfig
-from data.corpus import Corpus, Tick
-from data.decoding import suffix
+from data.decoding import Corpus, Tick, suffix
 from data.tables import TABLES, fields
 
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
@@ -53,33 +52,26 @@ class Documents:
 
 
 class Batch(NamedTuple):
-    """Successive documents of a text, including blank ones: document i is `text[starts[i]:ends[i]]`."""
+    """Successive documents of a text: document i is `text[starts[i]:ends[i]]`."""
 
     text: Any  # a str, or bytes if the tokenizer is the byte tokenizer
     points: np.ndarray  # the code points or bytes of `text`, as an array
     starts: np.ndarray  # where each document begins in `text`, (documents,) int64
     ends: np.ndarray  # where each document ends in `text`, (documents,) int64
+    blank: int = 0  # number of documents that were left out because they contain only whitespace
 
 
-def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Iterable[Any]]:
-    """Yield texts in chunks: all that a model reads, without separators between documents and the syntax of tables."""
-    if rule.kind in WHITESPACE:
-        yield from (corpus.read(document, tick) for document in corpus.documents)
-    else:
-        yield (batch.text for batch in batches(corpus, rule, tick))
-
-
-def check_end_mark(corpus: Corpus, rule: Rule, characters: str) -> None:
-    """Raise an `InputError` if the text contains U+0003 although `rule` uses it as the end mark."""
-    if rule.end == END and END in characters:
-        end: Any = END if corpus.encoding else END.encode()
-        found = (each.label for each in corpus.documents if any(end in chunk for chunk in corpus.read(each)))
-        way = "remove it, or set data.documents=line or paragraph"
-        raise InputError(f"{next(found, corpus.name)}: contains U+0003, the end mark of documents; {way}")
+def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Any]:
+    """Yield a text in chunks, without separators between documents and the syntax of tables."""
+    return (batch.text for batch in _batches(corpus, rule, tick))
 
 
 def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
-    """Yield all documents of a corpus, without their end marks, in batches of about `BATCH` characters."""
+    """Yield the documents of a corpus that are not blank, without end marks, in batches of about `BATCH` characters."""
+    return map(_without_blank, _batches(corpus, rule, tick))
+
+
+def _batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
     if rule.kind not in ("file", "row"):
         for document in corpus.documents:
             yield from _cut_all(corpus.read(document, tick), rule)
@@ -122,12 +114,12 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
         batch = _joined([text] if rule.kind == "file" else list(rows([text], label, rule.name)), text[:0])
     else:
         batch, _ = _cut(text, rule, last=True)
-    full = ~are_blank(batch)
-    return [batch.text[a:b] for a, b in zip(batch.starts[full].tolist(), batch.ends[full].tolist(), strict=True)]
+    text, _, starts, ends, _ = _without_blank(batch)
+    return [text[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
 def is_divided(rule: Rule, label: str) -> bool:
-    """Return whether the file `label` has separators or a table's syntax, which a model of `rule` never reads."""
+    # A model of `rule` never reads separators and the syntax of a table.
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 
@@ -176,7 +168,7 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
 def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
     """Return (the complete paragraphs of a text as a batch, the incomplete text at its end)."""
     lines, rest = _cut_lines(text, last)
-    full = ~are_blank(lines)
+    full = ~_are_blank(lines)
     begins = np.flatnonzero(full & ~np.concatenate(([False], full[:-1])))
     stops = np.flatnonzero(full & ~np.concatenate((full[1:], [False])))
     starts, ends = lines.starts[begins], lines.ends[stops]
@@ -201,9 +193,16 @@ def _points(text: Any) -> np.ndarray:
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 
-def are_blank(batch: Batch) -> np.ndarray:
+def _without_blank(batch: Batch) -> Batch:
+    full = ~_are_blank(batch)
+    if full.all():
+        return batch
+    return batch._replace(starts=batch.starts[full], ends=batch.ends[full], blank=int((~full).sum()))
+
+
+def _are_blank(batch: Batch) -> np.ndarray:
     """Return for each document of a batch whether it is empty or only whitespace: (documents,) bool."""
-    text, points, starts, ends = batch
+    text, points, starts, ends, _ = batch
     blank = starts == ends
     if blank.all():
         return blank

@@ -1,8 +1,7 @@
 """Shuffle, split and encode documents by a hash of their content, so that copies of a document share a split."""
 
 import os
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
@@ -13,11 +12,11 @@ import numpy as np
 
 from base.errors import InputError, nearest, printable
 from data.config import DOCUMENT_KINDS
-from data.corpus import Corpus, Tick
-from data.documents import Batch, Rule, are_blank, batches
+from data.decoding import Tick
+from data.documents import Batch, Rule
 from gpt.tokenizer import ByteTokenizer, Tokenizer
 
-ORDER = ("validation", "test", "train")  # splits in order of increasing hash
+ORDER = ("validation", "test", "train")  # splits by increasing hash; training last, to compare it with the held-out
 BUCKET = 2**21  # tokens that are sorted at once
 PIECE = 2**18  # tokens that are yielded at once
 MAX_BITS = 9  # at most 2**9 buckets: a longer text has longer ones
@@ -105,7 +104,7 @@ def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarr
 
     Equal documents share one record, so that a bucket stays small even if a document is repeated millions of times.
     """
-    text, points, starts, ends = batch
+    text, points, starts, ends, _ = batch
     hashes, kept, copies = np.unique(content_hashes(points, starts, ends), return_index=True, return_counts=True)
     starts, sizes = starts[kept], (ends - starts)[kept] + len(mark)
     entries = np.empty(len(kept), ENTRY)
@@ -119,28 +118,23 @@ def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarr
 class HashOrder:
     """Encodes the documents of a text in the order of their hashes, each document as a whole in one split."""
 
-    def __init__(self, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
-        """Prepare to encode one text."""
-        self.rule, self.tokenizer, self.folder, self.tick = rule, tokenizer, folder, tick
+    def __init__(self, name: str, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
+        """Prepare to encode the text `name`, which has about `size` tokens, with temporary files in `folder`."""
+        self.name, self.rule, self.tokenizer, self.folder = name, rule, tokenizer, folder
+        self.tick = tick  # called with the number of tokens of each sorted bucket
         self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
         self.held_out = [np.zeros(0, np.uint64)]  # with data.validation: hashes of the validation and test documents
         # Fields of `Documents`, complete once all documents are encoded.
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
 
-    def encode_own(self, corpus: Corpus) -> Iterator[tuple[str, np.ndarray]]:
-        """Encode a text whose files are assigned to splits by data.validation, and yield pairs (split, tokens).
+    def encode_own(self, batches: Mapping[str, Iterable[Batch]]) -> Iterator[tuple[str, np.ndarray]]:
+        """Encode the documents of each split of a text with data.validation, and yield pairs (split, tokens)."""
+        for split in filter(batches.__contains__, ORDER):
+            if split == "train":
+                self.held_out = [np.sort(np.concatenate(self.held_out))]
+            yield from self.encode(batches[split], [1.0, 0.0, 0.0], split)
 
-        Within a split, documents are sorted by hash. Validation and test are encoded before training, so that the
-        training documents can be compared with the held-out documents.
-        """
-        for split in ORDER:
-            if part := tuple(each for each in corpus.documents if each.split == split):
-                if split == "train":
-                    self.held_out = [np.sort(np.concatenate(self.held_out))]
-                of_split = replace(corpus, documents=part, name=f"{corpus.name} ({split})")
-                yield from self.encode(of_split, [1.0, 0.0, 0.0], split)
-
-    def encode(self, corpus: Corpus, shares: list[float], own: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    def encode(self, batches: Iterable[Batch], shares: list[float], own: str = "") -> Iterator[tuple[str, np.ndarray]]:
         """Encode all documents, sorted by hash, and yield pairs (split, tokens of some of the split's documents).
 
         All tokens, in the order of the hashes, are divided between the splits according to `shares`. A document belongs
@@ -150,12 +144,11 @@ class HashOrder:
         done = distinct = 0
         with TemporaryFile(dir=self.folder) as entries_file, TemporaryFile(dir=self.folder) as tokens_file:
             runs = _Runs(self.bits, self.tokenizer.dtype, entries_file, tokens_file)
-            total = self._collect(corpus, runs)
+            total = self._collect(batches, runs)
             borders = [shares[1] * total, (shares[1] + shares[2]) * total]  # of validation and test
             counts = dict.fromkeys(ORDER, 0)
             for number in range(2**self.bits):
                 entries, tokens = runs.bucket(number)
-                self.tick(corpus.size() >> self.bits)
                 if not len(entries):
                     continue
                 order = entries["hash"].argsort(kind="stable")
@@ -178,20 +171,19 @@ class HashOrder:
                     gathered = _gathered(tokens, starts[begin:end].repeat(several), sizes[begin:end].repeat(several))
                     yield own or split, gathered
                 done += int(ends[-1])
-        _check_counts(corpus, self.rule, shares, counts, distinct)
+                self.tick(int(ends[-1]))
+        _check_counts(f"{self.name} ({own})" if own else self.name, self.rule, shares, counts, distinct)
         for split, number in counts.items():
             self.found["counts"][own or split] += number
         self.found["repeated"] += sum(counts.values()) - distinct
 
-    def _collect(self, corpus: Corpus, runs: "_Runs") -> int:
-        """Encode all documents that are not blank, append them to `runs`, and return the number of their tokens."""
+    def _collect(self, batches: Iterable[Batch], runs: "_Runs") -> int:
+        """Encode all documents, append them to `runs`, and return the number of their tokens."""
         total = 0
-        for batch in batches(corpus, self.rule, self.tick):
-            full = ~are_blank(batch)
-            self.found["blank"] += len(full) - int(full.sum())
-            if full.any():
-                kept = batch if full.all() else batch._replace(starts=batch.starts[full], ends=batch.ends[full])
-                entries, tokens = _run(kept, self.tokenizer, self.mark)
+        for batch in batches:
+            self.found["blank"] += batch.blank
+            if len(batch.starts):
+                entries, tokens = _run(batch, self.tokenizer, self.mark)
                 runs.append(entries, tokens)
                 total += int(entries["size"] @ entries["copies"].astype(np.int64))
         return total
@@ -216,7 +208,7 @@ def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_tes
     return places
 
 
-def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
+def _check_counts(name: str, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
     """Raise an `InputError` if a text has too few documents for its splits, or if `shares` leave none for training."""
     needed = 3 if shares[1] else 1
     key = "data.field" if rule.kind == "row" else "data.documents"
@@ -227,7 +219,7 @@ def _check_counts(corpus: Corpus, rule: Rule, shares: list[float], counts: Mappi
         near = nearest(value, DOCUMENT_KINDS) if rule.kind == "part" else ""
         least = "at least 3 different ones are" if needed == 3 else "at least one is"
         what = f"{number:,} document{'' if number == 1 else 's'}" + (f", {distinct:,} different" if distinct else "")
-        raise InputError(f"{corpus.name}: has {what} with {key}={value}; {least} needed{near}")
+        raise InputError(f"{name}: has {what} with {key}={value}; {least} needed{near}")
     if shares[1] and not counts["train"]:
         shown = ",".join(f"{share:g}" for share in shares)
         split = ", ".join(f"{counts[split]:,} for {split}" for split in ORDER)

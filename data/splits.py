@@ -2,13 +2,13 @@
 
 import hashlib
 import shlex
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Mapping, Sequence, Sized
 from types import MappingProxyType
 
 from base.errors import InputError, printable
 from base.options import spell
 from data.config import DataConfig
-from data.corpus import Corpus
+from data.decoding import Corpus
 from data.documents import Rule
 
 SPLITS = ("train", "validation", "test")
@@ -89,27 +89,20 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
 
 
-def split_documents(
-    corpus: Corpus, sizes: list[int], shares: list[float], alike: Mapping[str, str]
-) -> list[list[Part]]:
+def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], digests: list[str]) -> list[list[Part]]:
     """Decide how a text is split, and return for each file a list of its slices (split, begin, end), in tokens.
 
-    Equal files are divided at the same positions, so a passage is in the same split in each of the files.
+    Equal files share a split or are divided at the same positions.
     """
     if corpus.documents[0].split:
         return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
     if len(sizes) >= BY_FILE:
         names = [document.name for document in corpus.documents]
+        alike = {} if corpus.python else dict(zip(names, digests, strict=True))
         placed = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
         return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
     borders = [(0, *split_within(size, shares), size) for size in sizes]
     return [list(zip(SPLITS, border[:-1], border[1:], strict=True)) for border in borders]
-
-
-def num_copies(digests: Iterable[str]) -> int:
-    """Return how many files equal an earlier file, not counting empty files."""
-    full = [digest for digest in digests if digest != EMPTY]
-    return len(full) - len(set(full))
 
 
 def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
@@ -125,6 +118,7 @@ def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[floa
         return (f"{what} are copies of training files: their text is not held out",) if copies else ()
     parts = "/".join(f"{100 * share:g}" for share in shares)
     how = "each whole in one split" if number >= BY_FILE else f"each divided {parts} into training, validation and test"
-    copies = num_copies(digests)
+    full = [digest for digest in digests if digest != EMPTY]
+    copies = len(full) - len(set(full))
     said = (f"{copies:,} of {number:,} files are copies of others; copies share a split",) if copies else ()
     return (f"{number:,} files, {how}", *said)

@@ -5,7 +5,7 @@ import json
 import shutil
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,21 +15,21 @@ import yaml
 from filelock import FileLock
 
 from base.errors import HIDDEN, InputError, printable
-from base.files import atomic, remove_unfinished, write_text
+from base.files import atomic, remove_unfinished
 from base.progress import Progress
-from data.config import DataConfig, cache_dir
-from data.corpus import Corpus, Tick, of_run, open_corpus
-from data.documents import Documents, Rule, check_end_mark, contents
+from data.config import DataConfig
+from data.corpus import of_run, open_corpus
+from data.decoding import Corpus, Tick
+from data.documents import END, WHITESPACE, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
-from data.likeness import describe_likeness, likeness
-from data.splits import BY_FILE, SPLITS, Part, check_lengths, describe_files, split_documents
+from data.ngrams import describe_likeness
+from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.model_file import TextRead
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 
 # Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because SIGBUS ends the process
 # if a mapped file is truncated.
 MAPPED_FROM = 2**24  # bytes
-RARE = 5  # a character that occurs fewer times can hardly be learned
 FORMAT = 1  # part of the fingerprint: increment it when the same text would be split or encoded differently
 SEEN = "the starting model was trained on this text under another split, so the loss says nothing about new text"
 Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, Any]]  # tokens of each split, tokenizer, meta.json
@@ -72,7 +72,6 @@ class Text:
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
-    """Return the text that `config` names, split and encoded; see `encode_corpus`."""
     return encode_corpus(open_corpus(config), config, context, extra_chars)
 
 
@@ -90,28 +89,27 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     settings += [{rule.kind: rule.name}] if rule else []
     own = config.validation is not None
     settings += [[document.split for document in corpus.documents]] if own else []
-    alike = dict[str, str]()  # digest by name of the file, if equal files must share a split
-    if not (rule or own or corpus.python) and len(digests) >= BY_FILE:
-        alike = {each.name: digest for each, digest in zip(corpus.documents, digests, strict=True)}
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     settings += [extra_chars] if extra_chars else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    folder = cache_dir(config) / "encoded" / fingerprint
+    folder = corpus.cache / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         opened = _load(folder)
-    arrays, tokenizer, meta = opened or _encode(corpus, rule, stamps, config.split, extra_chars, folder, alike)
+    arrays, tokenizer, meta = opened or _encode(corpus, rule, stamps, digests, config.split, extra_chars, folder)
     check_lengths(arrays, config, context, corpus)
     about_files = () if rule else describe_files(corpus, digests, config.split)
-    sha256 = corpus.sha256(digests)
+    sha256 = corpus.identity(digests)
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=meta["characters"],
         extra_chars=extra_chars, sha256=sha256, texts=({"sha256": sha256, "split": split_hash},),
         documents=Documents(rule, **meta["documents"]) if rule else None,
-        notes=corpus.notes + about_files + _rare_characters(tokenizer, meta),
+        notes=corpus.notes + about_files,
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config.overfit, context)
-    return replace(text, notes=text.notes + describe_likeness(_likeness(text, folder), can_mix=not (rule or own)))
+    alone = not (rule or own)
+    found = describe_likeness(text.train, text.validation, tokenizer, folder / "likeness.json", can_mix=alone)
+    return replace(text, notes=text.notes + found)
 
 
 def text_of_run(model: Path) -> Text:
@@ -163,34 +161,9 @@ def _load(folder: Path) -> Encoded | None:
                 checksum, arrays[split] = _checksum(path), np.memmap(path, tokenizer.dtype, mode="r")
             if checksum != meta["checksums"][split]:
                 return None
-        return (
-            arrays,
-            tokenizer,
-            {key: meta[key] for key in ("characters", "documents")} | {"rare": meta.get("rare", 0)},
-        )
+        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
-
-
-def _likeness(text: Text, folder: Path) -> dict[str, Any]:
-    """Return the result of `likeness` for the splits of `text`, which is computed once and stored in `folder`."""
-    path = folder / "likeness.json"
-    with suppress(OSError, ValueError):
-        return json.loads(path.read_text(encoding="ascii"))
-    with Progress("comparing validation with training"):
-        found = likeness(text.train, text.validation, text.tokenizer)
-    with suppress(OSError):
-        write_text(path, json.dumps(found))
-    return found
-
-
-def _rare_characters(tokenizer: Tokenizer, meta: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return a one-tuple with a log line if many characters of a text are rare, otherwise ()."""
-    rare, size = meta["rare"], tokenizer.size
-    if isinstance(tokenizer, ByteTokenizer) or rare < 10 or 10 * rare <= size:
-        return ()
-    what = f"{rare:,} of {size:,} characters occur fewer than five times and can hardly be learned"
-    return (f"{what}; data.tokenizer=byte has no rare tokens",)
 
 
 def _checksum(path: Path) -> int:
@@ -206,42 +179,47 @@ def _encode(
     corpus: Corpus,
     rule: Rule | None,
     stamps: list[tuple[int, int]],
+    digests: list[str],
     shares: list[float],
     extra_chars: str,
     folder: Path,
-    alike: Mapping[str, str],
 ) -> Encoded:
     """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait."""
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        passes = 3 if rule else 2
-        with Progress("encoding", passes * corpus.size(), "B") as progress, FileLock(folder.parent / ".lock"):
+        size, passes = corpus.size(), 3 if rule else 2
+        with Progress("encoding", passes * size, "B") as progress, FileLock(folder.parent / ".lock"):
             if opened := _load(folder):  # another process has just encoded it
                 return opened
             shutil.rmtree(folder, ignore_errors=True)
             remove_unfinished(folder.parent)
-            tick, found = progress.update, dict[str, Any]()
+            tick = progress.update
+            texts: Iterable[Any] = (corpus.read(document, tick) for document in corpus.documents)
+            if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
+                texts = [contents(corpus, rule, tick)]
+            sizes, characters = scan(texts)
             if rule:
-                sizes, characters, rare = scan(contents(corpus, rule, tick))
-                check_end_mark(corpus, rule, characters)
-                tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars)
-                order = HashOrder(rule, tokenizer, sum(sizes), folder.parent, tick)
+                own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
+                tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars, rule.end)
+                each = size / max(1, sum(sizes))  # bytes of a token
+                sorting = lambda tokens: tick(tokens * each)  # noqa: E731
+                order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, sorting)
+                parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
                 found = order.found
-                parts = order.encode_own(corpus) if corpus.documents[0].split else order.encode(corpus, shares)
             else:
-                sizes, characters, rare = scan(corpus.read(document, tick) for document in corpus.documents)
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
                 joined = len(filled) > len(set(filled))  # by newlines, which the vocabulary must then contain
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
-                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, alike), tokenizer, tick)
+                slices = split_documents(corpus, sizes, shares, digests)
+                parts, found = _encode_parts(corpus, slices, tokenizer, tick), {}
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
                 if corpus.stamps() != stamps:
                     raise changed
 
-            _save(folder, tokenizer, encoded(), {"rare": rare, "documents": found})
+            _save(folder, tokenizer, encoded(), {"documents": found})
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
     except OSError as error:  # from writing the cache, because a text that cannot be read raises an InputError
@@ -254,35 +232,30 @@ def _encode(
     raise InputError(f"{printable(folder)}: the encoded text was damaged as soon as it was written; check the disk")
 
 
-def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str, int]:
-    """Return (length of each text, all distinct characters in sorted order, number of rare characters)."""
-    sizes, counts = [], np.zeros(0x110000, np.uint8)  # occurrences of each code point, at most RARE
-    frequent = b""  # characters of ASCII chunks, or bytes, that occur RARE times
+def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
+    """Return (length of each text, all distinct characters in sorted order)."""
+    sizes, seen = [], np.zeros(0x110000, bool)  # whether each code point occurs
+    known = b""  # ASCII characters, or bytes, that occur
     for text in texts:
         size = 0
         for chunk in text:
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
-                found = counts.take(points, mode="clip")
-                if found.min() == RARE:  # nothing to count, and reading counts is far faster than writing them
-                    continue
-                points = points[found < RARE]
-            else:
-                raw = chunk.encode("ascii") if isinstance(chunk, str) else chunk
-                # First delete the frequent bytes: far faster than counting the whole chunk.
-                points = np.frombuffer(raw.translate(None, frequent), np.uint8)
-            if len(points):
-                distinct, times = np.unique(points, return_counts=True)
-                counts[distinct] = np.minimum(counts[distinct] + times, RARE)
-                frequent = bytes(np.flatnonzero(counts[:256] == RARE).tolist())
+                if not seen.take(points, mode="clip").all():  # reading is far faster than writing
+                    seen[points] = True
+            elif new := (chunk.encode("ascii") if isinstance(chunk, str) else chunk).translate(None, known):
+                seen[np.frombuffer(new, np.uint8)] = True
+                known = bytes(np.flatnonzero(seen[:256]).tolist())
         sizes.append(size)
-    seen = np.flatnonzero(counts)
-    return sizes, "".join(map(chr, seen)), int(np.count_nonzero(counts[seen] < RARE))
+    return sizes, "".join(map(chr, np.flatnonzero(seen)))
 
 
-def _make_tokenizer(corpus: Corpus, characters: str, more: str) -> Tokenizer:
-    """Return the tokenizer of a corpus, whose vocabulary consists of `characters` and `more`, such as an end mark."""
+def _make_tokenizer(corpus: Corpus, characters: str, more: str, end: str = "") -> Tokenizer:
+    """Return the tokenizer of a corpus, whose vocabulary consists of `characters` and `more`, such as the end mark."""
+    if end == END and END in characters:
+        way = "remove it, or set data.documents=line or paragraph"
+        raise InputError(f"{corpus.name}: contains U+0003, the end mark of documents; {way}")
     if not characters:
         raise InputError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:

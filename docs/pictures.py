@@ -115,7 +115,7 @@ img {{ width: 100%; height: 430px; object-fit: contain; object-position: top lef
 
 
 def frames() -> Iterator[str]:
-    """A page for each validation of the run: how far it is, its loss, what it writes and what surprises it."""
+    """A page for each validation of the run: how far it is, its loss, what it writes and what it looks at."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     from gpt.training_checkpoint import TrainingRecord, read
@@ -126,7 +126,7 @@ def frames() -> Iterator[str]:
     validation = EventAccumulator(str(RUN / "validation"), size_guidance={"scalars": 0}).Reload()
     nats, bits = ({point.step: point.value for point in validation.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)
-    for picture in events.Images("view/surprisal"):
+    for picture in events.Images("view_attention/L0H0"):
         step = picture.step
         if step not in texts:
             continue

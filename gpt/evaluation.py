@@ -189,8 +189,8 @@ def choose_windows(
     if most is None or most >= len(tokens) - 1:
         return windows
     number = len(windows.begins)
-    wanted = max(1, int(most / (context if end is None else len(tokens) / number)))
-    chosen = np.arange(wanted) * number // wanted  # (wanted,)
+    wanted = 1 + (most - context) // stride if end is None else most * number // len(tokens)
+    chosen = np.arange(max(1, wanted)) * number // max(1, wanted)  # (wanted,)
     return Windows(*(each[chosen] for each in windows))
 
 

@@ -159,3 +159,9 @@ def init_weights(model: GPT) -> None:
             parameter.zero_()
         else:
             parameter.fill_(1)
+
+
+def untrained(config: ModelConfig, vocabulary: int) -> GPT:
+    """Return a model whose weights have no values (PyTorch's meta device), to count its parameters and FLOPs."""
+    with torch.device("meta"):
+        return GPT(config, vocabulary)

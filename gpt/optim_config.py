@@ -16,7 +16,7 @@ class OptimConfig:
         choices=("muon", "adamw"), on_resume="fixed",
     )  # fmt: skip
     lr: Any = option(
-        6.0e-3, "peak learning rate of AdamW; auto: 0.006, or more if minutes allows few steps", auto=float, above=0
+        6.0e-3, "peak learning rate of AdamW; auto: 0.006, or more in a run of few steps", auto=float, above=0
     )
     muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
     muon_beta2: float = option(
@@ -26,7 +26,7 @@ class OptimConfig:
         2, "Muon updates each block every n steps, in turn, at n times its rate; 1: every step", least=1, most=64
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
-    warmup: Any = option(50, "linear warm-up steps; auto: 50, or fewer if minutes allows few steps", auto=int, least=0)
+    warmup: Any = option(50, "linear warm-up steps; auto: 50, or fewer in a run of few steps", auto=int, least=0)
     schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))
     cooldown: float = option(
         0.5, "trapezoid: final fraction of all steps, in which the learning rate falls", least=0, most=1

@@ -177,7 +177,7 @@ def check_inputs(runs: Iterable[tuple[list[Setting], Config]]) -> list[str]:
             trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
             check_trained(compose(settings, trained), trained)
             corpus = open_corpus(config.data)
-            texts.add(corpus.sha256(corpus.digests()))
+            texts.add(corpus.identity(corpus.digests()))
     return sorted(texts)
 
 

@@ -17,16 +17,14 @@ from base.jobs.run_directory import RUNS, Run, newest_first
 from base.options import spell
 from base.progress import clock
 from conf import resume_rules
-from conf.compose import PLUGINS, read_config
-from conf.keys import leaves
-from conf.schema import Config, to_dict
+from conf.compose import read_config
+from conf.schema import PLUGINS, Config, by_key
 from reports.page import render_page
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # in sweep.csv
 MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns that are averaged over seeds
 SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns if `seed` varies; spread: standard deviation
 APART = ("run", "seed")  # columns in which runs with the same settings may differ
-MAX_ROWS = 20  # maximum number of runs on the leaderboard
 Varied = Mapping[Run, Mapping[str, str]]  # the settings that differ between runs
 # The settings that differ between runs as on the command line, then RESULTS: a number that is not known is None, and
 # `directory` is a `Run`.
@@ -91,7 +89,7 @@ def best_first(table: list[Row]) -> list[Row]:
 
 def spelled(config: Config) -> dict[str, str]:
     """Return all settings by key, with printable values as on the command line, without passwords in URLs."""
-    found = dict(leaves(to_dict(config)))
+    found = by_key(config)
     for group in PLUGINS:
         names = list(plugins := found[group])
         found |= {f"{group}.{name}.{key}": value for name in names for key, value in plugins[name].items()}
@@ -126,10 +124,7 @@ def without_seed(row: Row) -> tuple[str, ...]:
 
 
 def leaderboard(table: list[Row]) -> str:
-    """Return the best runs, at most `MAX_ROWS`, as text with aligned columns; means over seeds come first."""
-    *averages, runs = cells(table)
-    said = aligned(runs[: MAX_ROWS + 1]) + (f"\nand {len(table) - MAX_ROWS} more" if len(table) > MAX_ROWS else "")
-    return "\n\n".join([*map(aligned, averages), said])
+    return "\n\n".join(map(aligned, cells(table)))
 
 
 def aligned(rows: Sequence[Sequence[str]]) -> str:

@@ -11,6 +11,7 @@ from base.jobs.run_directory import Run
 from base.log import log
 from gpt.optim_config import OptimConfig
 
+LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step
 FAR_ABOVE = 5  # times the default learning rate
 
 
@@ -71,8 +72,7 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
         raise Diverged(f"{error}; {resume_hint(run, *_lower_rates(optim))}") from None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
-            way = "lower data.micro_batch, data.batch, model.context or model.dim"
-            raise InputError(f"out of memory: {way}") from error
+            raise InputError(LOWER) from error
         if devices == 1 or not is_lost_process(error):
             raise
         lost = "another process of this run has died or does not answer"

@@ -11,8 +11,7 @@ from base.files import write_text
 from base.jobs import run_directory, run_lock
 from base.jobs.summary import Summary
 from base.log import to_file
-from conf.keys import leaves
-from conf.schema import to_dict, to_yaml
+from conf.schema import by_key, to_yaml
 from data.datamodule import TextDataModule
 from reports.log_lines import introduce
 from training import assemble
@@ -62,7 +61,7 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
             for left in set(directory.iterdir()) - {directory / ".lock"}:
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     remove_leftovers(run)
-    settings = {key: public(value) if isinstance(value, str) else value for key, value in leaves(to_dict(plan.config))}
+    settings = {key: public(value) if isinstance(value, str) else value for key, value in by_key(plan.config).items()}
     for logger in loggers:
         try:
             logger.log_hyperparams(settings)

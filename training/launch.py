@@ -1,4 +1,4 @@
-"""Count the devices of a run, start a process (rank) on each, and divide the batch among them."""
+"""Find the devices of a run, start a process (rank) on each, and divide the batch among them."""
 
 import logging
 import os
@@ -6,7 +6,7 @@ import platform
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from base import ranks
@@ -71,6 +71,25 @@ def count_devices(config: Config) -> int:
     import torch
 
     return torch.cuda.device_count() if device_kind(config.trainer.accelerator) == "cuda" else 1
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices that a run uses."""
+
+    device: str  # the kind of the devices: cuda, mps or cpu
+    devices: int  # the number of devices, over all machines
+
+
+def find_machine(config: Config) -> Machine:
+    """Return the kind and the number of the devices that the run uses."""
+    trainer, device = config.trainer, device_kind(config.trainer.accelerator)
+    if device == "cpu" and isinstance(trainer.devices, list):
+        raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; set a number for CPUs")
+    devices = count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes)
+    if config.minutes is not None and trainer.max_steps == "auto" and devices > 1:
+        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
+    return Machine(device, devices)
 
 
 def check_same_start(start: dict[str, Any]) -> None:

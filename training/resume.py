@@ -1,8 +1,8 @@
-"""Find the run to resume and its newest valid checkpoint, and refuse changes that would alter its results."""
+"""What a run starts from: the newest checkpoint of a run to resume, unchanged, or a trained model (`init_from=`)."""
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,11 @@ from conf.resume_rules import check_unchanged, settings
 from conf.schema import Config, to_yaml
 
 if TYPE_CHECKING:
+    import numpy as np
+
+    from gpt.config import ModelConfig
+    from gpt.model import GPT
+    from gpt.tokenizer import Tokenizer
     from gpt.training_checkpoint import TrainingRecord
 
 
@@ -29,7 +34,8 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
     """
     restart = dict[str, Any]()
     if config.resume is None:
-        name = config.name or run_directory.new_name(to_yaml(config))
+        written = to_yaml(config)
+        name = config.name or run_directory.new_name(written)
         if not ranks.restarted():
             if config.allow:
                 raise InputError(f"allow={spell(config.allow)}: only works with resume=")
@@ -74,10 +80,7 @@ class ResumePoint:
         self._contents: dict[str, Any] | None = contents
 
     def take(self) -> dict[str, Any]:
-        """Return the contents of the checkpoint and drop the reference to them, so that they do not stay in memory.
-
-        This method can be called only once.
-        """
+        """Return the contents of the checkpoint, once: they must not stay in memory."""
         contents, self._contents = self._contents, None
         assert contents
         return contents
@@ -124,3 +127,48 @@ def remove_leftovers(run: Run) -> None:
     """Remove the unfinished files of killed processes from a run directory."""
     for folder in (run.directory, run.checkpoints):
         remove_unfinished(folder)
+
+
+@dataclass(frozen=True)
+class InitModel:
+    """A trained model from which a new run starts (`init_from=`)."""
+
+    path: Path  # the model file
+    config: "ModelConfig"
+    weights: "dict[str, np.ndarray]"
+    meta: dict[str, Any]  # the metadata of the model file, such as the vocabulary and the step
+
+    @property
+    def characters(self) -> str:
+        return self.meta["vocabulary"].get("characters", "")  # none if the model's tokens are bytes
+
+    @property
+    def groups(self) -> dict[str, dict[str, Any]]:
+        # What a run must have to start from this model, as configuration group -> key -> value.
+        return {"model": vars(self.config), "data": {"tokenizer": self.meta["vocabulary"]["kind"]}}
+
+    def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
+        """Copy the weights of this trained model into the model of a run."""
+        import torch
+
+        from gpt.checkpoint import build, copy_weights
+
+        ids = tokenizer.encode(self.characters) if self.characters else range(tokenizer.size)
+        copy_weights(model, build(self.config, self.weights), torch.as_tensor(ids))
+
+    def describe(self, vocabulary: dict[str, Any]) -> str:
+        """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
+        new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
+        added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
+        return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
+
+
+def load_init_model(init_from: str) -> InitModel:
+    """Load the trained model that `init_from` names: a run or a model file."""
+    try:
+        path = run_directory.find_model(init_from)
+        from gpt.model_file import read
+
+        return InitModel(path, *read(path))
+    except InputError as error:
+        raise InputError(f"init_from: {error}") from None

@@ -2,11 +2,12 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from base import processes, ranks
@@ -19,14 +20,13 @@ from conf.compose import compose
 from conf.overrides import Command
 from conf.resume_rules import check_trained
 from conf.schema import Config
-from data.config import cache_dir
 from training.errors import resume_hint, with_advice
-from training.init_from import load_init_model
-from training.launch import count_devices, launch, share_out
-from training.resume import check_resumed, find_point, find_run
+from training.launch import count_devices, find_machine, launch, share_out
+from training.resume import check_resumed, find_point, find_run, load_init_model
 
 if TYPE_CHECKING:
     from data.text import Text
+    from gpt.model_file import TextRead
     from training.run_plan import RunPlan
 
 
@@ -53,10 +53,6 @@ def main(command: Command, config: Config, started: float) -> int:
 
 def settle(command: Command, config: Config, run: Run, resumed: bool, started: float) -> "RunPlan":
     """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
-    # Cache compiled kernels beside the encoded texts, for later runs; torch reads this when it is loaded.
-    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache_dir(config.data).absolute() / "compiled"))
-    # Have Inductor test only AMX, VNNI and bf16: testing all vector extensions takes a second in each process.
-    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     resume, allow = config.resume, config.allow
     with Progress("checking checkpoints"):
         point = find_point(run, str(resume)) if resumed else None
@@ -70,14 +66,13 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
         check_trained(config, start.groups)
     extra_chars = point.extra_chars if point else start.characters if start else ""
     loading, pool = list[Future[float]](), ThreadPoolExecutor(1)  # loads PyTorch while the text is read
-    found = lambda: loading.append(pool.submit(load_training))  # noqa: E731
-    text = open_run_text(config, command.sets("data"), extra_chars, run if resumed else None, found)
-    text = text.read_before(point.texts if point else start.meta["texts"] if start else [])
+    found = lambda cache: loading.append(pool.submit(load_training, cache))  # noqa: E731
+    before = point.texts if point else start.meta["texts"] if start else []
+    text = open_run_text(config, command.sets("data"), extra_chars, before, run if resumed else None, found)
     with Progress("loading PyTorch and Lightning"):
         loaded = loading[0].result()
         from training.callbacks.stop_signals import StopSignals
         from training.choosing.choose import choose
-        from training.machine import find_machine
         from training.quiet_lightning import quiet_lightning
         from training.run_plan import RunPlan
 
@@ -95,15 +90,24 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
     return plan
 
 
-def load_training() -> float:
+def load_training(cache: Path) -> float:
     """Import PyTorch, Lightning and what trains, and return the seconds that it took."""
+    # Cache compiled kernels beside the encoded texts, for later runs; Inductor reads this when it is loaded.
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute() / "compiled"))
+    # Have Inductor test only AMX, VNNI and bf16: testing all vector extensions takes a second in each process.
+    os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     begun = time.perf_counter()
     import_module("training.fit")
     return time.perf_counter() - begun
 
 
 def open_run_text(
-    config: Config, given: bool, extra_chars: str, resumed: Run | None, found: Callable[[], None]
+    config: Config,
+    given: bool,
+    extra_chars: str,
+    before: Sequence["TextRead"],
+    resumed: Run | None,
+    found: Callable[[Path], None],
 ) -> "Text":
     """Open the text of a run, and return it."""
     from data.corpus import of_run, open_corpus
@@ -112,8 +116,8 @@ def open_run_text(
     data = of_run(config.data) if resumed and not given else config.data
     try:
         corpus = open_corpus(data)
-        found()
-        return encode_corpus(corpus, data, config.model.context, extra_chars=extra_chars)
+        found(corpus.cache)
+        return encode_corpus(corpus, data, config.model.context, extra_chars).read_before(before)
     except InputError as error:
         if resumed is None or given:
             raise

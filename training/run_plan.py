@@ -1,16 +1,20 @@
 """The plan of a run: everything that is fixed before its first step."""
 
+import hashlib
+import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from base.jobs.run_directory import Run
+from conf.resume_rules import settings
 from conf.schema import Config
 from data.text import Text
 from training.choosing.choose import Choice
-from training.init_from import InitModel
-from training.machine import Machine, conditions
-from training.resume import ResumePoint
+from training.launch import Machine
+from training.resume import InitModel, ResumePoint
 
 VALIDATIONS = 6  # of a run with a time limit, at equal intervals
 
@@ -55,13 +59,32 @@ class RunPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether a resumed run has no steps left.
-
-        A run has no steps left if it has reached max_steps, or if a callback, such as early stopping, has ended it and
-        the configuration still contains the same callbacks.
-        """
+        """Whether a resumed run has reached max_steps, or has been ended by a callback that it has (early stopping)."""
         if not (point := self.resume_point):
             return False
         same = point.conditions["callbacks"] == self.conditions["callbacks"]
         steps = self.config.trainer.max_steps
         return (steps != "auto" and point.step >= steps) or (point.record.over and same)
+
+
+def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
+    """Return everything that the results of a run depend on, bit for bit, as name -> plain data.
+
+    The names are the keys of the settings and, for example, `text`, `torch` and `device`. Checkpoints contain this
+    dict, and a run resumes only if the dict is the same, unless the key `allow` lists the names that differ.
+    """
+    vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
+    device = machine.device
+    if device == "cpu":
+        amx = torch.cpu.get_capabilities().get("amx_bf16")
+        device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
+    elif device == "cuda":
+        device += f" {torch.cuda.get_device_name()}"
+    return settings(config) | {
+        "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
+        "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
+        "world_size": machine.devices,
+        "torch": str(torch.__version__),
+        "device": device,
+        "threads": torch.get_num_threads(),
+    }

@@ -14,12 +14,11 @@ from typing import TYPE_CHECKING, Any
 from base import ranks
 from base.jobs.run_directory import Run
 from base.jobs.summary import Summary
-from conf.keys import leaves
 from conf.resume_rules import PATHS, settings
-from conf.schema import Config, to_dict
+from conf.schema import Config, by_key
+from gpt.model import untrained
 from gpt.training_checkpoint import TrainingRecord, read, write_model
 from training.errors import Diverged, Stopped
-from training.machine import untrained
 from training.run_plan import RunPlan
 
 if TYPE_CHECKING:
@@ -102,6 +101,6 @@ def write_summary(run: Run, summary: Summary) -> None:
 
 def hyperparameters(config: Config) -> dict[str, Any]:
     """Return the settings that influence the result of a run, as key -> value, for TensorBoard's HPARAMS tab."""
-    values = dict(leaves(to_dict(config))) | {"callbacks": list(config.callbacks)}
+    values = by_key(config) | {"callbacks": list(config.callbacks)}
     kept = {*settings(config), *PATHS, "trainer.max_steps"}
     return {key: value for key, value in values.items() if key in kept and value not in (None, [])}

@@ -49,8 +49,7 @@ class Run:
 
     @property
     def config(self) -> Path:
-        """The path of config.yaml; from when it exists, the directory is a run."""
-        return self.directory / "config.yaml"
+        return self.directory / "config.yaml"  # from when it exists, the directory is a run
 
     @property
     def checkpoints(self) -> Path:
@@ -65,10 +64,8 @@ class Run:
 
     @property
     def has_lost_checkpoints(self) -> bool:
-        """Whether the run still has its best model but no checkpoint, so that resuming it would overwrite the model.
-
-        A run that was killed after its first model and before its first checkpoint loses nothing.
-        """
+        """Whether the run still has its best model but no checkpoint, so that resuming it would overwrite the model."""
+        # A run that was killed after its first model and before its first checkpoint loses nothing.
         begun = self.summary.status in ("running", "failed")
         return self.model("best").exists() and not begun and not self.has_checkpoint
 
@@ -78,7 +75,7 @@ class Run:
 
     @property
     def is_debug(self) -> bool:
-        """Whether the next debug run of this name replaces the run, and no command uses it as the newest."""
+        # The next debug run of this name replaces the run, and no command uses it as the newest.
         return self.directory.name.startswith("debug-")
 
 
@@ -175,7 +172,6 @@ def to_resume(resume: str, name: str | None) -> Run | None:
 
 
 def named_path(resume: str) -> Path:
-    """Return the path of the run or checkpoint file that `resume`, the value of `resume=`, names."""
     return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else Run(path).config.exists())
 
 

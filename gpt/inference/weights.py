@@ -164,7 +164,6 @@ class Weights:
         return self.to_array(values.astype(kind))
 
     def to_array(self, values: np.ndarray) -> Array:
-        """Return an array in the library and on the device of the weights, with its own dtype."""
         return values if self.numpy else self.xp.from_numpy(values).to(self.device)
 
 

@@ -4,9 +4,9 @@ import pytest
 
 from conf import compose as composing
 from conf.compose import overrides
-from conf.keys import KEYS, is_launch, leaves
+from conf.keys import KEYS, is_launch
 from conf.overrides import read_command
-from conf.schema import Config, to_dict
+from conf.schema import Config, by_key
 
 
 def composed(*typed: str) -> list[Config]:
@@ -22,7 +22,7 @@ def compose(typed: list[str]) -> Config:
 
 def of_the_run(config: Config) -> dict[str, Any]:
     """What the result depends on, by key, with what most runs choose for `auto`."""
-    values = {key: value for key, value in leaves(to_dict(config)) if not is_launch(key)}
+    values = {key: value for key, value in by_key(config).items() if not is_launch(key)}
     return {key: KEYS[key].usual if value == "auto" else value for key, value in values.items()}
 
 

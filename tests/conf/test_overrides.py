@@ -6,9 +6,9 @@ import yaml
 from base.errors import InputError
 from conf.compose import read_config
 from conf.help import usage
-from conf.keys import KEYS, groups, leaves
+from conf.keys import KEYS, groups
 from conf.overrides import read_command
-from conf.schema import Config, to_dict, to_yaml
+from conf.schema import Config, by_key, to_dict, to_yaml
 from gpt.optim_config import OptimConfig
 from tests.conf.test_defaults import composed
 from tests.conftest import Call, one_line, refusal
@@ -48,8 +48,8 @@ def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
         ("data.path", "a,b.txt", ["a,b.txt"]),
     ):
         given = [f"{key}={typed}", *(["data.path=x"] if key == "data.validation" else [])]
-        assert [dict(leaves(to_dict(each)))[key] for each in composed("-m", *given, "seed=1")] == values
-        assert [dict(leaves(to_dict(each)))[key] for each in composed(*given, "seed=1")] == [typed]
+        assert [by_key(each)[key] for each in composed("-m", *given, "seed=1")] == values
+        assert [by_key(each)[key] for each in composed(*given, "seed=1")] == [typed]
     for typed in ("x,,y", "x,"):
         assert refused("-m", f"data.path={typed}").endswith(f"part of the name: 'data.path=\"{typed}\"'")
     assert refused("hparams_search=default", "init_from=h,s").startswith("init_from=h,s: must be one value in a search")

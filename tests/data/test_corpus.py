@@ -9,8 +9,8 @@ import pytest
 from base.errors import InputError
 from base.jobs import run_directory
 from data.config import DataConfig
-from data.corpus import of_run, open_corpus, without_rulers
-from data.decoding import CHUNK
+from data.corpus import of_run, open_corpus
+from data.decoding import CHUNK, without_rulers
 from tests.conftest import refusal
 from tests.stores import make
 

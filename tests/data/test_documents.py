@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
 
-import data.corpus
 import data.decoding
 import data.documents
 import data.hash_order
@@ -108,8 +107,7 @@ def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, 
     whitespace = " \t\n\r\x0b\x0c" if tokenizer == "byte" else None  # in bytes, U+2028 is text
     documents = [each for text in texts for each in documents_of(text, kind, whitespace)]
     with pytest.MonkeyPatch.context() as patch:
-        for module in (data.corpus, data.decoding):
-            patch.setattr(module, "CHUNK", chunk)
+        patch.setattr(data.decoding, "CHUNK", chunk)
         patch.setattr("data.hash_order.LONG", long)
         for name, value in SMALL.items():
             patch.setattr(data.documents if name == "BATCH" else data.hash_order, name, value)

@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from data.likeness import are_sorted, losses_of_passages
+from data.ngrams import are_sorted, losses_of_passages
 from data.splits import SPLITS
 from tests.data.test_own_splits import decoded
 from tests.reference.ngrams import ngram_loss

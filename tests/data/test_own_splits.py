@@ -70,17 +70,6 @@ def test_own_splits_that_cannot_be_are_one_line(tmp_path, opened):
         assert re.search(said, refusal(InputError, opened, "a.txt", **settings)), said
 
 
-def test_published_splits_in_one_list_are_told(tmp_path, opened):
-    make(tmp_path, {f"{name}.txt": lines(40) for name in ("ptb.train", "ptb.valid", "ptb.test", "latest")})
-    (line,) = (note for note in opened("[ptb.train.txt,ptb.valid.txt,ptb.test.txt]").notes if "published" in note)
-    assert line.endswith("data.path=ptb.train.txt data.validation=ptb.valid.txt data.test=ptb.test.txt")
-    assert "published" not in str(opened("[ptb.train.txt,ptb.valid.txt,latest.txt]").notes)
-    (line,) = (note for note in opened("[ptb.train.txt,ptb.valid.txt]").notes if "published" in note)
-    assert line.endswith("to keep them: data.path=ptb.train.txt data.validation=ptb.valid.txt")
-    assert "published" not in str(opened("[ptb.train.txt,ptb.test.txt]").notes)
-    assert "published" not in str(opened("[ptb.train.txt,ptb.valid.txt,ptb.test.txt,latest.txt]").notes)
-
-
 def test_overfit_reaches_the_whole_text_and_a_poem_is_told_of_it(tmp_path, opened):
     poem = lines(40)
     make(tmp_path, {"text": poem})

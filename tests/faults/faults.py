@@ -22,7 +22,7 @@ import gpt.optim
 import gpt.training_checkpoint
 import training.callbacks.checkpoints
 import training.choosing.choose
-import training.memory
+import training.choosing.hardware
 import training.module
 import training.results
 import training.summary_file
@@ -158,7 +158,7 @@ def limit(size: int) -> None:
 
 def limit_unseen(addresses: int) -> None:
     """Let this process have so many bytes of addresses, without the estimate of its memory knowing it."""
-    training.memory.available = lambda _: math.inf
+    training.choosing.hardware.available = lambda _: math.inf
     resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))
 
 

@@ -8,8 +8,8 @@ from base.errors import InputError
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
 from tests.conftest import ROOT, refusal
-from training import memory
-from training.machine import Machine
+from training.choosing import hardware as memory
+from training.launch import Machine
 
 CPU = Machine("cpu", 1)
 SET = "model.layers=2 model.heads=2 model.dim=32 model.context=16 data.batch=8 compile=false trainer.precision=32-true"
@@ -67,11 +67,13 @@ def test_what_cannot_fit_is_refused_with_the_setting_to_lower(monkeypatch: pytes
     row = memory.step_memory(config, 11, "cpu")
 
     def refused(fits: float, *changes: str) -> str:
-        monkeypatch.setattr(memory, "available", lambda device: memory.LOADED + fits)
-        return refusal(InputError, memory.check_memory, compose([*settings(""), *changes]), 11, CPU)
+        monkeypatch.setattr(memory, "available", lambda device: memory.LOADED_BYTES + fits)
+        return refusal(
+            InputError, memory.check_memory, compose([*settings(""), *changes]), 11, CPU, 4 if changes else 8
+        )
 
-    monkeypatch.setattr(memory, "available", lambda device: memory.LOADED + state + 8 * row)
-    memory.check_memory(config, 11, CPU)
+    monkeypatch.setattr(memory, "available", lambda device: memory.LOADED_BYTES + state + 8 * row)
+    memory.check_memory(config, 11, CPU, 8)
     assert refused(state - 1).endswith("; lower model.dim=32 or model.layers=2")
     assert refused(state + 7 * row).startswith("data.batch=8: ")
     assert refused(state + 7 * row).endswith("; use data.micro_batch=4")

@@ -20,8 +20,8 @@ from reports.tensorboard import layout
 from training.bounded_series import BoundedSeries
 from training.callbacks.checkpoints import Checkpoints
 from training.callbacks.deadline import Deadline
+from training.choosing.hardware import peak_flops
 from training.loggers import boards
-from training.machine import peak_flops
 
 MAX_UNREAD = 20  # max steps queued on the GPU before their losses are read back
 SUMS = ("loss_sum", "loss_count", "clipped", "stepping", "stepped")  # attributes that a checkpoint saves as they are

@@ -1,4 +1,4 @@
-"""The callback that generates sample texts at each validation and, in TensorBoard, plots attention and surprisal."""
+"""The callback that generates sample texts at each validation and, in TensorBoard, plots attention."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> 
 
 
 class Watch(L.Callback):
-    """Generates sample texts at each validation and plots the model's attention and surprisal on a passage of the text.
+    """Generates sample texts at each validation and plots the model's attention within a passage of the text.
 
     The prompts, the random seed and the passage are the same at each validation, so that validations can be compared.
     The samples go to TensorBoard and into checkpoints, the plots only to TensorBoard. If the run has no logger, this
@@ -52,7 +52,7 @@ class Watch(L.Callback):
         self.history.add([step, texts])
         for board in boards(trainer):
             board.experiment.add_text("samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step)
-            for tag, picture in plots(model, self.text, [], step) if self.config.pictures else ():
+            for tag, picture in plots(model, self.text, step) if self.config.pictures else ():
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
 
     def _write(self, model: GPT) -> list[list[Any]]:

@@ -2,27 +2,35 @@
 
 import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, replace
+from functools import partial
 from typing import Any
 
-from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
-from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig
-from gpt.optim_config import OptimConfig
+from gpt.model import untrained
 from training.choosing import hardware
-from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compile_seconds
-from training.choosing.text_length import PATIENCE, WHOLE, dropout_for, interval_for, steps_for
-from training.choosing.time_budget import MIN_STEPS, TRAINING, fit_into_minutes, schedule_for, too_few
-from training.launch import rows_per_device
-from training.machine import Machine, untrained
-from training.memory import check_memory
+from training.choosing.hardware import check_memory, choose_compile, choose_precision, choose_threads, compile_seconds
+from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes, schedule_for
+from training.launch import Machine, rows_per_device
 
 LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
+
+# The choices for the default model, by training characters; docs/experiments/short_texts.csv lists the runs.
+#   characters     16,000    54,000    180,000    690,000 and more
+#   steps             230       420        770    1,500
+#   dropout           0.2       0.2          0    0
+# So steps grow with the square root of the length.
+WHOLE = 690_000  # training tokens of the shortest text for which nothing is adapted
+DROPOUT, LITTLE_DROPOUT = 0.2, 0.1  # above `MANY_WEIGHTS`, and between the two limits
+MANY_WEIGHTS, FEW_WEIGHTS = 3.0, 0.5  # per training token; with fewer than the latter, a model cannot memorise the text
+START_SHARE = 0.25  # fraction of the steps for a run that starts from a trained model
+VALIDATIONS = 12  # in a run on a short text, so that one of them is near the lowest loss
+MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
+PATIENCE = VALIDATIONS // 3
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,7 @@ class Choice:
     config: Config  # the configuration
     # The reasons for automatic choices of `precision`, `compile` and `threads`, by key.
     why: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # lines to log about other choices, and about settings that have no effect
+    notes: tuple[str, ...] = ()  # lines to log about other choices
 
     def describe(self, machine: Machine) -> str:
         """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons."""
@@ -51,44 +59,42 @@ class Choice:
 def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
-    If the run has a time limit (`minutes=N`), two keys may stay `auto`: `trainer.max_steps`, which the callback
-    `Deadline` chooses when the learning rate must begin to fall, and `trainer.val_check_interval`, because validations
-    are then equally spaced in time. `started` is the value of `time.perf_counter()` when the process began.
+    With `minutes=N`, `trainer.max_steps` and `trainer.val_check_interval` may stay `auto`: the callback `Deadline` then
+    chooses them while the run trains. `started` is the value of `time.perf_counter()` when the process began.
     """
     asked, why, adapted = config.trainer, dict[str, str](), list[str]()
+    model, data, optim = (_with_defaults(group) for group in (config.model, config.data, config.optim))
+    rows = rows_per_device(data, machine.devices)
     precision, why["precision"] = choose_precision(asked.precision, machine.device)
     threads, why["threads"] = choose_threads(config.threads)
     trainer = replace(asked, precision=precision, num_nodes=1 if asked.num_nodes == "auto" else asked.num_nodes)
-    model, data, optim = (_with_defaults(group) for group in (config.model, config.data, config.optim))
     seconds_left = lambda: started + 60 * (config.minutes or 0) - time.perf_counter()  # noqa: E731
     tokens, vocabulary, pretrained = len(text.train), text.tokenizer.size, config.init_from is not None
     short = tokens < WHOLE and data.overfit is None
     usual = steps_for(tokens, pretrained) if short else TrainerConfig.max_steps
     steps: float = usual if asked.max_steps == "auto" else asked.max_steps
     by_clock, notes = config.minutes is not None and asked.max_steps == "auto", list[str]()
-    if by_clock and machine.devices > 1:
-        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
     loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
 
-    def compiling(model: ModelConfig, data: DataConfig, seconds: float) -> tuple[tuple[str, str], float]:
+    def compiling(rows: int, model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
         """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
-        marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
-        cost = compile_seconds(loaded, cached=config.minutes is not None and marker.exists())
-        return choose_compile(
-            config.compile, machine.device, (1 - hardware.step_ratio(precision)) * seconds, cost
-        ), cost
+        cached = config.minutes is not None and hardware.compiled_marker(model, trainer, rows).exists()
+        cost, saved = compile_seconds(loaded, cached), (1 - hardware.step_ratio(precision)) * seconds
+        return choose_compile(config.compile, machine.device, saved, cost), cost
 
     asked_model = (config.model.layers, config.model.dropout, config.data.batch)
     if by_clock and "auto" in (*asked_model, config.optim.lr, config.optim.warmup):
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
-        check_memory(replace(default, compile="false"), vocabulary, machine)  # the steps that are timed
-        most = usual if short else math.inf
-        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, compiling)
+        check_memory(replace(default, compile="false"), vocabulary, machine, rows)  # the steps that are timed
+        most, costs = usual if short else math.inf, partial(compiling, rows)
+        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, costs)
         by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
         steps = fitting if by_clock else steps
         optim = schedule_for(config.optim, steps) if by_clock else optim
+        rows = rows_per_device(data, machine.devices)
+    net = untrained(model, vocabulary)
+    weights, flops = net.num_parameters(), net.flops_per_token()
     if config.model.dropout == "auto" and (short or by_clock) and not pretrained and data.overfit is None:
-        weights = untrained(model, vocabulary).num_parameters()
         model = replace(model, dropout=dropout_for(weights, tokens, steps * data.batch * model.context))
         adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
     if asked.max_steps == "auto" and not by_clock:
@@ -100,31 +106,35 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    notes += _unwanted(config, None if by_clock else int(steps), machine)
-    flops = untrained(model, vocabulary).flops_per_token() * steps * data.batch * model.context
-    seconds = flops / LAPTOP_FLOPS if config.minutes is None else TRAINING * seconds_left()
-    (compiled, why["compile"]), _ = compiling(model, data, seconds)
+    seconds = flops * steps * data.batch * model.context / LAPTOP_FLOPS
+    seconds = seconds if config.minutes is None else TRAINING * seconds_left()
+    (compiled, why["compile"]), _ = compiling(rows, model, seconds)
     chosen = replace(
         config, threads=threads, compile=compiled, model=model, data=data, optim=optim, trainer=trainer,
         callbacks=_with_patience(config.callbacks, PATIENCE if short and asked.max_steps == "auto" else None),
     )  # fmt: skip
-    check_memory(chosen, vocabulary, machine)
+    check_memory(chosen, vocabulary, machine, rows)
     automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
     return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
 
 
-def _unwanted(config: Config, steps: int | None, machine: Machine) -> Iterator[str]:
-    """Yield a line for the log for each setting that has an unwanted effect in a run of `steps` steps, if known."""
-    asked = config.trainer
-    if steps is not None and asked.max_steps != "auto" and steps < MIN_STEPS and config.init_from is None:
-        enough = f"{MIN_STEPS} would be enough to begin with, or minutes=1"
-        yield f"trainer.max_steps={steps}: {too_few(steps)}; {enough}"
-    if steps is not None and config.optim.warmup not in ("auto", OptimConfig.warmup) and config.optim.warmup >= steps:
-        unreached = f"the learning rates do not reach their peak in {count(steps, 'step')}"
-        yield f"optim.warmup={config.optim.warmup}: {unreached}"
-    here, reason = choose_precision("auto", machine.device)
-    if asked.precision.startswith("bf16") and machine.device == "cpu" and here == "32-true":
-        yield f"trainer.precision={asked.precision}: 32-true is faster here, because {reason}"
+def steps_for(tokens: int, started: bool) -> int:
+    """Return the number of training steps for a training text with `tokens` tokens."""
+    share = min(1.0, tokens / WHOLE) ** 0.5 * (START_SHARE if started else 1)
+    return max(1, round(TrainerConfig.max_steps * share / 10)) * 10
+
+
+def dropout_for(weights: int, tokens: int, read: float) -> float:
+    """Return the dropout that keeps a model from memorising a text of `tokens` tokens, of which it reads `read`."""
+    if read <= EPOCHS * tokens or weights < FEW_WEIGHTS * tokens:
+        return 0.0
+    return DROPOUT if weights > MANY_WEIGHTS * tokens else LITTLE_DROPOUT
+
+
+def interval_for(tokens: int, started: bool, steps: int) -> int:
+    """Return the number of steps between two validations of a run on a short text (fewer than `WHOLE` tokens)."""
+    rising = min(steps, steps_for(tokens, started))  # the loss may rise from about here on
+    return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))
 
 
 def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:

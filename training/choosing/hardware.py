@@ -1,18 +1,24 @@
-"""Choose the precision, the number of threads and whether to use torch.compile, depending on the hardware."""
+"""What the hardware decides: precision, threads, torch.compile, and whether a run fits into its memory."""
 
 import hashlib
+import math
 import os
+import re
 import shutil
 import sys
 import sysconfig
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from base import processes, ranks
 from base.errors import InputError
-from conf.schema import TrainerConfig
+from conf.schema import Config, TrainerConfig
+from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.config import ModelConfig
+from gpt.model_file import weight_shapes
+from training.launch import Machine
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
@@ -21,6 +27,31 @@ COMPILED = {"bf16-mixed": 0.7, "32-true": 0.82}
 # same way: without, and with the compiled code in torch's cache.
 COLD, WARM = 3.2, 0.3
 LOADED = 7.0  # those seconds on a laptop
+
+MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # in a container, its limit
+LOADED_BYTES = 0.45 * 2**30  # of PyTorch and Lightning
+# A training step needs so many fp32 numbers (docs/experiments/memory.csv): per position and channel, what each layer
+# stores for its backward pass and what one backward pass needs; per score of explicit attention, likewise; per logit.
+CHANNEL, CHANNELS_ONCE, SCORE, SCORES_ONCE, LOGIT = 28, 20, 1, 2, 3
+COMPILED_CHANNEL, BF16_CHANNEL, BF16_SCORE = 0.66, 0.74, 0.5  # fractions of them
+# Dense TFLOP/s by CUDA's device name: bf16 with fp32 accumulation, and fp32 without TF32. Data sheets print twice the
+# bf16 figure, for sparse matrices. None: the device has no bf16, or several official figures exist.
+# Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4, L40S, V100 and T4; for GeForce the white
+# papers on GA102 and Ada, appendix A.
+TFLOPS: dict[str, tuple[float | None, float | None]] = {
+    r"B200": (2250, None),
+    r"H200|GH200 480GB|H100 80GB HBM3": (989.4, 66.9),
+    r"H100 PCIe": (756, 51),
+    r"A100-SXM4-(40|80)GB|A100-PCIE-40GB|A100 80GB PCIe": (312, 19.5),
+    r"L40S": (362, 91.6),
+    r"L4": (121, 30.3),
+    r"A10": (125, 31.2),
+    r"GeForce RTX 4090": (165.2, 82.6),
+    r"GeForce RTX 3090": (71, 35.6),
+    r"Tesla V100-SXM2-(16|32)GB": (None, 15.7),
+    r"Tesla V100-PCIE-(16|32)GB": (None, 14),
+    r"Tesla T4": (None, 8.1),
+}
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
@@ -107,3 +138,68 @@ def compiled_marker(model: ModelConfig, trainer: TrainerConfig, rows: int) -> Pa
     machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
     name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")
+
+
+def peak_flops(device: torch.device, precision: str) -> float | None:
+    """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    for pattern, (bf16, fp32) in TFLOPS.items():
+        if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower
+            tflops = {"bf16-mixed": bf16, "bf16-true": bf16, "32-true": fp32}.get(precision)
+            return tflops and tflops * 1e12
+    return None
+
+
+def check_memory(config: Config, vocabulary: int, machine: Machine, rows: int) -> None:
+    """Raise an `InputError` if a run with `rows` sequences in a forward pass needs more memory than the device has.
+
+    Without this check, Linux might kill the run, or other programs, without a word.
+    """
+    there, model = available(machine.device), config.model
+    if machine.device == "cpu":
+        there = there * (config.trainer.num_nodes / machine.devices) - LOADED_BYTES
+    weights = sum(math.prod(shape) for _, shape in weight_shapes(model, vocabulary))
+    state = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32
+    row = step_memory(config, vocabulary, machine.device)
+    if state > there:
+        what = f"weights, gradients and optimizer need about {_gib(state)} of {_gib(there)} GiB"
+        raise InputError(f"out of memory: {what}; lower model.dim={model.dim} or model.layers={model.layers}")
+    if state + rows * row > there:
+        key = f"data.micro_batch={rows}" if config.data.micro_batch else f"data.batch={config.data.batch}"
+        fitting = [each for each in range(1, rows) if rows % each == 0 and state + each * row <= there]
+        lower = f"use data.micro_batch={max(fitting)}" if fitting else f"lower model.context={model.context}"
+        raise InputError(f"{key}: a step needs about {_gib(state + rows * row)} of {_gib(there)} GiB; {lower}")
+
+
+def step_memory(config: Config, vocabulary: int, device: str) -> float:
+    """Return the bytes that one sequence needs in a training step, in addition to the weights and the optimizer."""
+    model, T = config.model, config.model.context
+    keys = min(T, 2 * max(model.window or T, MIN_BLOCK))
+    channels = (
+        (CHANNEL * model.layers + CHANNELS_ONCE) * T * model.dim * (COMPILED_CHANNEL if config.compile == "true" else 1)
+    )
+    explicit = is_explicit(model, T, keys, device, training=True)
+    scores = (SCORE * model.layers + SCORES_ONCE) * model.heads * T * keys if explicit else 0
+    if config.trainer.precision.startswith("bf16"):
+        channels, scores = BF16_CHANNEL * channels, BF16_SCORE * scores
+    return 4 * (channels + scores + LOGIT * T * vocabulary)
+
+
+def available(device: str) -> float:
+    """Return the number of bytes of memory that this process can use on a device, or infinity if it is unknown."""
+    if device == "cuda":
+        return float(torch.cuda.mem_get_info()[1])
+    try:
+        import resource
+    except ImportError:  # Windows
+        return math.inf
+    limits = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
+    with suppress(OSError, ValueError):  # no such file, or "max"
+        limits.append(float(MEMORY_MAX.read_text()))
+    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
+        limits.append(float(limit))
+    return min(limits)
+
+
+def _gib(size: float) -> str:
+    return f"{max(0.0, size) / 2**30:,.1f}"

@@ -8,19 +8,19 @@ from typing import Any
 
 import lightning as L
 
-from base.progress import Progress
+from base.progress import Progress, count
 from conf.keys import presets
 from conf.schema import Config
 from data.config import DataConfig
 from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
+from gpt.model import untrained
 from gpt.optim_config import OptimConfig
 from training.choosing.hardware import step_ratio
-from training.choosing.text_length import EPOCHS
-from training.machine import untrained
 from training.module import LitGPT
 
+EPOCHS = 10.0  # a text that is read more often is memorised without dropout
 MIN_STEPS = 100  # in fewer, a model learns next to nothing, so the run says so
 # Models smaller than every preset, for short budgets.
 SMALLER = [ModelConfig(layers=2, heads=1, dim=64), ModelConfig(dim=64), ModelConfig(dim=96)]
@@ -38,7 +38,7 @@ TRAINING = 0.85  # fraction of the seconds left that are training steps; the res
 TIMED_SECONDS, UNTIMED_STEPS = 0.4, 2  # seconds of steps to time, after this many slower ones
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
 
-Compiling = Callable[[ModelConfig, DataConfig, float], tuple[tuple[str, str], float]]
+Compiling = Callable[[ModelConfig, float], tuple[tuple[str, str], float]]
 
 
 def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
@@ -50,11 +50,9 @@ def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
 
 
 def predicted_loss(weights: int, read: float) -> float:
-    """Return a number that grows with the loss that a model reaches, to compare sizes.
-
-    It is N^-a + c D^-b for N weights and D tokens of training: Hoffmann et al. 2022 (arXiv:2203.15556), equation 2,
-    without the loss of an ideal model. docs/experiments.md lists the runs from which a, b and c come.
-    """
+    """Return a number that grows with the loss that a model reaches, to compare sizes."""
+    # N^-a + c D^-b for N weights and D tokens of training: Hoffmann et al. 2022 (arXiv:2203.15556), equation 2, without
+    # the loss of an ideal model. docs/experiments.md lists the runs from which a, b and c come.
     return weights**-0.5 + 44 * read**-0.7
 
 
@@ -117,7 +115,7 @@ def fit_into_minutes(
     def fit(model: ModelConfig) -> Timed:
         step = time_step(replace(default, model=model), text, seconds_left())
         seconds = TRAINING * seconds_left()
-        compiled, cost = compiling(model, data, seconds)
+        compiled, cost = compiling(model, seconds)
         if compiled[0] == "true":
             step, seconds = ratio * step, seconds - cost
         return Timed(model, step, max(1e-3, seconds) / step)
@@ -142,9 +140,6 @@ def fit_into_minutes(
     if fitting < MIN_STEPS:
         enough = (60 * minutes - seconds_left() + MIN_STEPS * step / TRAINING) / 60
         enough = math.ceil(10 * enough) / 10
-        notes.append(f"minutes={minutes:g}: {too_few(int(fitting))}; minutes={enough:g} would be enough here")
+        few = f"{count(int(fitting), 'step')} {'is' if int(fitting) == 1 else 'are'} too few to learn much"
+        notes.append(f"minutes={minutes:g}: {few}; minutes={enough:g} would be enough here")
     return best.model, data, fitting, notes
-
-
-def too_few(steps: int) -> str:
-    return f"{steps} {'steps are' if steps > 1 else 'step is'} too few to learn much"

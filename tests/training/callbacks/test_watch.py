@@ -20,7 +20,7 @@ from tests.faults.processes import run
 from tests.faults.test_resume import assert_same
 
 WATCHED = ["watch.pictures=true", "trainer.max_steps=20"]
-TAGS = [*(f"view_attention/L{layer}H{head}" for layer in range(2) for head in range(2)), "view/surprisal"]
+TAGS = [f"view_attention/L{layer}H{head}" for layer in range(2) for head in range(2)]
 
 
 def images(name: str) -> dict[tuple[str, int], bytes]:

@@ -8,8 +8,14 @@ import pytest
 import torch
 
 from base import processes
-from training.choosing.hardware import choose_compile, choose_precision, choose_threads, compile_seconds, step_ratio
-from training.machine import peak_flops
+from training.choosing.hardware import (
+    choose_compile,
+    choose_precision,
+    choose_threads,
+    compile_seconds,
+    peak_flops,
+    step_ratio,
+)
 
 
 @pytest.fixture

@@ -14,9 +14,8 @@ from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, summary
 from training.choosing import time_budget
-from training.choosing.choose import Choice, choose
-from training.choosing.text_length import VALIDATIONS, WHOLE, steps_for
-from training.machine import Machine
+from training.choosing.choose import VALIDATIONS, WHOLE, Choice, choose, steps_for
+from training.launch import Machine
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
 LETTERS = CharTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 96))))  # which the model in docs/demo does not know
@@ -43,12 +42,6 @@ def test_what_a_long_text_gets() -> None:
     assert set(found.why) == {"precision", "compile"}
     again = choose(config, a_text(WHOLE), Machine("cpu", 1), 0.0)
     assert again == Choice(config), "what is chosen stays"
-
-
-def test_what_has_no_effect_or_is_slower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cpu.get_capabilities", dict)
-    late, slower = chosen(WHOLE, "trainer.max_steps=200", "optim.warmup=200", "trainer.precision=bf16-mixed").notes
-    assert late.startswith("optim.warmup=200: ") and slower.startswith("trainer.precision=bf16-mixed: ")
 
 
 def test_what_a_short_text_gets() -> None:

@@ -8,12 +8,11 @@ import torch
 from base.errors import InputError
 from conf.schema import Config
 from gpt.config import ModelConfig
-from gpt.model import GPT
+from gpt.model import GPT, untrained
 from tests.conftest import Call, summary
 from tests.training.choosing.test_text_length import chosen
 from training.choosing import time_budget
 from training.choosing.time_budget import MIN_STEPS, TRAINING
-from training.machine import untrained
 from training.module import LitGPT
 
 LONG = 10**9  # characters of text
