@@ -203,6 +203,8 @@ def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> N
                 exec(text, {})
             said.append(out.getvalue())
         for line in [] if language else text.splitlines():
+            if "--guess" in line:  # needs the text of the run
+                continue
             python, script, *arguments = shlex.split(line)
             ended = export(*arguments)
             assert (python, script, ended.status) == ("python", "export.py", 0), ended
