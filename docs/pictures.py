@@ -231,8 +231,8 @@ def renew_demo() -> None:
     guessed = ("--guess", str(ROOT / "docs/demo/passages.txt"), "--title", TITLE)
     run("export.py", str(model), "--to", "web", str(DEMO), *guessed, "--overwrite")
     summary = json.loads((TRAINED / "summary.json").read_text("utf-8"))
-    print(f"the new demo: {summary['steps']:,} steps, {summary['val_loss']:.4f} nats per character; change these figures")
-    print("in README.md, CONTRIBUTING.md and tests/test_docs.py")
+    print(f"the new demo: {summary['steps']:,} steps, {summary['val_loss']:.4f} nats per character")
+    print("now change these figures in README.md, CONTRIBUTING.md and tests/test_docs.py")
 
 
 def main() -> None:
