@@ -1,8 +1,9 @@
-"""Makes the pictures of docs/images anew: `python docs/pictures.py`.
+"""Makes the demo and the pictures of docs/images anew with the present recipe: `python docs/pictures.py`.
 
-It trains the runs `first` and `sweep` if runs/ has none of these names, and shows their pages and those of TensorBoard
-in Chromium. writing.gif, demo.png and guess.png show docs/demo/shakespeare.html, and recipe.png shows
-docs/experiments/recipe.csv; `--fixed` makes only these. Pictures need `pip install -c constraints.txt -e '.[dev]'` and
+It trains the runs `demo`, `first` and `sweep` if runs/ has none of these names, writes the model and the page of
+docs/demo from `demo`, and shows the pages and those of TensorBoard in Chromium. recipe.png shows
+docs/experiments/recipe.csv. `--fixed` trains nothing and makes only the pictures of docs/demo and of the recipe;
+`--quick` tries everything in a temporary folder. Pictures need `pip install -c constraints.txt -e '.[dev]'` and
 chromium.
 """
 
@@ -18,6 +19,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
 from collections.abc import Iterable, Iterator
@@ -25,13 +27,19 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-IMAGES, DEMO = ROOT / "docs/images", ROOT / "docs/demo/shakespeare.html"
-RUN, SWEEP = Path("runs/first"), Path("runs/sweep")  # from ROOT, because TensorBoard shows them
+IMAGES, DEMO = Path("docs/images"), Path("docs/demo/shakespeare.html")
+TRAINED, RUN, SWEEP = Path("runs/demo"), Path("runs/first"), Path("runs/sweep")  # relative: TensorBoard shows them
 SETTINGS = {
+    TRAINED: "data=shakespeare data.split=[0.9,0.1,0.0] minutes=10 seed=1",
     RUN: "trainer.val_check_interval=60",
     SWEEP: "-m data=shakespeare trainer.max_steps=200 trainer.val_check_interval=20 optim.lr=3e-3,6e-3 model.heads=2,4",
 }
 COLUMNS = {"model.heads", "optim.lr", "val_best/loss", "val_best/bpc"}
+QUICK = (
+    f"data.path={ROOT / 'docs/demo/passages.txt'} minutes=null model.layers=1 model.heads=1 model.dim=16 "
+    "model.context=32 trainer.max_steps=40 trainer.val_check_interval=20 compile=false"
+)
+TITLE = "Shakespeare, learned in ten minutes on two CPU cores"
 # What a page must show before it is shot, as a selector that looks into TensorBoard's components.
 PAGES = {
     "custom_scalars": "tf-custom-scalar-multi-line-chart-card vz-line-chart2 path",
@@ -153,7 +161,7 @@ def writing(page: Any) -> Iterator[tuple[int, bytes]]:
     """Shoot the demo while it writes five characters at a time, and while the most likely next ones are chosen."""
     page.clock.install(time=0)
     page.clock.pause_at(1)  # the page writes only when the clock is moved
-    page.goto(DEMO.as_uri())
+    page.goto(DEMO.absolute().as_uri())
     page.wait_for_selector("#clear:enabled")
     while page.text_content("#status") == "Writing…":
         yield 100, page.screenshot()
@@ -205,24 +213,44 @@ def demo(browser: Any) -> None:
     page = browser.new_page(viewport={"width": 1000, "height": 790}, device_scale_factor=0.9)
     animate("writing", writing(page))
     page = browser.new_page(viewport={"width": 1280, "height": 780}, reduced_motion="reduce")
-    page.goto(DEMO.as_uri())
+    page.goto(DEMO.absolute().as_uri())
     page.get_by_text("Written by this model").wait_for()
     save(page, "demo")
     play(page)
     save(page.locator("#game"), "guess")
 
 
+def run(script: str, *arguments: str) -> None:
+    subprocess.run([sys.executable, str(ROOT / script), *arguments], check=True)
+
+
+def renew_demo() -> None:
+    """Write the model of the run `demo` and its page into docs/demo."""
+    model = DEMO.with_suffix(".safetensors")
+    shutil.copyfile(TRAINED / "checkpoints/best.safetensors", model)
+    guessed = ("--guess", str(ROOT / "docs/demo/passages.txt"), "--title", TITLE)
+    run("export.py", str(model), "--to", "web", str(DEMO), *guessed, "--overwrite")
+    summary = json.loads((TRAINED / "summary.json").read_text("utf-8"))
+    print(f"the new demo: {summary['steps']:,} steps, {summary['val_loss']:.4f} nats per character")
+    print("now change these figures in README.md, CONTRIBUTING.md and tests/test_docs.py")
+
+
 def main() -> None:
-    """Take them all."""
+    """Make them all."""
     from playwright.sync_api import sync_playwright
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--fixed", action="store_true", help="only writing.gif, demo.png, guess.png, recipe.png")
+    parser.add_argument("--quick", action="store_true", help="tiny runs in a temporary folder, to test this script")
     given = parser.parse_args()
-    os.chdir(ROOT)
-    for run, settings in SETTINGS.items():
-        if not (given.fixed or run.exists()):
-            subprocess.run([sys.executable, "train.py", f"name={run.name}", *settings.split()], check=True)
+    os.chdir(tempfile.mkdtemp() if given.quick else ROOT)
+    for folder in (IMAGES, DEMO.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    if not given.fixed:
+        for path, settings in SETTINGS.items():
+            if not path.exists():
+                run("train.py", f"name={path.name}", *settings.split(), *(QUICK.split() if given.quick else ()))
+        renew_demo()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
             executable_path=shutil.which("chromium") or shutil.which("google-chrome"),
@@ -234,9 +262,9 @@ def main() -> None:
             return
         animate("learning", validations(browser.new_page(viewport={"width": 1000, "height": 470})))
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        for run, name, height in ((RUN, "report", 1090), (SWEEP, "sweep", 780)):
+        for shown, name, height in ((RUN, "report", 1090), (SWEEP, "sweep", 780)):
             page.set_viewport_size({"width": 1280, "height": height})
-            page.goto((ROOT / run / "report.html").as_uri())
+            page.goto((shown / "report.html").absolute().as_uri())
             page.wait_for_timeout(1000)
             save(page, name)
         page.set_viewport_size({"width": 1280, "height": 860})

@@ -20,6 +20,7 @@ from reports.tensorboard import watch
 FAR_BELOW = 0.8  # a model that has memorised its text has a lower training loss / best validation loss
 RISEN = 1.02  # and a higher last validation loss / best validation loss
 READ_OFTEN = 2.0  # and has read the text more often, in epochs
+SAMPLE_LINES, SAMPLE_WIDTH = 2, 100  # lines and characters of the sample at the end of a run
 HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
@@ -94,21 +95,17 @@ def describe_documents(documents: Documents) -> str:
 
 
 def show_scores(run: Run, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
-    """Log the validation losses of the best and the last checkpoint, each (step, score), and how to score the rest."""
-    (best_step, best_score), (last_step, last_score) = best, last
-    context, steps = config.model.context, config.trainer.max_steps
-    log.info("")
-    log.info(describe_score("validation", best_score, text, context, f"best checkpoint, step {best_step}"))
-    if last_step != best_step:
-        log.info(describe_score("", last_score, text, context, f"last checkpoint, step {last_step}"))
-    score = command("python", "score.py", run, "--split")
-    if best_score.tokens < len(text.validation):
-        log.info(f"           all of it: {score} validation")
-    if len(text.test):
-        log.info(f"test       {score} test")
+    """Log the best checkpoint's validation loss, and how to score what is left; `best` and `last` are (step, score)."""
+    (step, score), (last_step, _), steps = best, last, config.trainer.max_steps
+    which = f"best checkpoint, step {step}"
     if last_step < steps:
-        lowest = f"the validation loss has not fallen since step {best_step:,}"
-        log.info(f"ended      after step {last_step:,} of {steps:,}: {lowest}")
+        which += f" (stopped at step {last_step:,} of {steps:,}, because it had not fallen since)"
+    log.info("")
+    log.info(describe_score("validation", score, text, config.model.context, which))
+    if score.tokens < len(text.validation):
+        log.info(f"all of it  {command('python', 'score.py', run, '--split', 'validation')}")
+    elif len(text.test):
+        log.info(f"test       {command('python', 'score.py', run, '--split', 'test')}")
 
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
@@ -119,19 +116,15 @@ def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
 
 
 def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:
-    """Log samples of the best model, each [temperature, prompt, text], and how much of them is copied."""
-    what = f"writes {text.documents.rule.kind}s" if text.documents else "continues two passages of the validation text"
-    log.info(f"\nsample     the best checkpoint {what}, at temperature {samples[0][0]:g}")
-    for number, (*_, sample) in enumerate(samples, 1):
-        log.info(("" if text.documents else f"--- {number}") + "\n" + sample.strip("\n"))
-    log.info(f"\nnovelty    {copied}")
-    if copies:
-        log.info(f"           {describe_copies(copies, text.tokenizer.unit)}")
+    """Log the first lines of a sample, [temperature, prompt, text], of the best model; report.html has all of it."""
+    lines = [line for *_, sample in samples for line in sample.splitlines() if line.strip()]
+    shown = [f"{line[:SAMPLE_WIDTH]}…" if len(line) > SAMPLE_WIDTH else line for line in lines[:SAMPLE_LINES]]
+    log.info("")
+    log.info("sample     " + "\n           ".join(shown))
 
 
 def conclude(run: Run, config: Config, report: Path | None) -> None:
-    """Log the last lines of a run: where its files are, and which commands to run next."""
-    log.info(f"saved in   {run}: checkpoints/best.safetensors, config.yaml, summary.json, train.log")
+    """Log the last lines of a run: its report, and which commands to run next."""
     if report:
         log.info(f"report     {report}")
     log.info(f"more text  {command('python', 'sample.py', run)}")

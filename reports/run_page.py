@@ -22,6 +22,7 @@ from reports.pictures import spread_over
 
 MAX_HEADS = 64  # maximum heads whose attention is shown
 NUM_ATTENDED = 64  # tokens of the passage whose attention is shown
+NOT_COMPARED = "The samples were not compared with the training text, because it is too long."
 MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisal
 
 
@@ -40,7 +41,8 @@ def page(
     """
     passage, unit = passage[: MAX_PASSAGE + 1], tokenizer.unit
     data = {
-        **{key: about[key] for key in ("written", "copied", "differences", "command", "config")},
+        **{key: about[key] for key in ("written", "differences", "command", "config")},
+        "copied": about["copied"] or NOT_COMPARED,
         "baselines": baselines(summary),
         "curves": {
             "losses": record.losses,  # [step, nats]

@@ -14,7 +14,6 @@ ROW_SUFFIX = ".hparams"  # of the event file with the row of HPARAMS, which is r
 
 def watch(folder: Path) -> None:
     log.info(f"watch      {command('tensorboard', '--logdir', folder.resolve())}")
-    log.info("           http://localhost:6006/#custom_scalars&_smoothingWeight=0 (or the port that it prints)")
 
 
 def _chart(*tags: str) -> list[Any]:

@@ -191,7 +191,7 @@ def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> N
     needs("onnx", "onnxruntime", "onnxscript")
     said = []
     blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    assert len(blocks) == 4
+    assert len(blocks) == 3
     for language, text in blocks:
         text = text.replace("range(20)", "range(8)").replace("max_new_tokens=20", "max_new_tokens=8")
         if "transformers" in text:
@@ -203,6 +203,8 @@ def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> N
                 exec(text, {})
             said.append(out.getvalue())
         for line in [] if language else text.splitlines():
+            if "--guess" in line:  # needs the text of the run
+                continue
             python, script, *arguments = shlex.split(line)
             ended = export(*arguments)
             assert (python, script, ended.status) == ("python", "export.py", 0), ended
@@ -211,4 +213,4 @@ def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> N
     tokenizer = tokenizer_from(meta["vocabulary"])
     tokens = generate(model, torch.from_numpy(tokenizer.encode("The ")), 8, temperature=0)
     written = tokenizer.decode(tokens.numpy()) + "\n"
-    assert said == [f"{len(model.state_dict())} tensors, step 17\n", *[written] * (len(said) - 1)] and len(said) >= 2
+    assert said and set(said) == {written}
