@@ -9,16 +9,13 @@ from base.errors import InputError
 from data.splits import SPLITS
 from reports.log_lines import describe_documents
 from tests.conftest import refusal
+from tests.data.test_text import decoded
 from tests.stores import make
 
 
 def lines(number, seed=0, letters="abcd"):
     rng = random.Random(seed)
     return "".join("".join(rng.choices(letters, k=6)) + f"{seed}{place}\n" for place in range(number))
-
-
-def decoded(text):
-    return {split: text.tokenizer.decode(getattr(text, split)) for split in SPLITS}
 
 
 def test_each_split_is_exactly_its_files(tmp_path, opened):
@@ -71,14 +68,15 @@ def test_own_splits_that_cannot_be_are_one_line(tmp_path, opened):
 
 
 def test_published_splits_in_one_list_are_told(tmp_path, opened):
-    make(tmp_path, {f"{name}.txt": lines(40) for name in ("ptb.train", "ptb.valid", "ptb.test", "latest")})
-    (line,) = (note for note in opened("[ptb.train.txt,ptb.valid.txt,ptb.test.txt]").notes if "published" in note)
-    assert line.endswith("data.path=ptb.train.txt data.validation=ptb.valid.txt data.test=ptb.test.txt")
-    assert "published" not in str(opened("[ptb.train.txt,ptb.valid.txt,latest.txt]").notes)
-    (line,) = (note for note in opened("[ptb.train.txt,ptb.valid.txt]").notes if "published" in note)
-    assert line.endswith("to keep them: data.path=ptb.train.txt data.validation=ptb.valid.txt")
-    assert "published" not in str(opened("[ptb.train.txt,ptb.test.txt]").notes)
-    assert "published" not in str(opened("[ptb.train.txt,ptb.valid.txt,ptb.test.txt,latest.txt]").notes)
+    make(tmp_path, {f"{name}.txt": lines(40) for name in ("train", "valid", "test", "latest")})
+    for names, said in {
+        "train valid test": "data.path=train.txt data.validation=valid.txt data.test=test.txt",
+        "train valid": "to keep them: data.path=train.txt data.validation=valid.txt",
+        "train test": "", "train valid latest": "", "train valid test latest": "",
+    }.items():  # fmt: skip
+        notes = opened(f"[{','.join(f'{name}.txt' for name in names.split())}]").notes
+        found = [note for note in notes if "published" in note]
+        assert found[0].endswith(said) if said else not found, names
 
 
 def test_overfit_reaches_the_whole_text_and_a_poem_is_told_of_it(tmp_path, opened):
@@ -90,9 +88,3 @@ def test_overfit_reaches_the_whole_text_and_a_poem_is_told_of_it(tmp_path, opene
     text = opened(context=100, overfit=size)
     assert decoded(text) == dict.fromkeys(SPLITS, poem) and np.array_equal(text.train, text.test)
     assert decoded(opened(overfit=size - 9))["validation"] == poem[:-9]
-
-
-def test_a_file_that_a_list_repeats_is_read_once(tmp_path, opened):
-    make(tmp_path, {f"{name}.txt": lines(40) for name in "abc"})
-    text = opened("[a.txt,b.txt,./a.txt,a.txt]")
-    assert text.fingerprint == opened("[a.txt,b.txt]").fingerprint

