@@ -10,6 +10,7 @@ import subprocess
 import sys
 from contextlib import redirect_stdout
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -130,11 +131,7 @@ def test_a_folder_is_new_or_empty_and_an_export_that_fails_leaves_nothing(
         assert (ended.status, ended.err) == (0, "") and "kB, step 17 of runs/first" in ended.out
     assert sorted(os.listdir("out")) == sorted(os.listdir("new"))
     assert Path("out/README.md").read_text("utf-8").startswith("---\nlibrary_name: transformers\n")
-
-    def full(source: Path, target: Path) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("base.files.os.replace", full)
+    monkeypatch.setattr("base.files.os.replace", Mock(side_effect=OSError(28, "No space left on device")))
     one_line(export("first", "--to", "hf", "other"), 1, "No space left on device", program="export.py")
     assert sorted(os.listdir()) == ["book.txt", "new", "out", "runs"]
 

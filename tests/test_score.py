@@ -6,7 +6,6 @@ import math
 import os
 import random
 import re
-import subprocess
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
@@ -27,7 +26,7 @@ from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
 from reports import scoring, text_to_score
-from tests.conftest import ROOT, Call, one_line, pages
+from tests.conftest import Call, one_line, pages
 from tests.model_files import nats_of, write_model_file
 from tests.reference import model as reference
 from tests.reference.losses import surprisal
@@ -571,26 +570,3 @@ def test_the_split_of_a_run_with_short_documents(train: Call, score: Call) -> No
     rows = list(csv.reader(Path("all.csv").read_text().splitlines()))[1:]
     assert {row[4] for row in rows} <= set(names) and 15 <= len(rows) <= 25 and {row[3] for row in rows} == {"7"}
     assert f"validation split of names: {len(rows)} documents, {7 * len(rows)} characters" in ended.out
-
-
-def test_a_comparison_saves_the_test_loss_as_training_measures_it(train: Call, score: Call) -> None:
-    lines = ["e\u0301" + "".join(random.Random(number).choices("abcdef", k=6)) + "\n" for number in range(600)]
-    Path("nfd.txt").write_bytes("".join(lines).encode())  # 10 bytes per line: no split begins within a character
-    write("nfc.st", CharTokenizer("abcdefé\n"))
-    assert train("data.path=nfd.txt", "data.tokenizer=byte", "data.split=[0.8,0.1,0.1]", "name=bytes").status == 0
-    saved = []
-    for more in ([], ["--compare", "nfc.st"]):
-        ended = score("bytes", "--split", "test", "--window", "disjoint", *more)
-        assert ended.status == 0, ended
-        saved.append([getattr(Run(Path("runs/bytes")).summary, key) for key in ("test_loss", "test_bpc")])
-    assert saved[0] == saved[1] and saved[0][1] == pytest.approx(saved[0][0] / math.log(2) * 10 / 9)
-    bpc = figures(ended.out)["A  disjoint windows of 32"][2]
-    assert bpc == pytest.approx(saved[0][1] * 9 / 8, abs=1e-5), "compared, é is one character"
-
-
-def test_wrong_text_is_answered_before_torch_is_loaded(files: Path) -> None:
-    Path("other.txt").write_text("Ж", encoding="utf-8")
-    code = "import sys, score; status = score.cli(['model.st', 'other.txt']); print(status, 'torch' in sys.modules)"
-    path = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path)
-    assert ended.stdout == "2 False\n" and "'Ж' (U+0416) at position 0 is not in the vocabulary" in ended.stderr

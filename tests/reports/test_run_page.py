@@ -109,17 +109,13 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
     assert data["curves"]["validations"] == [[60, 1.5]] and data["curves"]["unit"] == "byte"
     shown = visit("report.html")
     assert shown.locator("#seen i").all_inner_texts() == ["·"] * 5 + ["b"]
-    assert shown.locator("#look .bars span").first.inner_text().startswith(("byte ", "b "))
     assert "1.0000nats per byte" in shown.inner_text("#figures").replace("\n", "")
-    assert shown.inner_text("#which") == "all 4 heads"
 
 
 def test_a_finished_run_is_reported(trained: Path) -> None:
     run, said = Path("runs/first"), summary("first")
     data = data_of(made := (run / "report.html").read_text("utf-8"))
-    for shown in (f"{said['val_loss']:.4f}<small>nats per character</small>", f"({said['val_bpc']:.4f} bits)"):
-        assert shown in made
-    assert '<h1 id="name">first</h1>' in made and f"best checkpoint, step {said['best_step']}" in made
+    assert f"{said['val_loss']:.4f}<small>nats per character</small>" in made and '<h1 id="name">first</h1>' in made
     assert data["differences"] == [list(each) for each in differences(read_config(run))]
     assert data["config"] == (run / "config.yaml").read_text("utf-8") and "data.path=book.txt" in data["command"]
     book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")

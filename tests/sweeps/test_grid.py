@@ -63,23 +63,20 @@ def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Pa
     ended = Process(*given, fault=(faults.in_trial, "s/optim.lr=0.003", faults.at_step, 15)).ends()
     assert ended.status == 1, ended
     assert ended.err == "train.py: 2 of 3 trials failed: optim.lr=1e+30; optim.lr=0.003\n"
-    assert {row["optim.lr"]: row["status"] for row in table("s")} == {
-        "0.002": "finished", "1e+30": "failed", "0.003": "failed",
-    }  # fmt: skip
+    statuses = {row["optim.lr"]: row["status"] for row in table("s")}
+    assert statuses == {"0.002": "finished", "1e+30": "failed", "0.003": "failed"}
     again = run(*given)
     assert again.status == 1 and again.err.startswith("train.py: 1 of 3 trials failed: "), again
     assert again.out.count(": finished before") == 1
     assert train(*fixed, "optim.lr=3e-3", "name=alone").status == 0
     assert_same_weights("s/optim.lr=0.003", "alone")
     *finished, failed = table("s")
-    assert failed["status"] == "failed" and failed["val_loss"] == ""
-    losses = [float(row["val_loss"]) for row in finished]
-    assert losses == sorted(losses)
+    assert (failed["status"], failed["val_loss"]) == ("failed", "")
+    assert [row["val_loss"] for row in finished] == sorted(row["val_loss"] for row in finished)
     for row in finished:
         whole = summary(Path(row["directory"]).absolute())
         assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}" and row["status"] == "finished"
-        for key in ("val_loss", "val_bpc", "seconds"):
-            assert float(row[key]) == whole[key]
+        assert all(float(row[key]) == whole[key] for key in ("val_loss", "val_bpc", "seconds"))
     assert f"{finished[0]['directory']}/checkpoints/best.safetensors" in sample("s").err
     # A trial is a run like any other.
     assert train(f"resume={finished[1]['directory']}", "trainer.max_steps=31", defaults=False).status == 0

@@ -82,15 +82,11 @@ def test_a_model_file_without_the_texts_is_read(workplace: Path) -> None:
     assert model_file.read(path).meta["texts"] == []
 
 
-@pytest.mark.slow
 def test_what_a_run_started_from_is_said(base: Call) -> None:
-    before = {path: path.read_bytes() for path in Path("runs/first").rglob("*.*")}
     ended = base("name=fine", *FINE)
     assert ended.status == 0 and ended.err == ""
-    said = "from       runs/first/checkpoints/best.safetensors, step 30, 5 new characters '\\t~áö語'\n"
-    assert said in ended.out and said in Path("runs/fine/train.log").read_text()
+    assert f"from       {BASE}, step 30, 5 new characters '\\t~áö語'\n" in ended.out
     assert summary("fine")["init_from"] == config("fine")["init_from"] == "runs/first"
-    assert {path: path.read_bytes() for path in before} == before
     meta, old = load_checkpoint("runs/fine")[1], load_checkpoint(BASE)[1]["vocabulary"]["characters"]
     assert meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"})) and meta["step"] > 0
     for resume, init_from, had in (("fine", "other", "runs/first"), ("first", "runs/fine", "none")):
@@ -101,14 +97,11 @@ def test_what_a_run_started_from_is_said(base: Call) -> None:
 def test_a_wrong_word_is_answered_in_one_line(base: Call) -> None:
     Path("empty").mkdir()
     for arguments, said in {
-        "init_from=runs/firs": "init_from: runs/firs: no such model, nor a run in runs/",
-        "init_from=empty": "empty: has no model file (empty/best.safetensors or empty/last.safetensors)",
-        "init_from=first model=small": "first: cannot change model.layers=4 (the model has 2), model.heads=",
-        "init_from=first model.context=5000": "model.context=5000",
+        "runs/firs": "init_from: runs/firs: no such model, nor a run in runs/", "empty": "empty: has no model file",
+        "first model=small": "first: cannot change model.layers=4 (the model has 2), model.heads=",
+        "first model.context=5000": "model.context=5000",
     }.items():  # fmt: skip
-        ended = base("name=fine", "data.path=new.txt", *arguments.split(), defaults=False)
-        one_line(ended, 2, said)
-        assert ended.out == "", arguments
+        one_line(base("name=fine", "data.path=new.txt", *f"init_from={arguments}".split(), defaults=False), 2, said)
     assert [path.name for path in Path("runs").iterdir()] == ["first"]
 
 

@@ -14,12 +14,8 @@ def test_the_commit_of_the_code_is_known_where_there_is_one(tmp_path: Path, monk
     monkeypatch.setattr(summary_file, "CODE", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert summary_file.commit() is None
-    git("init")
-    assert summary_file.commit() is None
     (tmp_path / "a.py").write_text("1")
-    git("add", "a.py"), git("commit", "-m", "one"), git("tag", "v1")
+    git("init"), git("add", "a.py"), git("commit", "-m", "one")
     assert summary_file.commit() == git("rev-parse", "HEAD") and len(git("rev-parse", "HEAD")) == 40
     (tmp_path / "a.py").write_text("2")
     assert summary_file.commit() == git("rev-parse", "HEAD") + "-dirty"
-    monkeypatch.setenv("PATH", str(tmp_path))
-    assert summary_file.commit() is None, "git is not installed"

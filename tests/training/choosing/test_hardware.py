@@ -75,6 +75,9 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
 def test_peaks_by_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, precisions = torch.device("cuda:1"), ("bf16-mixed", "bf16-true", "32-true", "64-true")
     assert peak_flops(torch.device("cpu"), "32-true") is None
-    for name, peaks in (("NVIDIA A10G", [None] * 4), ("NVIDIA H200", [989.4e12, 989.4e12, pytest.approx(66.9e12), None])):
+    for name, peaks in (
+        ("NVIDIA A10G", [None] * 4),
+        ("NVIDIA H200", [989.4e12, 989.4e12, pytest.approx(66.9e12), None]),
+    ):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert [peak_flops(gpu, precision) for precision in precisions] == peaks
