@@ -151,13 +151,9 @@ def test_a_run_s_text_is_found_from_another_folder_of_the_checkout(tmp_path, mon
     make(tmp_path, {"one.txt": "abc", "t/two.txt": "abc", "docs/here.txt": "abc"})
     monkeypatch.chdir(tmp_path / "docs")
     monkeypatch.setattr(run_directory, "RUNS", Path("../runs"))
-    away = str(tmp_path / "one.txt")
-    for path, found in {
-        "one.txt": "../one.txt", "t/*.txt": "../t/*.txt", "here.txt": "here.txt", "[here.txt,one.txt]":
-        "[here.txt,../one.txt]", away: away, "https://a.org/b.txt": "https://a.org/b.txt", None: None,
-    }.items():  # fmt: skip
-        assert of_run(DataConfig(path=path)).path == found
-    own = of_run(DataConfig(path="one.txt", validation="t/two.txt"))
-    assert (own.path, own.validation, own.test) == ("../one.txt", "../t/two.txt", None)
+    found = {"one.txt": "../one.txt", "t/*.txt": "../t/*.txt", "[here.txt,one.txt]": "[here.txt,../one.txt]"}
+    found |= {each: each for each in ("here.txt", str(tmp_path / "one.txt"), "https://a.org/b.txt", None)}
+    for path, there in found.items():
+        assert of_run(DataConfig(path=path, validation=path)) == DataConfig(path=there, validation=there)
     monkeypatch.setattr(run_directory, "RUNS", Path("runs"))
     assert of_run(DataConfig(path="one.txt")).path == "one.txt"

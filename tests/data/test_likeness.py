@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from data.likeness import losses_of_passages
+from data.ngrams import ngram_losses
 from data.splits import SPLITS
 from tests.data.test_text import decoded
 from tests.reference.ngrams import ngram_loss
@@ -100,3 +101,15 @@ def test_passages_of_a_copy_are_in_one_split_where_each_file_is_divided(tmp_path
     train, held = (decoded(text)[split] for split in ("train", "validation"))
     assert held.count(whole[5400:5700]) == 3 and train.count(whole[:5400]) == 3
     assert not any(whole[begin : begin + 10] in train for begin in range(5400, 5690))
+
+
+@pytest.mark.parametrize(
+    ("size", "length", "orders"), [(2, 40, 7), (3, 300, 7), (65, 400, 7), (40_000, 60, 3), (5, 4, 4)]
+)
+def test_counting_equals_the_formula(size: int, length: int, orders: int) -> None:
+    rng = np.random.default_rng(0)
+    train, text = (rng.integers(0, size, count).astype(np.uint16) // rng.integers(1, 4) for count in (length, 90))
+    found = ngram_losses(train, text, size)
+    expected = [ngram_loss(train.tolist(), text.tolist(), size, n, orders) for n in range(1, orders + 1)]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert ngram_losses(train, text[:1], size) == pytest.approx([np.log(size)] * orders)

@@ -183,18 +183,17 @@ def test_texts_are_shown_as_they_are(shown: Any) -> None:
     assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
     assert shown.locator("main b, main img, main script").count() == 0
     whole = readable(f"Once\n{TEXT}")
-    assert shown.locator("#sample pre").first.text_content() == whole
     shown.focus("#samples input")
     for step in (60, 40):
         assert shown.inner_text("#samples output") == f"step {step}"
         visible = [each for each in shown.locator("#samples .step pre").all() if each.is_visible()]
         assert [each.text_content() for each in visible] == [f"{whole} {step} at {heat:g}" for heat in (0.5, 1)]
         shown.keyboard.press("ArrowLeft")
-    assert shown.locator("#text p").text_content() == readable(TEXT[:90])
-    cells = shown.locator("#settings td").all_text_contents()
-    assert cells == ["data.path", readable(TEXT), "null", "compile", "true", "auto"]
-    assert shown.locator("#command").text_content() == readable(f"python train.py 'data.path={TEXT}'")
-    assert shown.locator("#config").text_content() == readable(f"data:\n  path: {TEXT}")
+    for place, text in {
+        "#sample pre": whole, "#text p": readable(TEXT[:90]), "#config": readable(f"data:\n  path: {TEXT}"),
+        "#command": readable(f"python train.py 'data.path={TEXT}'"), "#settings td >> nth=1": readable(TEXT),
+    }.items():  # fmt: skip
+        assert shown.locator(place).first.text_content() == text, place
 
 
 PIXEL = """([head, x, y]) => {

@@ -10,13 +10,11 @@ import yaml
 
 from data.config import DataConfig
 from data.text import SEEN, Text, open_text
-from gpt import model_file
 from gpt.checkpoint import load_checkpoint
 from tests.conftest import Call, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import run
 from tests.faults.test_resume import assert_as_if_never_touched
-from tests.model_files import filled, write_model_file
 
 BASE = "runs/first/checkpoints/best.safetensors"
 # What the next text has that the first one lacks: characters that sort before, between and after those.
@@ -74,12 +72,6 @@ def test_a_model_that_was_trained_on_the_text_under_another_split_is_named(workp
     ):  # fmt: skip
         assert (SEEN in text.read_before(read.texts).notes) is seen, (text.texts, read.texts)
     assert [len(text.texts) for text in (through, plain.read_before(through.texts))] == [2, 2], "a text counts once"
-
-
-def test_a_model_file_without_the_texts_is_read(workplace: Path) -> None:
-    path = write_model_file("old.safetensors", filled())
-    path.write_bytes(path.read_bytes().replace(b'\\"texts\\": []', b'\\"older\\": 1 '))
-    assert model_file.read(path).meta["texts"] == []
 
 
 def test_what_a_run_started_from_is_said(base: Call) -> None:

@@ -1,6 +1,7 @@
 import itertools
 import re
 import statistics
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from gpt.model_file import read
 from reports.card import card
 from tests.conftest import Call, last, summary
 from tests.reference.novelty import longest_copy
+from training import summary_file
 
 STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "compile=false")
 MODELS = [Path(f"runs/a/checkpoints/{name}.safetensors") for name in ("last", "best")]
@@ -73,3 +75,18 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     assert texts == [[0.9, "", written(60, seed)] for seed in (0, 1)]
     assert "names.txt: 210 parts, 30 of them repeated; " in Path("runs/a/report.html").read_text("utf-8")
     assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in card(model, meta, MODELS[1])
+
+
+def test_the_commit_of_the_code_is_known_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        return subprocess.run(["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True).stdout.strip()
+
+    monkeypatch.setattr(summary_file, "CODE", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert summary_file.commit() is None
+    (tmp_path / "a.py").write_text("1")
+    git("init"), git("add", "a.py"), git("commit", "-m", "one")
+    assert summary_file.commit() == git("rev-parse", "HEAD") and len(git("rev-parse", "HEAD")) == 40
+    (tmp_path / "a.py").write_text("2")
+    assert summary_file.commit() == git("rev-parse", "HEAD") + "-dirty"

@@ -23,22 +23,18 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
 
 
 def test_other_programs_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    try:
-        monkeypatch.setattr(processes, "cores", lambda: 4)
-        monkeypatch.delenv("OMP_NUM_THREADS")
-        for busy, threads in ((0.0, 4), (0.4, 4), (0.5, 3), (1.6, 2), (4.0, 1)):
-            monkeypatch.setattr(processes, "busy_cores", lambda busy=busy: busy)
-            why = f"other programs use {busy:.1f} of 4 cores" if threads < 4 else ""
-            assert choose_threads("auto") == (threads, why) and torch.get_num_threads() == threads
-            assert choose_threads(3) == (3, ""), "what is typed or stored wins"
-        monkeypatch.setenv("OMP_NUM_THREADS", "4")
-        assert choose_threads("auto") == (4, "")
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            monkeypatch.setenv(name, "1")
-        assert choose_threads("auto") == ("auto", ""), "a launcher has chosen"
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(processes, "cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for busy, threads in ((0.0, 4), (0.4, 4), (0.5, 3), (1.6, 2), (4.0, 1)):
+        monkeypatch.setattr(processes, "busy_cores", lambda busy=busy: busy)
+        assert choose_threads("auto") == (threads, f"other programs use {busy:.1f} of 4 cores" * (threads < 4))
+        assert choose_threads(3) == (3, ""), "what is typed or stored wins"
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert choose_threads("auto") == (4, "")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    assert choose_threads("auto") == ("auto", ""), "a launcher has chosen"
 
 
 def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
@@ -75,9 +71,7 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
 def test_peaks_by_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu, precisions = torch.device("cuda:1"), ("bf16-mixed", "bf16-true", "32-true", "64-true")
     assert peak_flops(torch.device("cpu"), "32-true") is None
-    for name, peaks in (
-        ("NVIDIA A10G", [None] * 4),
-        ("NVIDIA H200", [989.4e12, 989.4e12, pytest.approx(66.9e12), None]),
-    ):
+    h200 = [989.4e12, 989.4e12, pytest.approx(66.9e12), None]
+    for name, peaks in (("NVIDIA A10G", [None] * 4), ("NVIDIA H200", h200)):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
         assert [peak_flops(gpu, precision) for precision in precisions] == peaks
