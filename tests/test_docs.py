@@ -67,8 +67,6 @@ def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(export: Call, 
     written = page.read_bytes()
     if written != (ROOT / "docs/demo/shakespeare.html").read_bytes():  # assert would print both
         pytest.fail(f"docs/demo/shakespeare.html is not the page that the present code writes; make it anew: {command}")
-    said = b"A GPT with 0.81 million weights, trained for 3,518 steps on tiny Shakespeare; 1.42 nats per character on "
-    assert said in written
 
 
 def test_the_readme_shows_what_its_models_write(sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:

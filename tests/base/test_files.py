@@ -2,6 +2,7 @@ import errno
 import os
 import re
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -16,10 +17,7 @@ def write_folder(path: Path, text: str) -> None:
 
 
 def test_what_cannot_be_finished_leaves_the_old_one_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.EIO, "the disk is broken")
-
-    path = tmp_path / "name"
+    path, broken = tmp_path / "name", OSError(errno.EIO, "the disk is broken")
     write_text(path, "old")
     for error in (ValueError, KeyboardInterrupt, SystemExit):
         for write in (lambda new: new.write_text("new"), lambda new: (new.mkdir(), (new / "a").write_text("new"))):
@@ -32,10 +30,9 @@ def test_what_cannot_be_finished_leaves_the_old_one_alone(tmp_path: Path, monkey
             raise OSError(errno.EIO, "the disk is broken", named and str(temporary / named))
         assert caught.value.filename == str(path)
     for call in ("fsync", "replace"):
-        with monkeypatch.context() as patch:
-            patch.setattr(os, call, fail)
-            with pytest.raises(OSError, match="the disk is broken"):
-                write_text(path, "new")
+        with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is broken"):
+            patch.setattr(os, call, Mock(side_effect=broken))
+            write_text(path, "new")
         assert path.read_text() == "old" and os.listdir(tmp_path) == ["name"], call
 
 

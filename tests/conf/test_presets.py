@@ -1,8 +1,5 @@
 import importlib
-import os
 import re
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +14,7 @@ from conf.schema import to_dict
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
-from tests.conftest import ROOT, Call, needs, one_line, summary
+from tests.conftest import Call, needs, one_line, summary
 from tests.faults.processes import run
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
@@ -51,20 +48,6 @@ def test_wandb_gets_a_run(train: Call) -> None:
     ended = train("logger=wandb", "logger.wandb.offline=true", "trainer.max_steps=2", "name=a")
     assert ended.status == 0 and summary("a")["steps"] == 2 and list(Path().rglob("run-*.wandb")), ended
     importlib.import_module("wandb").finish()  # a process has one run of wandb at a time
-
-
-@pytest.mark.slow
-def test_a_logger_that_cannot_start_leaves_nothing(workplace: Path) -> None:
-    needs("wandb", extra="wandb")  # which remembers an earlier run of its process
-    none = {"WANDB_MODE": "online", "WANDB_CONFIG_DIR": str(workplace / "none"), "NETRC": str(workplace / "netrc")}
-    environment = {key: value for key, value in os.environ.items() if key != "WANDB_API_KEY"} | none
-    small = "data.path=book.txt logger=wandb trainer.max_steps=2 name=a model.layers=1 model.context=32".split()
-    ended = subprocess.run(
-        [sys.executable, str(ROOT / "train.py"), *small], capture_output=True, text=True, env=environment
-    )
-    assert ended.returncode == 2, ended
-    assert ended.stderr.splitlines()[-1].startswith("train.py: logger: WandbLogger cannot start: No API key")
-    assert not Path("runs").exists() or not list(Path("runs").iterdir())
 
 
 CHAIN = {  # each preset inherits from the next one, and replaces a value of it

@@ -31,16 +31,16 @@ def test_auto_keeps_what_a_run_has_chosen() -> None:
     chosen = replace(chosen, trainer=replace(chosen.trainer, max_steps=77, devices=2))
     chosen = replace(chosen, callbacks={"early_stopping": chosen.callbacks["early_stopping"] | {"patience": 4}})
     autos = ["trainer.max_steps=auto", "model.dim=auto", "threads=auto", "trainer.devices=auto", "minutes=5"]
-    for typed in ([], autos, ["model=auto"], ["trainer=auto"], ["callbacks=auto"], ["experiment=nanogpt_cpu"]):
+    other = ["experiment=nanogpt_cpu"]  # which sets steps and the width
+    for typed in ([], autos, ["model=auto"], ["trainer=auto"], ["callbacks=auto"], other):
         same = resumed(chosen, *typed)
-        assert same.trainer.max_steps == (2000 if typed == ["experiment=nanogpt_cpu"] else 77), typed
+        assert (same.trainer.max_steps, same.model.dim) == ((2000, 128) if typed is other else (77, 64)), typed
         assert (same.threads, same.trainer.devices, same.minutes) == (3, 2, 5.0), typed
         assert same.callbacks["early_stopping"]["patience"] == 4, typed
-        assert same.model.dim == (128 if typed == ["experiment=nanogpt_cpu"] else 64), typed
     assert resumed(chosen, "callbacks=early_stopping").callbacks["early_stopping"]["patience"] == 5
-    logged = compose(["logger=wandb"])
-    assert resumed(logged, "logger.wandb.project=autograd").logger["wandb"]["project"] == "autograd", "is not auto"
     assert resumed(chosen, "callbacks=[]").callbacks == {}
+    logged = resumed(compose(["logger=wandb"]), "logger.wandb.project=autograd").logger
+    assert logged["wandb"]["project"] == "autograd", "is not auto"
     assert resumed(replace(chosen, trainer=replace(chosen.trainer, num_nodes=2))).trainer.num_nodes == "auto"
 
 

@@ -1,7 +1,3 @@
-import time
-import tracemalloc
-from typing import Any
-
 import numpy as np
 import pytest
 
@@ -30,12 +26,8 @@ def test_copies_are_those_of_the_oracle(sizes: tuple[int, int], monkeypatch: pyt
     for values in (1, 2, 3, 60_000):
         trained = rng.integers(0, values, 300).astype(np.uint16)
         texts = [rng.integers(0, values, n) for n in (0, 1, 2, 30, 90)]
-        texts += [
-            trained[10:60].copy(),
-            np.concatenate((texts[3], trained[270:], trained[:40])),
-            np.tile(trained[5:8], 9),
-        ]
-        texts.append(np.concatenate((trained, texts[3])))  # longer than the training text
+        texts += [trained[10:60].copy(), np.concatenate((texts[3], trained[270:], trained[:40]))]
+        texts += [np.tile(trained[5:8], 9), np.concatenate((trained, texts[3]))]  # longer than the training text
         found = check(texts, trained)
         assert found[0] == (0, 0) and found[5] == (0, 50)
     assert longest_copies([], trained) == []
@@ -59,25 +51,10 @@ def test_words() -> None:
     tokenizer = CharTokenizer('ab"\n\x07')
     tokens = tokenizer.encode('a"\n\x07b')
     assert describe(Copy(0, 3), tokens, tokenizer) == 'longest copy: 3 of 5 characters, "a\\"\\n"'
-    assert describe(Copy(3, 1), tokens, tokenizer) == 'longest copy: 1 of 5 characters, "\\u0007"'
     assert describe(Copy(0, 0), tokens, tokenizer) == "longest copy: 0 of 5 characters"
     assert describe(Copy(1, 2), ByteTokenizer().encode("aé"), ByteTokenizer()) == 'longest copy: 2 of 3 bytes, "é"'
-    long = tokenizer.encode("ab" * 50)
-    assert describe(Copy(0, 100), long, tokenizer).endswith(f'100 characters, "{"ab" * 40}…"')
     short, huge = np.zeros(1, np.uint8), np.broadcast_to(np.uint8(0), novelty.MAX_SEARCHED + 1)
     assert skipped(short, "byte") == "" and "more than 200,000,000 bytes" in skipped(huge, "byte")
-
-
-def test_time_and_memory(prose: str) -> None:
-    trained = np.tile(np.frombuffer(prose.encode(), np.uint8), 350)[:10_000_000]
-    rng = np.random.default_rng(1)
-    texts: list[Any] = [rng.permutation(trained[i : i + 500]) for i in range(20)]
-    begun = time.perf_counter()
-    tracemalloc.start()
-    longest_copies(texts, trained)
-    peak = tracemalloc.get_traced_memory()[1]
-    tracemalloc.stop()
-    assert peak < 100e6 and time.perf_counter() - begun < 20, "ten times the limit: the machine may be busy"
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])

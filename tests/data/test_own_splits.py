@@ -9,16 +9,13 @@ from base.errors import InputError
 from data.splits import SPLITS
 from reports.log_lines import describe_documents
 from tests.conftest import refusal
+from tests.data.test_text import decoded
 from tests.stores import make
 
 
 def lines(number, seed=0, letters="abcd"):
     rng = random.Random(seed)
     return "".join("".join(rng.choices(letters, k=6)) + f"{seed}{place}\n" for place in range(number))
-
-
-def decoded(text):
-    return {split: text.tokenizer.decode(getattr(text, split)) for split in SPLITS}
 
 
 def test_each_split_is_exactly_its_files(tmp_path, opened):
@@ -79,9 +76,3 @@ def test_overfit_reaches_the_whole_text_and_a_poem_is_told_of_it(tmp_path, opene
     text = opened(context=100, overfit=size)
     assert decoded(text) == dict.fromkeys(SPLITS, poem) and np.array_equal(text.train, text.test)
     assert decoded(opened(overfit=size - 9))["validation"] == poem[:-9]
-
-
-def test_a_file_that_a_list_repeats_is_read_once(tmp_path, opened):
-    make(tmp_path, {f"{name}.txt": lines(40) for name in "abc"})
-    text = opened("[a.txt,b.txt,./a.txt,a.txt]")
-    assert text.fingerprint == opened("[a.txt,b.txt]").fingerprint

@@ -31,10 +31,10 @@ def test_what_is_typed_otherwise(stopped: Call) -> None:  # every setting: tests
     # Ranks are processes of their own, whose words this process does not hear.
     refused(run("resume=runs/first", "trainer.devices=2", defaults=False), r"world_size=2 \(the run has 1\)", "allow=")
     refused(stopped("callbacks=ema"), r"callbacks=.*ema.* \(the run has {}\)", "allow=")
-    typed = ("model.dropout=0.2", "data.split=[0.8,0.1,0.1]", "trainer.precision=64-true")
+    typed = ("model.dropout=0.2", "data.split=[0.8,0.1,0.1]")
     listed = r"model.dropout=0.2 \(the run has 0.0\)", r"data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)"
     ended = stopped(*typed)
-    refused(ended, *listed, r"trainer.precision=64-true \(the run has (bf16-mixed|32-true)\)")
+    refused(ended, *listed)
     assert contents_of(Path("runs")) == before
     allowed = re.search(r"allow=\[\S+\]", ended.err)
     assert allowed

@@ -4,7 +4,6 @@ import shutil
 import signal
 import struct
 import subprocess
-import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +16,7 @@ from base.jobs.run_directory import Run
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import CheckpointError
 from gpt.training_checkpoint import read
-from tests.conftest import ROOT, Ended, less_progress, missing, one_line
+from tests.conftest import missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
@@ -156,11 +155,8 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
         point = find_point(Run(LAST.parent.parent), "auto")
         assert point and point.step == 10 and point.path.samefile(LAST)
         assert not list(Path("runs").rglob(".*.tmp"))
-        exported = ["export.py", "--to", "web", "runs/cut", "runs/cut.html"]
-        made = subprocess.run([sys.executable, ROOT / exported[0], *exported[1:]], capture_output=True, text=True)
-        one_line(
-            Ended(made.returncode, made.stdout, less_progress(made.stderr)), 1, "No space left", program="export.py"
-        )
+        exported = Process("--to", "web", "runs/cut", "runs/cut.html", program="export.py", defaults=False).wait()
+        one_line(exported, 1, "No space left", program="export.py")
         assert not list(Path("runs").rglob(".*.tmp")) and not Path("runs/cut.html").exists()
         Path("runs/filler").unlink()
         assert run(*RESUMED).status == 0

@@ -145,16 +145,10 @@ def test_a_task_of_srun_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None
     step = dict(STEP_ID="0", JOB_ID="7", STEP_NUM_TASKS="4", STEP_NUM_NODES="2", STEP_TASKS_PER_NODE="2(x2)",
                 PROCID="3", LOCALID="1", NODEID="1", STEP_NODELIST="node[5-7,9],other1")  # fmt: skip
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    for change, launched, place in (
-        ({}, (2, 2), ("node5", "15112")), ({"STEP_NODELIST": "a1,b[2-3]"}, (2, 2), ("a1", "15112")),
-        ({"STEP_NUM_TASKS": "1"}, None, (None, None)),
-    ):  # fmt: skip
+    for change, found in (({"STEP_NUM_TASKS": "1"}, (None, 0, None)), ({}, ((2, 2), 3, "node5"))):
         with mock.patch.dict(os.environ, {f"SLURM_{name}": value for name, value in (step | change).items()}):
             ranks.adopt_srun()
-            assert ranks.launched() == launched, change
-            assert (os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT")) == place
-            assert (ranks.rank(), ranks.is_local_rank_0()) == ((3, False) if launched else (0, True))
-    for name, value in step.items():
-        monkeypatch.setenv(f"SLURM_{name}", value)
-    monkeypatch.setenv("SLURM_STEP_TASKS_PER_NODE", "3,1")
-    assert "(3,1): give every machine the same number of tasks" in refusal(ranks.JobError, ranks.adopt_srun)
+            assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == found
+    uneven = {f"SLURM_{name}": value for name, value in step.items()} | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}
+    with mock.patch.dict(os.environ, uneven):
+        assert "(3,1): give every machine the same number of tasks" in refusal(ranks.JobError, ranks.adopt_srun)

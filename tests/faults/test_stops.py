@@ -16,8 +16,8 @@ from gpt import model_file
 from gpt.training_checkpoint import is_finite, read
 from tests.conftest import needs_compiler, one_line
 from tests.faults import faults
-from tests.faults.processes import LIMIT, MUON, TWO, Process, events, run, run_ranks, start, wait_for
-from tests.faults.test_resume import assert_as_if_never_touched, assert_same, assert_same_checkpoints
+from tests.faults.processes import LIMIT, MUON, TWO, Process, run, run_ranks, start, wait_for
+from tests.faults.test_resume import assert_as_if_never_touched, assert_same_checkpoints
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
 
@@ -74,30 +74,19 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
     assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
 
 
-def test_slurm_requeues_and_the_same_command_goes_on(whole: Any, workplace: Path) -> None:
+def test_a_job_of_an_array_that_cannot_be_requeued(workplace: Path) -> None:
+    """It is named by both numbers, and a scontrol that fails is heard. tests/faults/test_slurm.py has SLURM itself."""
     scontrol = workplace / "tools/scontrol"
     scontrol.parent.mkdir()
-    scontrol.write_text('#!/bin/sh\necho "$@" >> "$ASKED"\n')
-    scontrol.chmod(0o755)
-    path = f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}"
-    slurm = {"PATH": path, "ASKED": str(workplace / "asked"), "SLURM_JOB_ID": "4711"}
-    ended = run(fault=(faults.before_call, "choose", signal.SIGUSR1), environment=slurm)
-    assert ended.status == 138 and "SLURM job 4711 is requeued" in ended.out, ended
-    assert not Path("runs").exists(), "it had not begun"
-    first = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=slurm)
-    assert first.status == 138 and "SLURM job 4711 is requeued, to continue this run" in first.out, first
-    second = run(*MUON, environment=slurm | {"SLURM_RESTART_COUNT": "1"})
-    (cut,) = Path("runs").iterdir()
-    assert second.status == 0 and f"resume: continuing {cut}" in second.out and cut.name.startswith("4711_"), second
-    ours, theirs = (torch.load(each / "checkpoints/last.ckpt")["state_dict"] for each in (whole(MUON), cut))
-    assert_same(ours, theirs, "state_dict")
-    assert events(whole(MUON)) == events(cut)
-    # A job of an array is named by both numbers; a scontrol that fails is heard.
     scontrol.write_text('#!/bin/sh\necho "$@" >> "$ASKED"\necho "Access denied" >&2\nexit 1\n')
-    array = slurm | {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
-    third = run(*MUON, fault=(faults.signal_at, 12, signal.SIGUSR1), environment=array)
-    assert third.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in third.err, third
-    assert Path("asked").read_text() == "requeue 4711\nrequeue 4711\nrequeue 4712_3\n"
+    scontrol.chmod(0o755)
+    job = {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
+    job |= {"PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}", "ASKED": str(workplace / "asked")}
+    for fault, begun in (((faults.before_call, "choose"), False), ((faults.signal_at, 12), True)):
+        ended = run(fault=(*fault, signal.SIGUSR1), environment=job)
+        assert ended.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in ended.err, ended
+        assert Path("runs").exists() == begun
+    assert Path("asked").read_text() == 2 * "requeue 4712_3\n"
 
 
 def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace: Path) -> None:

@@ -3,7 +3,7 @@ import itertools
 import pytest
 import torch
 
-from gpt.attention import Attention, is_explicit
+from gpt.attention import Attention
 from gpt.config import ModelConfig
 from tests.reference.models import fill, normal, tiny
 
@@ -29,16 +29,6 @@ def test_blocks_have_the_gradients_of_the_whole_band(kernel: str, monkeypatch: p
             results.append([out, module.eval()(x), x.grad, *(parameter.grad for parameter in module.parameters())])
         for other in results[1:]:
             torch.testing.assert_close(other, results[0], rtol=0, atol=1e-11)
-
-
-def test_automatic_kernel_on_a_cpu() -> None:
-    for time, keys, training, changes, expected in (
-        (1023, 1023, True, {}, True), (1024, 1024, True, {}, False), (1000, 1000, False, {}, False),
-        (1024, 1024, True, {"dropout": 0.1}, True), (1024, 32, False, {}, True),
-        (1023, 1023, True, {"attention": "sdpa"}, False), (1024, 1024, False, {"attention": "explicit"}, True),
-    ):  # fmt: skip
-        assert is_explicit(tiny(**changes), time, keys, "cpu", training) is expected, (time, training, changes)
-    assert not is_explicit(tiny(), 256, 256, "cuda", True)
 
 
 def test_large_scores_and_queries_of_zeros_stay_finite() -> None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.batches import Windows, batches_on_device
+from gpt.analysis import attention_maps
 from gpt.checkpoint import copy_weights, with_context
 from gpt.config import ModelConfig
 from gpt.inference.decoder import Decoder
@@ -200,3 +201,14 @@ def test_no_consumer_computes_an_unknown_choice_as_another() -> None:
         if field != "attention":  # a choice of speed, which only the model has
             with pytest.raises(KeyError, match="new"):
                 Decoder(Weights(config, model.state_dict())).read(np.zeros((1, 3), np.int64))
+
+
+def test_attention_maps_equal_loops() -> None:
+    for config in ALL:
+        model = fill(GPT(config, V).double(), std=1.0)  # with less, they look everywhere alike
+        tokens, seen = draw(config.context), list[np.ndarray]()
+        reference.gpt(model.state_dict(), config, tokens[None].numpy(), seen=seen)
+        expected = np.reshape(seen, (config.layers, config.heads, config.context, config.context))
+        found = attention_maps(model, tokens)
+        assert found.dtype == torch.float32
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=name(config))  # scores in fp32

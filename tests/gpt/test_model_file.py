@@ -29,30 +29,18 @@ def test_any_safetensors_reader_opens_it(tmp_path: Path) -> None:
 
 
 def about(header: Header, **changes: object) -> Header:
-    """The header with other values in what describes the model; ... removes a key."""
-    kept = {key: value for key, value in (description(header) | changes).items() if value is not ...}
-    return header | {"__metadata__": {"chargpt": json.dumps(kept)}}
+    """The header with other values in what describes the model."""
+    return header | {"__metadata__": {"chargpt": json.dumps(description(header) | changes)}}
 
 
-SHAPE = vars(tiny(layers=1))
 # Others are in tests/faults/hostile.py, where every program refuses them.
 CHANGES = [
     (lambda h: about(h, format=FORMAT - 1), f"has format {FORMAT - 1}, but this version reads format {FORMAT}"),
-    (lambda h: {k: v for k, v in h.items() if k != "__metadata__"}, "not a chargpt model"),
-    (lambda h: about(h, model_config=SHAPE | {"layers": 2}), "blocks.1.norm1.weight is missing"),
-    (lambda h: about(h, model_config=SHAPE | {"bell": 1}), "bell"),
-    (lambda h: about(h, model_config={k: v for k, v in SHAPE.items() if k != "bias"}), "has no bias"),
-    (lambda h: about(h, model_config=SHAPE | {"heads": 5}), "heads"),
     (lambda h: about(h, vocabulary={"kind": "char", "characters": "abc"}), "must be F32 (3, 12)"),
-    (lambda h: about(h, vocabulary={}), "not a vocabulary"),
     (lambda h: about(h, step=True), "step is missing or of the wrong type"),
-    (lambda h: about(h, step=-1), "step is out of range"),
-    (lambda h: about(h, val_loss=float("nan")), "not JSON compliant"),
     (lambda h: about(h, evaluation={"mode": "disjoint"}), "context is missing"),
-    (lambda h: about(h, sha256=...), "not those that were written"),
     (lambda h: {("x" if k == "norm.weight" else k): v for k, v in h.items()}, "x is not a weight"),
-    (lambda h: h | {"norm.weight": h["norm.weight"] | {"dtype": "I32"}}, "norm.weight is I32"),
-]  # fmt: skip
+]
 
 
 def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:

@@ -22,13 +22,10 @@ def test_memorising_has_a_name() -> None:
 
 
 def test_a_model_is_told_that_counting_is_better() -> None:
-    (said,) = verdict(RUN, replace(SUMMARY, val_loss=2.3, last_val_loss=2.3), [[300, 2.0]], 100)
-    assert said.startswith("A 4-gram model predicts better. What helps: more steps (")
-    assert "train.py 'resume=runs/a b' trainer.max_steps=600), more text, or a trained model" in said
-    for steps, longer in ((3, 100), (51, 102)):
-        (said,) = verdict(RUN, replace(SUMMARY, val_loss=2.3, last_val_loss=2.3, steps=steps), [], 100)
-        assert f"trainer.max_steps={longer})" in said
-    assert "more steps" not in verdict(RUN, replace(SUMMARY, val_loss=2.3, last_val_loss=2.31), [], 100)[0]
+    worse = replace(SUMMARY, val_loss=2.3, last_val_loss=2.3)
+    (said,) = verdict(RUN, worse, [[300, 2.0]], 100)
+    assert said.startswith("A 4-gram model predicts better.") and "'resume=runs/a b' trainer.max_steps=600)" in said
+    assert "more steps" not in verdict(RUN, replace(worse, last_val_loss=2.31), [], 100)[0]
     assert verdict(RUN, replace(SUMMARY, val_loss=9.0, ngram_loss=None), [], 100) == []
 
 

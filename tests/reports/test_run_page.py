@@ -109,17 +109,13 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
     assert data["curves"]["validations"] == [[60, 1.5]] and data["curves"]["unit"] == "byte"
     shown = visit("report.html")
     assert shown.locator("#seen i").all_inner_texts() == ["·"] * 5 + ["b"]
-    assert shown.locator("#look .bars span").first.inner_text().startswith(("byte ", "b "))
     assert "1.0000nats per byte" in shown.inner_text("#figures").replace("\n", "")
-    assert shown.inner_text("#which") == "all 4 heads"
 
 
 def test_a_finished_run_is_reported(trained: Path) -> None:
     run, said = Path("runs/first"), summary("first")
     data = data_of(made := (run / "report.html").read_text("utf-8"))
-    for shown in (f"{said['val_loss']:.4f}<small>nats per character</small>", f"({said['val_bpc']:.4f} bits)"):
-        assert shown in made
-    assert '<h1 id="name">first</h1>' in made and f"best checkpoint, step {said['best_step']}" in made
+    assert f"{said['val_loss']:.4f}<small>nats per character</small>" in made and '<h1 id="name">first</h1>' in made
     assert data["differences"] == [list(each) for each in differences(read_config(run))]
     assert data["config"] == (run / "config.yaml").read_text("utf-8") and "data.path=book.txt" in data["command"]
     book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")
@@ -174,24 +170,11 @@ def test_curves_are_the_numbers_and_say_them(shown: Any) -> None:
             np.testing.assert_allclose(points, wanted, atol=1, err_msg=f"{view} {name}")  # of 1000
         nats, bits = (shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits"))
         assert [float(each) for each in bits] == pytest.approx([float(n) / math.log(2) for n in nats], abs=0.006)
-
-    def check(place: int) -> None:
-        step, nats, bits, *validation = map(float, re.findall(r"[\d.]+", shown.inner_text("#card")))
-        assert [step, nats] == pytest.approx(LOSSES[place], abs=6e-5)
-        assert bits == pytest.approx(nats / math.log(2), abs=2e-4)
-        nearest = min(VALIDATIONS, key=lambda entry: abs(entry[0] - step))
-        assert validation[-2:] == nearest[1:] and nearest[0] in (step, validation[0])
-
-    field = shown.locator("#plot > svg").bounding_box()
-    places = re.findall(r"[ML]([\d.]+) ", shown.locator("#plot path.train").get_attribute("d"))  # in thousandths
-    shown.mouse.move(field["x"] + float(places[3]) / 1000 * field["width"], field["y"] + 60)
-    check(3)
-    shown.mouse.move(5, 5)
-    assert not shown.is_visible("#card")
     shown.focus("#plot")
     for place in (-1, -2):
         shown.keyboard.press("ArrowLeft")
-        check(place)
+        step, nats = map(float, re.findall(r"[\d.]+", shown.inner_text("#card"))[:2])
+        assert [step, nats] == pytest.approx(LOSSES[place], abs=6e-5)
     shown.keyboard.press("Escape")
     assert not shown.is_visible("#card")
 
@@ -200,18 +183,17 @@ def test_texts_are_shown_as_they_are(shown: Any) -> None:
     assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
     assert shown.locator("main b, main img, main script").count() == 0
     whole = readable(f"Once\n{TEXT}")
-    assert shown.locator("#sample pre").first.text_content() == whole
     shown.focus("#samples input")
     for step in (60, 40):
         assert shown.inner_text("#samples output") == f"step {step}"
         visible = [each for each in shown.locator("#samples .step pre").all() if each.is_visible()]
         assert [each.text_content() for each in visible] == [f"{whole} {step} at {heat:g}" for heat in (0.5, 1)]
         shown.keyboard.press("ArrowLeft")
-    assert shown.locator("#text p").text_content() == readable(TEXT[:90])
-    cells = shown.locator("#settings td").all_text_contents()
-    assert cells == ["data.path", readable(TEXT), "null", "compile", "true", "auto"]
-    assert shown.locator("#command").text_content() == readable(f"python train.py 'data.path={TEXT}'")
-    assert shown.locator("#config").text_content() == readable(f"data:\n  path: {TEXT}")
+    for place, text in {
+        "#sample pre": whole, "#text p": readable(TEXT[:90]), "#config": readable(f"data:\n  path: {TEXT}"),
+        "#command": readable(f"python train.py 'data.path={TEXT}'"), "#settings td >> nth=1": readable(TEXT),
+    }.items():  # fmt: skip
+        assert shown.locator(place).first.text_content() == text, place
 
 
 PIXEL = """([head, x, y]) => {

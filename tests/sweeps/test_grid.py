@@ -3,17 +3,20 @@ import os
 import re
 import signal
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
+from base.jobs import run_lock
 from base.jobs.run_directory import Run
+from base.processes import cores
 from conf.overrides import read_command
-from sweeps.sweep import MAX_NAME, make_trial, sweep_name, trial_name, varied_keys
+from sweeps.sweep import MAX_NAME, make_trial, start, sweep_name, trial_name, varied_keys
 from sweeps.table import caution, spelled
 from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
 from tests.faults import faults
-from tests.faults.processes import LIMIT, Process, children_of, processes_in, run, start, tiny, wait_for
+from tests.faults.processes import Process, processes_in, run, tiny, wait_for
 
 
 def test_what_a_trial_is_called() -> None:
@@ -60,23 +63,20 @@ def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Pa
     ended = Process(*given, fault=(faults.in_trial, "s/optim.lr=0.003", faults.at_step, 15)).ends()
     assert ended.status == 1, ended
     assert ended.err == "train.py: 2 of 3 trials failed: optim.lr=1e+30; optim.lr=0.003\n"
-    assert {row["optim.lr"]: row["status"] for row in table("s")} == {
-        "0.002": "finished", "1e+30": "failed", "0.003": "failed",
-    }  # fmt: skip
+    statuses = {row["optim.lr"]: row["status"] for row in table("s")}
+    assert statuses == {"0.002": "finished", "1e+30": "failed", "0.003": "failed"}
     again = run(*given)
     assert again.status == 1 and again.err.startswith("train.py: 1 of 3 trials failed: "), again
     assert again.out.count(": finished before") == 1
     assert train(*fixed, "optim.lr=3e-3", "name=alone").status == 0
     assert_same_weights("s/optim.lr=0.003", "alone")
     *finished, failed = table("s")
-    assert failed["status"] == "failed" and failed["val_loss"] == ""
-    losses = [float(row["val_loss"]) for row in finished]
-    assert losses == sorted(losses)
+    assert (failed["status"], failed["val_loss"]) == ("failed", "")
+    assert [row["val_loss"] for row in finished] == sorted(row["val_loss"] for row in finished)
     for row in finished:
         whole = summary(Path(row["directory"]).absolute())
         assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}" and row["status"] == "finished"
-        for key in ("val_loss", "val_bpc", "seconds"):
-            assert float(row[key]) == whole[key]
+        assert all(float(row[key]) == whole[key] for key in ("val_loss", "val_bpc", "seconds"))
     assert f"{finished[0]['directory']}/checkpoints/best.safetensors" in sample("s").err
     # A trial is a run like any other.
     assert train(f"resume={finished[1]['directory']}", "trainer.max_steps=31", defaults=False).status == 0
@@ -112,25 +112,22 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Call, wor
     assert {row["model.dropout"] for row in table(name)} == {"0.1", "0.2", "0.3"}
 
 
-@pytest.mark.slow
-def test_workers_share_the_processor_and_a_second_command_is_refused(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_workers_share_the_processor(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS")
-    given = ["-m", "seed=0,1,2", "name=s", "trainer.max_steps=10"]
-    first = start(*given, "workers=2")
+    popen = Mock()
+    monkeypatch.setattr("sweeps.sweep.subprocess.Popen", popen)
+    start(make_trial("s", ["seed"], ["seed=1"]), workers=2)
+    assert popen.call_args.kwargs["env"]["OMP_NUM_THREADS"] == str(max(1, cores() // 2))
+
+
+def test_a_second_command_on_a_running_sweep_is_refused(train: Call) -> None:
+    Path("runs/s").mkdir(parents=True)
+    run_lock.lock(Path("runs/s").resolve())  # under another name: as another process would
     try:
-        wait_for(lambda: len(children_of(first.pid)) == 2, first)
-        for trial in children_of(first.pid):
-            share = f"OMP_NUM_THREADS={max(1, len(os.sched_getaffinity(0)) // 2)}".encode()
-            variables = Path(f"/proc/{trial}/environ")  # its own once it has begun
-            wait_for(lambda: share in variables.read_bytes().split(b"\0"), first)  # noqa: B023
-        one_line(run(*given), 2, "runs/s: another process is training there")
-        _, err = first.communicate(timeout=LIMIT)
+        one_line(train("-m", "seed=0,1", "name=s"), 2, "runs/s: another process is training there")
     finally:
-        first.kill()
-    assert first.returncode == 0 and not processes_in(workplace), err
-    assert [row["status"] for row in table("s")] == ["mean", *["finished"] * 3]
+        run_lock.release()
+    assert os.listdir("runs/s") == [".lock"]
 
 
 @pytest.mark.slow

@@ -7,9 +7,10 @@ import pytest
 
 from base.jobs.run_directory import Run
 from conf.schema import to_yaml
-from sweeps.table import run_list, write_table
+from sweeps.table import write_table
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, one_line, summary, table
+from tests.stores import make
 
 
 def store(name: str, *settings: str, steps: int | None = None) -> None:
@@ -17,13 +18,9 @@ def store(name: str, *settings: str, steps: int | None = None) -> None:
     config = compose(["trainer.precision=32-true", *settings])
     if steps:
         config = replace(config, trainer=replace(config.trainer, max_steps=steps, val_check_interval=steps))
-    run = Path("runs", name)
-    run.mkdir(parents=True)
-    run.joinpath("config.yaml").write_text(to_yaml(config))
     loss = 1 + config.seed / 10
-    run.joinpath("summary.json").write_text(
-        json.dumps({"status": "finished", "val_loss": loss, "val_bpc": loss, "seconds": 9})
-    )
+    found = {"status": "finished", "val_loss": loss, "val_bpc": loss, "seconds": 9}
+    make(Path("runs", name), {"config.yaml": to_yaml(config), "summary.json": json.dumps(found)})
 
 
 def tables(train: Call, pattern: str) -> list[list[list[str]]]:
@@ -44,25 +41,20 @@ def test_what_was_chosen_for_the_machine_does_not_separate_settings(train: Call)
         assert runs[0] == ["run", "seed", "loss", "bpc", "parameters", "time"] and len(runs) == 3
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "column", "cells"),
-    [
+def test_what_a_result_depends_on_separates_settings(train: Call) -> None:
+    for number, (one, other, column, cells) in enumerate((
         ("trainer.max_steps=9", "trainer.max_steps=10", "trainer.max_steps", ["10", "9"]),
-        ("trainer.precision=32-true", "trainer.precision=bf16-mixed", "trainer.precision", ["32-true", "bf16-mixed"]),
+        ("trainer.precision=32-true", "trainer.precision=64-true", "trainer.precision", ["32-true", "64-true"]),
         ("data.micro_batch=null", "data.micro_batch=4", "data.micro_batch", ["", "4"]),
         ("callbacks=ema", "callbacks=[ema,snapshots]", "callbacks", ["[ema,snapshots]", "ema"]),
         ("callbacks=ema", "callbacks=ema callbacks.ema.decay=0.5", "callbacks.ema.decay", ["0.5", "0.998"]),
-    ],
-)
-def test_what_a_result_depends_on_separates_settings(
-    train: Call, one: str, other: str, column: str, cells: list[str]
-) -> None:
-    for seed in (0, 1):
-        store(f"one-{seed}", f"seed={seed}", *one.split())
-        store(f"other-{seed}", f"seed={seed}", *other.split())
-    (head, *averages), _ = tables(train, "o*")
-    assert head == [column, "runs", "mean", "loss", "spread"]
-    assert sorted(row[0] if len(row) == 4 else "" for row in averages) == cells
+    )):  # fmt: skip
+        for seed in (0, 1):
+            store(f"{number}-one-{seed}", f"seed={seed}", *one.split())
+            store(f"{number}-other-{seed}", f"seed={seed}", *other.split())
+        (head, *averages), _ = tables(train, f"{number}-*")
+        assert head == [column, "runs", "mean", "loss", "spread"]
+        assert sorted(row[0] if len(row) == 4 else "" for row in averages) == cells
 
 
 def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
@@ -89,21 +81,17 @@ def test_a_sweep_s_table_has_means_over_seeds(workplace: Path) -> None:
 
 def test_a_split_of_the_runs_of_a_pattern(train: Call, score: Call) -> None:
     short = ["trainer.max_steps=2", "logger=none", "callbacks=[]"]
-    for seed in (0, 1):
-        assert train(f"seed={seed}", f"name=arr-{seed}", *short).status == 0
     assert train("-m", "optim.lr=1e-3,1e-4", "name=abl", *short).status == 0
-    ended = score("arr-*", "--split", "test")
-    losses = [summary(f"arr-{seed}")["test_loss"] for seed in (0, 1)]
-    averages, runs = ended.out.split("\n\n")[-2:]
-    assert averages.splitlines()[1].split()[3] == f"{sum(losses) / 2:.4f}", ended
-    assert all(f"{loss:.4f}" in runs for loss in losses)
-    one_line(score("arr-*", "--split", "test", "--per-char"), 2, "arr-*: no such model", program="score.py")
-    one_line(score("brr-*", "--split", "test"), 2, "brr-*: no such model", program="score.py")
     # One model of a sweep is its best trial, and is named.
     ended = score("abl", "--split", "test", "--html", "page.html", "--compare", "abl")
     assert ended.err.count("abl: its best trial is abl/optim.lr=0.001\n") == 2, ended
     assert "test split of abl/optim.lr=0.001: " in ended.out and summary("abl/optim.lr=0.001")["test_loss"]
     assert summary("abl/optim.lr=0.0001")["test_loss"] is None
+    ended = score("abl/*", "--split", "test")
+    losses = [summary(f"abl/optim.lr={rate}")["test_loss"] for rate in ("0.001", "0.0001")]
+    assert ended.status == 0 and all(f"{loss:.4f}" in ended.out.split("\n\n")[-1] for loss in losses), ended
+    one_line(score("abl/*", "--split", "test", "--per-char"), 2, "abl/*: no such model", program="score.py")
+    one_line(score("brr-*", "--split", "test"), 2, "brr-*: no such model", program="score.py")
 
 
 def test_runs_are_listed_with_the_newest_last(workplace: Path, train: Call) -> None:
@@ -114,16 +102,9 @@ def test_runs_are_listed_with_the_newest_last(workplace: Path, train: Call) -> N
         "first": {"status": "running"},
     }
     for age, (name, content) in enumerate(runs.items()):
-        file = Path("runs", name, "summary.json")
-        file.parent.mkdir(parents=True)
-        file.write_text(json.dumps(content))
+        file = make(Path("runs", name), {"summary.json": json.dumps(content)}) / "summary.json"
         os.utime(file, (10 - age, 10 - age))
-    assert run_list().splitlines() == [
-        "name      status    steps  loss    text",
-        "first     killed",
-        "sweep/a\ufffd  diverged  10",
-        "second    finished  1200   0.9273  book.txt",
-    ]
-    assert train("name=new", "trainer.max_steps=1").status == 0
-    newest = train("--runs", defaults=False).out.splitlines()[-1]
-    assert newest.split()[:3] == ["new", "finished", "1"] and newest.endswith("book.txt")
+    assert [line.split() for line in train("--runs", defaults=False).out.splitlines()] == [
+        ["name", "status", "steps", "loss", "text"], ["first", "killed"], ["sweep/a\ufffd", "diverged", "10"],
+        ["second", "finished", "1200", "0.9273", "book.txt"],
+    ]  # fmt: skip

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -43,14 +44,8 @@ def test_a_run_that_cannot_be_compiled_does_without_or_is_refused(train: Call, f
 def test_what_stops_compiling_is_not_taken_for_a_failure(
     train: Call, failing: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stopped(*_: object) -> None:
-        raise Stopped(2)
-
-    def out_of_memory(*_: object) -> None:
-        raise torch.OutOfMemoryError
-
-    for instead, status, said in ((stopped, 130, "stopped by SIGINT; there is no run"), (out_of_memory, 2, "memory")):
-        monkeypatch.setattr(LitGPT, "compile_training_step", instead)
+    for error, status, said in ((Stopped(2), 130, "stopped by SIGINT"), (torch.OutOfMemoryError(), 2, "memory")):
+        monkeypatch.setattr(LitGPT, "compile_training_step", Mock(side_effect=error))
         ended = train("name=a")
         assert ended.status == status and said in ended.out + ended.err and not Path("runs").exists()
         assert "not compiled" not in ended.out

@@ -1,6 +1,6 @@
 import itertools
-import re
 import statistics
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from gpt.model_file import read
 from reports.card import card
 from tests.conftest import Call, last, summary
 from tests.reference.novelty import longest_copy
+from training import summary_file
 
 STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "compile=false")
 MODELS = [Path(f"runs/a/checkpoints/{name}.safetensors") for name in ("last", "best")]
@@ -57,8 +58,7 @@ def test_what_samples_copy(train: Call, monkeypatch: pytest.MonkeyPatch) -> None
 def test_what_a_run_writes_of_documents(train: Call) -> None:
     Path("names.txt").write_text("%".join(map("".join, itertools.permutations("ab\ncdef", 3))), encoding="utf-8")
     ended = train("name=a", "data.path=names.txt", "data.documents=%", "watch.sample_length=60", *STEPS)
-    count = re.search(r"names.txt: (\d+) parts", ended.out)
-    assert count and int(count[1]) == 210
+    assert "names.txt: 210 parts" in ended.out
     model, meta = load_checkpoint("a")
 
     def written(length: int, seed: int) -> str:
@@ -74,8 +74,20 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     step, texts = last("a")["callbacks"]["Watch"]["history"]["entries"][-1]
     assert step == summary("a")["best_step"] == 12
     assert texts == [[0.9, "", written(60, seed)] for seed in (0, 1)]
-    report = Path("runs/a/report.html").read_text("utf-8")
-    assert "names.txt: 210 parts, 30 of them repeated; " in report and "the model wrote documents" in report
-    lines = card(model, meta, MODELS[1])
-    assert '| documents | parts, each followed by the end mark "\\\\u0003" |\n' in lines
-    assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in lines
+    assert "names.txt: 210 parts, 30 of them repeated; " in Path("runs/a/report.html").read_text("utf-8")
+    assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in card(model, meta, MODELS[1])
+
+
+def test_the_commit_of_the_code_is_known_where_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def git(*arguments: str) -> str:
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        return subprocess.run(["git", *who, *arguments], cwd=tmp_path, capture_output=True, text=True).stdout.strip()
+
+    monkeypatch.setattr(summary_file, "CODE", tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    assert summary_file.commit() is None
+    (tmp_path / "a.py").write_text("1")
+    git("init"), git("add", "a.py"), git("commit", "-m", "one")
+    assert summary_file.commit() == git("rev-parse", "HEAD") and len(git("rev-parse", "HEAD")) == 40
+    (tmp_path / "a.py").write_text("2")
+    assert summary_file.commit() == git("rev-parse", "HEAD") + "-dirty"

@@ -51,13 +51,9 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     with pages(browser) as open_file:
 
         def open_page(
-            model: GPT,
-            meta: dict[str, Any],
-            passages: list[str] | None = None,
-            title: str | None = None,
-            **options: Any,
+            model: GPT, meta: dict[str, Any], *passages: Any, title: str | None = None, **options: Any
         ) -> Any:
-            write_page(model, meta, tmp_path / "model.html", passages, title)
+            write_page(model, meta, tmp_path / "model.html", *passages, title=title)
             options = {"reduced_motion": "reduce"} | options
             page = open_file(tmp_path / "model.html", ready="#clear:enabled", **options)
             if options["reduced_motion"] == "no-preference":
@@ -199,19 +195,20 @@ def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Sh
     page.click("#dice")
     assert written(page) != whole[:23] and page.input_value("#seed") != "3"
     fill(page, prompt="bad", length=100000)
-    page.click("#generate")
-    until(page, "chargpt.model.tokens.length > 500")
-    assert page.text_content("#generate") == "Stop"
-    page.click("#generate")
-    text = written(page)
-    assert 500 < len(text) < 90_000 and page.text_content("#generate") == "Generate"
-    page.wait_for_timeout(100)
-    assert page.text_content("#text") == text
-    page.click("#generate")
-    until(page, "chargpt.model.tokens.length > 500")
-    page.fill("#prompt", "bee")
-    until(page, "chargpt.model.tokens.length === 3")
-    assert page.text_content("#text") == "bee" and page.text_content("#generate") == "Generate"
+    for stop in ("a click", "another prompt"):
+        page.click("#generate")
+        until(page, "chargpt.model.tokens.length > 500")
+        assert page.text_content("#generate") == "Stop"
+        if stop == "a click":
+            page.click("#generate")
+            text = written(page)
+            page.wait_for_timeout(100)
+            assert 500 < len(text) < 90_000 and page.text_content("#text") == text
+        else:
+            page.fill("#prompt", "bee")
+            until(page, "chargpt.model.tokens.length === 3")
+            assert page.text_content("#text") == "bee"
+        assert page.text_content("#generate") == "Generate"
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])
@@ -244,12 +241,11 @@ def test_bytes(show: Show) -> None:
         page.fill("#temperature", "1")
         assert_bars(page, softmax(read(model, tokens)[0][-1]), lambda token: chr(token) if 32 < token < 127 else None)
     page = show(model, meta)  # an emoji of four bytes that come one by one, and what is no character
-    page.evaluate("for (const byte of [0x61, 0xf0, 0x9f, 0x98]) append(byte)")
-    assert page.text_content("#text") == "a\ufffd"
-    page.evaluate("append(0x80)")
-    assert page.text_content("#text") == "a😀"
-    page.evaluate("for (const byte of [0xc3, 0x62, 0xff, 0xc3, 0xe2, 0x80]) append(byte)")
-    assert page.text_content("#text") == b"a\xf0\x9f\x98\x80\xc3b\xff\xc3\xe2\x80".decode(errors="replace")
+    come = b""
+    for more in (b"a\xf0\x9f\x98", b"\x80", b"\xc3b\xff\xc3\xe2\x80"):
+        page.evaluate("bytes => bytes.forEach(append)", list(more))
+        come += more
+        assert page.text_content("#text") == come.decode(errors="replace")
 
 
 def assert_bars(page: Any, shares: np.ndarray, label: Callable[[int], str | None]) -> None:
@@ -289,13 +285,14 @@ def test_bars_are_the_probabilities(show: Show) -> None:
     assert_bars(page, softmax(logits), labels.__getitem__)
 
 
-@pytest.mark.parametrize(("field", "given", "used"), [("length", "2.5", 2), ("top-k", "-3", 1)])
-def test_the_nearest_number_is_used_for_one_out_of_range(show: Show, field: str, given: str, used: int) -> None:
+def test_the_nearest_number_is_used_for_one_out_of_range(show: Show) -> None:
     page = show(*make(SLIDING))
-    texts = [write(page, "bad", **{"length": 20, "temperature": 2} | {field: number}) for number in (given, used)]
-    assert texts[0] == texts[1] and not page.is_visible("#wrong")
-    page.fill(f"#{field}", given)
-    assert f"{used} is used" in page.inner_text("#wrong")
+    for field, given, used in (("length", "2.5", 2), ("top_k", "-3", 1)):
+        near, exact = (write(page, "bad", **{"length": 20, "temperature": 2, field: value}) for value in (given, used))
+        assert near == exact and not page.is_visible("#wrong")
+        fill(page, **{field: given})
+        assert f"{used} is used" in page.inner_text("#wrong")
+        fill(page, **{field: ""})
 
 
 # How dark the last characters of the text are, of the largest weight.
@@ -320,21 +317,12 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
                 np.testing.assert_allclose(page.evaluate(SHADES), row / row.max(), atol=0.006)
                 said = page.text_content("#looking")
                 assert said.endswith(" %") and float(said.split()[-2]) == pytest.approx(100 * row.max(), abs=0.051)
-    if config not in (SLIDING, WINDOWED):
+    if config in (RENEWED, WINDOWED_RENEWED):
         return
     # What the page has forgotten it does not invent; the last characters that attention sees it always knows.
-    tokens = tokenizer.encode(write(page, "bad", length=100, temperature=2)).tolist()
-    shares, known = read(model, tokens)[2], 0
-    for place in reversed(range(len(tokens))):
-        seen = page.evaluate(f"(seen => seen && Object.values(seen.weights))(chargpt.model.attention(1, 2, {place}))")
-        if seen is None:
-            break
-        known += 1
-        np.testing.assert_allclose(seen, shares[1, 2, place, place - len(seen) + 1 : place + 1], atol=1e-5)
-        assert len(seen) == min(place + 1, model.config.attention_window)
-    assert model.config.attention_window <= known < len(tokens)
-    page.locator("#text i").nth(len(tokens) - 1 - known).hover()
-    assert page.locator("#text.shaded").count() == 0 and page.text_content("#looking") == ""
+    known = "place => Boolean(chargpt.model.attention(1, 2, place))"
+    places = [page.evaluate(known, place) for place in range(len(text))]
+    assert places == sorted(places) and config.attention_window <= sum(places) < len(text)
 
 
 def test_the_keyboard_and_unknown_characters(show: Show) -> None:
@@ -418,12 +406,8 @@ def test_on_first_sight_a_text_is_being_written(show: Show) -> None:
     assert len(seen) + 5 < len(page.text_content("#text")) < len(seen) + 40
     page.click("#generate")
     assert page.text_content("#status") == "Written by this model, seed 1"
-    stopped = page.text_content("#text")
-    page.set_viewport_size({"width": 360, "height": 480})
-    assert page.locator("#text").bounding_box()["y"] + 200 > 480
     page.click("#generate")
-    until(page, "text.getBoundingClientRect().bottom <= 481")  # a viewport takes a moment to change
-    assert written(page).startswith(stopped) and stopped.startswith(seen)
+    assert written(page).startswith(seen)
 
 
 def passage(seed: int) -> str:
@@ -470,23 +454,13 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
             for id, needed in (("you", you), ("them", them)):
                 lower, upper = shannon_bounds(needed, 5, model.vocabulary)
                 assert page.text_content(f"#{id}-bits") == f"{lower:.2f} to {upper:.2f}"
-                share = float(page.text_content(f"#{id}-first").removesuffix(" %"))
-                assert share == pytest.approx(100 * needed.count(1) / len(needed), abs=0.51)
             assert float(page.text_content("#exact")) == pytest.approx(np.mean(nats) / math.log(2), abs=0.0051)
     said = page.text_content("#meaning")
     assert said.startswith(f"You guessed {you.count(1)} of 100 characters on the first try, the model {them.count(1)}.")
-    only = sum((one == 1) != (other == 1) for one, other in zip(you, them, strict=True))
-    certain = abs(you.count(1) - them.count(1)) > 1.96 * only**0.5
-    assert ("by more than chance" in said) == certain
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     contrasts(page)
     page.keyboard.type("a \n")  # whoever types on keeps the score
     assert page.text_content("#progress") == "100 of 100"
-    page.click("#copy")
-    page.focus("#prompt")
-    page.keyboard.press("Control+a")
-    page.keyboard.press("Control+v")
-    assert page.input_value("#prompt") == said
     page.click("#again")
     for _ in range(40):
         page.click("#reveal")
@@ -499,18 +473,7 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
 def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
     page = show(*make(tiny()))
     assert not page.is_visible("#game") and not page.is_visible("#to-game")
-    page = show(*make(tiny(), None), [])
-    assert "There is no game here: a token of this model is a byte" in page.inner_text("#game")
-    page = show(*make(tiny()), [], title="My <words>")
-    assert "There is no game here: no passage was found" in page.inner_text("#game")
+    for characters, why in ((None, "a token of this model is a byte"), (CHARACTERS, "no passage was found")):
+        page = show(*make(tiny(), characters), [], title="My <words>")
+        assert f"There is no game here: {why}" in page.inner_text("#game")
     assert page.inner_text("h1") == "My <words>" and page.title() == "My <words> · chargpt"
-
-
-def test_what_is_known_of_the_model() -> None:
-    model, meta = make(WINDOWED)
-    said = f"A GPT with {model.num_parameters():,} weights, trained for 12 steps on a text"
-    assert about(model, meta) == said
-    assert facts(model, meta) == ["2 layers, 3 heads, 12 wide", "context 7, window 3", "10 characters"]
-    meta["val_loss"] = 1.23456
-    assert about(model, meta) == f"{said}; 1.23 nats per character on held-out text"
-    assert facts(model, meta)[-1] == "validation loss 1.2346 nats (1.7811 bits) per character"

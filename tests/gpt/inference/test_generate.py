@@ -1,5 +1,4 @@
 import itertools
-import threading
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from gpt.inference.weights import weights_of
 from tests.conftest import refusal
 from tests.model_files import filled as build
 from tests.reference import sampling
-from tests.reference.models import SOME, name, normal, tiny
+from tests.reference.models import normal, tiny
 
 
 def test_probabilities_equal_loops() -> None:
@@ -57,25 +56,14 @@ def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("gpt.inference.generate.MAX_ROWS", most)
         parts = list(generate_many(lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights))
         assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
-        assert len(parts) >= min(int(threads), rows // 8)
     monkeypatch.undo()
     # A GPU does as many texts as fit, one part after the other.
     monkeypatch.setattr(weights, "cuda", True)
     cache = 2 * 2 * 7 * 12 * weights.dtype.itemsize  # bytes of a text: keys and values, layers, places, channels
     for free, rows, sizes in ((2**34, 2048, [1024, 1024]), (4 * 10 * cache, 25, [8, 9, 8]), (0, 2, [1, 1])):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37))
-        parts = list(generate_many(lambda part: iter([(part, threading.get_ident())]), rows, weights))
-        assert [part.stop - part.start for part, _ in parts] == sizes and len({thread for _, thread in parts}) == 1
-        assert [row for part, _ in parts for row in range(part.start, part.stop)] == list(range(rows))
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA GPU here")
-def test_a_gpu_generates_what_a_cpu_does() -> None:
-    prompt = torch.arange(5).expand(9, 5)
-    for config in SOME:
-        model = build(config).double()
-        wanted = generate(model, prompt, 50, seed=1, top_p=0.9)
-        assert torch.equal(generate(model.cuda(), prompt, 50, seed=1, top_p=0.9), wanted), name(config)
+        parts = list(generate_many(lambda part: iter([list(range(part.start, part.stop))]), rows, weights))
+        assert list(map(len, parts)) == sizes and sum(parts, []) == list(range(rows))
 
 
 def test_model_prompt_and_random_state_are_left_as_they_were() -> None:

@@ -1,14 +1,11 @@
 import math
 import re
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.conftest import Ended, assert_same_weights, board, last
-
-Train = Callable[..., Ended]
+from tests.conftest import Call, assert_same_weights, board, last
 
 
 def scalars(name: str, tag: str) -> dict[int, float]:
@@ -17,7 +14,7 @@ def scalars(name: str, tag: str) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_clipped_steps_are_counted_and_watching_changes_nothing(train: Train) -> None:
+def test_clipped_steps_are_counted_and_watching_changes_nothing(train: Call) -> None:
     clip, every = 0.95, "trainer.log_every_n_steps="
     for name, more in (("each", f"{every}1"), ("some", f"{every}5"), ("none", "logger=none")):
         assert train(f"name={name}", f"optim.clip={clip}", "trainer.max_steps=20", more).status == 0
@@ -51,13 +48,8 @@ def moved(name: str, key: str = "state_dict") -> dict[str, float]:
 EVERY = ["trainer.max_steps=3", "trainer.val_check_interval=1", "trainer.log_every_n_steps=3"]
 
 
-def assert_updates(name: str, expected: dict[str, float]) -> None:
-    for group in GROUPS:
-        assert scalars(name, f"update/{group}") == pytest.approx({3: expected[group]}, rel=1e-4), group
-
-
 @pytest.mark.slow
-def test_updates_are_those_between_two_checkpoints(train: Train) -> None:
+def test_updates_are_those_between_two_checkpoints(train: Call) -> None:
     for key, recipe in (
         ("state_dict", "optim=adamw model.positions=learned model.bias=true optim.clip=0"),
         ("current_model_state", "optim=muon data.micro_batch=2 callbacks=ema trainer.precision=32-true"),
@@ -65,11 +57,12 @@ def test_updates_are_those_between_two_checkpoints(train: Train) -> None:
         assert train(f"name={key}", *EVERY, *recipe.split()).status == 0
         expected = moved(key, key)
         assert min(expected.values()) > 1e-5
-        assert_updates(key, expected)
+        for group in GROUPS:
+            assert scalars(key, f"update/{group}") == pytest.approx({3: expected[group]}, rel=1e-4), group
     assert "optim/clip_share" not in board("state_dict").Tags()["scalars"], "nothing is clipped"
 
 
-def test_a_run_that_goes_on_has_one_history(trained: Path, train: Train) -> None:
+def test_a_run_that_goes_on_has_one_history(trained: Path, train: Call) -> None:
     """The checkpoint knows what was logged up to there, the validation that it was saved for included."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     history = last("first")["callbacks"]["Metrics"]["history"]

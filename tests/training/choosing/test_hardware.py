@@ -8,14 +8,7 @@ import pytest
 import torch
 
 from base import processes
-from training.choosing.hardware import (
-    choose_compile,
-    choose_precision,
-    choose_threads,
-    compile_seconds,
-    peak_flops,
-    step_ratio,
-)
+from training.choosing.hardware import choose_compile, choose_precision, choose_threads, peak_flops
 
 
 @pytest.fixture
@@ -29,32 +22,26 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
 
 
 def test_other_programs_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = torch.get_num_threads()
-    try:
-        monkeypatch.setattr(processes, "cores", lambda: 4)
-        monkeypatch.delenv("OMP_NUM_THREADS")
-        for busy, threads in ((0.0, 4), (0.4, 4), (0.5, 3), (1.6, 2), (4.0, 1)):
-            monkeypatch.setattr(processes, "busy_cores", lambda busy=busy: busy)
-            why = f"other programs use {busy:.1f} of 4 cores" if threads < 4 else ""
-            assert choose_threads("auto") == (threads, why) and torch.get_num_threads() == threads
-            assert choose_threads(3) == (3, ""), "what is typed or stored wins"
-        monkeypatch.setenv("OMP_NUM_THREADS", "4")
-        assert choose_threads("auto") == (4, "")
-        for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
-            monkeypatch.setenv(name, "1")
-        assert choose_threads("auto") == ("auto", ""), "a launcher has chosen"
-    finally:
-        torch.set_num_threads(before)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    monkeypatch.setattr(processes, "cores", lambda: 4)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    for busy, threads in ((0.0, 4), (0.4, 4), (0.5, 3), (1.6, 2), (4.0, 1)):
+        monkeypatch.setattr(processes, "busy_cores", lambda busy=busy: busy)
+        assert choose_threads("auto") == (threads, f"other programs use {busy:.1f} of 4 cores" * (threads < 4))
+        assert choose_threads(3) == (3, ""), "what is typed or stored wins"
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")
+    assert choose_threads("auto") == (4, "")
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "1")
+    assert choose_threads("auto") == ("auto", ""), "a launcher has chosen"
 
 
 def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
-    assert choose_compile("auto", "cpu", 31.0, 20.0) == ("true", "takes about 20 s, saves 31 s of training")
-    assert choose_compile("auto", "cpu", 19.0, 20.0) == ("false", "takes about 20 s, saves 19 s of training")
-    assert choose_compile("auto", "cuda", 0.0, 20.0)[0] == "true"
-    for asked, device, saved in (("false", "cpu", 1e9), ("true", "cpu", 1.0)):
-        assert choose_compile(asked, device, saved, 20.0) == (asked, "as configured")
-    assert compile_seconds(7.0, cached=True) < compile_seconds(7.0, cached=False) < compile_seconds(8.0, cached=False)
-    assert step_ratio("bf16-mixed") < step_ratio("32-true") < 1
+    for asked, device, saved, chosen in (
+        ("auto", "cpu", 31.0, "true"), ("auto", "cpu", 19.0, "false"), ("auto", "cuda", 0.0, "true"),
+        ("false", "cpu", 1e9, "false"), ("true", "cpu", 1.0, "true"),
+    ):  # fmt: skip
+        assert choose_compile(asked, device, saved, 20.0)[0] == chosen, (asked, device, saved)
     # Without what it needs.
     for missing, module, name, found in (("g++", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir")):
         with complete.context() as patched:
@@ -64,30 +51,26 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
             with pytest.raises(ValueError, match=f"^compile=true: there is no .*{re.escape(missing)}"):
                 choose_compile("true", "cpu", 1e9, 20.0)
     complete.setattr(sys, "platform", "darwin")  # nobody tried it there
-    assert choose_compile("auto", "cpu", 1e9, 20.0) == ("false", "not tested on this system")
+    assert choose_compile("auto", "cpu", 1e9, 20.0)[0] == "false"
 
 
 def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    for flags, precision, why in (
-        ({"amx_bf16", "avx512_bf16", "avx512_fp16"}, "bf16-mixed", "has amx_bf16"),
-        ({"avx512_bf16"}, "bf16-mixed", "has avx512_bf16"),
-        ({"avx512_bf16", "avx512_fp16"}, "32-true", "has no AMX, and its avx512_bf16 is slow"),
-        ({"avx512_f"}, "32-true", "has no bf16 arithmetic"),
+    for flags, precision in (
+        ("amx_bf16 avx512_bf16 avx512_fp16", "bf16-mixed"), ("avx512_bf16", "bf16-mixed"),
+        ("avx512_bf16 avx512_fp16", "32-true"), ("avx512_f", "32-true"),
     ):  # fmt: skip
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: dict.fromkeys(flags, True))
-        assert choose_precision("auto", "cpu") == (precision, f"the CPU {why}")
-    assert choose_precision("64-true", "cpu") == ("64-true", "as configured")
-    assert choose_precision("auto", "mps")[0] == "32-true"
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: dict.fromkeys(flags.split(), True))
+        assert choose_precision("auto", "cpu")[0] == precision, flags
+    assert choose_precision("64-true", "cpu")[0] == "64-true" and choose_precision("auto", "mps")[0] == "32-true"
     for has, precision in ((True, "bf16-mixed"), (False, "32-true")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
         assert choose_precision("auto", "cuda")[0] == precision
 
 
 def test_peaks_by_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = torch.device("cuda:1")
-    for name in ("NVIDIA A10G", "NVIDIA GeForce RTX 4090 Laptop GPU", "NVIDIA H20", "NVIDIA H200"):
-        assert peak_flops(torch.device("cpu"), "32-true") is None
+    gpu, precisions = torch.device("cuda:1"), ("bf16-mixed", "bf16-true", "32-true", "64-true")
+    assert peak_flops(torch.device("cpu"), "32-true") is None
+    h200 = [989.4e12, 989.4e12, pytest.approx(66.9e12), None]
+    for name, peaks in (("NVIDIA A10G", [None] * 4), ("NVIDIA H200", h200)):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert (peak_flops(gpu, "bf16-mixed") is None) == (name != "NVIDIA H200")
-    assert peak_flops(gpu, "bf16-mixed") == peak_flops(gpu, "bf16-true") == pytest.approx(989.4e12)
-    assert peak_flops(gpu, "32-true") == pytest.approx(66.9e12) and peak_flops(gpu, "64-true") is None
+        assert [peak_flops(gpu, precision) for precision in precisions] == peaks
