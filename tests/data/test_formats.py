@@ -178,17 +178,3 @@ def test_a_file_that_ends_in_the_middle_of_a_character(tmp_path, opened):
     either = "; get the whole file if it was cut, or name its encoding with data.encoding=, such as"
     assert refusal(InputError, opened, "latin.txt").endswith(f"{either} cp1252 or latin-1")
     assert refusal(InputError, opened, "kanji.txt", encoding="shift-jis").endswith(f"{either} utf-8")
-
-
-def test_characters_that_hardly_occur_are_counted(tmp_path, opened):
-    emoji = "".join(map(chr, range(0x1F300, 0x1F300 + 400)))
-    begin = TEXT * 60  # longer than a chunk, so that rare characters occur in chunks of ASCII, too
-    make(tmp_path, {"emoji.txt": begin + emoji + "\U0001f923" * 5 + "z" * 4 + "é" * 4, "few.txt": f"{begin}tuvwxyzTé"})
-    # z and é occur five times, in several chunks and kinds of chunks.
-    make(tmp_path, {"split.txt": "zz" + begin + "zzé" + begin + "zé" + begin + "ééé" + "defghijklm" * 4})
-    for name, said in {"emoji.txt": "402 of 408", "split.txt": "10 of 17"}.items():
-        for _ in range(2):  # encoded, and from the cache
-            (line,) = opened(name).notes
-            assert line.startswith(f"{said} characters occur fewer than five times"), name
-    make(tmp_path, {"plain.txt": begin + "".join(map(chr, range(200, 400))) * 5 + "0123456789"})
-    assert opened("plain.txt").notes == opened("few.txt").notes == opened("emoji.txt", tokenizer="byte").notes == ()
