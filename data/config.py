@@ -44,7 +44,9 @@ class DataConfig:
         literal=True,
     )
     field: str | None = option(
-        None, "the field of *.csv, *.tsv or *.jsonl files to read; each row is then a document", literal=True
+        None,
+        "the field of *.csv, *.tsv, *.json, *.jsonl or *.parquet files to read; each row is then a document",
+        literal=True,
     )
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")

@@ -16,8 +16,14 @@ from base.errors import InputError, nearest, printable
 from base.jobs import run_directory
 from base.progress import count
 from data.config import TYPOGRAPHIC_QUOTES, DataConfig, cache_dir
-from data.decoding import Corpus, Document, NotText, decode, part_of, suffix
-from data.tables import TABLES
+from data.decoding import CHUNK, Corpus, Document, NotText, decode, part_of, suffix
+from data.tables import TABLES, columns
+
+# What a text is wrapped in, by the suffix of its file.
+WRAPPED = dict.fromkeys(
+    (".html", ".htm", ".xhtml", ".xml"), "its tags; convert it to plain text (.txt) to leave them out"
+)
+WRAPPED[".ipynb"] = "the JSON around its cells; export it from Jupyter as a script (.py) or as text to leave it out"
 
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
@@ -180,12 +186,15 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
     return found
 
 
-def _texts(documents: list[Document], encoding: str, notes: list[str]) -> list[Document]:
-    """Return `documents` without binary files, which a line in `notes` names; a single file is never left out."""
+def _texts(documents: list[Document], encoding: str, notes: list[str], kept: Collection[str]) -> list[Document]:
+    """Return `documents` without binary files, which a line in `notes` names; a single file is never left out.
+
+    Files whose suffix is in `kept` are not left out, either.
+    """
     texts, refused = [], list[tuple[Document, NotText]]()
     for document in documents:
         try:
-            if len(documents) > 1:
+            if len(documents) > 1 and suffix(document.label) not in kept:
                 with document.open() as file:
                     next(decode(file, document.label, encoding), "")
         except NotText as error:
@@ -202,14 +211,27 @@ def _texts(documents: list[Document], encoding: str, notes: list[str]) -> list[D
     return texts
 
 
+def about_format(document: Document, encoding: str) -> str:
+    """Return a line about a file that contains more than a person reads in it, otherwise ""."""
+    kind = suffix(document.label)
+    what = WRAPPED.get(kind, "")
+    with document.open() as file:
+        if kind in TABLES:
+            names = columns(file, document.label, encoding)
+            way = f" ({', '.join(map(printable, names[:20]))})" if names else ""
+            if names or kind != ".json":
+                what = f"the syntax of its table; data.field=NAME makes a field{way} of each row a document"
+        elif not what and b"\x1b[" in file.read(CHUNK):
+            what = r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
+    return what and f"{document.label} is read as plain text, with {what}"
+
+
 def open_corpus(config: DataConfig) -> Corpus:
     """Return the corpus that `config` names: its files, downloaded if they are at addresses, without binary files."""
     encoding, cache = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config)
     if config.path is None:
         if config.field is not None:
-            raise InputError(
-                f"data.field={config.field}: needs data.path= with *.csv, *.tsv, *.jsonl or *.ndjson files"
-            )
+            raise InputError(f"data.field={config.field}: needs data.path= with a table ({', '.join(TABLES)})")
         if config.validation is not None:
             raise InputError(f"data.validation={config.validation}: needs data.path=, the text for training")
         return _stdlib(encoding, cache)
@@ -219,10 +241,11 @@ def open_corpus(config: DataConfig) -> Corpus:
 
     def found(path: str) -> list[Document]:
         documents = _unzipped(find_documents(path, cache / "downloads", notes), notes)
-        documents = _texts(documents, encoding, notes) if encoding else documents
-        tables = (each.label for each in documents if suffix(each.label) in TABLES)
-        if config.field is None and (table := next(tables, "")):
-            notes.append(f"{table} is read as plain text; data.field=NAME makes that field of each row a document")
+        kept = TABLES if config.field is not None else ()
+        documents = _texts(documents, encoding, notes, kept) if encoding else documents
+        if config.field is None:
+            odd = [each for each in documents if suffix(each.label) in (*TABLES, *WRAPPED)]
+            notes.extend(filter(None, (about_format(each, encoding or "utf-8") for each in (odd or documents)[:1])))
         return documents
 
     documents = found(config.path)

@@ -22,6 +22,8 @@ ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 # Modules with the same `open`. fsspec reads these formats, too, but its fallback for .zst ignores a truncated file.
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
 SAVE = "save it as plain text (.txt) in the program that opens it"
+SHEET = "save its sheet as CSV (.csv); data.field=NAME then reads one of its columns"
+TABLE = "export a table as CSV (.csv); data.field=NAME then reads one of its columns"
 CONVERT = "convert it: ebook-convert {} book.txt"
 OFFICE = {  # suffix: what the file is, and how to get text from it
     ".pdf": ("a PDF", "convert it: pdftotext {}"),
@@ -31,6 +33,13 @@ OFFICE = {  # suffix: what the file is, and how to get text from it
     ".rtf": ("a rich text document", SAVE),
     ".epub": ("an e-book", CONVERT),
     ".mobi": ("an e-book", CONVERT),
+    ".xls": ("a spreadsheet", SHEET),
+    ".xlsx": ("a spreadsheet", SHEET),
+    ".ods": ("a spreadsheet", SHEET),
+    ".db": ("a database", TABLE),
+    ".sqlite": ("a database", TABLE),
+    ".sqlite3": ("a database", TABLE),
+    ".parquet": ("a Parquet table", "data.field=NAME reads one of its columns"),
 }
 RTF = b"{\\rtf"  # RTF is ASCII, so `_is_binary` does not recognise it
 CUT = ("unexpected end of data", "truncated data", "incomplete multibyte sequence")  # Python's words for it

@@ -1,9 +1,10 @@
 """Divide a text into documents: lines, paragraphs, files, the text between separators, or rows of a table."""
 
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import IO, Any, NamedTuple
 
 import numpy as np
 
@@ -89,20 +90,21 @@ def _batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 
 def _files_or_rows(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Any]:
     """Yield each document of a corpus: a str or, with the byte tokenizer, bytes."""
-    chunks: Any
     for document in corpus.documents:
         if rule.kind == "file":
-            chunks = corpus.read(document, tick)
+            chunks: Any = corpus.read(document, tick)
             yield ("" if corpus.encoding else b"").join(chunks)
         else:
-            chunks = replace(corpus, encoding=corpus.encoding or "utf-8").read(document, tick)
-            for value in rows(chunks, document.label, rule.name):
-                yield value if corpus.encoding else value.encode()
+            with document.open() as file:
+                for value in rows(file, document.label, rule.name, corpus.encoding or "utf-8", tick):
+                    yield value if corpus.encoding else value.encode()
 
 
-def rows(chunks: Iterable[str], label: str, field: str) -> Iterator[str]:
+def rows(
+    file: IO[bytes], label: str, field: str, encoding: str = "utf-8", tick: Tick = lambda size: None
+) -> Iterator[str]:
     """Yield the text of the field in each row of a table, which must not contain the end mark."""
-    for line, value in fields(chunks, label, field):
+    for line, value in fields(file, label, field, encoding, tick):
         if END in value:
             raise InputError(f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it")
         yield value
@@ -110,8 +112,11 @@ def rows(chunks: Iterable[str], label: str, field: str) -> Iterator[str]:
 
 def divide(text: Any, rule: Rule, label: str) -> list[Any]:
     """Divide the whole `text` of one file as `rule` says, and return a list of the documents that are not blank."""
-    if rule.kind in ("file", "row"):
-        batch = _joined([text] if rule.kind == "file" else list(rows([text], label, rule.name)), text[:0])
+    if rule.kind == "row":
+        raw = text if isinstance(text, bytes) else text.encode()
+        batch = _joined(list(rows(io.BytesIO(raw), label, rule.name)), "")
+    elif rule.kind == "file":
+        batch = _joined([text], text[:0])
     else:
         batch, _ = _cut(text, rule, last=True)
     text, _, starts, ends, _ = _without_blank(batch)

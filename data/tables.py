@@ -1,32 +1,59 @@
-"""Read one field of each row of a table (`data.field`): CSV, TSV or lines of JSON."""
+"""Read one field of each row of a table (`data.field`): CSV, TSV, JSON, lines of JSON, Parquet."""
 
 import csv
+import io
 import json
 from collections.abc import Iterable, Iterator
-from itertools import chain
+from itertools import chain, islice
+from typing import IO, Any
 
 from base.errors import InputError, nearest, one_line, printable
-from data.decoding import suffix
+from data.decoding import CHUNK, OFFICE, Tick, decode, suffix
 
-TABLES = (".csv", ".tsv", ".jsonl", ".ndjson")
+TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 QUOTES = 'a field that begins with a double quote ends at the next one: write "" for a quote in it'
+SEARCHED = 1000  # rows of JSON of which at least one must have the field
+BATCH = 2**10  # rows of Parquet that are read at once
+MAX_ARRAY = 2**28  # bytes of a JSON array, which need several times their memory
+Rows = Iterator[tuple[int, Any]]  # pairs (number of the line or, in an array and in Parquet, of the row; row)
 
 
-def fields(chunks: Iterable[str], label: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (line number, text of the field) for each row of a table."""
-    kind = suffix(label)
+def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -> Iterator[tuple[int, str]]:
+    """Yield pairs (line number, text of the field) for each row of a table.
+
+    The field of an object in a field is named like `review.text`. A list of texts or of messages is one text.
+    """
+    kind, line = suffix(label), 0
+    where = f"{label}, {'row' if kind in ('.json', '.parquet') else 'line'} "
     if kind not in TABLES:
-        allowed = ", ".join(f"*{end}" for end in TABLES)
-        raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {label}")
-    line, lines = 0, _lines(chunks)
+        allowed, way = ", ".join(f"*{end}" for end in TABLES), OFFICE.get(kind, ("", ""))[1]
+        raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {label}{way and '; '}{way}")
+    chunks = iter(()) if kind == ".parquet" else decode(file, label, encoding, tick)
     try:
-        for line, value in _delimited(lines, kind, field) if kind in (".csv", ".tsv") else _json_lines(lines, field):
+        if kind in (".csv", ".tsv"):
+            found = _delimited(_lines(chunks), kind, field)
+        else:
+            rows = _parquet(file, label, field, tick) if kind == ".parquet" else _objects(chunks, kind)
+            found = _values(rows, field)
+        for line, value in found:
             value.encode()  # raises if it has half of a surrogate pair
             yield line, value.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeEncodeError:
-        raise InputError(f"{label}, line {line:,}: has half of a surrogate pair, which is not a character") from None
+        raise InputError(f"{where}{line:,}: has half of a surrogate pair, which is not a character") from None
     except _BadRow as error:
-        raise InputError(f"{label}, line {error.line:,}: {error}") from None
+        raise InputError(f"{where}{error.line:,}: {error}") from None
+
+
+def columns(file: IO[bytes], label: str, encoding: str) -> list[str]:
+    """Return the fields of a table's first row that `data.field` may name; none if it cannot be read."""
+    kind, chunks = suffix(label), decode(file, label, encoding)
+    try:
+        if kind in (".csv", ".tsv"):
+            return [name.strip() for name in next(_reader(_lines(chunks), kind), [])]
+        _, row = next(_objects(chunks, kind))
+        return [name for name, value in _leaves(row) if _text(value) is not None]
+    except (InputError, _BadRow, StopIteration, csv.Error):
+        return []
 
 
 class _BadRow(Exception):
@@ -48,12 +75,16 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
         yield "".join(held)
 
 
+def _reader(lines: Iterator[str], kind: str) -> Any:
+    header = next(lines, "")
+    delimiter = "\t" if kind == ".tsv" else max(",;\t", key=header.count)
+    return csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
+
+
 def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the row's last line, text of `field`) for each row of a CSV or TSV file."""
-    header = next(lines, "")
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
-    delimiter = "\t" if kind == ".tsv" else max(",;\t", key=header.count)
-    rows = csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
+    rows = _reader(lines, kind)
     try:
         names = [name.strip() for name in next(rows, [])]
         if names.count(field) != 1:
@@ -73,22 +104,100 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
         csv.field_size_limit(limit)
 
 
-def _json_lines(lines: Iterator[str], field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (line number, text of `field`) for each line of a file of JSON objects, except blank lines."""
-    known = False
-    for number, line in enumerate(lines, 1):
-        if line.isspace():
-            continue
+def _objects(chunks: Iterator[str], kind: str) -> Rows:
+    """Yield the rows of a JSON array (only in *.json) or of lines of JSON, except blank lines."""
+    first = next(chunks, "").lstrip()
+    chunks, number = chain([first], chunks), 1
+    try:
+        if kind == ".json" and first.startswith("["):
+            text = "".join(islice(chunks, MAX_ARRAY // CHUNK))
+            if next(chunks, ""):
+                raise _BadRow("the array is too large to be read; write an object on each line instead (.jsonl)", 1)
+            yield from enumerate(json.loads(text), 1)
+            return
+        for number, line in enumerate(_lines(chunks), 1):
+            if not line.isspace():
+                yield number, json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise _BadRow(f"is not JSON: {one_line(error)}; write an object on each line", number) from None
+
+
+def _parquet(file: IO[bytes], label: str, field: str, tick: Tick) -> Rows:
+    """Yield the rows of a Parquet file, each with no other column than that of `field`."""
+    try:
+        import pyarrow
+        from pyarrow.parquet import ParquetFile
+    except ImportError:
+        raise InputError(f"{label}: needs pyarrow: pip install -c constraints.txt -e '.[parquet]'") from None
+    try:
+        table, number, size = ParquetFile(file), 0, file.seek(0, io.SEEK_END)
+        names = table.schema_arrow.names
+        name = field if field in names else field.partition(".")[0]
+        if name not in names:
+            raise _BadRow(_no_field(field, names), 1)
+        for batch in table.iter_batches(BATCH, columns=[name]):
+            for value in batch.column(0).to_pylist():
+                number += 1
+                yield number, {name: value}
+            tick(size * len(batch) // table.metadata.num_rows)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise InputError(f"{label}: cannot be read as Parquet: {one_line(error)}") from None
+
+
+def _values(rows: Rows, field: str) -> Iterator[tuple[int, str]]:
+    """Yield pairs (number of the row, text of `field`), which is empty in a row without the field."""
+    known, number, seen = False, 0, dict[str, None]()
+    for index, (number, row) in enumerate(rows, 1):
+        if not isinstance(row, dict):
+            raise _BadRow("is not an object with fields", number)
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise _BadRow(f"is not JSON: {one_line(error)}", number) from None
-        if not isinstance(row, dict) or not (known or field in row):
-            raise _BadRow(_no_field(field, list(row) if isinstance(row, dict) else []), number)
-        known, value = True, row.get(field)
-        if not isinstance(value, str | None):
-            raise _BadRow(f"data.field={field}: must be text, but is {type(value).__name__}", number)
-        yield number, value or ""
+            value, known = _at(row, field), True
+        except KeyError:
+            value = None
+            seen |= dict.fromkeys(name for name, _ in _leaves(row))
+            if not known and index >= SEARCHED:
+                break
+        text = _text(value)
+        if text is None:
+            what = ", ".join(f"{field}.{name}" for name, _ in _leaves(value)) or type(value).__name__
+            raise _BadRow(f"data.field={field}: must be text, or a list of texts or messages, but is {what}", number)
+        yield number, text
+    if number and not known:
+        raise _BadRow(_no_field(field, list(seen)), number)
+
+
+def _at(row: dict[str, Any], field: str) -> Any:
+    """Return the value of a field, such as `review.text`; a `KeyError` is raised if there is none."""
+    name, _, rest = field.partition(".")
+    if field not in row and rest and isinstance(row.get(name), dict):
+        return _at(row[name], rest)
+    return row[field]
+
+
+def _leaves(row: Any) -> Iterator[tuple[str, Any]]:
+    """Yield (name, value) of each field, and of the fields in it, like `review.text`."""
+    for name, value in row.items() if isinstance(row, dict) else ():
+        if isinstance(value, dict):
+            yield from ((f"{name}.{inner}", each) for inner, each in _leaves(value))
+        else:
+            yield name, value
+
+
+def _text(value: Any) -> str | None:
+    """Return the text of a field: texts in a list are joined by newlines; None if the value has another type."""
+    if isinstance(value, list):
+        parts = [_message(each) for each in value]
+        return None if None in parts else "\n".join(map(str, parts))
+    return value if isinstance(value, str) else "" if value is None else None
+
+
+def _message(value: Any) -> str | None:
+    """Return a text, or a message such as {"role": "user", "content": "hi"} as `user: hi`."""
+    if isinstance(value, dict):
+        for role, content in (("role", "content"), ("from", "value")):
+            if isinstance(value.get(role), str) and isinstance(value.get(content), str | None):
+                return f"{value[role]}: {value.get(content) or ''}"
+    return value if isinstance(value, str) else None
 
 
 def _no_field(field: str, names: list[str]) -> str:

@@ -16,7 +16,7 @@ from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
 from data.corpus import Document
-from data.decoding import decode
+from data.decoding import decode, suffix
 from data.documents import WHITESPACE, Rule, divide, is_divided
 from data.text import text_of_run
 from gpt.model_file import Model
@@ -54,11 +54,13 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
             raw, label = read_file(options)
             sha256, text = hashlib.sha256(raw).hexdigest(), raw
             rule = dividing_rule(loaded, label, options.per_document)
-            if not only_bytes or (rule and rule.kind == "row"):
+            if suffix(label) != ".parquet" and (not only_bytes or (rule and rule.kind == "row")):
                 text = "".join(decode(io.BytesIO(raw), label, options.encoding, option="--encoding "))
             if rule:
-                mark = rule.end if isinstance(text, str) else rule.end.encode()
-                text = text[:0].join(document + mark for document in divide(text, rule, label))
+                documents = divide(text, rule, label)
+                empty = "" if rule.kind == "row" else text[:0]
+                mark = rule.end if isinstance(empty, str) else rule.end.encode()
+                text = empty.join(document + mark for document in documents)
                 raw = text.encode() if isinstance(text, str) else text
         encoded = EncodedText([raw] * len(loaded), 0, len(raw), sha256)
         if not only_bytes:

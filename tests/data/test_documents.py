@@ -1,4 +1,5 @@
 import csv
+import importlib
 import io
 import json
 import os
@@ -182,20 +183,53 @@ def test_rows_of_tables_are_documents():
     nulled = [row if row["text"] != " \n" else {"text": None} for row in rows]
     files["a.jsonl"] = "\n\n".join(map(json.dumps, nulled))  # with escapes such as \u8a9e
     files["b.ndjson"] = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n"
+    files["c.json"] = json.dumps(nulled, indent=1)
+    files["d.json"] = files["b.ndjson"]
+    files["e.parquet"] = parquet(nulled)
     for name, content in files.items():
         for tokenizer in ("char", "byte"):
             text = text_of({name: content}, field="text", tokenizer=tokenizer)
             check(text, values, "row", "\x03", "text", utf8=tokenizer == "byte")
             assert text.documents.repeated == 1 and text.documents.blank == 1
-    check(text_of(files, field="text"), values * 5, "row", "\x03", "text")
+    check(text_of(files, field="text"), values * 8, "row", "\x03", "text")
     assert csv.field_size_limit() == 131_072
+
+
+def parquet(rows):
+    pyarrow, file = pytest.importorskip("pyarrow"), io.BytesIO()
+    importlib.import_module("pyarrow.parquet").write_table(pyarrow.Table.from_pylist(rows), file)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, {"role": "user"}]
+    rows = [
+        {"review": {"text": f"good {i}", "stars": i}, "lines": [f"a{i}", "b"], "messages": messages[: 1 + i % 3],
+         "conversations": [{"from": "human", "value": f"{i}"}]} for i in range(8)
+    ]  # fmt: skip
+    contents = {"jsonl": lambda: "\n".join(map(json.dumps, rows)), "json": lambda: json.dumps(rows)}
+    contents["parquet"] = lambda: parquet(rows)
+    files = {f"a.{kind}": contents[kind]()}
+    for field, values in {
+        "review.text": [f"good {i}" for i in range(8)], "lines": [f"a{i}\nb" for i in range(8)],
+        "messages": (3 * ["user: hi", "user: hi\nassistant: hello", "user: hi\nassistant: hello\nuser: "])[:8],
+        "conversations": [f"human: {i}" for i in range(8)],
+    }.items():  # fmt: skip
+        check(text_of(files, field=field), values, "row", "\x03", field)
+
+
+def test_a_field_with_a_dot_in_its_name_is_a_field():
+    files = {"a.jsonl": "\n".join(json.dumps({"a.b": f"x{i}", "a": {"b": "no"}}) for i in range(5))}
+    check(text_of(files, field="a.b"), [f"x{i}" for i in range(5)], "row", "\x03", "a.b")
 
 
 def test_a_row_without_the_field_is_blank():
     files = {"a.csv": "id,text\n1,one\n2\n3,three\n", "b.jsonl": '{"text": "uno"}\n{"id": 2}\n{"text": "tres"}\n'}
+    files["c.jsonl"] = '{"id": 2}\n' * 999 + '{"text": "late"}\n'
     text = text_of(files, field="text")
-    check(text, ["one", "", "three", "uno", "", "tres"], "row", "\x03", "text")
-    assert text.documents.blank == 2
+    check(text, ["one", "", "three", "uno", "", "tres", *[""] * 999, "late"], "row", "\x03", "text")
+    assert text.documents.blank == 1001
     text = text_of({"a.csv": "id,text\n1,one,\n2,two,,\n3,three\n"}, field="text")
     check(text, ["one", "two", "three"], "row", "\x03", "text")
 
@@ -235,6 +269,8 @@ def test_refusals_are_one_line(opened):
                 "i.csv": 'text\n"a\nbcdefghijklmnopqrstuvwxyz\x03"',
                 "j": "abcdefghij" * 3 + "\r\n\x03", "k.csv": "text\n\"a", "l.csv": "",
                 "one": "abc\nabc\nabc\n", "m": "\n \n", "n.csv": "text\na\nb, c\n", "p.csv": "text,id,text\na,b,c\n",
+                "r.jsonl": '{"b": "c"}\n' * 1000 + '{"text": "late"}\n', "s.json": '[{"text": {"a": "b"}}]',
+                "t.json": '[{"text": "a"}', "u.json": '{\n"text": "a"}', "v.xlsx": "PK", "w.parquet": "PAR1",
                 "q.tsv": 'id\ttext\n1\t"a\n2\tb"\n3\tc\n'}  # fmt: skip
     make(Path(), numbered)
     for path, options, said in [
@@ -246,15 +282,21 @@ def test_refusals_are_one_line(opened):
         ("text", {"documents": "\n%\n"}, r"has 1 document, 1 different with data.documents=\\n%\\n; at least"),
         ("j", {"documents": "%", "tokenizer": "byte"}, "j: contains"),
         ("i.csv", {"field": "text"}, "i.csv, line 3: contains"),
-        ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, \*.jsonl, \*.ndjson, but not text"),
+        ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, .*, but not text"),
+        ("v.xlsx", {"field": "text"}, "data.field=text: reads .* not v.xlsx; save its sheet as CSV"),
+        ("r.jsonl", {"field": "text"}, "r.jsonl, line 1,000: data.field=text: no such field.* are b$"),
+        ("s.json", {"field": "text"}, "s.json, row 1: data.field=text: must be text, .* but is text.a$"),
+        ("t.json", {"field": "text"}, "t.json, row 1: is not JSON: .*; write an object on each line"),
+        ("u.json", {"field": "text"}, "u.json, row 1: is not JSON: .*; write an object on each line"),
+        ("w.parquet", {"field": "text"}, "w.parquet: cannot be read as Parquet: "),
         ("c.csv", {"field": "texts"}, "c.csv, line 1: data.field=texts: no such field; nearest: text; .* id, text"),
         ("n.csv", {"field": "text"}, "n.csv, line 3: has 2 fields, but the first row has 1; put a field that contains"),
         ("p.csv", {"field": "text"}, "p.csv, line 1: data.field=text: 2 fields have this name; rename them"),
         ("q.tsv", {"field": "text"}, "q.tsv, line 3: a field spans several rows; a field that begins with a d"),
-        ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, but is int"),
+        ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, or .*, but is int"),
         ("e.jsonl", {"field": "text"}, "e.jsonl, line 1: data.field=text: no such field.*are a$"),
         ("f.jsonl", {"field": "text"}, "f.jsonl, line 1: is not JSON: "),
-        ("g.jsonl", {"field": "text"}, "g.jsonl, line 1: .*there are no fields"),
+        ("g.jsonl", {"field": "text"}, "g.jsonl, line 1: is not an object"),
         ("h.jsonl", {"field": "text"}, "h.jsonl, line 1: has half of a surrogate pair"),
         ("k.csv", {"field": "text"}, "k.csv, line 2: cannot be read as a table: "),
         ("l.csv", {"field": "text"}, "l.csv, line 1: .*there are no fields"),

@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import random
+import subprocess
 import sys
 import zipfile
 
@@ -93,13 +94,15 @@ def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened)
 def test_a_file_that_is_not_text_is_named_for_what_it_is(tmp_path, opened):
     rtf, office = b"{\\rtf1 " + TEXT.encode() + b"}", zipped({"word/document.xml": "<a/>"})
     make(tmp_path, {"a.rtf": rtf, "a b.pdf": b"%PDF-1.5\n" + PICTURE, "a.png": PICTURE, "pdf.pdf": TEXT})
-    make(tmp_path, {f"a.{suffix}": office for suffix in ("doc", "docx", "odt", "epub", "mobi")})
+    make(tmp_path, {f"a.{suffix}": office for suffix in ("doc", "docx", "odt", "epub", "mobi", "xlsx", "ods", "db")})
     for name, said in {
         "a b.pdf": "is a PDF, not text; convert it: pdftotext 'a b.pdf'",
         "a.epub": "is an e-book, not text; convert it: ebook-convert a.epub book.txt",
         "a.docx": "is a Word document, not text; save it as plain text (.txt) in the program that opens it",
         "a.odt": "is an OpenDocument text, not text; save it", "a.rtf": "is a rich text document, not text; save it",
-        "a.doc": "is a Word document", "a.mobi": "is an e-book", "a.png": "is a binary file, not text: byte 0 is not",
+        "a.xlsx": "is a spreadsheet, not text; save its sheet as CSV", "a.ods": "is a spreadsheet",
+        "a.db": "is a database, not text; export a table as CSV", "a.doc": "is a Word document",
+        "a.mobi": "is an e-book", "a.png": "is a binary file, not text: byte 0 is not",
     }.items():  # fmt: skip
         assert refusal(NotText, opened, name).startswith(f"{name}: {said}")
     for encoding in ("latin-1", "cp1252"):  # the first decodes every byte
@@ -128,14 +131,39 @@ def test_a_directory_says_what_it_leaves_out(tmp_path, opened, bucket):
     assert len(corpus(f"{bucket.address}/dir/**/*", cache_dir=str(tmp_path)).documents) == 3
 
 
-def test_a_table_that_is_read_as_text_says_so(tmp_path, opened):
-    rows = [{"id": number, "body": "日本, ok " * 9, "label": "x"} for number in range(50)]
-    jsonl = "".join(json.dumps(row) + "\n" for row in rows)
-    csv = "id,text,label\n" + '1,"a, b",long label\n' * 50
-    make(tmp_path, {"rows.jsonl": jsonl, "rows.csv": csv, "rows.tsv": csv.replace(",", "\t"), "bad.jsonl": "[" * 3000})
-    make(tmp_path, {"rows.csv.gz": gzip.compress(csv.encode()), "list.ndjson": "[1]\n[2]\n" * 99, "empty.csv": ""})
-    for name in ("rows.csv", "rows.tsv", "rows.csv.gz", "rows.jsonl"):
-        assert opened(name).notes[0].startswith(f"{name} is read as plain text; data.field=NAME")
+def test_a_file_that_wraps_its_text_says_so_and_its_advice_can_be_followed(tmp_path, opened):
+    turns = [{"role": "user", "content": "hi " * 9}]
+    rows = [
+        {"id": n, "body": f"日本 {n} ok " * 9, "of": {"text": f"{n} x " * 20}, "chat": turns * n} for n in range(50)
+    ]
+    csv = "id,text,label\n" + "".join(f'{n},"a, {n}",long label {n}\n' for n in range(50))
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    make(tmp_path, {"rows.jsonl": lines, "rows.json": json.dumps(rows), "rows.csv": csv})
+    make(tmp_path, {"rows.tsv": csv.replace(",", "\t"), "rows.csv.gz": gzip.compress(csv.encode())})
+    for name in ("rows.csv", "rows.csv.gz", "rows.jsonl", "rows.json"):
+        note = opened(name).notes[0]
+        assert note.startswith(f"{name} is read as plain text, with the syntax of its table; data.field=NAME")
+        fields = note[note.index("(") + 1 : note.index(")")].split(", ")
+        assert fields == (["id", "text", "label"] if "csv" in name else ["body", "of.text", "chat"])
+        for field in fields:
+            assert opened(name, field=field).documents.rule.name == field
+    ordinary = {"bad.jsonl": "[" * 3000, "empty.csv": "", "list.ndjson": "[1]\n[2]\n" * 99}
+    wrapped = {"page.html": f"<p>{TEXT}</p>", "book.ipynb": json.dumps({"cells": [TEXT]}), "log.txt": f"\x1b[1m{TEXT}"}
+    make(tmp_path, ordinary | wrapped | {"package.json": json.dumps({"name": TEXT}, indent=1)})
+    for name in wrapped:
+        assert opened(name).notes[0].startswith(f"{name} is read as plain text, with "), name
+    assert opened("package.json").notes == ()
+    sed = opened("log.txt").notes[0].removesuffix(" removes them").partition("; ")[2]
+    plain = subprocess.run(f"{sed} log.txt", shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert plain.stdout == TEXT
+
+
+def test_parquet_needs_pyarrow_and_a_field(tmp_path, opened, monkeypatch):
+    make(tmp_path, {"a.parquet": b"PAR1" + PICTURE})
+    assert refusal(NotText, opened, "a.parquet").startswith("a.parquet: is a Parquet table, not text; data.field=NAME")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    said = refusal(InputError, opened, "a.parquet", field="text")
+    assert said.endswith("needs pyarrow: pip install -c constraints.txt -e '.[parquet]'")
 
 
 def test_a_damaged_byte_in_utf8_is_not_another_encoding(tmp_path, opened):
