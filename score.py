@@ -108,7 +108,7 @@ def run(options: argparse.Namespace) -> None:
 def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
     """Score a split of each run, update the tables and pages of their sweeps, and print the table."""
     for trial in trials:
-        window = options.window or (trial.summary.evaluation or {}).get("mode", "disjoint")
+        window = options.window or trial.summary.mode or "disjoint"
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": window}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
 

@@ -21,7 +21,7 @@ from conf.compose import read_config
 from conf.schema import PLUGINS, Config, by_key
 from reports.page import render_page
 
-RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "steps", "seconds", "parameters", "directory")  # in sweep.csv
+RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "mode", "steps", "seconds", "parameters", "directory")
 MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns that are averaged over seeds
 SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns if `seed` varies; spread: standard deviation
 APART = ("run", "seed")  # columns in which runs with the same settings may differ
@@ -84,7 +84,8 @@ def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
 
 
 def best_first(table: list[Row]) -> list[Row]:
-    return sorted(table, key=lambda row: math.inf if row["val_bpc"] is None else row["val_bpc"])
+    """Return rows with the lowest loss first; losses that were measured in different modes are not compared."""
+    return sorted(table, key=lambda row: (row["val_bpc"] is None, row.get("mode") or "", row["val_bpc"] or 0.0))
 
 
 def spelled(config: Config) -> dict[str, str]:
@@ -137,12 +138,23 @@ def cells(table: list[Row]) -> list[list[list[str]]]:
     """Return the tables for display, headings first: means if `seed` varies, then a table with a row for each run."""
     settings, averages = means(table)
     tested = ["test_loss"] if any(row["test_loss"] is not None for row in table) else []
-    lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), "parameters", "time"]]
+    modes = ["mode"] if len({row["mode"] for row in table} - {None}) > 1 else []
+    lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), *modes, "parameters", "time"]]
     for row in table:
         loss, bpc, *tests = (figure(row[key]) for key in ("val_loss", "val_bpc", *tested))
         weights = "" if row["parameters"] is None else f"{row['parameters']:,}"
         seconds = "" if row["seconds"] is None else clock(row["seconds"])
-        lines.append([*(row[key] for key in settings), loss or row["status"], bpc, *tests, weights, seconds])
+        lines.append(
+            [
+                *(row[key] for key in settings),
+                loss or row["status"],
+                bpc,
+                *tests,
+                *(row[key] or "" for key in modes),
+                weights,
+                seconds,
+            ]
+        )
     if not averages:
         return [lines]
     others, losses = [key for key in settings if key not in APART], ["val_loss", *tested]
@@ -188,8 +200,10 @@ def curve(run: Run) -> list[tuple[int, float]]:
 
 
 def caution(configs: Mapping[Run, Config]) -> str:
-    """Return a warning if runs were evaluated on different texts, otherwise ""."""
-    texts = set()
+    """Return a warning if runs were evaluated on different texts or in different modes, otherwise ""."""
+    texts, modes = set(), {run.summary.mode for run in configs} - {None}
+    if len(modes) > 1:
+        return f"losses measured in different modes cannot be compared: {', '.join(sorted(map(str, modes)))}"
     for run, config in configs.items():
         data = config.data
         held_out = [data.validation] if data.validation else [run.summary.text_sha256 or data.path, data.split]
@@ -199,13 +213,20 @@ def caution(configs: Mapping[Run, Config]) -> str:
 
 def run_list() -> str:
     """Return a table of all runs as text, the newest last."""
-    rows = [["name", "status", "steps", "loss", "text"]]
+    rows = [["name", "status", "steps", "loss", "mode", "text"]]
     for run in reversed(newest_first("summary.json")):
         summary = run.summary
         status = summary.status or "unreadable"
         with suppress(OSError):  # in a read-only directory, the lock cannot be tested
             if status == "running" and not run_lock.in_use(run.directory):
                 status = "killed"
-        cells = [run.name, status, str(summary.steps or ""), figure(summary.val_loss), summary.text or ""]
+        cells = [
+            run.name,
+            status,
+            str(summary.steps or ""),
+            figure(summary.val_loss),
+            summary.mode or "",
+            summary.text or "",
+        ]
         rows.append([printable(cell) for cell in cells])
     return aligned(rows) if len(rows) > 1 else f"no run in {RUNS}/ yet"

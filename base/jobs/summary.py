@@ -48,6 +48,12 @@ class Summary:
     commit: str | None = None  # git commit of the code, with `-dirty` if the files differ from it
     validations: dict | None = None  # the loss of each validation, by step
 
+    @property
+    def mode(self) -> str | None:
+        """How the text was read for the validation loss: in `disjoint` windows, or in windows at `documents`."""
+        found = (self.evaluation or {}).get("mode")
+        return str(found) if found else None
+
     @classmethod
     def read(cls, path: Path) -> "Summary":
         """Read a summary; of a missing or damaged file, what cannot be read is None."""

@@ -57,6 +57,19 @@ def test_what_a_result_depends_on_separates_settings(train: Call) -> None:
         assert sorted(row[0] if len(row) == 4 else "" for row in averages) == cells
 
 
+def test_losses_of_different_modes_are_not_compared(train: Call) -> None:
+    """Such as those of two versions: a list was once read in disjoint windows."""
+    for number, mode in enumerate(["documents", "disjoint", "disjoint"]):
+        store(name := f"modes-{number}", f"model.layers={number + 1}")
+        found = summary(name) | {"val_loss": 3 - number, "val_bpc": 3 - number, "evaluation": {"mode": mode}}
+        make(Path("runs", name), {"summary.json": json.dumps(found)})
+    (head, *rows), (caution,) = tables(train, "modes-*")
+    assert [row[head.index("mode")] for row in rows] == ["disjoint", "disjoint", "documents"]
+    assert rows[0][0] == "modes-2" and caution[-2:] == ["disjoint,", "documents"]
+    listed = train("--runs", defaults=False).out.splitlines()
+    assert listed[0].split()[4] == "mode" and listed[1].split()[4] == "documents"
+
+
 def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
     for seed in (0, 1):
         store(f"abl/seed={seed}", f"seed={seed}")
@@ -105,6 +118,6 @@ def test_runs_are_listed_with_the_newest_last(workplace: Path, train: Call) -> N
         file = make(Path("runs", name), {"summary.json": json.dumps(content)}) / "summary.json"
         os.utime(file, (10 - age, 10 - age))
     assert [line.split() for line in train("--runs", defaults=False).out.splitlines()] == [
-        ["name", "status", "steps", "loss", "text"], ["first", "killed"], ["sweep/a\ufffd", "diverged", "10"],
+        ["name", "status", "steps", "loss", "mode", "text"], ["first", "killed"], ["sweep/a\ufffd", "diverged", "10"],
         ["second", "finished", "1200", "0.9273", "book.txt"],
     ]  # fmt: skip
