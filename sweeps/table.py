@@ -21,7 +21,7 @@ from conf.compose import read_config
 from conf.schema import PLUGINS, Config, by_key
 from reports.page import render_page
 
-RESULTS = "status val_loss val_bpc test_loss mode steps seconds parameters directory".split()  # in sweep.csv
+RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "mode", "steps", "seconds", "parameters", "directory")
 MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns that are averaged over seeds
 SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns if `seed` varies; spread: standard deviation
 APART = ("run", "seed")  # columns in which runs with the same settings may differ
