@@ -144,17 +144,8 @@ def cells(table: list[Row]) -> list[list[list[str]]]:
         loss, bpc, *tests = (figure(row[key]) for key in ("val_loss", "val_bpc", *tested))
         weights = "" if row["parameters"] is None else f"{row['parameters']:,}"
         seconds = "" if row["seconds"] is None else clock(row["seconds"])
-        lines.append(
-            [
-                *(row[key] for key in settings),
-                loss or row["status"],
-                bpc,
-                *tests,
-                *(row[key] or "" for key in modes),
-                weights,
-                seconds,
-            ]
-        )
+        mode = [row[key] or "" for key in modes]
+        lines.append([*(row[key] for key in settings), loss or row["status"], bpc, *tests, *mode, weights, seconds])
     if not averages:
         return [lines]
     others, losses = [key for key in settings if key not in APART], ["val_loss", *tested]
@@ -220,13 +211,7 @@ def run_list() -> str:
         with suppress(OSError):  # in a read-only directory, the lock cannot be tested
             if status == "running" and not run_lock.in_use(run.directory):
                 status = "killed"
-        cells = [
-            run.name,
-            status,
-            str(summary.steps or ""),
-            figure(summary.val_loss),
-            summary.mode or "",
-            summary.text or "",
-        ]
+        cells = [run.name, status, str(summary.steps or ""), figure(summary.val_loss)]
+        cells += [summary.mode or "", summary.text or ""]
         rows.append([printable(cell) for cell in cells])
     return aligned(rows) if len(rows) > 1 else f"no run in {RUNS}/ yet"
