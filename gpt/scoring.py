@@ -5,7 +5,6 @@ decoder as in sampling.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,8 +36,6 @@ class Candidate(NamedTuple):
     tokens: np.ndarray  # the whole text, (N,) uint8 or uint16
     stride: int  # tokens between window starts if windows are strided
     trained: bool  # whether the model was trained on this text
-    characters: int  # the divisor in bits per character; 0: those in `tokens`
-    bytes: int  # size of the text's file, the divisor in bits per byte; 0: of `tokens` as UTF-8
     documents: dict[str, str] | None = None  # `data.documents.Rule` by which the text is divided
 
     def end(self, mode: str) -> np.ndarray | None:
@@ -48,12 +45,6 @@ class Candidate(NamedTuple):
     def first(self, mode: str) -> int | None:
         """Return the first token if nothing precedes it, so that its loss is ln V."""
         return int(self.tokens[0]) if self.end(mode) is None else None
-
-    def per_file(self, score: Score) -> Score:
-        """Return `score` in bits per character and byte of the text's file, even if `tokens` leave characters out."""
-        characters, size = self.characters or score.characters, self.bytes or score.bytes
-        bpc, bpb = score.bpc * score.characters / max(1, characters), score.bpb * score.bytes / size
-        return replace(score, bpc=bpc, bpb=bpb, characters=characters, bytes=size)
 
     @property
     def page_name(self) -> str:
