@@ -87,8 +87,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     settings = [FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
     rule = Rule.of(config)
     settings += [{rule.kind: rule.name}] if rule else []
-    own = config.validation is not None
-    settings += [[document.split for document in corpus.documents]] if own else []
+    settings += [[document.split for document in corpus.documents]] if config.validation is not None else []
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     settings += [extra_chars] if extra_chars else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
@@ -107,9 +106,8 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config.overfit, context)
-    alone = not (rule or own)
-    found = describe_likeness(text.train, text.validation, tokenizer, folder / "likeness.json", can_mix=alone)
-    return replace(text, notes=text.notes + found)
+    alone = rule is None and config.validation is None
+    return replace(text, notes=text.notes + describe_likeness(text, folder / "likeness.json", alone))
 
 
 def text_of_run(model: Path) -> Text:

@@ -30,7 +30,6 @@ from reports.run_page import page
 from training.callbacks.watch import written
 from training.choosing.time_budget import MIN_STEPS
 from training.errors import rates_far_above
-from training.launch import device_kind
 from training.run_plan import RunPlan
 from training.summary_file import summarize, write_summary
 
@@ -71,7 +70,7 @@ def evaluate_models(
     """
     context, step = plan.config.model.context, contents["global_step"]
     files = {name: plan.run.model(name) for name in ("last", "best")}
-    device = device_kind(plan.config.trainer.accelerator)
+    device = plan.machine.device
 
     def scores(score: Score) -> dict[str, Any]:
         return {"val_loss": score.loss, "evaluation": measured(score, context, bool(plan.text.documents))}

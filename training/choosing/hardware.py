@@ -83,10 +83,10 @@ def compile_seconds(loaded: float, cached: bool) -> float:
     return loaded * (WARM if cached else COLD)
 
 
-def choose_compile(asked: str, device: str, saved: float, cost: float) -> tuple[str, str]:
+def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tuple[str, str]:
     """Return whether to use torch.compile, as the string `true` or `false`, and the reason."""
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
-    if asked == "auto":
+    if compiled == "auto":
         if sys.platform != "linux":
             return "false", "not tested on this system"
         if missing:
@@ -97,9 +97,9 @@ def choose_compile(asked: str, device: str, saved: float, cost: float) -> tuple[
             "true" if saved > cost else "false",
             f"takes about {cost:.0f} s, saves {max(0.0, saved):.0f} s of training",
         )
-    if asked != "false" and missing:
-        raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
-    return asked, "as configured"
+    if compiled != "false" and missing:
+        raise InputError(f"compile={compiled}: there is no {missing}; use compile=false")
+    return compiled, "as configured"
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
