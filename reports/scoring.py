@@ -122,8 +122,7 @@ def score_in_detail(
     scores = [make_score(total) for total in sums]
     if page_file:
         models = [
-            {"name": one.page_name, "mode": describe(one, mode, page=True)}
-            | {"figures": figures(own, 4), "vocabulary": tokens}
+            {"name": one.page_name, "mode": describe(one, mode)} | {"figures": figures(own, 4), "vocabulary": tokens}
             for one, own, tokens in zip(candidates, scores, names, strict=True)
         ]
         about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
@@ -174,15 +173,11 @@ def candidates_of(
     return candidates
 
 
-def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
-    """Return how windows cover the text; the page also says how much the model reads before each character."""
-    context, stride = candidate.model.config.context, candidate.stride
-    words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
-    if page and mode != "sample":
-        words += "; the model begins each window anew"
-        if mode == "strided":
-            words += f", but reads at least {context - stride} {candidate.tokenizer.unit}s before each that it predicts"
-    return describe_windows("documents" if mode == "strided" and candidate.documents else mode, context) + words
+def describe(candidate: Candidate, mode: str) -> str:
+    """Return how windows cover the text."""
+    more = {"strided": f", stride {candidate.stride}", "sample": ", as sample.py reads"}.get(mode, "")
+    shown = "documents" if mode == "strided" and candidate.documents else mode
+    return describe_windows(shown, candidate.model.config.context) + more
 
 
 def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:

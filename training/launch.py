@@ -88,10 +88,7 @@ def find_machine(config: Config) -> Machine:
     trainer, device = config.trainer, device_kind(config)
     if device == "cpu" and isinstance(trainer.devices, list):
         raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; set a number for CPUs")
-    devices = count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes)
-    if config.minutes is not None and trainer.max_steps == "auto" and devices > 1:
-        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
-    return Machine(device, devices)
+    return Machine(device, count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes))
 
 
 def check_same_start(start: dict[str, Any]) -> None:

@@ -21,7 +21,7 @@ from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
 from gpt.checkpoint import build, model_state, without_folders
-from gpt.evaluation import EVALUATION_BATCH, Score, evaluate, evaluation_windows, measured
+from gpt.evaluation import EVALUATION_BATCH, Score, choose_windows, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT
 from gpt.training_checkpoint import TrainingRecord, write_model
@@ -47,12 +47,12 @@ class EvaluatedModel(NamedTuple):
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
     """Return the score of a model on `count` tokens of the validation split, which are evenly spread over the split."""
-    text, context = plan.text, plan.config.model.context
-    batch = max(1, EVALUATION_BATCH // context)
+    text = plan.text
+    chosen = choose_windows(text.validation, plan.config.model.context, end=text.end, most=count)
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
-            for each in evaluation_windows(text.validation, context, batch, end=text.end, most=count):
+            for each in window_batches(text.validation, chosen, EVALUATION_BATCH, end=text.end):
                 yield each
                 progress.update(int(each[2].sum()))
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any
 
+from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.text import Text
@@ -59,8 +60,7 @@ class Choice:
 def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
-    With `minutes=N`, `trainer.max_steps` and `trainer.val_check_interval` may stay `auto`: the callback `Deadline` then
-    chooses them while the run trains. `started` is the value of `time.perf_counter()` when the process began.
+    With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains.
     """
     why, adapted = dict[str, str](), list[str]()
     model, data, optim = (_with_defaults(each) for each in (config.model, config.data, config.optim))
@@ -68,14 +68,15 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
     precision, why["precision"] = choose_precision(config.trainer.precision, machine.device)
     threads, why["threads"] = choose_threads(config.threads)
     trainer = replace(config.trainer, precision=precision)
-    if trainer.num_nodes == "auto":
-        trainer = replace(trainer, num_nodes=1)
+    trainer = replace(trainer, num_nodes=1) if trainer.num_nodes == "auto" else trainer
     seconds_left = lambda: started + 60 * (config.minutes or 0) - time.perf_counter()  # noqa: E731
     tokens, vocabulary, pretrained = len(text.train), text.tokenizer.size, config.init_from is not None
     short = tokens < WHOLE and data.overfit is None
     usual = steps_for(tokens, pretrained) if short else TrainerConfig.max_steps
     steps: float = usual if config.trainer.max_steps == "auto" else config.trainer.max_steps
     by_clock, notes = config.minutes is not None and config.trainer.max_steps == "auto", list[str]()
+    if by_clock and machine.devices > 1:
+        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
     loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
 
     def compiling(rows: int, model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
@@ -84,9 +85,8 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         cost, saved = compile_seconds(loaded, cached), (1 - hardware.step_ratio(precision)) * seconds
         return choose_compile(config.compile, machine.device, saved, cost), cost
 
-    if by_clock and "auto" in (
-        config.model.layers, config.model.dropout, config.data.batch, config.optim.lr, config.optim.warmup,
-    ):  # fmt: skip
+    open_keys = (config.model.layers, config.model.dropout, config.data.batch, config.optim.lr, config.optim.warmup)
+    if by_clock and "auto" in open_keys:
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
         check_memory(replace(default, compile="false"), vocabulary, machine, rows)  # the steps that are timed
         most, costs = usual if short else math.inf, partial(compiling, rows)
@@ -96,9 +96,8 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         optim = schedule_for(config.optim, steps) if by_clock else optim
         rows = rows_per_device(data, machine.devices)
     net = untrained(model, vocabulary)
-    weights, flops = net.num_parameters(), net.flops_per_token()
     if config.model.dropout == "auto" and (short or by_clock) and not pretrained and data.overfit is None:
-        model = replace(model, dropout=dropout_for(weights, tokens, steps * data.batch * model.context))
+        model = replace(model, dropout=dropout_for(net.num_parameters(), tokens, steps * data.batch * model.context))
         adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
     if config.trainer.max_steps == "auto" and not by_clock:
         trainer = replace(trainer, max_steps=int(steps))
@@ -109,7 +108,7 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    seconds = flops * steps * data.batch * model.context / LAPTOP_FLOPS
+    seconds = net.flops_per_token() * steps * data.batch * model.context / LAPTOP_FLOPS
     seconds = seconds if config.minutes is None else TRAINING * seconds_left()
     (compiled, why["compile"]), _ = compiling(rows, model, seconds)
     chosen = replace(
@@ -117,10 +116,6 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         callbacks=_with_patience(config.callbacks, PATIENCE if short and config.trainer.max_steps == "auto" else None),
     )  # fmt: skip
     check_memory(chosen, vocabulary, machine, rows)
-    if config.trainer.precision != "auto":
-        del why["precision"]
-    if config.compile != "auto":
-        del why["compile"]
     return Choice(chosen, {key: reason for key, reason in why.items() if reason}, tuple(notes))
 
 

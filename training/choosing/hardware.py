@@ -55,9 +55,9 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Return the precision of the run, such as `bf16-mixed`, and the reason for it."""
+    """Return the precision of the run, such as `bf16-mixed`, and the reason for it, "" if it is set."""
     if precision != "auto":
-        return precision, "as configured"
+        return precision, ""
     if device == "cuda":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return ("bf16-mixed", "the GPU has bf16") if has_bf16 else ("32-true", "the GPU has no bf16")
@@ -84,7 +84,7 @@ def compile_seconds(loaded: float, cached: bool) -> float:
 
 
 def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tuple[str, str]:
-    """Return whether to use torch.compile, as the string `true` or `false`, and the reason."""
+    """Return whether to use torch.compile, as the string `true` or `false`, and the reason, "" if it is set."""
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if compiled == "auto":
         if sys.platform != "linux":
@@ -99,7 +99,7 @@ def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tup
         )
     if compiled != "false" and missing:
         raise InputError(f"compile={compiled}: there is no {missing}; use compile=false")
-    return compiled, "as configured"
+    return compiled, ""
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
