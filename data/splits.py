@@ -82,8 +82,8 @@ def split_by_file(
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     """Return where validation and where test begin in a file of `size` tokens."""
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
-    first = int(size * shares[0] + 1e-6)
-    return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
+    validation, test = int(size * shares[0] + 1e-6), int(size * (shares[0] + shares[1]) + 1e-6)
+    return validation, test if shares[2] else size
 
 
 def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], digests: list[str]) -> list[list[Part]]:

@@ -237,7 +237,7 @@ def evaluation_windows(
     end: np.ndarray | None = None,
     most: int | None = None,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield the windows of `choose_windows` as `window_batches` does: `batch` at a time, or more if they are shorter."""
+    """Yield the windows of `choose_windows` as `window_batches` does: `batch` at a time, more if they are shorter."""
     windows = choose_windows(tokens, context, stride=stride, end=end, most=most)
     return window_batches(tokens, windows, batch * context, end=end)
 

@@ -23,7 +23,7 @@ def write(
 
     `passages` are the texts of the game, if there is one. The default title names the training text.
     """
-    unit, loss = tokenizer_from(meta["vocabulary"]).unit, meta["val_loss"]
+    unit = tokenizer_from(meta["vocabulary"]).unit
     weights = torch.cat([each.detach().bfloat16().flatten() for each in model.parameters()])
     halves = weights.view(torch.int16).numpy().astype("<i2")  # NumPy has no bf16
     described = {
@@ -32,14 +32,9 @@ def write(
         "size": model.vocabulary,
         "tensors": [(name, tensor.numel()) for name, tensor in model.named_parameters()],
         "name": meta["text"],
-        "about": about(model, meta, unit),
+        "about": about(model, meta),
         "unit": unit,
-        "facts": [
-            f"{count(model.config.layers, 'layer')}, {count(model.config.heads, 'head')}, {model.config.dim} wide",
-            f"context {model.config.context}" + (f", window {model.config.window}" if model.config.window else ""),
-            f"{model.vocabulary:,} {unit}s",
-            *([] if loss is None else [f"validation loss {loss:.4f} nats ({loss / math.log(2):.4f} bits) per {unit}"]),
-        ],
+        "facts": facts(model, meta),
         "passages": passages,
         "title": title,
         "end": meta["documents"]["end"] if meta["documents"] else "",
@@ -57,9 +52,22 @@ def write(
     path.write_text(page, encoding="utf-8", newline="\n")
 
 
-def about(model: GPT, meta: dict[str, Any], unit: str) -> str:
+def about(model: GPT, meta: dict[str, Any]) -> str:
     """Return one sentence that describes the model to a visitor of the page, without a full stop."""
     weights, loss = model.num_parameters(), meta["val_loss"]
     size = f"{weights / 1e6:.2g} million weights" if weights >= 1e5 else count(weights, "weight")
     trained = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
+    unit = tokenizer_from(meta["vocabulary"]).unit
     return trained if loss is None else f"{trained}; {loss:.2f} nats per {unit} on held-out text"
+
+
+def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
+    """Return the model's details as short phrases."""
+    config, unit = model.config, tokenizer_from(meta["vocabulary"]).unit
+    loss = meta["val_loss"]
+    return [
+        f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide",
+        f"context {config.context}" + (f", window {config.window}" if config.window else ""),
+        f"{model.vocabulary:,} {unit}s",
+        *([] if loss is None else [f"validation loss {loss:.4f} nats ({loss / math.log(2):.4f} bits) per {unit}"]),
+    ]
