@@ -3,7 +3,6 @@
 import math
 import time
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
 from base.errors import InputError
@@ -64,7 +63,6 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
     """
     why, adapted = dict[str, str](), list[str]()
     model, data, optim = (_with_defaults(each) for each in (config.model, config.data, config.optim))
-    rows = rows_per_device(data, machine.devices)
     precision, why["precision"] = choose_precision(config.trainer.precision, machine.device)
     threads, why["threads"] = choose_threads(config.threads)
     trainer = replace(config.trainer, precision=precision)
@@ -79,25 +77,26 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
     loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
 
-    def compiling(rows: int, model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
+    def compiling(model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
         """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
-        cached = config.minutes is not None and hardware.compiled_marker(model, trainer, rows).exists()
+        marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
+        cached = config.minutes is not None and marker.exists()
         cost, saved = compile_seconds(loaded, cached), (1 - hardware.step_ratio(precision)) * seconds
         return choose_compile(config.compile, machine.device, saved, cost), cost
 
     open_keys = (config.model.layers, config.model.dropout, config.data.batch, config.optim.lr, config.optim.warmup)
     if by_clock and "auto" in open_keys:
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
-        check_memory(replace(default, compile="false"), vocabulary, machine, rows)  # the steps that are timed
-        most, costs = usual if short else math.inf, partial(compiling, rows)
-        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, costs)
+        check_memory(replace(default, compile="false"), vocabulary, machine)  # the steps that are timed
+        most = usual if short else math.inf
+        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, compiling)
         by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
         steps = fitting if by_clock else steps
         optim = schedule_for(config.optim, steps) if by_clock else optim
-        rows = rows_per_device(data, machine.devices)
     net = untrained(model, vocabulary)
+    weights, flops = net.num_parameters(), net.flops_per_token()
     if config.model.dropout == "auto" and (short or by_clock) and not pretrained and data.overfit is None:
-        model = replace(model, dropout=dropout_for(net.num_parameters(), tokens, steps * data.batch * model.context))
+        model = replace(model, dropout=dropout_for(weights, tokens, steps * data.batch * model.context))
         adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
     if config.trainer.max_steps == "auto" and not by_clock:
         trainer = replace(trainer, max_steps=int(steps))
@@ -108,14 +107,14 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
     if short and adapted:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    seconds = net.flops_per_token() * steps * data.batch * model.context / LAPTOP_FLOPS
+    seconds = flops * steps * data.batch * model.context / LAPTOP_FLOPS
     seconds = seconds if config.minutes is None else TRAINING * seconds_left()
-    (compiled, why["compile"]), _ = compiling(rows, model, seconds)
+    (compiled, why["compile"]), _ = compiling(model, seconds)
     chosen = replace(
         config, threads=threads, compile=compiled, model=model, data=data, optim=optim, trainer=trainer,
         callbacks=_with_patience(config.callbacks, PATIENCE if short and config.trainer.max_steps == "auto" else None),
     )  # fmt: skip
-    check_memory(chosen, vocabulary, machine, rows)
+    check_memory(chosen, vocabulary, machine)
     return Choice(chosen, {key: reason for key, reason in why.items() if reason}, tuple(notes))
 
 

@@ -18,7 +18,7 @@ from conf.schema import Config, TrainerConfig
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.config import ModelConfig
 from gpt.model_file import weight_shapes
-from training.launch import Machine
+from training.launch import Machine, rows_per_device
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
@@ -150,12 +150,12 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     return None
 
 
-def check_memory(config: Config, vocabulary: int, machine: Machine, rows: int) -> None:
-    """Raise an `InputError` if a run with `rows` sequences in a forward pass needs more memory than the device has.
+def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
+    """Raise an `InputError` if a run needs more memory than the device has.
 
     Without this check, Linux might kill the run, or other programs, without a word.
     """
-    there, model = available(machine.device), config.model
+    there, model, rows = available(machine.device), config.model, rows_per_device(config.data, machine.devices)
     if machine.device == "cpu":
         there = there * (config.trainer.num_nodes / machine.devices) - LOADED_BYTES
     weights = sum(math.prod(shape) for _, shape in weight_shapes(model, vocabulary))
