@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from base import processes, ranks
-from base.errors import InputError, RunFailed, describe_os_error, is_out_of_memory, nearest, one_line, shorten
+from base.errors import InputError, RunFailed, describe_os_error, is_out_of_memory, nearest, one_line
 from base.files import atomic
 from base.log import log, to_console
 from base.progress import count, discard
@@ -63,7 +63,7 @@ def main(
             status, reason = 2, ": ".join(filter(None, ("out of memory", out_of_memory)))
         else:
             raise
-    log.error(f"{program}: {shorten(one_line(reason), sys.argv[1:])}")
+    log.error(f"{program}: {one_line(reason)}")
     return status
 
 
@@ -139,7 +139,7 @@ class Parser(argparse.ArgumentParser):
             advice = nearest(word, flags)
         elif "expected one argument" in message:
             advice = "; if the value begins with a hyphen: OPTION=VALUE"
-        self.exit(2, f"{self.prog}: {shorten(one_line(message), sys.argv[1:])}{advice}\n")
+        self.exit(2, f"{self.prog}: {one_line(message)}{advice}\n")
 
 
 class _PrintVersions(argparse.Action):

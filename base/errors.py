@@ -22,7 +22,6 @@ _OTHER_WORDS = {
 ADVICE = {word: here for here, words in _OTHER_WORDS.items() for word in words.split()}
 HIDDEN = "***"  # replaces a password or a token
 SECRET = "token|sig|credential|password|passwd|secret|key"  # words in the names of URL query parameters that are secret
-LONGEST = 80  # maximum characters of an argument in a message
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -110,18 +109,6 @@ def visible(text: str) -> str:
 
 def for_output(text: str, out: TextIO) -> str:
     return visible(text) if out.isatty() else text
-
-
-def shorten(message: str, arguments: Iterable[str]) -> str:
-    """Return `message` with each long value of the command line cut where it first occurs.
-
-    A command at the end of the message stays complete.
-    """
-    for argument in arguments:
-        value = one_line(argument.partition("=")[2] or argument)
-        if len(value) > LONGEST:
-            message = message.replace(value, f"{value[:LONGEST]}…", 1)
-    return message
 
 
 def one_line(text: object) -> str:

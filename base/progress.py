@@ -13,9 +13,8 @@ from base import ranks
 
 def clock(seconds: float) -> str:
     """Return a duration in seconds as text, such as 0:42, 12:05 or 3:07:00."""
-    minutes, seconds = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"
+    hours, rest = divmod(round(seconds), 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
 
 
 def count(number: int, what: str) -> str:

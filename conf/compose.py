@@ -186,20 +186,22 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
     return config
 
 
-def _presets(primary: str, settings: Sequence[Setting], base: Mapping[str, Any] | None = None) -> DictConfig:
-    """Compose conf/`primary`.yaml with the presets in `settings`; `base` replaces the defaults of `Config`."""
+def _presets(primary: str, settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> DictConfig:
+    """Compose conf/`primary`.yaml with the presets in `settings`; `trained` replaces the defaults of `Config`."""
     chosen = tuple(each.text for each in settings if each.is_group)
-    return _with_hydra(primary, chosen, tuple(FOLDERS), base) if base else _cached(primary, chosen, tuple(FOLDERS))
+    return (
+        _with_hydra(primary, chosen, tuple(FOLDERS), trained) if trained else _cached(primary, chosen, tuple(FOLDERS))
+    )
 
 
 def _with_hydra(
-    primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...], base: Mapping[str, Any] | None = None
+    primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...], trained: Mapping[str, Any] | None = None
 ) -> DictConfig:
     schema = OmegaConf.structured(Config)
     for node in (schema, *(schema[key] for key in schema)):
         if isinstance(node, DictConfig):
             OmegaConf.set_readonly(node, None)  # the dataclasses are frozen
-    ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(base or {})))
+    ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(trained or {})))
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
         return hydra.compose(primary, [*chosen, f"hydra.searchpath={[f'file://{folder}' for folder in folders]}"])
 

@@ -19,15 +19,6 @@ from base.progress import Progress
 from data.decoding import part_of, suffix
 
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # the first one reported identifies a version
-FAILURES = {
-    TimeoutError: "no answer in time",
-    aiohttp.ClientPayloadError: "the connection was cut",
-    aiohttp.ClientConnectorCertificateError: "its TLS certificate is not trusted; SSL_CERT_FILE can name one that is",
-    aiohttp.ClientSSLError: "no TLS connection",
-    aiohttp.ClientConnectionError: "no connection",
-    PermissionError: "access is denied",
-    FileNotFoundError: "no such file, directory or bucket",
-}
 # Without this, a whole file must arrive within 300 s and HTTPS_PROXY is ignored.
 WEB = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30), "trust_env": True}
 UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Python's, botocore's and aiohttp's errors
@@ -152,7 +143,8 @@ def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
         return f"{one_line(error)}; data.cache_dir= sets another folder"
     # fsspec raises `FileNotFoundError` from whatever fails on the web.
     cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
-    if isinstance(cause, aiohttp.ClientResponseError) and cause.status != 404:
-        return f"the server answered {cause.status} {cause.message}"
-    words = next((FAILURES[kind] for each in (cause, error) for kind in FAILURES if isinstance(each, kind)), None)
-    return words or one_line(f"cannot be read: {str(cause) or type(cause).__name__}")[:300]
+    if isinstance(cause, FileNotFoundError) or (isinstance(cause, aiohttp.ClientResponseError) and cause.status == 404):
+        return "no such file, directory or bucket"
+    if isinstance(cause, PermissionError):
+        return "access is denied"
+    return one_line(f"cannot be read: {str(cause) or type(cause).__name__}")[:300]

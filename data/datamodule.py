@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from data.batches import Windows, batches_on_device, num_validated, on_device, train_batch
 from data.config import DataConfig
 from data.text import Text
-from gpt.evaluation import EVALUATION_BATCH, evaluation_windows
+from gpt.evaluation import EVALUATION_BATCH, choose_windows, window_batches
 
 ENDLESS = 2**40  # batches: more than any run trains on
 RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
@@ -31,15 +31,14 @@ class _Batches(IterableDataset):
 
 class _EndlessBatches(_Batches):
     def __len__(self) -> int:
-        """Return a constant, because training is one endless epoch but Lightning only resumes epochs with a length."""
-        return ENDLESS
+        return ENDLESS  # training is one epoch without end, but Lightning only resumes epochs with a length
 
 
 class TextDataModule(L.LightningDataModule):
     """Load the batches of training and validation for Lightning.
 
     A training batch is (rows, context + 1) int64: the inputs and, shifted by one token, the targets. A validation batch
-    comes from `gpt.evaluation.evaluation_windows`. A training text is copied to a CUDA GPU if it needs at most the
+    comes from `gpt.evaluation.window_batches`. A training text is copied to a CUDA GPU if it needs at most the
     fraction `RESIDENT` of the GPU's free memory, and then the GPU assembles the batches itself.
     """
 
@@ -67,8 +66,7 @@ class TextDataModule(L.LightningDataModule):
 
     @property
     def tokens_per_step(self) -> int:
-        """Number of tokens on which one optimizer step trains, over all devices."""
-        return self.config.batch * self.context
+        return self.config.batch * self.context  # over all devices
 
     def num_validated(self, last_step: int = 0) -> int:
         """Return how many tokens the validation at the current step evaluates, over all devices."""
@@ -83,14 +81,8 @@ class TextDataModule(L.LightningDataModule):
         trainer = self.trainer
 
         def windows() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            return evaluation_windows(
-                self.text.validation,
-                self.context,
-                max(1, EVALUATION_BATCH // self.context),
-                end=self.text.end,
-                rank=trainer.global_rank,
-                ranks=trainer.world_size,
-                most=self.num_validated(),
-            )
+            tokens, end, ranks = self.text.validation, self.text.end, trainer.world_size
+            chosen = choose_windows(tokens, self.context, end=end, most=self.num_validated())
+            return window_batches(tokens, chosen, EVALUATION_BATCH, end=end, rank=trainer.global_rank, ranks=ranks)
 
         return DataLoader(_Batches(windows), batch_size=None)

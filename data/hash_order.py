@@ -210,15 +210,14 @@ def _places(middles: np.ndarray, borders: list[float], *, first: bool, lacks_tes
 
 def _check_counts(name: str, rule: Rule, shares: list[float], counts: Mapping[str, int], distinct: int) -> None:
     """Raise an `InputError` if a text has too few documents for its splits, or if `shares` leave none for training."""
-    needed = 3 if shares[1] else 1
     key = "data.field" if rule.kind == "row" else "data.documents"
     escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t"})  # see `Rule.of`
     value = printable(rule.name.translate(escapes) or rule.kind)
     number = sum(counts.values())
-    if distinct < needed:
+    if distinct < (3 if shares[1] else 1):
         near = nearest(value, DOCUMENT_KINDS) if rule.kind == "part" else ""
-        least = "at least 3 different ones are" if needed == 3 else "at least one is"
-        what = f"{number:,} document{'' if number == 1 else 's'}" + (f", {distinct:,} different" if distinct else "")
+        least = "at least 3 different ones are" if shares[1] else "at least one is"
+        what = f"{number:,} document{'' if number == 1 else 's'}, {distinct:,} different"
         raise InputError(f"{name}: has {what} with {key}={value}; {least} needed{near}")
     if shares[1] and not counts["train"]:
         shown = ",".join(f"{share:g}" for share in shares)

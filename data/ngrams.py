@@ -15,7 +15,6 @@ import numpy as np
 
 from base.files import write_text
 from base.progress import Progress
-from gpt.tokenizer import Tokenizer
 
 MAX_ORDER = 7
 MAX_COUNTED = 3 * 10**7  # training tokens: counting these needs about 5 seconds and 1.2 GB of memory
@@ -130,23 +129,22 @@ def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
     return packed
 
 
-def describe_likeness(
-    train: np.ndarray, validation: np.ndarray, tokenizer: Tokenizer, known: Path, can_mix: bool
-) -> tuple[str, ...]:
+def describe_likeness(text: Any, known: Path, alone: bool) -> tuple[str, ...]:
     """Return a one-tuple with a warning if validation is unlike training or a copy of it, otherwise ().
 
-    The file `known` stores the comparison, so that it is made once.
+    `text` is a `data.text.Text`; if it is one text `alone`, without documents or files for validation, data.documents
+    could shuffle it. The file `known` stores the comparison, so that it is made once.
     """
     found = None
     with suppress(OSError, ValueError):
         found = json.loads(known.read_text(encoding="ascii"))
     if found is None:
         with Progress("comparing validation with training"):
-            lines = are_sorted(tokenizer.decode(train[:MOST_LINES]))
-            found = {"losses": losses_of_passages(train, validation, tokenizer.size), "sorted": lines}
+            losses = losses_of_passages(text.train, text.validation, text.tokenizer.size)
+            found = {"losses": losses, "sorted": are_sorted(text.tokenizer.decode(text.train[:MOST_LINES]))}
         with suppress(OSError):
             write_text(known, json.dumps(found))
-    if can_mix and found["sorted"]:
+    if alone and found["sorted"]:
         return ("the lines are sorted: data.documents=line shuffles them",)
     if not found["losses"]:
         return ()
@@ -154,8 +152,8 @@ def describe_likeness(
     low, high = min(passages), max(passages)
     figures = f"n-gram loss {loss:.2f}, four passages of training {low:.2f} to {high:.2f}"
     if loss > UNLIKE * high:
-        way = " data.documents=paragraph shuffles it" if can_mix else ""
-        return (f"validation is unlike the training text ({figures}): a licence, an index, another language?{way}",)
+        unlike = f"validation is unlike the training text ({figures}): a licence, an index, another language?"
+        return (unlike + " data.documents=paragraph shuffles it" * alone,)
     return (f"validation repeats passages of the training text ({figures})",) if loss < REPEATED * low else ()
 
 

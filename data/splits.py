@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence, Sized
 from types import MappingProxyType
 
 from base.errors import InputError, printable
-from base.options import spell
 from data.config import DataConfig
 from data.decoding import Corpus
 from data.documents import Rule
@@ -27,24 +26,20 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
     largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
     ways = [f"set model.context={largest}"] if 0 < largest < context else []
     if not own and Rule.of(config) is None and len(corpus.documents) == 1:
-        for percent in range(1, 51):
-            shares = [(100 - percent) / 100, percent / 100, 0.0]
-            begin, end = split_within(whole, shares)
-            if min(begin, end - begin) > context:
-                ways.append(shlex.quote(f"data.split={spell(shares)}"))
-                break
+        percent = -(-100 * (context + 1) // max(1, whole))
+        if percent <= 50:
+            ways.append(shlex.quote(f"data.split=[{(100 - percent) / 100},{percent / 100},0.0]"))
     ways.append("name a longer text")
     if whole <= context:
         raise InputError(
             f"{corpus.name}: {whole:,} {unit} are too few: one window of model.context={context} "
             f"needs {context + 1:,} in train and in validation; {' or '.join(ways)}"
         )
-    shares = [1, 1, float(config.test is not None)] if own else config.split
-    for split, share in zip(SPLITS, shares, strict=True):
-        length = len(arrays[split])
+    tested = config.test is not None if own else config.split[2] > 0
+    for split, tokens in arrays.items():
         # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
-        needed = context + 1 if split != "test" else 2 if share > 0 else 0
-        if length < needed:
+        needed = context + 1 if split != "test" else 2 * tested
+        if len(tokens) < needed:
             way = " or ".join(ways)
             if not own and len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
                 way += f"; {BY_FILE} or more files are not divided, each belongs to one split: join them into fewer"
@@ -53,8 +48,10 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
             least = f"at least {needed:,}" + f" for model.context={context}" * (split != "test")
             if own:
                 given = printable(config.places()["path" if split == "train" else split] or "")
-                raise InputError(f"{given}: {split} holds {length:,} {unit} but needs {least}; {way}")
-            raise InputError(f"{corpus.name}: {split} holds {length:,} of {whole:,} {unit} but needs {least}; {way}")
+                raise InputError(f"{given}: {split} holds {len(tokens):,} {unit} but needs {least}; {way}")
+            raise InputError(
+                f"{corpus.name}: {split} holds {len(tokens):,} of {whole:,} {unit} but needs {least}; {way}"
+            )
 
 
 def split_by_file(
@@ -85,8 +82,8 @@ def split_by_file(
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     """Return where validation and where test begin in a file of `size` tokens."""
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
-    first = int(size * shares[0] + 1e-6)
-    return first, size if shares[2] == 0 else int(size * (shares[0] + shares[1]) + 1e-6)
+    validation, test = int(size * shares[0] + 1e-6), int(size * (shares[0] + shares[1]) + 1e-6)
+    return validation, test if shares[2] else size
 
 
 def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], digests: list[str]) -> list[list[Part]]:

@@ -66,9 +66,9 @@ class Text:
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
         """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
         own = self.texts[0]
-        others = [each for each in texts if each != own]
-        seen = own["split"] and any(each["sha256"] == own["sha256"] for each in others)
-        return replace(self, texts=(own, *others), notes=self.notes + ((SEEN,) if seen else ()))
+        texts = [own, *(each for each in texts if each != own)]
+        seen = own["split"] and any(each["sha256"] == own["sha256"] for each in texts[1:])
+        return replace(self, texts=texts, notes=self.notes + ((SEEN,) if seen else ()))
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
@@ -87,8 +87,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     settings = [FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
     rule = Rule.of(config)
     settings += [{rule.kind: rule.name}] if rule else []
-    own = config.validation is not None
-    settings += [[document.split for document in corpus.documents]] if own else []
+    settings += [[document.split for document in corpus.documents]] if config.validation is not None else []
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     settings += [extra_chars] if extra_chars else []
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
@@ -107,9 +106,8 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config.overfit, context)
-    alone = not (rule or own)
-    found = describe_likeness(text.train, text.validation, tokenizer, folder / "likeness.json", can_mix=alone)
-    return replace(text, notes=text.notes + found)
+    alone = rule is None and config.validation is None
+    return replace(text, notes=text.notes + describe_likeness(text, folder / "likeness.json", alone))
 
 
 def text_of_run(model: Path) -> Text:
@@ -211,8 +209,8 @@ def _encode(
                 filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
                 joined = len(filled) > len(set(filled))  # by newlines, which the vocabulary must then contain
                 tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
-                slices = split_documents(corpus, sizes, shares, digests)
-                parts, found = _encode_parts(corpus, slices, tokenizer, tick), {}
+                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, digests), tokenizer, tick)
+                found = {}
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts

@@ -34,17 +34,13 @@ SETTINGS = {
     RUN: "trainer.val_check_interval=60",
     SWEEP: "-m data=shakespeare trainer.max_steps=200 trainer.val_check_interval=20 optim.lr=3e-3,6e-3 model.heads=2,4",
 }
-COLUMNS = {"model.heads", "optim.lr", "val_best/loss", "val_best/bpc"}
 QUICK = (
     f"data.path={ROOT / 'docs/demo/passages.txt'} minutes=null model.layers=1 model.heads=1 model.dim=16 "
     "model.context=32 trainer.max_steps=40 trainer.val_check_interval=20 compile=false"
 )
 TITLE = "Shakespeare, learned in ten minutes on two CPU cores"
 # What a page must show before it is shot, as a selector that looks into TensorBoard's components.
-PAGES = {
-    "custom_scalars": "tf-custom-scalar-multi-line-chart-card vz-line-chart2 path",
-    "hparams": "tf-hparams-table-view vaadin-grid-cell-content",
-}
+PAGES = {"custom_scalars": "tf-custom-scalar-multi-line-chart-card vz-line-chart2 path"}
 
 
 def tensorboard(logs: Path) -> str:
@@ -270,12 +266,6 @@ def main() -> None:
         page.set_viewport_size({"width": 1280, "height": 860})
         address = tensorboard(RUN.parent)
         shoot(page, address, "custom_scalars")
-        page.set_viewport_size({"width": 1280, "height": 600})
-        shoot(page, tensorboard(SWEEP), "hparams")
-        for box in page.locator(".hparam-checkbox, .metric-checkbox").all():  # TensorBoard chooses the first columns
-            if box.evaluate("box => box.checked") != (box.text_content().strip() in COLUMNS):
-                box.evaluate("box => box.click()")
-        save(page, "hparams")
 
 
 if __name__ == "__main__":

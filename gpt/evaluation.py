@@ -8,7 +8,7 @@ tokens, characters, bytes]`, which add up over batches and devices. `sizes`, (V,
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -170,6 +170,24 @@ def windows_of_documents(tokens: np.ndarray, context: int, stride: int, end: np.
     return Windows(begins, lengths, np.where(piece == 0, mark - 1, context - stride))
 
 
+def windows_of_each(
+    documents: Sequence[np.ndarray], context: int, stride: int, known: int
+) -> tuple[Windows, np.ndarray]:
+    """Return windows of joined documents, of which each is read on its own, and which document each target is in.
+
+    The first `known` >= 1 tokens of a document do not count. The longest windows come first.
+    """
+    sizes = np.array([len(tokens) for tokens in documents])
+    each = [windows_of_text(size, context, stride) for size in sizes.tolist()]
+    owner = np.repeat(np.arange(len(each)), [len(windows.begins) for windows in each])  # (windows,)
+    begins, lengths, counted = map(np.concatenate, zip(*each, strict=True))
+    counted = np.maximum(counted, known - 1 - begins).clip(max=lengths)
+    order = np.argsort(-lengths, kind="stable")
+    begins += (sizes.cumsum() - sizes)[owner]
+    windows = Windows(begins[order], lengths[order], counted[order])
+    return windows, np.repeat(owner[order], windows.lengths - windows.counted)
+
+
 def choose_windows(
     tokens: np.ndarray,
     context: int,
@@ -178,7 +196,23 @@ def choose_windows(
     end: np.ndarray | None = None,
     most: int | None = None,
 ) -> Windows:
-    """Return the windows of `evaluation_windows`, whose arguments these are."""
+    """Return windows that cover a text, so that every predicted token is counted exactly once.
+
+    With a stride below `context`, windows overlap, and each but the first counts only its last `stride` targets, which
+    are predicted from more than context - stride tokens. The first token of the text is not predicted, unless the text
+    is a list of documents (`end`): its windows begin at documents, and only those of one document overlap.
+
+    Args:
+        tokens: the text, (N,), of any integer type.
+        context: maximum window length in tokens, T.
+        stride: tokens from the start of one window to the start of the next; None: `context`.
+        end: the end mark that follows each document, (M,); None: the text is not a list of documents.
+        most: maximum number of counted targets, in windows evenly spaced in the text, but at least all targets of one
+            window; None: all. For documents, the number is approximate.
+
+    Raises:
+        ValueError: `stride` is less than 1 or greater than `context`.
+    """
     stride = context if stride is None else stride
     if not 1 <= stride <= context:
         raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
@@ -201,44 +235,42 @@ def evaluation_windows(
     *,
     stride: int | None = None,
     end: np.ndarray | None = None,
+    most: int | None = None,
+) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """Yield the windows of `choose_windows` as `window_batches` does: `batch` at a time, more if they are shorter."""
+    windows = choose_windows(tokens, context, stride=stride, end=end, most=most)
+    return window_batches(tokens, windows, batch * context, end=end)
+
+
+def window_batches(
+    tokens: np.ndarray,
+    windows: Windows,
+    size: int,
+    *,
+    end: np.ndarray | None = None,
     rank: int = 0,
     ranks: int = 1,
-    most: int | None = None,
     in_order: bool = False,
 ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield batches of windows that cover a text, so that every predicted token is counted exactly once.
-
-    With a stride below `context`, windows overlap, and each but the first counts only its last `stride` targets, which
-    are predicted from more than context - stride tokens. The first token of the text is not predicted, unless the text
-    is a list of documents (`end`): its windows begin at documents, and only those of one document overlap.
+    """Yield windows of a text, (N,) tokens, in batches.
 
     Args:
-        tokens: the text, (N,), of any integer type.
-        context: maximum window length in tokens, T.
-        batch: windows of T tokens per batch on this rank, B; there are more of shorter windows.
-        stride: tokens from the start of one window to the start of the next; None: `context`.
-        end: the end mark that follows each document, (M,); None: the text is not a list of documents.
-        rank: rank of this process. Together the ranks count every target once.
-        ranks: number of processes that share the work.
-        most: maximum number of counted targets, in windows evenly spaced in the text, but at least all targets of one
-            window; None: all. For documents, the number is approximate.
-        in_order: whether the windows are in the order of the text. Otherwise the longest come first, so that batches
-            need little padding.
+        size: tokens per batch on this rank, at least one window.
+        end: the end mark that precedes the text, (M,), if windows begin in it.
+        rank: rank of this process. Together, the `ranks` processes count every target once.
+        in_order: whether the windows keep their order. Otherwise the longest come first, so that batches need little
+            padding.
 
     Yields:
         (inputs, targets, counted), each (rows, longest window): int64, int64 and bool. Padding, on the right, does not
         count. Every rank yields the same number of batches.
-
-    Raises:
-        ValueError: `stride` is less than 1 or greater than `context`.
     """
-    text = np.asarray(tokens)
-    begins, lengths, first = choose_windows(text, context, stride=stride, end=end, most=most)
+    text, (begins, lengths, first) = np.asarray(tokens), windows
     order = np.arange(len(begins)) if in_order else np.argsort(-lengths, kind="stable")
     begun = 0
     while begun < len(order):
-        rows = batch if in_order else batch * context // int(lengths[order[begun]])
-        rows = min(rows, -(-(len(order) - begun) // ranks))
+        longest = lengths.max() if in_order else lengths[order[begun]]
+        rows = min(max(1, size // int(longest)), -(-(len(order) - begun) // ranks))
         row = begun + rank * rows + np.arange(rows)
         window = order[np.minimum(row, len(order) - 1)][:, None]  # (rows, 1)
         column = np.arange(lengths[window].max())

@@ -127,7 +127,8 @@ class GPT(nn.Module):
         A matrix weight costs 6, attention 12 * S * C per block with S = `attention_window`, including masked scores.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
-        weights = sum(p.numel() for p in self.blocks.parameters() if p.ndim >= 2) + self.head.weight.numel()
+        weights = sum(parameter.numel() for parameter in self.blocks.parameters() if parameter.ndim >= 2)
+        weights += self.head.weight.numel()
         return 6 * weights + 12 * self.config.layers * self.config.attention_window * self.config.dim
 
     def _check(self, tokens: Tensor) -> None:

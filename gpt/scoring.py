@@ -5,19 +5,26 @@ decoder as in sampling.
 """
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from base.errors import printable
 from base.progress import Progress
 from gpt.analysis import NUM_TOP, Surprisals, by_character, letters, token_surprisals
-from gpt.evaluation import EVALUATION_BATCH, Score, evaluation_windows, predictions, reduce, surprisals
+from gpt.evaluation import (
+    EVALUATION_BATCH,
+    Score,
+    choose_windows,
+    predictions,
+    reduce,
+    surprisals,
+    window_batches,
+    windows_of_each,
+)  # fmt: skip
 from gpt.inference.decoder import Decoder
 from gpt.inference.weights import weights_of
 from gpt.model import GPT
@@ -37,8 +44,6 @@ class Candidate(NamedTuple):
     tokens: np.ndarray  # the whole text, (N,) uint8 or uint16
     stride: int  # tokens between window starts if windows are strided
     trained: bool  # whether the model was trained on this text
-    characters: int  # the divisor in bits per character; 0: those in `tokens`
-    bytes: int  # size of the text's file, the divisor in bits per byte; 0: of `tokens` as UTF-8
     documents: dict[str, str] | None = None  # `data.documents.Rule` by which the text is divided
 
     def end(self, mode: str) -> np.ndarray | None:
@@ -49,12 +54,6 @@ class Candidate(NamedTuple):
         """Return the first token if nothing precedes it, so that its loss is ln V."""
         return int(self.tokens[0]) if self.end(mode) is None else None
 
-    def per_file(self, score: Score) -> Score:
-        """Return `score` in bits per character and byte of the text's file, even if `tokens` leave characters out."""
-        characters, size = self.characters or score.characters, self.bytes or score.bytes
-        bpc, bpb = score.bpc * score.characters / max(1, characters), score.bpb * score.bytes / size
-        return replace(score, bpc=bpc, bpb=bpb, characters=characters, bytes=size)
-
     @property
     def page_name(self) -> str:
         """The model's run, file and step, without the folders above, because pages are sent to others."""
@@ -62,25 +61,32 @@ class Candidate(NamedTuple):
         return f"{printable(run + self.file.name)}, step {self.step}"
 
 
+def batch_size(candidate: Candidate) -> int:
+    """Return the number of tokens in a batch."""
+    return min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
+
+
 def predicted(candidate: Candidate, mode: str, *, in_order: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits (N, V) and targets (N,) of every token, except the first if nothing precedes it."""
-    context, end = candidate.model.config.context, candidate.end(mode)
-    batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
     if mode == "sample":
-        batches = predicted_by_decoder(candidate, batch)
+        batches = predicted_by_decoder(candidate)
     else:
-        rows, stride = max(1, batch // context), candidate.stride if mode == "strided" else context
-        windows = evaluation_windows(candidate.tokens, context, rows, stride=stride, end=end, in_order=in_order)
-        batches = predictions(candidate.model, windows)
+        stride, end = candidate.stride if mode == "strided" else None, candidate.end(mode)
+        windows = choose_windows(candidate.tokens, candidate.model.config.context, stride=stride, end=end)
+        size = batch_size(candidate)
+        batches = predictions(
+            candidate.model, window_batches(candidate.tokens, windows, size, end=end, in_order=in_order)
+        )
     with Progress(f"scoring, {mode} windows", len(candidate.tokens)) as progress:
         for logits, targets in batches:
             yield logits, targets
             progress.update(len(targets))
 
 
-def predicted_by_decoder(candidate: Candidate, batch: int) -> Iterator[tuple[Tensor, Tensor]]:
+def predicted_by_decoder(candidate: Candidate) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (logits, targets) as `sample.py` reads a text: token by token, with the window rule of the decoder."""
     decoder, text, known = Decoder(weights_of(candidate.model)), candidate.tokens, 1
+    batch = batch_size(candidate)
     if (end := candidate.end("sample")) is not None:
         text, known = np.concatenate((end, text)), len(end)
     for start in range(0, len(text) - 1, batch):
@@ -95,44 +101,15 @@ def measure(candidate: Candidate, mode: str) -> Score:
     return reduce(every, candidate.first(mode), candidate.model.vocabulary, sizes)
 
 
-def measure_documents(candidate: Candidate, documents: list[np.ndarray], context: int) -> np.ndarray:
-    """Return the loss of each document in nats, read on its own, without its first `context` >= 1 tokens: (N,)."""
-    order = sorted(range(len(documents)), key=lambda number: len(documents[number]))
-    sums, nats = [torch.zeros(0, dtype=torch.float64)], np.zeros(len(documents))
-    with Progress("scoring documents", sum(map(len, documents)) - len(documents)) as progress:
-        windows = document_windows(candidate, [documents[number] for number in order])
-        for logits, targets in predictions(candidate.model, windows):
-            sums.append(surprisals(logits, targets))
+def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: int) -> np.ndarray:
+    """Return the loss of each document in nats, read on its own, without its first `known` >= 1 tokens: (N,)."""
+    windows, owner = windows_of_each(documents, candidate.model.config.context, candidate.stride, known)
+    batches, losses = window_batches(np.concatenate(documents), windows, batch_size(candidate)), []
+    with Progress("scoring documents", len(owner)) as progress:
+        for logits, targets in predictions(candidate.model, batches):
+            losses.append(surprisals(logits, targets))
             progress.update(len(targets))
-    begin, found = 0, torch.cat(sums).numpy()
-    for number in order:
-        end = begin + len(documents[number]) - 1
-        nats[number] = found[begin + context - 1 : end].sum()
-        begin = end
-    return nats
-
-
-def document_windows(candidate: Candidate, documents: list[np.ndarray]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """Yield batches of windows like `evaluation_windows`; documents sorted by length need little padding."""
-    batch = min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
-    held: list[tuple[Tensor, ...]] = []
-    for tokens in documents:
-        length = min(candidate.model.config.context, len(tokens) - 1)
-        for window in evaluation_windows(tokens, length, 1, stride=min(candidate.stride, length)):
-            held.append(window)
-            if len(held) * length >= batch:
-                yield stacked(held)
-                held = []
-    if held:
-        yield stacked(held)
-
-
-def stacked(windows: list[tuple[Tensor, ...]]) -> tuple[Tensor, Tensor, Tensor]:
-    """Stack windows into one batch; shorter ones are padded on the right, where a causal model does not see it."""
-    inputs, targets, counted = (
-        pad_sequence([each[0] for each in part], batch_first=True) for part in zip(*windows, strict=True)
-    )
-    return inputs, targets, counted
+    return np.bincount(owner, torch.cat(losses).numpy(), len(documents))
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:

@@ -115,12 +115,11 @@ def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
     return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
 
 
-def show_samples(text: Text, samples: Sequence[Sequence[Any]], copied: str, copies: Mapping[str, Any] | None) -> None:
+def show_samples(samples: Sequence[Sequence[Any]]) -> None:
     """Log the first lines of a sample, [temperature, prompt, text], of the best model; report.html has all of it."""
     lines = [line for *_, sample in samples for line in sample.splitlines() if line.strip()]
-    shown = [f"{line[:SAMPLE_WIDTH]}…" if len(line) > SAMPLE_WIDTH else line for line in lines[:SAMPLE_LINES]]
     log.info("")
-    log.info("sample     " + "\n           ".join(shown))
+    log.info("sample     " + "\n           ".join(line[:SAMPLE_WIDTH] for line in lines[:SAMPLE_LINES]))
 
 
 def conclude(run: Run, config: Config, report: Path | None) -> None:
@@ -130,8 +129,6 @@ def conclude(run: Run, config: Config, report: Path | None) -> None:
     log.info(f"more text  {command('python', 'sample.py', run)}")
     if "tensorboard" in config.logger:
         watch(run.directory.parent)
-    if config.trainer.profiler:
-        log.info(f"profile    {run.directory / 'trace.json'}")
 
 
 def describe_baselines(summary: Summary, unit: str) -> str:

@@ -74,8 +74,8 @@ def add_colour_bar(image: Image.Image, draw: ImageDraw.ImageDraw) -> None:
 
 
 def write(draw: ImageDraw.ImageDraw, x: float, y: float, character: str, size: float) -> None:
-    """Write a character centred at (x, y); one that the font lacks is written as its code point, smaller."""
-    shown = label(character)
+    """Write a character centred at (x, y), or a symbol for it; the size shrinks with the length of the symbol."""
+    shown = visible(character)
     draw.text((x, y), shown, INK, font(size if len(shown) < 2 else 1.4 * size / len(shown)), "mm")
 
 
@@ -86,15 +86,6 @@ def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
         with suppress(OSError):
             return ImageFont.truetype(name, size)
     return ImageFont.load_default(size)
-
-
-@cache
-def label(character: str) -> str:
-    """Return a visible form of a character, or its code point, such as 4E2D, if the font lacks the character."""
-    shown, lacking = visible(character), bytes(font(24).getmask("\U0010ffff"))
-    if all(bytes(font(24).getmask(each)) != lacking for each in shown):
-        return shown
-    return {"\n": "\\n", "\t": "\\t", " ": "·"}.get(character, f"{ord(character):04X}")
 
 
 def visible(character: str) -> str:

@@ -88,7 +88,6 @@ def print_scores(
         comparable = mode == validated and options.split == "test" and options.context is None
         if comparable and (saved := save_test_score(checkpoints[0], scores[0])):
             print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
-        scores = [candidate.per_file(score) for candidate, score in zip(candidates, scores, strict=True)]
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{display_name(options)}: {length}", file=out)
@@ -120,19 +119,17 @@ def score_in_detail(
         if page_file:
             text.write(characters)
         position += len(characters)
-    measured = [make_score(total) for total in sums]
+    scores = [make_score(total) for total in sums]
     if page_file:
-        scores = [one.per_file(score) for one, score in zip(candidates, measured, strict=True)]
         models = [
-            {"name": one.page_name, "mode": describe(one, mode, page=True)}
-            | {"figures": figures(own, 4), "vocabulary": tokens}
+            {"name": one.page_name, "mode": describe(one, mode)} | {"figures": figures(own, 4), "vocabulary": tokens}
             for one, own, tokens in zip(candidates, scores, names, strict=True)
         ]
         about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
         about["difference"] = difference(scores[0], scores[1], 4) if options.compare else None
         about["trained"] = any(one.trained for one in candidates)
         page_file.write(page(about, text.getvalue(), columns))
-    return measured
+    return scores
 
 
 def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
@@ -171,20 +168,16 @@ def candidates_of(
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
         trained = any(each["sha256"] == text.sha256 for each in meta["texts"])
-        of_text = (tokens, stride, trained, text.characters, text.size, rules[0] if rules[0] == rules[-1] else None)
-        candidates.append(Candidate(path, meta["step"], model, tokenizer, *of_text))
+        shared = rules[0] if rules[0] == rules[-1] else None
+        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, shared))
     return candidates
 
 
-def describe(candidate: Candidate, mode: str, page: bool = False) -> str:
-    """Return how windows cover the text; the page also says how much the model reads before each character."""
-    context, stride = candidate.model.config.context, candidate.stride
-    words = {"strided": f", stride {stride}", "sample": ", as sample.py reads"}.get(mode, "")
-    if page and mode != "sample":
-        words += "; the model begins each window anew"
-        if mode == "strided":
-            words += f", but reads at least {context - stride} {candidate.tokenizer.unit}s before each that it predicts"
-    return describe_windows("documents" if mode == "strided" and candidate.documents else mode, context) + words
+def describe(candidate: Candidate, mode: str) -> str:
+    """Return how windows cover the text."""
+    more = {"strided": f", stride {candidate.stride}", "sample": ", as sample.py reads"}.get(mode, "")
+    shown = "documents" if mode == "strided" and candidate.documents else mode
+    return describe_windows(shown, candidate.model.config.context) + more
 
 
 def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:

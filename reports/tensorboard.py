@@ -1,15 +1,11 @@
-"""Prepare what TensorBoard shows: the layout of charts, the table of hyperparameters, and samples."""
+"""Prepare what TensorBoard shows: the layout of charts, and samples."""
 
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from base.errors import public, visible
+from base.errors import visible
 from base.log import log
-from base.options import spell
 from base.processes import command
-
-ROW_SUFFIX = ".hparams"  # of the event file with the row of HPARAMS, which is replaced: TensorBoard keeps the first row
 
 
 def watch(folder: Path) -> None:
@@ -43,26 +39,6 @@ def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
             "memory (GiB)": _chart("perf/memory_gib"),
         },
     }
-
-
-def log_result(run: Path, settings: Mapping[str, Any], step: int, scores: Mapping[str, float]) -> None:
-    """Write a row for the run into TensorBoard's table HPARAMS, unless the run has no event files."""
-    if not list(run.glob("events.out.tfevents.*")):
-        return
-    from torch.utils.tensorboard import SummaryWriter
-    from torch.utils.tensorboard.summary import hparams
-
-    plain = {
-        key: value if isinstance(value, bool | int | float) else public(spell(value)) for key, value in settings.items()
-    }
-    _, *row = hparams(plain, {})  # dropped: the first summary would fix the columns of all runs
-    for former in run.glob(f"events.out.tfevents.*{ROW_SUFFIX}"):  # from an interrupted evaluation, or from fewer steps
-        former.unlink()
-    with SummaryWriter(str(run), filename_suffix=ROW_SUFFIX) as writer:
-        for summary in row:
-            writer.file_writer.add_summary(summary, step)
-        for tag, score in scores.items():
-            writer.add_scalar(tag, score, step)
 
 
 def as_markdown(samples: list[tuple[str, str]]) -> str:

@@ -28,13 +28,14 @@ PIECE = 2**20  # characters that are encoded at once, because that needs several
 
 class EncodedText(NamedTuple):
     encoded: list[bytes]  # for each model, the tokens in the `dtype` of its tokenizer
-    characters: int  # number of characters of the text, or 0 if all models are byte models
-    size: int  # number of bytes of the text, or 0 if characters were skipped or replaced
     sha256: str  # hash of the file, or "" for a split of a run
 
 
 def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
-    """Return the text that score.py scores, encoded for each model in `loaded` as its training text was."""
+    """Return the text that score.py scores, encoded for each model in `loaded`.
+
+    It is read as a training text is: byte models alone read its bytes; with a character model, all read its characters.
+    """
     for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
         if options.per_document and meta["documents"] is None:
             why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
@@ -61,15 +62,15 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
                 empty = "" if rule.kind == "row" else text[:0]
                 mark = rule.end if isinstance(empty, str) else rule.end.encode()
                 text = empty.join(document + mark for document in documents)
-                raw = text.encode() if isinstance(text, str) else text
-        encoded = EncodedText([raw] * len(loaded), 0, len(raw), sha256)
-        if not only_bytes:
-            encoded = encode_text(text, encoded, tokenizers, options)
-    if not encoded.encoded[0]:
+        if only_bytes:
+            encoded = [text.encode() if isinstance(text, str) else text] * len(loaded)
+        else:
+            encoded = encode_text(text, tokenizers, options)
+    if not encoded[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
-    if options.html is not None and len(encoded.encoded[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
+    if options.html is not None and len(encoded[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
-    return encoded
+    return EncodedText(encoded, sha256)
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
@@ -117,14 +118,8 @@ def read_file(options: argparse.Namespace) -> tuple[bytes, str]:
         return file.read(), document.label
 
 
-def encode_text(
-    text: str, unchanged: EncodedText, tokenizers: list[Tokenizer], options: argparse.Namespace
-) -> EncodedText:
-    """Encode a text for each tokenizer.
-
-    A byte model reads the `unchanged` bytes, as in training. But all models read the text as the character models do if
-    `--per-char` or `--html` compares them by character, or if `--unknown` skips or replaces a character.
-    """
+def encode_text(text: str, tokenizers: list[Tokenizer], options: argparse.Namespace) -> list[bytes]:
+    """Encode a text for each tokenizer, after `--unknown` has skipped or replaced what one of them does not know."""
     for tokenizer in tokenizers:
         text = tokenizer.canonical(text)
     changes = Counter[tuple[str, str]]()
@@ -144,17 +139,10 @@ def encode_text(
                 in_text = UnknownCharacter(error.character, begin + error.position, error.nearest)
                 whose = f"{printable(model)}: " if options.compare else ""
                 raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {about_unknown()}") from None
-        is_byte = isinstance(tokenizer, ByteTokenizer)
-        if is_byte and not changes and own != unchanged.encoded[0]:
-            if options.per_char or options.html:
-                said = "the byte model reads the text of the character model, without CR and byte-order mark"
-                print(said, file=sys.stderr)
-            else:
-                own[:] = unchanged.encoded[0]
         encoded.append(bytes(own))
     if changes:
         say_adapted(f"--unknown {options.unknown}", changes)
-    return unchanged._replace(encoded=encoded, characters=len(text), size=0 if changes else unchanged.size)
+    return encoded
 
 
 def known_form(letter: str, tokenizers: list[Tokenizer], unknown: str) -> str:

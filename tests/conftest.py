@@ -282,12 +282,8 @@ def command(cli: Callable[[list[str]], int]) -> Any:
     """Return a fixture that calls a command in this process."""
 
     @pytest.fixture
-    def fixture(workplace: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Call:
-        def typed(arguments: list[str]) -> int:
-            monkeypatch.setattr(sys, "argv", ["", *arguments])  # which messages are shortened by
-            return cli(arguments)
-
-        return caller(typed, capsys)
+    def fixture(workplace: Path, capsys: pytest.CaptureFixture) -> Call:
+        return caller(cli, capsys)
 
     return fixture
 

@@ -81,14 +81,16 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
 
 def rates_far_above(optim: OptimConfig) -> str:
     """Return a text with each learning rate that is over `FAR_ABOVE` times its default, or "" if there is none."""
-    high = {key: pair for key, pair in _rates(optim).items() if pair[0] > FAR_ABOVE * pair[1]}
-    return "; ".join(f"{key}={rate:g} is far above {usual:g}" for key, (rate, usual) in high.items())
+    far = ((key, lr, usual) for key, (lr, usual) in _rates(optim).items() if lr > FAR_ABOVE * usual)
+    return "; ".join(f"{key}={lr:g} is far above {usual:g}" for key, lr, usual in far)
 
 
 def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
     """Return the peak learning rates that the optimizer uses, as key -> (learning rate, default)."""
-    keys = ("lr", "muon_lr") if optim.name == "muon" else ("lr",)
-    return {f"optim.{key}": (getattr(optim, key), getattr(OptimConfig, key)) for key in keys}
+    rates: dict[str, tuple[float, float]] = {"optim.lr": (optim.lr, OptimConfig.lr)}
+    if optim.name == "muon":
+        rates["optim.muon_lr"] = optim.muon_lr, OptimConfig.muon_lr
+    return rates
 
 
 def _lower_rates(optim: OptimConfig) -> list[str]:

@@ -25,7 +25,7 @@ def share_out(config: Config) -> Config:
     """Check the numbers of devices and machines in the configuration, and return the configuration."""
     trainer, launched = config.trainer, ranks.launched()
     if trainer.accelerator not in ("auto", "cpu"):
-        device_kind(trainer.accelerator)  # report a missing device before a wrong number of devices
+        device_kind(config)  # report a missing device before a wrong number of devices
     if launched:
         for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
             given = getattr(trainer, key)
@@ -52,15 +52,17 @@ def rows_per_device(data: DataConfig, devices: int) -> int:
     return data.micro_batch or batch // devices
 
 
-def device_kind(accelerator: str) -> str:
-    """Return the kind of device that `accelerator` selects on this machine: `cuda`, `mps` or `cpu`."""
+def device_kind(config: Config) -> str:
+    """Return the kind of device that `trainer.accelerator` selects on this machine: `cuda`, `mps` or `cpu`."""
     import torch  # loading it takes a second
 
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    wanted = {"auto": present, "gpu": [kind for kind in present if kind != "cpu"]}.get(accelerator, [accelerator])
-    if not wanted or wanted[0] not in present:
+    accelerator = config.trainer.accelerator
+    if accelerator == "auto" or (accelerator == "gpu" and present[0] != "cpu"):
+        return present[0]
+    if accelerator not in present:
         raise InputError(f"trainer.accelerator={accelerator}: this machine has only {', '.join(present)}")
-    return wanted[0]
+    return accelerator
 
 
 def count_devices(config: Config) -> int:
@@ -70,7 +72,7 @@ def count_devices(config: Config) -> int:
         return len(devices) if isinstance(devices, list) else devices
     import torch
 
-    return torch.cuda.device_count() if device_kind(config.trainer.accelerator) == "cuda" else 1
+    return torch.cuda.device_count() if device_kind(config) == "cuda" else 1
 
 
 @dataclass(frozen=True)
@@ -83,13 +85,10 @@ class Machine:
 
 def find_machine(config: Config) -> Machine:
     """Return the kind and the number of the devices that the run uses."""
-    trainer, device = config.trainer, device_kind(config.trainer.accelerator)
+    trainer, device = config.trainer, device_kind(config)
     if device == "cpu" and isinstance(trainer.devices, list):
         raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; set a number for CPUs")
-    devices = count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes)
-    if config.minutes is not None and trainer.max_steps == "auto" and devices > 1:
-        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
-    return Machine(device, devices)
+    return Machine(device, count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes))
 
 
 def check_same_start(start: dict[str, Any]) -> None:

@@ -51,7 +51,6 @@ class LitGPT(L.LightningModule):
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:
-        """Raise an `InputError`, because a checkpoint does not contain the arguments of this class."""
         raise InputError(f"use gpt.load({str(checkpoint_path)!r}), which returns the model and its tokenizer")
 
     def __init__(
@@ -120,8 +119,7 @@ class LitGPT(L.LightningModule):
 
     @property
     def max_steps(self) -> int | None:
-        """Number of optimizer steps of the run, or None if a run with a time limit has not chosen the number yet."""
-        return self.trainer.max_steps if self.trainer.max_steps > 0 else None
+        return self.trainer.max_steps if self.trainer.max_steps > 0 else None  # None: `Deadline` has not chosen yet
 
     @property
     def asynchronous(self) -> bool:
@@ -214,10 +212,7 @@ class LitGPT(L.LightningModule):
                 raise diverged(seen, self.optim_config)
 
     def on_validation_epoch_start(self) -> None:
-        """Prepare to validate in fp32, as score.py does.
-
-        If the weights are stored in another precision, `validation_step` uses an fp32 copy of the model.
-        """
+        """Prepare to validate in fp32, as score.py does: with a copy of the weights if these are not stored in fp32."""
         self.totals, net = torch.zeros(4, dtype=torch.float64), self.net
         if net.head.weight.dtype != torch.float32:
             net = build(self.model_config, model_state(net.state_dict())).to(self.device)

@@ -17,24 +17,21 @@ from conf.compose import differences, overrides
 from conf.schema import to_yaml
 from data.batches import num_validated
 from data.ngrams import baselines
-from data.novelty import describe, longest_copies, skipped
+from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
 from gpt.checkpoint import build, model_state, without_folders
-from gpt.evaluation import EVALUATION_BATCH, Score, evaluate, evaluation_windows, measured
-from gpt.inference.continuation import complete_documents
+from gpt.evaluation import EVALUATION_BATCH, Score, choose_windows, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT
 from gpt.training_checkpoint import TrainingRecord, write_model
 from reports import log_lines
 from reports.run_page import page
-from reports.tensorboard import log_result
 from training.callbacks.watch import written
 from training.choosing.time_budget import MIN_STEPS
 from training.errors import rates_far_above
-from training.launch import device_kind
 from training.run_plan import RunPlan
-from training.summary_file import hyperparameters, summarize, write_summary
+from training.summary_file import summarize, write_summary
 
 FINAL_SAMPLE_LENGTH = 250  # tokens of each text at the end of a run
 NUM_COMPARED = 20  # samples that are compared with the training text
@@ -50,12 +47,12 @@ class EvaluatedModel(NamedTuple):
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
     """Return the score of a model on `count` tokens of the validation split, which are evenly spread over the split."""
-    text, context = plan.text, plan.config.model.context
-    batch = max(1, EVALUATION_BATCH // context)
+    text = plan.text
+    chosen = choose_windows(text.validation, plan.config.model.context, end=text.end, most=count)
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
-            for each in evaluation_windows(text.validation, context, batch, end=text.end, most=count):
+            for each in window_batches(text.validation, chosen, EVALUATION_BATCH, end=text.end):
                 yield each
                 progress.update(int(each[2].sum()))
 
@@ -73,7 +70,7 @@ def evaluate_models(
     """
     context, step = plan.config.model.context, contents["global_step"]
     files = {name: plan.run.model(name) for name in ("last", "best")}
-    device = device_kind(plan.config.trainer.accelerator)
+    device = plan.machine.device
 
     def scores(score: Score) -> dict[str, Any]:
         return {"val_loss": score.loss, "evaluation": measured(score, context, bool(plan.text.documents))}
@@ -122,12 +119,11 @@ def write_missing(plan: RunPlan) -> None:
 def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None = None) -> None:
     """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html."""
     run, config, record = plan.run, plan.config, TrainingRecord.of(contents["callbacks"])
-    unit, losses = plan.text.tokenizer.unit, record.losses
     trained = contents["global_step"] * config.data.batch * config.model.context
     evaluated = num_validated(len(plan.text.validation), trained, last=True, most=config.data.val_tokens)
     best, last = evaluate_models(plan, contents, scored, evaluated)
-    samples, copies, copied = write_samples(plan, best.model)
-    log_lines.show_samples(plan.text, samples, copied, copies)
+    samples, copies = write_samples(plan, best.model)
+    log_lines.show_samples(samples)
     log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
     with Progress("counting n-grams"):
         uniform, ngram, order = baselines(plan.text, config.model.context, evaluated)
@@ -138,16 +134,10 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
         evaluation=measured(best.score, config.model.context, bool(plan.text.documents)) | split,
         uniform_loss=uniform, ngram_loss=ngram, ngram_order=order,
     )  # fmt: skip
-    if losses:
-        log.info(f"training   loss {losses[0][1]:.4f} to {losses[-1][1]:.4f}")
-    if summary.characters_per_second:
-        log.info(f"speed      {summary.characters_per_second:,.0f} {unit}s/s")
-    log.info(f"baselines  {log_lines.describe_baselines(summary, unit)}")
-    for sentence in log_lines.verdict(run, summary, losses, MIN_STEPS):
+    log.info(f"baselines  {log_lines.describe_baselines(summary, plan.text.tokenizer.unit)}")
+    for sentence in log_lines.verdict(run, summary, record.losses, MIN_STEPS):
         log.info(f"           {sentence}")
     report = write_report(plan, summary, record, best.model, samples)
-    results = {"val_best/loss": best.score.loss, "val_best/bpc": best.score.bpc}
-    log_result(run.directory, hyperparameters(config), best.step, results)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if log_lines.has_learned_nothing(summary, MIN_STEPS):
@@ -155,24 +145,19 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
         raise RunFailed(f"{run} has learned nothing: {why}")
 
 
-def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None, str]:
+def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:
     """Generate samples of a model, and find the longest passages that they copy from the training text."""
-    tokenizer, trained, given = plan.text.tokenizer, plan.text.train, prompts(plan.text)
+    trained, given = plan.text.train, prompts(plan.text)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH
-    reason = skipped(trained, tokenizer.unit)
     with Progress("writing samples"):
-        rows, samples = written(model, plan.text, given, length, plan.config.seed)
-        if reason:
-            return samples, None, reason
+        samples = written(model, plan.text, given, length, plan.config.seed)[1]
+        if skipped(trained, plan.text.tokenizer.unit):
+            return samples, None
         short = min(length, FINAL_SAMPLE_LENGTH)
         others, _ = written(model, plan.text, given[:1].expand(NUM_COMPARED, -1), short, plan.config.seed)
-    end = plan.text.documents.rule.end if plan.text.documents else ""
-    shown = [tokenizer.encode(complete_documents(tokenizer.decode(row), end)) if end else row for row in rows]
-    found = longest_copies([*shown, *others], trained)
-    sizes = [each.length for each in found[len(shown) :]]
+    sizes = [copy.length for copy in longest_copies(list(others), trained)]
     copies = {"median": statistics.median(sizes), "longest": max(sizes), "samples": len(sizes), "length": short}
-    longest = max(range(len(shown)), key=lambda number: found[number].length)
-    return samples, copies | {"temperature": TEMPERATURE}, describe(found[longest], shown[longest], tokenizer)
+    return samples, copies | {"temperature": TEMPERATURE}
 
 
 def write_report(

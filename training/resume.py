@@ -16,7 +16,7 @@ from base.options import spell
 from conf.compose import compose_resumed, read_config
 from conf.overrides import Command
 from conf.resume_rules import check_unchanged, settings
-from conf.schema import Config, to_yaml
+from conf.schema import Config
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,8 +34,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
     """
     restart = dict[str, Any]()
     if config.resume is None:
-        written = to_yaml(config)
-        name = config.name or run_directory.new_name(written)
+        name = config.name or run_directory.new_name(repr(config))
         if not ranks.restarted():
             if config.allow:
                 raise InputError(f"allow={spell(config.allow)}: only works with resume=")
@@ -46,8 +45,10 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
         restart = {"resume": "auto", "name": name}  # a restart repeats the command line of the first start
         config = replace(config, **restart)
     assert config.resume is not None
-    newest = config.resume == "auto" and config.name is None
-    run = newest_unfinished() if newest else run_directory.to_resume(config.resume, config.name)
+    if config.resume == "auto" and config.name is None:
+        run = newest_unfinished()
+    else:
+        run = run_directory.to_resume(config.resume, config.name)
     directory = run.directory if run else RUNS / str(config.name)
     if directory.is_dir() and ranks.rank() == 0:
         run_lock.lock(directory)
@@ -86,7 +87,7 @@ class ResumePoint:
         return contents
 
 
-def find_point(run: Run, resume: str) -> ResumePoint | None:
+def find_point(run: Run, config: Config) -> ResumePoint | None:
     """Return the newest valid checkpoint of a run, or None if the run has no checkpoint yet."""
     from gpt.model_file import CheckpointError
     from gpt.training_checkpoint import TrainingRecord, read  # loading torch takes a second
@@ -104,9 +105,9 @@ def find_point(run: Run, resume: str) -> ResumePoint | None:
     if point is None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
-    path = run_directory.named_path(resume)
+    path = run_directory.named_path(str(config.resume))
     if path.suffix == ".ckpt" and not path.is_dir() and not point.path.samefile(path):
-        reason = "; ".join(damaged) or f"resume={resume}: is not the newest checkpoint"
+        reason = "; ".join(damaged) or f"resume={config.resume}: is not the newest checkpoint"
         newest = shlex.quote(f"resume={point.path}")
         raise CheckpointError(f"{reason}; a run continues from its newest checkpoint, {newest}")
     for line in damaged:
@@ -139,8 +140,12 @@ class InitModel:
     meta: dict[str, Any]  # the metadata of the model file, such as the vocabulary and the step
 
     @property
-    def characters(self) -> str:
+    def extra_chars(self) -> str:
         return self.meta["vocabulary"].get("characters", "")  # none if the model's tokens are bytes
+
+    @property
+    def texts(self) -> list[Any]:
+        return self.meta["texts"]
 
     @property
     def groups(self) -> dict[str, dict[str, Any]]:
@@ -153,20 +158,20 @@ class InitModel:
 
         from gpt.checkpoint import build, copy_weights
 
-        ids = tokenizer.encode(self.characters) if self.characters else range(tokenizer.size)
+        ids = tokenizer.encode(self.extra_chars) if self.extra_chars else range(tokenizer.size)
         copy_weights(model, build(self.config, self.weights), torch.as_tensor(ids))
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
         """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
-        new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.characters)))
+        new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.extra_chars)))
         added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
         return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
 
 
-def load_init_model(init_from: str) -> InitModel:
-    """Load the trained model that `init_from` names: a run or a model file."""
+def load_init_model(config: Config) -> InitModel:
+    """Load the trained model that `init_from=` names: a run or a model file."""
     try:
-        path = run_directory.find_model(init_from)
+        path = run_directory.find_model(config.init_from)
         from gpt.model_file import read
 
         return InitModel(path, *read(path))

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -22,11 +22,10 @@ from conf.resume_rules import check_trained
 from conf.schema import Config
 from training.errors import resume_hint, with_advice
 from training.launch import count_devices, find_machine, launch, share_out
-from training.resume import check_resumed, find_point, find_run, load_init_model
+from training.resume import InitModel, ResumePoint, check_resumed, find_point, find_run, load_init_model
 
 if TYPE_CHECKING:
     from data.text import Text
-    from gpt.model_file import TextRead
     from training.run_plan import RunPlan
 
 
@@ -53,22 +52,19 @@ def main(command: Command, config: Config, started: float) -> int:
 
 def settle(command: Command, config: Config, run: Run, resumed: bool, started: float) -> "RunPlan":
     """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
-    resume, allow = config.resume, config.allow
     with Progress("checking checkpoints"):
-        point = find_point(run, str(resume)) if resumed else None
+        point = find_point(run, config) if resumed else None
     with Progress("loading the model to start from"):
-        start = load_init_model(config.init_from) if config.init_from is not None and not point else None
+        start = load_init_model(config) if config.init_from is not None and not point else None
     if start:
         if not resumed:
             (settings,) = command.runs()
             composed = compose(settings, start.groups)
             config = replace(config, model=composed.model, data=composed.data)
         check_trained(config, start.groups)
-    extra_chars = point.extra_chars if point else start.characters if start else ""
     loading, pool = list[Future[float]](), ThreadPoolExecutor(1)  # loads PyTorch while the text is read
     found = lambda cache: loading.append(pool.submit(load_training, cache))  # noqa: E731
-    before = point.texts if point else start.meta["texts"] if start else []
-    text = open_run_text(config, command.sets("data"), extra_chars, before, run if resumed else None, found)
+    text = open_run_text(config, command.sets("data"), point or start, run if resumed else None, found)
     with Progress("loading PyTorch and Lightning"):
         loaded = loading[0].result()
         from training.callbacks.stop_signals import StopSignals
@@ -78,13 +74,12 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
 
     processes.keep_freed_memory()
     machine = find_machine(config)
-    config = replace(config, name=run.name, resume=None, allow=[])
     with quiet_lightning(), StopSignals(), with_advice(run, config.optim, machine.devices):
-        choice = choose(config, text, machine, started, loaded)
-    plan = RunPlan(run, choice, text, machine, start, point, resumed, resume is None, started, loaded)
+        choice = choose(replace(config, name=run.name, resume=None, allow=[]), text, machine, started, loaded)
+    plan = RunPlan(run, choice, text, machine, start, point, resumed, config.resume is None, started, loaded)
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
-        check_resumed(run, plan.conditions, point, allow)
-    if resume == "auto":
+        check_resumed(run, plan.conditions, point, config.allow)
+    if config.resume == "auto":
         what = f"continuing {run}" if resumed else f"{run} does not exist yet, starting it"
         log.info(f"resume: {printable(what)}")
     return plan
@@ -104,12 +99,11 @@ def load_training(cache: Path) -> float:
 def open_run_text(
     config: Config,
     given: bool,
-    extra_chars: str,
-    before: Sequence["TextRead"],
+    origin: ResumePoint | InitModel | None,
     resumed: Run | None,
     found: Callable[[Path], None],
 ) -> "Text":
-    """Open the text of a run, and return it."""
+    """Open the text of a run, whose vocabulary contains that of `origin`, the checkpoint or model it starts from."""
     from data.corpus import of_run, open_corpus
     from data.text import encode_corpus
 
@@ -117,7 +111,8 @@ def open_run_text(
     try:
         corpus = open_corpus(data)
         found(corpus.cache)
-        return encode_corpus(corpus, data, config.model.context, extra_chars).read_before(before)
+        text = encode_corpus(corpus, data, config.model.context, origin.extra_chars if origin else "")
+        return text.read_before(origin.texts) if origin else text
     except InputError as error:
         if resumed is None or given:
             raise

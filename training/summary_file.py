@@ -1,4 +1,4 @@
-"""Write summary.json, also when training ends early, and select the settings that TensorBoard compares between runs."""
+"""Write summary.json, also when training ends early."""
 
 import os
 import platform
@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any
 from base import ranks
 from base.jobs.run_directory import Run
 from base.jobs.summary import Summary
-from conf.resume_rules import PATHS, settings
-from conf.schema import Config, by_key
 from gpt.model import untrained
 from gpt.training_checkpoint import TrainingRecord, read, write_model
 from training.errors import Diverged, Stopped
@@ -97,10 +95,3 @@ def recording(plan: RunPlan, metrics: Any, trainer: "L.Trainer") -> Iterator[Non
 def write_summary(run: Run, summary: Summary) -> None:
     begun = run.summary.begun or datetime.now(UTC).isoformat()
     replace(summary, begun=begun).write(run.directory / "summary.json")
-
-
-def hyperparameters(config: Config) -> dict[str, Any]:
-    """Return the settings that influence the result of a run, as key -> value, for TensorBoard's HPARAMS tab."""
-    values = by_key(config) | {"callbacks": list(config.callbacks)}
-    kept = {*settings(config), *PATHS, "trainer.max_steps"}
-    return {key: value for key, value in values.items() if key in kept and value not in (None, [])}

@@ -125,16 +125,16 @@ def matching(pattern: str) -> list[Run]:
     return [run for run in runs if any(fnmatchcase(run.name, each) for each in (pattern, f"{pattern}/*"))]
 
 
-def find_sweep(argument: str) -> Run | None:
-    return next((each for each in (Run(Path(argument)), Run(RUNS / argument)) if each.is_sweep), None)
+def find_sweep(name: str) -> Run | None:
+    return next((each for each in (Run(Path(name)), Run(RUNS / name)) if each.is_sweep), None)
 
 
-def trials_of(argument: str) -> list[Run]:
+def trials_of(name: str) -> list[Run]:
     """Return the evaluated runs of a sweep, or those that match a pattern, sorted by path."""
-    if sweep := find_sweep(argument):
+    if sweep := find_sweep(name):
         trials = [Run(file.parent) for file in sweep.directory.glob("*/summary.json")]
     else:
-        trials = [] if Path(argument).exists() or (RUNS / argument).exists() else matching(argument)
+        trials = [] if Path(name).exists() or (RUNS / name).exists() else matching(name)
     return sorted((trial for trial in trials if trial.bpc < math.inf), key=lambda trial: trial.directory)
 
 
@@ -171,8 +171,8 @@ def to_resume(resume: str, name: str | None) -> Run | None:
     return run
 
 
-def named_path(resume: str) -> Path:
-    return _named(resume, lambda path: path.is_file() if path.suffix == ".ckpt" else Run(path).config.exists())
+def named_path(name: str) -> Path:
+    return _named(name, lambda path: path.is_file() if path.suffix == ".ckpt" else Run(path).config.exists())
 
 
 def _named(name: str, fits: Callable[[Path], bool]) -> Path:
@@ -229,27 +229,27 @@ def _check_checkpoints(run: Run, setting: str) -> None:
         raise InputError(f"{setting}: has a model but no checkpoint; {start} starts another run from its model")
 
 
-def find_model(argument: str | None) -> Path:
-    """Return the path of the model file that `argument` means.
+def find_model(name: str | None) -> Path:
+    """Return the path of the model file that `name` means.
 
-    `argument` is a model file, a training checkpoint with a model file beside it, a run or a sweep. A run means its
-    best model, and a sweep means the best model of its best trial. If `argument` is None, the newest run is used.
+    `name` is a model file, a training checkpoint with a model file beside it, a run or a sweep. A run means its
+    best model, and a sweep means the best model of its best trial. If `name` is None, the newest run is used.
     """
-    if argument is None:
+    if name is None:
         runs = [run for run in with_models() if not run.is_debug]
         if not runs:
             start = processes.command("python", "train.py")
             raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
         return _first_model(runs[0].directory)
     try:
-        path = _named(argument, lambda path: Run(path).is_sweep or any(file.is_file() for file in _models(path)))
+        path = _named(name, lambda path: Run(path).is_sweep or any(file.is_file() for file in _models(path)))
         if path.is_file() and path.suffix != ".ckpt":
             return path
         found = path.exists()
     except OSError as error:  # such as a name that is too long
-        raise InputError(f"{argument}: {error.strerror}") from None
+        raise InputError(f"{name}: {error.strerror}") from None
     if not found:
-        raise InputError(f"{argument}: no such model, nor a run in {RUNS}/{_known_runs()}")
+        raise InputError(f"{name}: no such model, nor a run in {RUNS}/{_known_runs()}")
     if Run(path).is_sweep:
         best = min((Run(file.parent) for file in path.glob("*/summary.json")), key=lambda run: run.bpc, default=None)
         if best is None or best.bpc == math.inf:

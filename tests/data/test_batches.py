@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from data.batches import STEPS, Windows, batches_on_device, on_device, train_batch, window_starts, windows_per_epoch
-from gpt.evaluation import evaluation_windows  # fmt: skip
+from gpt.evaluation import choose_windows, window_batches  # fmt: skip
 
 
 def test_epochs_take_every_window_of_their_phase_once():
@@ -79,10 +79,12 @@ def naive_windows(length, context, stride):
     return windows
 
 
-def counted_of(length, context, batch, **options):
+def counted_of(length, context, batch, rank, ranks, **options):
     """(start of the window, target) of all counted targets of a text 0..length-1, and how many batches there are."""
     found, batches = [], 0
-    for inputs, targets, counted in evaluation_windows(np.arange(length, dtype=np.uint8), context, batch, **options):
+    tokens = np.arange(length, dtype=np.uint8)
+    windows = choose_windows(tokens, context, **options)
+    for inputs, targets, counted in window_batches(tokens, windows, batch * context, rank=rank, ranks=ranks):
         assert inputs.dtype == targets.dtype == torch.int64 and counted.dtype == torch.bool
         assert inputs.shape == targets.shape == counted.shape and inputs.shape[1] <= context
         for row, place in counted.nonzero().tolist():
@@ -99,9 +101,9 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
     for _ in range(150):
         context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
         length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
-        options = {"stride": rng.choice([None, rng.randint(1, context)]), "ranks": ranks, "most": most}
+        options = {"stride": rng.choice([None, rng.randint(1, context)]), "most": most}
         stride = options["stride"] or context
-        parts = [counted_of(length, context, batch, rank=rank, **options) for rank in range(ranks)]
+        parts = [counted_of(length, context, batch, rank, ranks, **options) for rank in range(ranks)]
         windows = naive_windows(length, context, stride)
         found = sorted(each for part, _ in parts for each in part)
         starts = sorted({start for start, _ in found})

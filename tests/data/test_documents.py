@@ -276,7 +276,7 @@ def test_refusals_are_one_line(opened):
     for path, options, said in [
         ("text", {"documents": "line"}, "text: has 2 documents, 2 different with data.documents=line; at least 3"),
         ("one", {"documents": "line"}, "has 3 documents, 1 different with"),
-        ("m", {"documents": "line"}, "has 0 documents with"),
+        ("m", {"documents": "line"}, "has 0 documents, 0 different with"),
         ("text", {"documents": "lines"}, "has 1 document, 1 different with data.documents=lines;.*nearest: line$"),
         ("j", {"documents": "file"}, r"j: contains U\+0003"),
         ("text", {"documents": "\n%\n"}, r"has 1 document, 1 different with data.documents=\\n%\\n; at least"),

@@ -62,7 +62,7 @@ def test_own_splits_that_cannot_be_are_one_line(tmp_path, opened):
         ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
         ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*an empty name"),
         ({"validation": "b.txt"}, r"^b\.txt: validation holds 2 characters but needs at least 5.*name a longer text$"),
-        ({"validation": "c.txt", "documents": "line"}, r"a\.txt \(validation\): has 0 documents .*at least one is"),
+        ({"validation": "c.txt", "documents": "line"}, r"a\.txt \(validation\): has 0 documents.*at least one is"),
     ]:  # fmt: skip
         assert re.search(said, refusal(InputError, opened, "a.txt", **settings)), said
 

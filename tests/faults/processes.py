@@ -257,7 +257,6 @@ def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:
         if not tag.startswith(("perf/", "time/")):
             points[tag] = [(point.step, point.value) for point in accumulator.Scalars(tag)]
     for tag in tags["tensors"]:
-        if not tag.startswith("_hparams_"):
-            texts = {point.step: point.tensor_proto.SerializeToString() for point in accumulator.Tensors(tag)}
-            points[tag] = list(texts.items())  # of two texts of one step, TensorBoard shows the second
+        texts = {point.step: point.tensor_proto.SerializeToString() for point in accumulator.Tensors(tag)}
+        points[tag] = list(texts.items())  # of two texts of one step, TensorBoard shows the second
     return points

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from base.jobs.run_directory import Run
+from conf.schema import Config
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import CheckpointError
 from gpt.training_checkpoint import read
@@ -152,7 +153,7 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
         missing(f"a tmpfs: {mounted.stderr.decode().strip()}")
     try:
         one_line(run("name=cut", *MUON, fault=(faults.fill_disk, 13)), 1, "No space left on device")
-        point = find_point(Run(LAST.parent.parent), "auto")
+        point = find_point(Run(LAST.parent.parent), Config(resume="auto"))
         assert point and point.step == 10 and point.path.samefile(LAST)
         assert not list(Path("runs").rglob(".*.tmp"))
         exported = Process("--to", "web", "runs/cut", "runs/cut.html", program="export.py", defaults=False).wait()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.evaluation import Score, evaluate, evaluation_windows, window_totals
+from gpt.evaluation import Score, choose_windows, evaluate, evaluation_windows, window_batches, window_totals
 from gpt.model import GPT
 from tests.reference import losses
 from tests.reference.models import fill, tiny
@@ -79,10 +79,13 @@ def test_windows_of_documents_are_those_of_a_loop(context: int, stride: int, end
         )
 
 
-def windows_read(tokens: np.ndarray, context: int, batch: int, **options: Any) -> list[tuple[tuple[int, ...], int]]:
+def windows_read(
+    tokens: np.ndarray, context: int, batch: int, *, end: np.ndarray, stride: Any = None, most: Any = None, **more: Any
+) -> list[tuple[tuple[int, ...], int]]:
     """For each counted token, (the tokens of its window before it, the token), in the order of the windows."""
     found = []
-    for inputs, targets, counted in evaluation_windows(tokens, context, batch, **options):
+    windows = choose_windows(tokens, context, stride=stride, end=end, most=most)
+    for inputs, targets, counted in window_batches(tokens, windows, batch * context, end=end, **more):
         for row, column in counted.nonzero().tolist():
             found.append((tuple(inputs[row, : column + 1].tolist()), int(targets[row, column])))
     return found

@@ -33,7 +33,6 @@ def test_everything_can_be_drawn(installed: bool, monkeypatch: pytest.MonkeyPatc
     if not installed:
         monkeypatch.setattr(pictures, "FONTS", [])
     pictures.font.cache_clear()
-    pictures.label.cache_clear()
     for picture in (
         pictures.attention("layer 0, head 0, step 1: what each row looks at", ODD, np.eye(len(ODD))),
         pictures.attention("layer 9999, head 9999, step 1,000,000,000", ["x"], np.ones((1, 1))),

@@ -68,12 +68,10 @@ def test_what_cannot_fit_is_refused_with_the_setting_to_lower(monkeypatch: pytes
 
     def refused(fits: float, *changes: str) -> str:
         monkeypatch.setattr(memory, "available", lambda device: memory.LOADED_BYTES + fits)
-        return refusal(
-            InputError, memory.check_memory, compose([*settings(""), *changes]), 11, CPU, 4 if changes else 8
-        )
+        return refusal(InputError, memory.check_memory, compose([*settings(""), *changes]), 11, CPU)
 
     monkeypatch.setattr(memory, "available", lambda device: memory.LOADED_BYTES + state + 8 * row)
-    memory.check_memory(config, 11, CPU, 8)
+    memory.check_memory(config, 11, CPU)
     assert refused(state - 1).endswith("; lower model.dim=32 or model.layers=2")
     assert refused(state + 7 * row).startswith("data.batch=8: ")
     assert refused(state + 7 * row).endswith("; use data.micro_batch=4")

@@ -48,12 +48,10 @@ class Watch(L.Callback):
         if not trainer.loggers or not trainer.is_global_zero:
             return
         step, model = trainer.global_step, pl_module.net
-        texts = self._write(model)
+        length = self.config.sample_length or SAMPLE_LENGTH
+        _, texts = written(model, self.text, self.prompts, length, seed=0)
         self.history.add([step, texts])
         for board in boards(trainer):
             board.experiment.add_text("samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step)
             for tag, picture in plots(model, self.text, step) if self.config.pictures else ():
                 board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
-
-    def _write(self, model: GPT) -> list[list[Any]]:
-        return written(model, self.text, self.prompts, self.config.sample_length or SAMPLE_LENGTH, seed=0)[1]

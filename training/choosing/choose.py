@@ -3,9 +3,9 @@
 import math
 import time
 from dataclasses import dataclass, field, fields, replace
-from functools import partial
 from typing import Any
 
+from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.text import Text
@@ -59,48 +59,49 @@ class Choice:
 def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
-    With `minutes=N`, `trainer.max_steps` and `trainer.val_check_interval` may stay `auto`: the callback `Deadline` then
-    chooses them while the run trains. `started` is the value of `time.perf_counter()` when the process began.
+    With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains.
     """
-    asked, why, adapted = config.trainer, dict[str, str](), list[str]()
-    model, data, optim = (_with_defaults(group) for group in (config.model, config.data, config.optim))
-    rows = rows_per_device(data, machine.devices)
-    precision, why["precision"] = choose_precision(asked.precision, machine.device)
+    why, adapted = dict[str, str](), list[str]()
+    model, data, optim = (_with_defaults(each) for each in (config.model, config.data, config.optim))
+    precision, why["precision"] = choose_precision(config.trainer.precision, machine.device)
     threads, why["threads"] = choose_threads(config.threads)
-    trainer = replace(asked, precision=precision, num_nodes=1 if asked.num_nodes == "auto" else asked.num_nodes)
+    trainer = replace(config.trainer, precision=precision)
+    trainer = replace(trainer, num_nodes=1) if trainer.num_nodes == "auto" else trainer
     seconds_left = lambda: started + 60 * (config.minutes or 0) - time.perf_counter()  # noqa: E731
     tokens, vocabulary, pretrained = len(text.train), text.tokenizer.size, config.init_from is not None
     short = tokens < WHOLE and data.overfit is None
     usual = steps_for(tokens, pretrained) if short else TrainerConfig.max_steps
-    steps: float = usual if asked.max_steps == "auto" else asked.max_steps
-    by_clock, notes = config.minutes is not None and asked.max_steps == "auto", list[str]()
+    steps: float = usual if config.trainer.max_steps == "auto" else config.trainer.max_steps
+    by_clock, notes = config.minutes is not None and config.trainer.max_steps == "auto", list[str]()
+    if by_clock and machine.devices > 1:
+        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
     loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
 
-    def compiling(rows: int, model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
+    def compiling(model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
         """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
-        cached = config.minutes is not None and hardware.compiled_marker(model, trainer, rows).exists()
+        marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
+        cached = config.minutes is not None and marker.exists()
         cost, saved = compile_seconds(loaded, cached), (1 - hardware.step_ratio(precision)) * seconds
         return choose_compile(config.compile, machine.device, saved, cost), cost
 
-    asked_model = (config.model.layers, config.model.dropout, config.data.batch)
-    if by_clock and "auto" in (*asked_model, config.optim.lr, config.optim.warmup):
+    open_keys = (config.model.layers, config.model.dropout, config.data.batch, config.optim.lr, config.optim.warmup)
+    if by_clock and "auto" in open_keys:
         default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
-        check_memory(replace(default, compile="false"), vocabulary, machine, rows)  # the steps that are timed
-        most, costs = usual if short else math.inf, partial(compiling, rows)
-        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, costs)
+        check_memory(replace(default, compile="false"), vocabulary, machine)  # the steps that are timed
+        most = usual if short else math.inf
+        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, compiling)
         by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
         steps = fitting if by_clock else steps
         optim = schedule_for(config.optim, steps) if by_clock else optim
-        rows = rows_per_device(data, machine.devices)
     net = untrained(model, vocabulary)
     weights, flops = net.num_parameters(), net.flops_per_token()
     if config.model.dropout == "auto" and (short or by_clock) and not pretrained and data.overfit is None:
         model = replace(model, dropout=dropout_for(weights, tokens, steps * data.batch * model.context))
         adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
-    if asked.max_steps == "auto" and not by_clock:
+    if config.trainer.max_steps == "auto" and not by_clock:
         trainer = replace(trainer, max_steps=int(steps))
         adapted.insert(0, f"{steps} steps")
-    if asked.val_check_interval == "auto" and not by_clock:
+    if config.trainer.val_check_interval == "auto" and not by_clock:
         interval = interval_for(tokens, pretrained, int(steps)) if short else TrainerConfig.val_check_interval
         trainer = replace(trainer, val_check_interval=interval)
         adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
@@ -108,14 +109,13 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
     seconds = flops * steps * data.batch * model.context / LAPTOP_FLOPS
     seconds = seconds if config.minutes is None else TRAINING * seconds_left()
-    (compiled, why["compile"]), _ = compiling(rows, model, seconds)
+    (compiled, why["compile"]), _ = compiling(model, seconds)
     chosen = replace(
         config, threads=threads, compile=compiled, model=model, data=data, optim=optim, trainer=trainer,
-        callbacks=_with_patience(config.callbacks, PATIENCE if short and asked.max_steps == "auto" else None),
+        callbacks=_with_patience(config.callbacks, PATIENCE if short and config.trainer.max_steps == "auto" else None),
     )  # fmt: skip
-    check_memory(chosen, vocabulary, machine, rows)
-    automatic = {"precision": asked.precision == "auto", "compile": config.compile == "auto", "threads": why["threads"]}
-    return Choice(chosen, {key: why[key] for key in why if automatic[key]}, tuple(notes))
+    check_memory(chosen, vocabulary, machine)
+    return Choice(chosen, {key: reason for key, reason in why.items() if reason}, tuple(notes))
 
 
 def steps_for(tokens: int, started: bool) -> int:

@@ -18,7 +18,7 @@ from conf.schema import Config, TrainerConfig
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.config import ModelConfig
 from gpt.model_file import weight_shapes
-from training.launch import Machine
+from training.launch import Machine, rows_per_device
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
@@ -55,9 +55,9 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 
 
 def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Return the precision of the run, such as `bf16-mixed`, and the reason for it."""
+    """Return the precision of the run, such as `bf16-mixed`, and the reason for it, "" if it is set."""
     if precision != "auto":
-        return precision, "as configured"
+        return precision, ""
     if device == "cuda":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         return ("bf16-mixed", "the GPU has bf16") if has_bf16 else ("32-true", "the GPU has no bf16")
@@ -83,10 +83,10 @@ def compile_seconds(loaded: float, cached: bool) -> float:
     return loaded * (WARM if cached else COLD)
 
 
-def choose_compile(asked: str, device: str, saved: float, cost: float) -> tuple[str, str]:
-    """Return whether to use torch.compile, as the string `true` or `false`, and the reason."""
+def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tuple[str, str]:
+    """Return whether to use torch.compile, as the string `true` or `false`, and the reason, "" if it is set."""
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
-    if asked == "auto":
+    if compiled == "auto":
         if sys.platform != "linux":
             return "false", "not tested on this system"
         if missing:
@@ -97,9 +97,9 @@ def choose_compile(asked: str, device: str, saved: float, cost: float) -> tuple[
             "true" if saved > cost else "false",
             f"takes about {cost:.0f} s, saves {max(0.0, saved):.0f} s of training",
         )
-    if asked != "false" and missing:
-        raise InputError(f"compile={asked}: there is no {missing}; use compile=false")
-    return asked, "as configured"
+    if compiled != "false" and missing:
+        raise InputError(f"compile={compiled}: there is no {missing}; use compile=false")
+    return compiled, ""
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
@@ -150,12 +150,12 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
     return None
 
 
-def check_memory(config: Config, vocabulary: int, machine: Machine, rows: int) -> None:
-    """Raise an `InputError` if a run with `rows` sequences in a forward pass needs more memory than the device has.
+def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
+    """Raise an `InputError` if a run needs more memory than the device has.
 
     Without this check, Linux might kill the run, or other programs, without a word.
     """
-    there, model = available(machine.device), config.model
+    there, model, rows = available(machine.device), config.model, rows_per_device(config.data, machine.devices)
     if machine.device == "cpu":
         there = there * (config.trainer.num_nodes / machine.devices) - LOADED_BYTES
     weights = sum(math.prod(shape) for _, shape in weight_shapes(model, vocabulary))

@@ -106,11 +106,11 @@ def time_step(config: Config, text: Text, seconds_left: float) -> float:
 
 
 def fit_into_minutes(
-    asked: Config, default: Config, text: Text, most: float, seconds_left: Callable[[], float], compiling: Compiling
+    config: Config, default: Config, text: Text, most: float, seconds_left: Callable[[], float], compiling: Compiling
 ) -> tuple[ModelConfig, DataConfig, float, list[str]]:
     """Choose model size and batch for a time limit; return them, the steps that fit, and notes."""
-    assert asked.minutes is not None
-    minutes, model, data, ratio = asked.minutes, default.model, default.data, step_ratio(default.trainer.precision)
+    assert config.minutes is not None
+    minutes, model, data, ratio = config.minutes, default.model, default.data, step_ratio(default.trainer.precision)
 
     def fit(model: ModelConfig) -> Timed:
         step = time_step(replace(default, model=model), text, seconds_left())
@@ -120,7 +120,7 @@ def fit_into_minutes(
             step, seconds = ratio * step, seconds - cost
         return Timed(model, step, max(1e-3, seconds) / step)
 
-    if asked.model.layers == asked.model.heads == asked.model.dim == "auto":
+    if config.model.layers == config.model.heads == config.model.dim == "auto":
         lowest = math.inf
         for candidate, weights in sizes(model, text):
             timed = fit(candidate)
@@ -134,7 +134,7 @@ def fit_into_minutes(
         best = fit(model)
     step, fitting = best.step, max(1.0, best.steps)
     read = fitting * data.batch * model.context
-    if asked.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
+    if config.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
         data, step, fitting = replace(data, batch=2 * data.batch), 2 * step, fitting / 2
     notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
