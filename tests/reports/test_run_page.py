@@ -19,11 +19,10 @@ from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer
 from gpt.training_checkpoint import TrainingRecord
 from reports.run_page import MAX_HEADS, NUM_ATTENDED, page
-from tests.conftest import Ended, last, pages, summary
+from tests.conftest import Call, last, pages, summary
 from tests.reference.models import fill, tiny
 from tests.test_score import TEXT, check_card, contrasts, readable, write
 
-Call = Callable[..., Ended]
 SUMMARY = {
     "val_loss": 1.25, "val_bpc": 1.8034, "last_val_loss": 1.3, "best_step": 40,
     "evaluation": {"mode": "disjoint", "context": 24, "characters": 55_770, "split_characters": 55_770},

@@ -1,5 +1,3 @@
-"""Compiling with a compiler that fails."""
-
 import re
 from collections.abc import Iterator
 from pathlib import Path
