@@ -47,7 +47,7 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
 
     def game(guess: str) -> tuple[list[str], str]:
         """The passages in the page, and what is printed."""
-        ended = export("first", "--to", "web", "page.html", "--guess", guess, "--overwrite")
+        ended = export("first", "--to", "web", "page.html", "--guess", guess, "--overwrite", "--title", "My <words>")
         assert ended.status == 0, ended
         found = re.search(r'id="model">(.*)</script>', Path("page.html").read_text("utf-8"))
         return json.loads(found[1])["passages"], ended.out
@@ -63,6 +63,7 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     assert len(shown) >= 4 and set(shown) <= set(fresh[:7])
     Path("one.txt").write_text(fresh[0])  # the first line begins a line, too
     assert game("one.txt")[0] == [fresh[0]]
+    assert "<title>My &lt;words&gt; · chargpt</title>" in Path("page.html").read_text("utf-8")
     # A text without a passage costs the game, not the page.
     shown, said = game("runs/first/config.yaml")
     assert shown == [] and "\nno game: runs/first/config.yaml has no passage of 200 characters that starts a" in said

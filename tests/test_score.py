@@ -414,6 +414,13 @@ def test_the_page_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
     table = page.inner_text("#figures")
     for row, numbers in figures(said_of_both).items():
         assert all(f"{abs(number):.4f}" in table for number in numbers) == ("strided" in row)
+    page.click("#lists summary")  # where they differ most: lines, and words
+    listed = page.locator("#lines button b")
+    listed.first.wait_for()
+    changes = [float(each.replace("\u2212", "-").split()[0]) for each in listed.all_inner_texts()]
+    assert len(changes) > 1 and changes == sorted(changes, key=abs, reverse=True)
+    words = [each.split()[-1] for each in page.locator("#words button").all_inner_texts()]
+    assert len(set(words)) == len(words) > 5
 
 
 CONTRASTS = """() => {
