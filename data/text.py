@@ -100,7 +100,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     sha256 = corpus.identity(digests)
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=meta["characters"],
-        extra_chars=extra_chars, sha256=sha256, texts=({"sha256": sha256, "split": split_hash},),
+        extra_chars=extra_chars, sha256=sha256, texts=[{"sha256": sha256, "split": split_hash}],
         documents=Documents(rule, **meta["documents"]) if rule else None,
         notes=corpus.notes + about_files,
     )  # fmt: skip
@@ -140,7 +140,7 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
         train = np.concatenate((text.train, text.validation, text.test))[: length + 2 * context]
     part = train[:length]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
-    texts: tuple[TextRead] = ({"sha256": text.sha256, "split": ""},)  # because no text is held out
+    texts: list[TextRead] = [{"sha256": text.sha256, "split": ""}]  # because no text is held out
     return replace(text, train=train, validation=part, test=part, characters=characters, texts=texts)
 
 

@@ -37,9 +37,7 @@ TINY = (
 ).split()
 
 
-class Ended(NamedTuple):
-    """How a command ended."""
-
+class Ended(NamedTuple):  # how a command ended
     status: int
     out: str
     err: str

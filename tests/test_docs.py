@@ -115,7 +115,3 @@ def test_the_page_on_architecture_names_what_is_there() -> None:
     files = {file.name for folder in PACKAGES for file in (ROOT / folder).rglob("*.py")} | {"pyproject.toml"}
     files |= {file.name for file in ROOT.glob("*.py")}
     assert len(named) > 80 and [each for each in sorted(named - files) if not (ROOT / each).exists()] == []
-    for diff in re.findall(r"```diff\n(.*?)```", page, re.DOTALL):
-        for file, lines in re.findall(r"^# ([\w./]+).*\n((?:\+.*\n)+)", diff, re.MULTILINE):
-            source = (ROOT / file).read_text("utf-8").split("\n")
-            assert [line for line in lines.replace("\n+", "\n")[1:].split("\n") if line not in source] == [], file

@@ -45,9 +45,7 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     watch = f"tensorboard --logdir {shlex.quote(str(Path('runs').resolve()))}\n"
     for said in (f"{found['val_loss']:.4f} nats", "sample.py runs/first", watch):
         assert said in ended.out
-    first, *others = [line for line in ended.out.splitlines() if re.match("step .*characters/s", line)]
-    assert re.fullmatch(r"step 5/30  loss \d\.\d{4} nats \(\d\.\d+ bits\)  [\d,]+ characters/s  \d:\d\d left", first)
-    assert len(others) == 5
+    assert len(re.findall(r"^step \d+/30  loss .* characters/s  \d:\d\d left$", ended.out, re.MULTILINE)) == 6
 
 
 def test_what_a_finished_run_reports(trained: Path) -> None:
@@ -77,9 +75,7 @@ def test_what_a_finished_run_reports(trained: Path) -> None:
     assert losses[0] == pytest.approx(guess, abs=0.5) and losses[-1] < losses[0]
 
 
-def test_a_short_run_evaluates_a_part_of_its_split_and_names_the_command_for_the_rest(
-    train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_short_run_evaluates_a_part_of_its_split(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("data.batches.VALIDATION_CHARACTERS", 64)
     split = len(open_text(DataConfig(path="book.txt"), 32).validation)
     enough = math.ceil(split / (VALIDATED * 8 * 32))

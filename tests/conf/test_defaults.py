@@ -11,8 +11,7 @@ from conf.schema import Config, by_key
 
 def composed(*typed: str) -> list[Config]:
     """What a command line asks for: a configuration, or one for each trial."""
-    command = read_command(list(typed))
-    return [composing.compose(settings) for settings in command.runs()]
+    return [composing.compose(settings) for settings in read_command(list(typed)).runs()]
 
 
 def compose(typed: list[str]) -> Config:

@@ -20,24 +20,16 @@ from tests.faults.processes import run
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
 
 
-def said(file: str) -> str:
-    return (CONF / f"{file}.yaml").read_text("utf-8")
-
-
-def chosen(file: str) -> str:
-    group, _, choice = file.rpartition("/")
-    return f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("file", [file for file in FILES if "/" in file and "hparams_search" not in file])
 def test_every_file_can_be_chosen_and_says_how_large_its_model_is(file: str) -> None:
-    config = compose([chosen(file)])
+    group, _, choice = file.rpartition("/")
+    config = compose([f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"])
     if re.match("model/(?!auto)|experiment/(enwik8|stdlib_gpu)", file):
         chosen_later = {key: getattr(ModelConfig, key) for key, value in vars(config.model).items() if value == "auto"}
         with torch.device("meta"):
             model = GPT(replace(config.model, **chosen_later), 256 if config.data.tokenizer == "byte" else 96)
-        counted = re.search(r"([\d.]+) million (weights|parameters)", said(file))
+        counted = re.search(r"([\d.]+) million (weights|parameters)", (CONF / f"{file}.yaml").read_text("utf-8"))
         assert counted
         assert float(counted[1]) == round(model.num_parameters() / 1e6, len(counted[1].partition(".")[2]))
 

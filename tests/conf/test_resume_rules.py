@@ -12,8 +12,7 @@ from tests.conftest import refusal
 
 
 def resumed(stored: Config, *typed: str) -> Config:
-    command = read_command([*typed, "resume=auto"])
-    (given,) = command.runs()
+    (given,) = read_command([*typed, "resume=auto"]).runs()
     return composing.compose_resumed(given, stored)
 
 
@@ -50,8 +49,7 @@ TRAINED = vars(ModelConfig(layers=3, heads=3, dim=96, context=64, dropout=0.1, p
 def started(model: dict[str, Any], tokenizer: str, *typed: str) -> Config:
     """What a run is that starts from a model."""
     groups = {"model": model, "data": {"tokenizer": tokenizer}}
-    command = read_command([*typed, "init_from=a"])
-    (given,) = command.runs()
+    (given,) = read_command([*typed, "init_from=a"]).runs()
     config = composing.compose(given, groups)
     check_trained(config, groups)
     return config

@@ -2,7 +2,6 @@ import hashlib
 import io
 import os
 import re
-import ssl
 import threading
 import zipfile
 from functools import partial
@@ -10,7 +9,6 @@ from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest.mock import Mock
 
-import aiohttp
 import pytest
 
 from base.errors import InputError
@@ -154,16 +152,9 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
     }.items():  # fmt: skip
         message = refusal(InputError, opened, path.replace("BUCKET", bucket.address))
         assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
-    untrusted = FileNotFoundError()  # as fsspec says it
-    untrusted.__cause__ = aiohttp.ClientConnectorCertificateError(Mock(), ssl.SSLError())
-    for error, reason in [
-        (PermissionError("no"), "access is denied"), (RuntimeError("not\nnow"), "cannot be read: not now"),
-        (ImportError("Install s3fs to access S3"), r"needs s3fs: pip install .* -e '\.\[s3\]'"),
-        (TimeoutError(), "cannot be read: TimeoutError"), (untrusted, "cannot be read: Cannot connect to host .*"),
-    ]:  # fmt: skip
+    for error, reason in (PermissionError("no"), "access is denied"), (RuntimeError("a\nb"), "cannot be read: a b"):
         monkeypatch.setattr(addresses, "_find", Mock(side_effect=error))
-        with pytest.raises(InputError, match=f"^data.path=file:///a.txt: {reason}$"):
-            opened("file:///a.txt")
+        assert refusal(InputError, opened, "file:///a.txt") == f"data.path=file:///a.txt: {reason}"
 
 
 def test_an_address_with_a_hash_is_downloaded_once_and_never_used_damaged(tmp_path, server):
@@ -189,7 +180,6 @@ def test_an_address_with_a_hash_is_downloaded_once_and_never_used_damaged(tmp_pa
 
 def test_what_stands_after_an_address():
     address, upper = "https://a.org/b.txt", "AB" * 32
-    assert split_fragment(f"{address}#sha256={upper}") == (address, address, upper.lower())
     assert split_fragment(f"{address}#name=A%20Book&sha256={upper}") == (address, "A Book", upper.lower())
     for plain in (address, "s3://bucket/notes#1.txt", f"b.txt#sha256={upper}"):
         assert split_fragment(plain) == (plain, plain, "")

@@ -103,18 +103,15 @@ def test_what_is_not_there(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     path = tmp_path / "books/book.txt"
     for name, end in {
-        **{f"{first}{tmp_path}/two words.txt{last}": f"; write 'data.path={tmp_path}/two words.txt'"
-           for first, last in ("''", '""', "“”", "„“", "«»")},
-        **dict.fromkeys((f" {path}", f"{path},", f"`{path}`"), f"; write data.path={path}"),
-        "": "no such file or directory",
+        f"“{tmp_path}/two words.txt”": f"; write 'data.path={tmp_path}/two words.txt'",
+        f" {path},": f"; write data.path={path}", "": "no such file or directory",
     }.items():  # fmt: skip
         assert refusal(InputError, read, name).endswith(end), name
     for name, end in {
         "books/shakespear.txt": "books/shakespear.txt: no such file or directory; nearest: shakespeare.txt",
         "books/SHAKESPEARE.TXT": "; nearest: shakespeare.txt", "book": "; nearest: books",
         "empty": "the directory holds no files", "pipe": "neither a file nor a directory",
-        **dict.fromkeys(["*.pdf", "*books"], "no file matches"),  # a directory is no file
-        **dict.fromkeys(["zzzzzzzz", "books/gone.txt", "a\0b", "two\nlines"], "no such file or directory"),
+        "*books": "no file matches", **dict.fromkeys(["gone.txt", "a\0b", "two\nlines"], "no such file or directory"),
     }.items():  # fmt: skip
         assert refusal(InputError, read, tmp_path / name).endswith(end), name
 
@@ -133,9 +130,7 @@ def test_the_standard_library_without_comments_and_rulers(tmp_path, monkeypatch)
     opened, version = open_corpus(DataConfig()), platform.python_version()
     assert opened.name == f"Python {version} standard library" and opened.python == version
     assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= {each.name for each in opened.documents}
-    # What counts as standard library.
-    left_out = ["test", "json/tests", "idlelib", "encodings", "lib2to3", "pydoc_data", "turtledemo", "ensurepip"]
-    make_named(tmp_path, "b.py", "json/e.py", *(f"{folder}/d.py" for folder in [*left_out, "site-packages"]))
+    make_named(tmp_path, "b.py", "json/e.py", "test/d.py", "json/tests/d.py", "site-packages/d.py")
     make(tmp_path, {"_sysconfigdata_x.py": "", "g.txt": "", "a.py": "x = 1\r\n# gone\r\ny = 2\r\n", "h.py": "é = 1"})
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     opened = open_corpus(DataConfig())

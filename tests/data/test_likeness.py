@@ -5,7 +5,7 @@ import random
 import numpy as np
 import pytest
 
-from data.ngrams import losses_of_passages, ngram_losses
+from data.ngrams import ngram_losses
 from data.splits import SPLITS
 from tests.data.test_text import decoded
 from tests.reference.ngrams import ngram_loss
@@ -32,9 +32,6 @@ def test_validation_on_a_licence_is_told(tmp_path, opened):
         (line,) = notes(opened)
         assert line.startswith("validation is unlike the training text (n-gram loss ")
         assert line.endswith("a licence, an index, another language? data.documents=paragraph shuffles it")
-    (folder,) = (path for path in (tmp_path / "cache/encoded").iterdir() if path.is_dir())
-    (folder / "likeness.json").write_text('{"losses": [1, 1, 1, 1, 1], "sorted": false}')
-    assert notes(opened) == []
     make(tmp_path, {"a.txt": prose(20_000), "legal.txt": licence})
     (line,) = notes(opened, "a.txt", validation="legal.txt")
     assert line.endswith("another language?")
@@ -63,22 +60,6 @@ def test_sorted_lines_are_told_for_themselves(tmp_path, opened):
     random.Random(0).shuffle(words)
     make(tmp_path, {"text": "\n".join(words)})
     assert notes(opened) == []
-
-
-def test_the_losses_of_passages_are_those_of_the_oracle():
-    rng = np.random.default_rng(0)
-    train, validation = rng.integers(0, 3, 5000), rng.integers(0, 3, 600)
-    found = losses_of_passages(train, validation, 3)
-    begins = [len(train) * n // 8 - 300 for n in (1, 3, 5, 7)]
-    kept = np.delete(train, np.concatenate([np.arange(begin, begin + 600) for begin in begins]))
-    scored = [validation, *(train[begin : begin + 600] for begin in begins)]
-    joined = np.concatenate(scored)
-    for loss, place in zip(found, range(5), strict=True):
-        # The context of a passage's first tokens is the end of the passage before, as in one text.
-        part = joined[600 * place : 600 * (place + 1)]
-        best = min(ngram_loss(kept.tolist(), part.tolist(), 3, order, 7) for order in range(1, 8))
-        assert loss == pytest.approx(best, abs=7 * 3 / 600)
-    assert losses_of_passages(train[:3000], validation, 3) == losses_of_passages(train, validation[:499], 3) == []
 
 
 def test_copies_share_a_split(tmp_path, opened):

@@ -2,9 +2,9 @@ import numpy as np
 import pytest
 
 from data import novelty
-from data.novelty import Copy, describe, longest_copies, repeats, skipped
-from gpt.tokenizer import ByteTokenizer, CharTokenizer
-from tests.reference.novelty import longest_copy
+from data.novelty import Copy, longest_copies, repeats
+from gpt.tokenizer import CharTokenizer
+from tests.reference.ngrams import longest_copy
 
 
 def check(texts: list[np.ndarray], trained: np.ndarray) -> list[Copy]:
@@ -32,29 +32,6 @@ def test_copies_are_those_of_the_oracle(sizes: tuple[int, int], monkeypatch: pyt
         assert found[0] == (0, 0) and found[5] == (0, 50)
     assert longest_copies([], trained) == []
     assert longest_copies([np.array([1, 2])], trained[:0]) == [(0, 0)]
-
-
-def test_collisions_do_not_change_the_result() -> None:
-    """For every base, a Thue-Morse word of 2^11 letters and its complement have the same hash modulo 2^64."""
-    word = np.array([bin(i).count("1") % 2 for i in range(2**11)])
-    trained = np.concatenate((np.full(30, 7), 1 - word, np.full(30, 8))).astype(np.uint8)
-    powers = novelty._powers(novelty.BASE, 2**11)
-    assert int((powers * word.astype(np.uint64)).sum()) == int((powers * (1 - word).astype(np.uint64)).sum())
-    copy = longest_copies([word], trained)[0]
-    joined, letters = bytes(trained), bytes(word.astype(np.uint8))
-    copied = letters[copy.begin :][: copy.length] in joined
-    longer = [letters[i : i + copy.length + 1] in joined for i in range(len(word) - copy.length)]
-    assert (copied, any(longer), copy.length) == (True, False, 1024)
-
-
-def test_words() -> None:
-    tokenizer = CharTokenizer('ab"\n\x07')
-    tokens = tokenizer.encode('a"\n\x07b')
-    assert describe(Copy(0, 3), tokens, tokenizer) == 'longest copy: 3 of 5 characters, "a\\"\\n"'
-    assert describe(Copy(0, 0), tokens, tokenizer) == "longest copy: 0 of 5 characters"
-    assert describe(Copy(1, 2), ByteTokenizer().encode("aé"), ByteTokenizer()) == 'longest copy: 2 of 3 bytes, "é"'
-    short, huge = np.zeros(1, np.uint8), np.broadcast_to(np.uint8(0), novelty.MAX_SEARCHED + 1)
-    assert skipped(short, "byte") == "" and "more than 200,000,000 bytes" in skipped(huge, "byte")
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])

@@ -16,6 +16,7 @@ from data.decoding import CHUNK
 from data.splits import SPLITS, split_by_file, split_within
 from data.text import open_text
 from gpt.tokenizer import ByteTokenizer
+from reports.log_lines import describe_documents
 from tests.conftest import refusal
 from tests.faults import faults
 from tests.faults.processes import fork
@@ -218,20 +219,14 @@ def test_a_bad_or_short_text_is_one_line(tmp_path, opened):
 
 
 def test_the_ways_to_train_on_a_short_text_work_as_they_are_printed(tmp_path, opened):
-    for size, context, tokenizer in ((100, 31, "char"), (40, 32, "char"), (640, 32, "byte"), (3, 1, "char")):
-        (tmp_path / "short.txt").write_text(("abcde " * size)[:size], encoding="utf-8")
-        given = {"context": context, "tokenizer": tokenizer}
-        message = refusal(InputError, opened, "short.txt", **given)
-        largest = re.search(r"set model\.context=(\d+) or ", message)
-        share = re.search(r"'data\.split=\[(\S+),(\S+),0\.0\]' or name a longer text", message)
-        assert (bool(largest), bool(share)) == (size > 20, size >= 2 * (context + 1)), message
-        if largest:
-            opened("short.txt", **given | {"context": int(largest[1])})
-            refusal(InputError, opened, "short.txt", **given | {"context": int(largest[1]) + 1})
-        if share:
-            train, validation = float(share[1]), float(share[2])
-            opened("short.txt", **given, split=[train, validation, 0.0])
-            refusal(InputError, opened, "short.txt", **given, split=[train + 0.01, validation - 0.01, 0.0])
+    make(tmp_path, {"text": "abcde " * 17})
+    message = refusal(InputError, opened, context=31)
+    context = int(re.search(r"set model\.context=(\d+) or ", message)[1])
+    train, validation = map(float, re.search(r"'data\.split=\[(\S+),(\S+),0\.0\]' or", message).groups())
+    for works in ({"context": context}, {"context": 31, "split": [train, validation, 0.0]}):
+        opened(**works)
+    for fails in ({"context": context + 1}, {"context": 31, "split": [train + 0.01, validation - 0.01, 0.0]}):
+        refusal(InputError, opened, **fails)
 
 
 def cut_and_read(config):
@@ -247,3 +242,57 @@ def test_a_small_text_survives_that_its_encoded_file_is_cut(tmp_path):
     process = fork(cut_and_read, DataConfig(path=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache")))
     process.join(60)
     assert process.exitcode == 0
+
+
+def lines(number, seed=0, letters="abcd"):
+    rng = random.Random(seed)
+    return "".join("".join(rng.choices(letters, k=6)) + f"{seed}{place}\n" for place in range(number))
+
+
+def test_each_split_is_exactly_its_files(tmp_path, opened):
+    texts = {"train.txt": lines(50), "v a,l.txt": lines(9, 1, "xyz")}
+    texts |= {"t/1.txt": lines(3, 2), "t/2.txt": lines(3, 3, "é")}
+    make(tmp_path, texts)
+    own = {"validation": "v a,l.txt", "test": "t/*.txt"}
+    text = opened("train.txt", **own)
+    wanted = {"train": texts["train.txt"], "validation": texts["v a,l.txt"]}
+    wanted["test"] = f"{texts['t/1.txt']}\n{texts['t/2.txt']}"
+    assert decoded(text) == wanted and dict(text.characters) == {split: len(each) for split, each in wanted.items()}
+    assert text.tokenizer.characters == "".join(sorted(set("".join(wanted.values()))))
+    other = opened("train.txt", validation="[t/1.txt,t/2.txt]")
+    assert decoded(other) == {**wanted, "validation": wanted["test"], "test": ""}
+    bytes_ = opened("train.txt", **own, tokenizer="byte")
+    assert [getattr(bytes_, split).tobytes().decode() for split in SPLITS] == list(wanted.values())
+    assert len({text.fingerprint, other.fingerprint, bytes_.fingerprint, opened("train.txt").fingerprint}) == 4
+    documents = opened("train.txt", **own, documents="line")
+    for split, whole in wanted.items():
+        assert sorted(decoded(documents)[split].split()) == sorted(whole.split())
+        assert documents.documents.counts[split] == len(whole.split())
+    make(tmp_path, {"one.txt": "one document\n"})
+    alone = opened("train.txt", validation="one.txt", documents="line")
+    assert decoded(alone)["validation"] == "one document\n" and alone.documents.counts["validation"] == 1
+
+
+def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened, monkeypatch):
+    monkeypatch.setattr("data.hash_order.BUCKET", 16)
+    train, validation, test = (lines(30, seed).split() for seed in (1, 2, 3))
+    files = {"train": train + train[:3], "valid": [*validation, *train[:4], train[0]], "test": [*test, train[9]]}
+    make(tmp_path, {f"{name}.txt": "\n".join(documents) for name, documents in files.items()})
+    documents = opened("train.txt", validation="valid.txt", test="test.txt", documents="line").documents
+    assert documents.copied == 6 and documents.repeated == 4
+    said = "; 6 of those for validation and test are also in training: they are not held out"
+    assert describe_documents(documents).endswith(said)
+    assert not opened("train.txt", documents="line").documents.copied
+
+
+def test_own_splits_that_cannot_be_are_one_line(tmp_path, opened):
+    make(tmp_path, {"a.txt": lines(50), "b.txt": "ab", "c.txt": " \n\n"})
+    for settings, said in [
+        ({"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation="),
+        ({"validation": "a.txt", "split": [0.8, 0.1, 0.1]}, r"data\.split=\[0\.8,0\.1,0\.1\]: .*leave data\.split out"),
+        ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
+        ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*an empty name"),
+        ({"validation": "b.txt"}, r"^b\.txt: validation holds 2 characters but needs at least 5.*name a longer text$"),
+        ({"validation": "c.txt", "documents": "line"}, r"a\.txt \(validation\): has 0 documents .*at least one is"),
+    ]:  # fmt: skip
+        assert re.search(said, refusal(InputError, opened, "a.txt", **settings)), said

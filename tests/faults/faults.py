@@ -67,8 +67,8 @@ def before_step(step: int, action: Callable[[], object]) -> None:
     before(LitGPT, "training_step", lambda module, *_: action() if module.global_step == step else None)
 
 
-def at_step(step: int) -> None:
-    before_step(step, die)
+def at_step(step: int, number: int = signal.SIGKILL) -> None:
+    before_step(step, sending(number))
 
 
 def after_update(step: int) -> None:
@@ -129,8 +129,6 @@ def never_due() -> None:
 
 
 def fail_to_read(error: Exception) -> None:
-    """Have a checkpoint that is whole not be read."""
-
     def fail(*_: Any) -> None:
         raise error
 
@@ -138,8 +136,6 @@ def fail_to_read(error: Exception) -> None:
 
 
 def break_best() -> None:
-    """Damage the best model, of an earlier step than the last."""
-
     def damage(plan: RunPlan, contents: dict[str, Any], *scored: Any) -> None:
         contents["callbacks"]["Checkpoints"]["best_step"] = 10
         best = plan.run.model("best")
@@ -194,8 +190,6 @@ def spoil_loss(step: int, value: float = math.nan) -> None:
 
 
 def spoil_gradient(step: int, value: float = math.inf) -> None:
-    """Have one number of a step's gradient be another."""
-
     def spoil(module: LitGPT, *_: Any) -> None:
         if module.global_step == step:
             gradient = module.net.embedding.weight.grad
@@ -218,14 +212,10 @@ def raise_at(step: int) -> None:
     before_step(step, lambda: 1 / 0)
 
 
-def signal_at(step: int, number: int) -> None:
-    before_step(step, sending(number))
-
-
 def signal_as_on_gpu(rank: int, step: int, number: int) -> None:
     """Send one rank a signal, where losses are read only now and then."""
     LitGPT.asynchronous = True  # type: ignore[assignment, method-assign]
-    in_rank(rank, signal_at, step, number)
+    in_rank(rank, at_step, step, number)
 
 
 def signal_parent_at(step: int, number: int) -> None:
@@ -238,7 +228,7 @@ def signal_parent_at(step: int, number: int) -> None:
 
 def hang_in_rank(rank: int, step: int) -> None:
     PContext.close.__defaults__ = (None, 3)  # seconds until the launcher kills a rank that does not end
-    in_rank(rank, signal_at, step, signal.SIGSTOP)
+    in_rank(rank, at_step, step, signal.SIGSTOP)
 
 
 def signal_while_loading(number: int) -> None:

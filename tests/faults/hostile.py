@@ -84,10 +84,10 @@ def said(field: str, value: str) -> bytes:
 # JSON that a field does not take, or that the weights do not have; other types: test_any_description of test_fuzz.py.
 DEEP, LONG = "[" * 900 + "0" + "]" * 900, "1" * 4200
 WRONG = {
-    "format": [str(FORMAT + 1), LONG], "text": ['"\\ud800"'], "step": ["-1", str(2**63)], "val_loss": ["NaN"],
+    "format": [str(FORMAT - 1), str(FORMAT + 1), LONG], "text": ['"\\ud800"'], "val_loss": ["NaN"],
     "model_config": ['{"_target_": "os.system"}', '{"\\u001b[31m\\n": 1}'], "vocabulary": ['{"kind": "byte"}'],
-    "evaluation": ['{"mode": 1}'], "sha256": ["null", DEEP], "model.layers": ["2", LONG, '"auto"'],
-    "model.heads": ["3"],
+    "evaluation": ['{"mode": 1}', '{"mode": "disjoint"}'], "sha256": ["null", DEEP], "model.heads": ["3"],
+    "model.layers": ["2", LONG, '"auto"'], "step": ["-1", "true", str(2**63)],
     "model.dim": ["131072", str(2**63 - 1)], "model.context": ["1048577", "1e400"], "model.dropout": ["NaN", '"auto"'],
     "documents": ['{"kind": "line", "end": "", "name": ""}', '{"kind": "line", "end": "\\u2603", "name": ""}', "[]"],
     "model.tied": ["true"], "model.norm": ['"' + "x" * 900_000 + '"'], "model.window": ["-1"],

@@ -76,7 +76,7 @@ class Process:
         given = tiny(arguments) if defaults and not torchrun else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, program, given, fault, [str(file) for file in self.files], torchrun, long)
+        parts = (os.getcwd(), variables, [program, *given], fault, [str(file) for file in self.files], torchrun, long)
         self.process = fork(_run, *parts)
         self.ended: Ended | None = None
         assert self.process.pid is not None
@@ -181,15 +181,9 @@ def begin(variables: dict[str, str], command: list[str]) -> None:
 
 
 def _run(
-    place: str,
-    variables: dict[str, str],
-    program: str,
-    given: list[str],
-    fault: Fault,
-    files: list[str],
-    torchrun: bool,
-    long: bool,
+    place: str, variables: dict[str, str], argv: list[str], fault: Fault, files: list[str], torchrun: bool, long: bool
 ) -> None:
+    program, *given = argv
     os.chdir(place)
     os.setpgrp()
     for number, name in enumerate(files, start=1):

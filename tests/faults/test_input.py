@@ -7,6 +7,7 @@ import pytest
 
 from base import processes
 from tests.conftest import ROOT, TINY, Call, one_line, summary
+from tests.stores import make
 
 WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said of it
     # a value that its key does not accept: of another type, not a number, out of range, not one of the choices
@@ -15,48 +16,37 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     "optim.lr=1e999": "optim.lr", "model.dropout=1": "model.dropout=1: must be", "model.bias=maybe": "model.bias=maybe",
     "data.split=x": "data.split=x: must be", "data.split=[1,two]": "data.split", "data.split=[2,2,2]": "data.split=[2",
     "model.norm=nonsense": "model.norm=nonsense: must be", "logger={a:1}": "logger",
-    ("hparams_search=default", "hparams_search.trials=0"): "hparams_search.trials=0: must be",
-    # unknown; the nearest right names: tests/conf/test_overrides.py
     "--multirum": "nearest: --multirun", "optim=[muon,adamw]": "one of adamw, muon",
-    # no key=value, or not as Hydra means it
-    "heads": "nearest: model.heads", "~model.heads": "cannot be removed", "model.heads=a b (": "quote",
-    "data=book.txt": "data.path=book.txt", "data.path=a${.txt": "data.path: ",
-    "": "must be key=value", "-x": "-x", "--help=1": "--help=1",
+    # no key=value, or not as Hydra means it; the nearest right names: tests/conf/test_overrides.py
+    "~model.heads": "cannot be removed", "model.heads=a b (": "quote", "data=book.txt": "data.path=book.txt",
+    "data.path=a${.txt": "data.path: ", "": "must be key=value", "--help=1": "--help=1",
     "--max-steps=10": "--max-steps=10: no such flag", ("--data.path", "book.txt"): "nearest: data.path",
-    "book.txt": "must be key=value, such as model.heads=8; to train on a text: data.path=book.txt",
-    ("--config-name", "x"): "--config-name: no such flag",
-    "--config-dir=": "no such folder",
+    "book.txt": "to train on a text: data.path=book.txt", ("--config-name", "x"): "--config-name: no such flag",
     f"data.path={'x' * 300}": f"data.path={'x' * 300}: ",
-    ("--config-dir", "nowhere"): "--config-dir nowhere: no such folder",
-    ("--config-dir", "many"): "--config-dir many: contains no preset, such as many/model/mine.yaml",
+    ("--config-dir", "nowhere"): "--config-dir nowhere: no such folder", "--config-dir=": "no such folder",
+    ("--config-dir", "many"): "--config-dir many: contains no preset",
     "model={layers:3}": "model=", "model.heads={": "cannot read the value", "model.layers=${nope}": "nope",
     "hydra.run.dir=x": "hydra.run.dir: no such key", "seed=range(0,5)": "-m",
-    "data.split=0.8,0.1,0.1": "'data.split=[0.8,0.1,0.1]'",
+    f"data.split={800 * '['}1{800 * ']'}": "nested too deeply", "data.split=0.8,0.1,0.1": "'data.split=[0.8,0.1,0.1]'",
     "logger.tensorboard.name=../../x": "logger=tensorboard accepts none",
     "callbacks.ema.decay=0.5": "needs callbacks=ema",
-    ("callbacks=ema", "callbacks.ema._target_=nope.Nope"): "callbacks=ema accepts decay",
     # contradictory
     "model.heads=3": "must divide model.dim=32; try 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
-    ("minutes=1", "trainer.max_steps=5"): "minutes=1: chooses trainer.max_steps, but trainer.max_steps=5 is set",
+    ("minutes=1", "trainer.max_steps=5"): "minutes=1: ", ("minutes=1", "optim=nanogpt"): "needs optim.schedule=",
     "data.encoding=klingon": "must be an encoding", "trainer.devices=0": "trainer.devices=0",
     "trainer.devices=3": "data.batch=8: must be a multiple of 3", "trainer.devices=[0]": "a list is for GPUs",
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",
     "trainer.accelerator=gpu": "this machine has only", "workers=2": "workers: only works with -m",
     "allow=seed": "allow=seed: must be a list", "allow=[seed]": "only works with resume=",
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072 or model.layers=2",
-    # text
-    "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=*.nothing": "no file matches",
-    "data.path=/proc/kmsg": "contains system files", "data.path=bin.dat": "bin.dat: is a binary file",
-    "data.path=utf16.txt": "data.encoding=, such as utf-16-le", "data.path=nul.txt": "nul.txt: is a binary file",
+    # texts, names and runs; more in tests/data/ and tests/base/jobs/
+    "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=/proc/kmsg": "system files",
     "data.path=ascii16.txt": "over a quarter of its characters are NUL); name its encoding with data.encoding=",
-    ("data.path=half.txt", "data.encoding=utf-16"): "the file is damaged there",
-    "data.path=many": "join them into fewer",
+    ("data.path=half.txt", "data.encoding=utf-16"): "the file is damaged there", "data.path=many": "join them",
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
-    "data.cache_dir=~nosuch/x": "data.cache_dir=~nosuch/x: there is no such home directory",
-    f"data.split={800 * '['}1{800 * ']'}": "nested too deeply",
-    # names and runs; more in tests/conf/test_overrides.py and tests/base/test_run_directory.py
+    "data.cache_dir=~nosuch/x": "there is no such home directory", "init_from=nothing": "no such model",
     "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "nor a run in",
     "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
 }  # fmt: skip
@@ -64,14 +54,9 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
 
 @pytest.mark.promise
 def test_wrong_words(train: Call, workplace: Path) -> None:
-    Path("bin.dat").write_bytes(bytes(range(256)) * 100)
     Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
     Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
-    Path("nul.txt").write_bytes(bytes(5000))
-    for number in range(40):
-        Path("many").mkdir(exist_ok=True)
-        Path(f"many/{number}.txt").write_text("one\n" if number else "a long text\n" * 500)
-    Path("utf16.txt").write_bytes(("Zeile für Zeile\n" * 500).encode("utf-16-le"))
+    make(Path("many"), {f"{number}.txt": "one\n" if number else "a long text\n" * 500 for number in range(40)})
     before = set(workplace.rglob("*"))
     for typed, said in WRONG.items():
         ended = train(*([typed] if isinstance(typed, str) else typed))
@@ -130,6 +115,8 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
     ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
     ("", "seed=1,2 model.context=20,20000", "model.context"), ("", "seed=1,2 name=a/b", "must not contain a slash"),
     ("", "seed=1,2 init_from=nothing", "nothing: no such model, nor a run in runs/"),
+    ("", "init_from=first model.dim=32,64", "cannot change model.dim=64 (the model has 32)"),
+    ("", "seed=1,2 debug=fast", "debug: only works for one run"), ("", "seed=range(4,4)", "range(4,4): has no values"),
     ("", "seed=1,2 workers=1,2", "workers: must have one value"),
     ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),
     ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: a sweep is one process"),
@@ -137,19 +124,18 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
 ]  # fmt: skip
 
 
-def test_sweeps_that_cannot_be(train: Call, workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    before = set(workplace.rglob("*"))
+def test_sweeps_that_cannot_be(train: Call, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = set(Path().rglob("*"))
     for variable, typed, said in SWEEPS:
         with monkeypatch.context() as patch:
             if variable:
                 patch.setenv(variable, "4")
             one_line(train("-m", *typed.split()), 2, said)
-    assert not [path for path in set(workplace.rglob("*")) - before if "cache" not in path.parts]
+    assert not [path for path in set(Path().rglob("*")) - before if "cache" not in path.parts]
+    one_line(train("data.path=book.txt,book.txt"), 2, "'data.path=[book.txt,book.txt]'", "add -m")
 
 
-def test_a_file_name_that_is_not_utf8_works_from_start_to_export(
-    train: Call, score: Call, sample: Call, export: Call
-) -> None:
+def test_a_file_name_that_is_not_utf8_works(train: Call, score: Call, sample: Call, export: Call) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     Path("book.txt").rename(name)
     assert train(f"data.path={name}", "name=cafe", "logger=tensorboard").status == 0

@@ -75,7 +75,6 @@ def test_a_callback_of_one_s_own_is_a_file(train: Call, monkeypatch: pytest.Monk
 NAMED = [  # classes on a command line, and what is said of them
     ("callbacks.x._target_=os.system", "needs callbacks=x"),
     ("callbacks=ema callbacks.ema._target_=os.system", "callbacks=ema accepts decay"),
-    ("callbacks=ema ++callbacks.ema._target_=os.system", "callbacks.ema._target_"),
     ("callbacks={x:{_target_:os.system}}", "must be a value or a list"),
     ("logger=wandb logger.wandb.project=[[{_target_:os.getcwd}]]", "must be a value or a list"),
 ]

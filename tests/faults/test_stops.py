@@ -20,16 +20,12 @@ from tests.faults.processes import LIMIT, MUON, TWO, Process, run, run_ranks, st
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same_checkpoints
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
+TERM = pytest.param(signal.SIGTERM, 19, marks=pytest.mark.promise)
 
 
-STOPS = [
-    (signal.SIGINT, 13), pytest.param(signal.SIGTERM, 19, marks=pytest.mark.promise), (signal.SIGUSR1, 20),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("number", "step"), STOPS)
+@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 13), TERM, (signal.SIGUSR1, 20)])
 def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:
-    ended = run("name=cut", *MUON, fault=(faults.signal_at, step, number))
+    ended = run("name=cut", *MUON, fault=(faults.at_step, step, number))
     name = signal.Signals(number).name
     assert ended.status == 128 + number and ended.err == "", ended
     assert f"stopped by {name} after step {step + 1}; the newest checkpoint is runs/cut/checkpoints/" in ended.out
@@ -82,7 +78,7 @@ def test_a_job_of_an_array_that_cannot_be_requeued(workplace: Path) -> None:
     scontrol.chmod(0o755)
     job = {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
     job |= {"PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}", "ASKED": str(workplace / "asked")}
-    for fault, begun in (((faults.before_call, "choose"), False), ((faults.signal_at, 12), True)):
+    for fault, begun in (((faults.before_call, "choose"), False), ((faults.at_step, 12), True)):
         ended = run(fault=(*fault, signal.SIGUSR1), environment=job)
         assert ended.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in ended.err, ended
         assert Path("runs").exists() == begun

@@ -5,8 +5,6 @@ from typing import Any
 
 import torch
 
-import gpt
-from base.errors import InputError
 from conf.resume_rules import settings
 from conf.schema import Config
 from gpt.checkpoint import load, load_checkpoint, without_folders
@@ -15,11 +13,10 @@ from gpt.model import GPT
 from gpt.model_file import FORMAT, CheckpointError
 from gpt.training_checkpoint import CHECKPOINT_FORMAT, read, save, write_model
 from tests.conftest import refusal
+from tests.model_files import LETTERS
 from tests.reference.models import SOME, fill, tiny
-from training.module import LitGPT
 
 EVALUATION = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
-LETTERS = {"kind": "char", "characters": "abcdefghijk"}
 
 
 def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]:
@@ -98,8 +95,3 @@ def test_another_model_or_other_settings_are_another_format() -> None:
     given = [name for name in settings(Config()) if not name.startswith("model.")]
     found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)
     assert found == (1, model.split(), names.split()), "give FORMAT a new number, too"
-
-
-def test_the_names_of_the_package_are_listed_and_the_lightning_module_points_to_load() -> None:
-    assert {"GPT", "ModelConfig", "evaluate", "generate", "load"} <= set(dir(gpt))
-    assert "use gpt.load('a.ckpt')" in refusal(InputError, LitGPT.load_from_checkpoint, "a.ckpt")

@@ -9,9 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gpt.model_file import FORMAT, CheckpointError, read
-from tests.conftest import refusal
-from tests.model_files import Header, description, filled, packed, unpacked, write_model_file
+from gpt.model_file import CheckpointError, read
+from tests.model_files import filled, write_model_file
 from tests.reference.models import tiny
 
 
@@ -26,30 +25,6 @@ def test_any_safetensors_reader_opens_it(tmp_path: Path) -> None:
         assert tensors.keys() == weights.keys() and all(torch.equal(tensors[key], weights[key]) for key in weights)
         sha = hashlib.sha256(b"".join(tensors[key].numpy().tobytes() for key in sorted(tensors))).hexdigest()
         assert described["sha256"] == sha and described["val_loss"] == 1.25
-
-
-def about(header: Header, **changes: object) -> Header:
-    """The header with other values in what describes the model."""
-    return header | {"__metadata__": {"chargpt": json.dumps(description(header) | changes)}}
-
-
-# Others are in tests/faults/hostile.py, where every program refuses them.
-CHANGES = [
-    (lambda h: about(h, format=FORMAT - 1), f"has format {FORMAT - 1}, but this version reads format {FORMAT}"),
-    (lambda h: about(h, vocabulary={"kind": "char", "characters": "abc"}), "must be F32 (3, 12)"),
-    (lambda h: about(h, step=True), "step is missing or of the wrong type"),
-    (lambda h: about(h, evaluation={"mode": "disjoint"}), "context is missing"),
-    (lambda h: {("x" if k == "norm.weight" else k): v for k, v in h.items()}, "x is not a weight"),
-]
-
-
-def test_what_does_not_fit_is_refused_in_one_line(tmp_path: Path) -> None:
-    path = write_model_file(tmp_path / "odd.safetensors", filled())
-    header, data = unpacked(path.read_bytes())
-    for change, said in CHANGES:
-        path.write_bytes(packed(change(header), data))
-        message = refusal(CheckpointError, read, path)
-        assert "odd.safetensors" in message and said in message, (said, message)
 
 
 def test_an_error_of_the_disk_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

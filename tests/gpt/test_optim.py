@@ -30,16 +30,6 @@ def test_schedule_equals_its_parts() -> None:
             assert warmup > steps or lr_at(steps + 50, config, steps) == pytest.approx(min_lr), "the last rate stays"
 
 
-def test_an_unknown_choice_is_not_computed_as_another() -> None:
-    config = OptimConfig()
-    for field in ("name", "schedule"):
-        object.__setattr__(config, field, "new")
-    with pytest.raises(KeyError, match="new"):
-        make_optimizer(GPT(tiny(), 5), config)
-    with pytest.raises(KeyError, match="new"):
-        lr_at(0, config, 9)
-
-
 def test_optimizer_equals_adamw_number_by_number() -> None:
     config = OptimConfig(name="adamw", lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
     model = fill(GPT(tiny(layers=1, dim=4, context=3, bias=True, positions="learned", token_shift=True), 5).double())

@@ -23,15 +23,11 @@ def unit_rms(x: np.ndarray, eps: float) -> np.ndarray:
     return x / math.sqrt(sum(value * value for value in x) / len(x) + eps)
 
 
-def head(
-    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None, seen: list | None = None
-) -> np.ndarray:
-    """Attention of one head over (time, head size), each query seeing itself and what came before.
+def head(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None, seen: list | None) -> np.ndarray:
+    """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (arXiv:1706.03762, eq. 1) of one head over (time, head size).
 
-    With `seen`, the (time, time) shares of attention are appended to it. With a window, the query at time t sees times
-    t - window + 1 ... t alone (Mistral 7B, arXiv:2310.06825, section 2).
-
-    Vaswani et al., arXiv:1706.03762, eq. 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V.
+    A query sees itself and what came before; with a window, the query at time t sees times t - window + 1 ... t alone
+    (Mistral 7B, arXiv:2310.06825, section 2). The shares of attention, (time, time), are appended to `seen`.
     """
     time, size = q.shape
     out = np.zeros((time, size))
@@ -62,17 +58,9 @@ def attention(
 ) -> np.ndarray:
     """MultiHead(x) = Concat(head_1, ..., head_h) W^O (arXiv:1706.03762, section 3.2.2), x of shape (time, dim).
 
-    Args:
-        x: (time, dim).
-        qkv: weight (3 dim, dim) whose rows are those of W^Q, then W^K, then W^V, and its bias.
-        proj: weight (dim, dim) of W^O and its bias.
-        heads: head h has columns h D to (h + 1) D of each.
-        qk_norm: divide each head's queries and keys by their root mean square, before any rotation.
-        rotate: rotary positions; with key_offset on the first half of each head only.
-        key_offset: the key at time t has channels D - D // 2 ... D - 1 of the key at t - 1, zeros at time 0.
-        window: how many places a query sees, itself the last; None is all.
-        seen: where the shares of each head's attention are appended, see `head`.
-        eps: what qk_norm adds below the root.
+    The rows of the weight (3 dim, dim) of `qkv` are those of W^Q, W^K and W^V; head h has columns h D to (h + 1) D of
+    each. With `qk_norm`, queries and keys are divided by their root mean square before any rotation. With `key_offset`,
+    channels D - D // 2 ... D - 1 of a key are those of the key before, and only the others are rotated.
     """
     time, dim = x.shape
     size = dim // heads

@@ -41,13 +41,10 @@ def divided(documents: list[str], shares: list[float], end: str, utf8: bool = Fa
     def size(document: str) -> int:
         return len((document + end).encode()) if utf8 else len(document + end)
 
-    def by_hash(document: str) -> int:
-        return content_hash(document.encode() if utf8 else document)
-
     total = sum(map(size, documents))
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     done = 0
-    for document in sorted(set(documents), key=by_hash):
+    for document in sorted(set(documents), key=lambda each: content_hash(each.encode() if utf8 else each)):
         copies = [document] * documents.count(document)
         weight = len(copies) * size(document)
         middle, done = done + weight / 2, done + weight

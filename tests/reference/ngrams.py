@@ -1,7 +1,8 @@
-"""Counting n-grams with dicts, one token at a time."""
+"""N-grams and copies, one token at a time."""
 
 import math
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 
 
 def ngram_loss(train: list[int], text: list[int], size: int, order: int, highest: int) -> float:
@@ -22,3 +23,15 @@ def ngram_loss(train: list[int], text: list[int], size: int, order: int, highest
     costs = [math.log(size)]
     costs += [-math.log(probability(tuple(text[max(0, t - order + 1) : t]), text[t])) for t in range(1, len(text))]
     return sum(costs) / len(costs)
+
+
+def longest_copy(text: Sequence[int], trained: Sequence[int]) -> int:
+    """The longest common substring (Gusfield 1997, section 11.6).
+
+    max L(i, j), where L(i, j) = L(i - 1, j - 1) + 1 if text_i = trained_j, else 0.
+    """
+    longest, before = 0, [0] * (len(trained) + 1)
+    for token in text:
+        row = [0] + [before[j] + 1 if token == other else 0 for j, other in enumerate(trained)]
+        longest, before = max(longest, *row), row
+    return longest

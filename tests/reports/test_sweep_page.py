@@ -22,13 +22,9 @@ def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)
             trial.run.directory.mkdir(parents=True)
             entries = {step: loss + seed / 10 for step, loss in curves[setting]}
             (trial.run.directory / "config.yaml").write_text(to_yaml(Config()))
-            best = min(entries.values(), default=None)
-            about = {
-                "status": "finished",
-                "validations": entries,
-                "val_loss": best,
-                "val_bpc": best and best / math.log(2),
-            }
+            loss = min(entries.values(), default=None)
+            bits = loss and loss / math.log(2)
+            about = {"status": "finished", "validations": entries, "val_loss": loss, "val_bpc": bits}
             (trial.run.directory / "summary.json").write_text(json.dumps(about))
     write_page(folder, write_table(folder, {trial.run: trial.varied for trial in trials}, {}))
 

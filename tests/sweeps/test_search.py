@@ -100,7 +100,7 @@ def test_ranges_mean_what_hydra_means_by_them() -> None:
 
 
 WRONG = {  # what is typed, and what is said of it
-    "hparams_search=defalt": "hparams_search=defalt.* nearest: default", "name=a/b": "name=a/b.* slash",
+    "hparams_search.trials=0": "hparams_search.trials=0: must be", "name=a/b": "name=a/b.* slash",
     "optim.lr=interval(2,1)": r"optim.lr=interval\(2,1\)", "workers=1,2": "workers: must have one value",
     "optim.muon_lr=tag(log,interval(0,1))": "optim.muon_lr=", "seed=range(5,1)": r"seed=range\(5,1\)",
     "model.dropout=interval(0,1.5)": "model.dropout=1.5.* below 1",

@@ -108,7 +108,7 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
     expected = logged("whole")
     for leg, devices in enumerate((1, 2, 4, 1), start=1):
         given = ["name=cut", "resume=auto", *recipe, f"trainer.devices={devices}", *["allow=[world_size]"] * (leg > 1)]
-        stop = (faults.signal_at, 4 * leg - 1, signal.SIGTERM)
+        stop = (faults.at_step, 4 * leg - 1, signal.SIGTERM)
         ended = run(*given, fault=stop) if devices == 1 else run_ranks(devices, *given, fault={devices - 1: stop})
         assert ended.status == 143, ended
         contents = last("cut")

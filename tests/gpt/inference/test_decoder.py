@@ -55,14 +55,9 @@ def text(config: ModelConfig, seed: int = 3) -> np.ndarray:
 
 
 @cache
-def _expected(i: int, seed: int) -> np.ndarray:
-    config = CONFIGS[i]
-    return reference.text(build(config).state_dict(), config, text(config, seed))[0]
-
-
 def expected(config: ModelConfig, seed: int = 3) -> np.ndarray:
     """Logits after every token of `text`: (n, V)."""
-    return _expected(CONFIGS.index(config), seed)
+    return reference.text(build(config).state_dict(), config, text(config, seed))[0]
 
 
 def same(result: np.ndarray, wanted: np.ndarray, config: ModelConfig) -> None:

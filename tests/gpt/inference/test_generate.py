@@ -56,14 +56,6 @@ def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("gpt.inference.generate.MAX_ROWS", most)
         parts = list(generate_many(lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights))
         assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
-    monkeypatch.undo()
-    # A GPU does as many texts as fit, one part after the other.
-    monkeypatch.setattr(weights, "cuda", True)
-    cache = 2 * 2 * 7 * 12 * weights.dtype.itemsize  # bytes of a text: keys and values, layers, places, channels
-    for free, rows, sizes in ((2**34, 2048, [1024, 1024]), (4 * 10 * cache, 25, [8, 9, 8]), (0, 2, [1, 1])):
-        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free, 2**37))
-        parts = list(generate_many(lambda part: iter([list(range(part.start, part.stop))]), rows, weights))
-        assert list(map(len, parts)) == sizes and sum(parts, []) == list(range(rows))
 
 
 def test_model_prompt_and_random_state_are_left_as_they_were() -> None:

@@ -1,3 +1,4 @@
+import os
 import re
 import shutil
 import sys
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from base import processes
-from training.choosing.hardware import choose_compile, choose_precision, choose_threads, peak_flops
+from training.choosing.hardware import choose_compile, choose_precision, choose_threads
 
 
 @pytest.fixture
@@ -34,6 +35,16 @@ def test_other_programs_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
     assert choose_threads("auto") == ("auto", ""), "a launcher has chosen"
+
+
+def test_a_container_s_quota_limits_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(processes, "CPU_MAX", tmp_path / "cpu.max")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    assert processes.cores() == 8
+    for quota, cores in (("max 100000", 8), ("150000 100000", 2), ("10000 100000", 1), ("1600000 100000", 8)):
+        (tmp_path / "cpu.max").write_text(quota)
+        assert processes.cores() == cores, quota
 
 
 def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
@@ -65,12 +76,3 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
     for has, precision in ((True, "bf16-mixed"), (False, "32-true")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
         assert choose_precision("auto", "cuda")[0] == precision
-
-
-def test_peaks_by_device_and_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu, precisions = torch.device("cuda:1"), ("bf16-mixed", "bf16-true", "32-true", "64-true")
-    assert peak_flops(torch.device("cpu"), "32-true") is None
-    h200 = [989.4e12, 989.4e12, pytest.approx(66.9e12), None]
-    for name, peaks in (("NVIDIA A10G", [None] * 4), ("NVIDIA H200", h200)):
-        monkeypatch.setattr(torch.cuda, "get_device_name", lambda device, name=name: name)
-        assert [peak_flops(gpu, precision) for precision in precisions] == peaks
