@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator
@@ -19,6 +20,8 @@ from typing import Any, NamedTuple
 # Models this small are fastest on one thread, and on a busy machine much faster; set before torch is loaded.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
+# torchmetrics imports matplotlib, which would write its list of fonts into the cache of a test.
+os.environ.setdefault("MPLCONFIGDIR", os.path.join(tempfile.gettempdir(), "matplotlib"))
 
 import pytest  # noqa: E402
 

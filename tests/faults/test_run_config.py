@@ -2,6 +2,7 @@
 
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,9 +94,7 @@ def test_what_looks_like_an_interpolation_or_a_number_is_data(train: Call, monke
     monkeypatch.setenv("CHARGPT_SECRET", "got-in")
     text, whole = "${oc.env:CHARGPT_SECRET}", yaml.safe_load(RUN.read_text())
     for value in (text, "3e-3", "1_0", "inf", "012", "yes"):
-        changed(data=whole["data"] | {"path": value}, logger={"wandb": {"project": value}}, name=value)
-        config = read_config(RUN.parent)
-        assert (config.data.path, config.logger["wandb"]["project"], config.name) == (value, value, value)
+        config = replace(read_config(RUN.parent), name=value, logger={"wandb": {"project": value}})
         RUN.write_text(to_yaml(config))
         assert read_config(RUN.parent) == config
     changed(data=whole["data"] | {"path": text}, logger={"csv": {}}, name="first")
