@@ -31,11 +31,11 @@ def describe_score(name: str, score: Score, text: Text, context: int, which: str
     found = f"{in_nats(score.loss)} per {unit}"
     if score.bytes != score.characters:
         found += f", {score.bpc:.4f} bits per character" if unit == "byte" else f", {score.bpb:.4f} bits per byte"
-    return f"{name:10} loss {found}: {which}, {part} {unit}s in {windows_of(text, context)}"
+    return f"{name:10} loss {found}: {which}, {part} {unit}s in {describe_windows(mode_of(text), context)}"
 
 
-def windows_of(text: Text, context: int) -> str:
-    return describe_windows("documents" if text.documents else "disjoint", context)
+def mode_of(text: Text) -> str:
+    return "documents" if text.documents else "disjoint"
 
 
 def in_nats(loss: float) -> str:
@@ -58,8 +58,10 @@ def introduce(run: Run, config: Config, text: Text, machine: str, parameters: in
     split, steps = len(text.validation), config.trainer.max_steps  # with `minutes`, only known at the end
     trained = 0 if steps == "auto" else steps * config.data.batch * shape.context
     part, unit = num_validated(split, trained, False, config.data.val_tokens), text.tokenizer.unit
-    which = "the whole split" if part == split else f"about {part:,} evenly spaced {unit}s of the split"
-    log.info(f"validation {which}, {windows_of(text, shape.context)}")
+    which = (
+        "the whole split" if part == split else f"about {part:,} evenly spaced {unit}s of the split, more at the end"
+    )
+    log.info(f"validation {which}, {describe_windows(mode_of(text), shape.context)}")
     if config.data.overfit is not None:
         log.info(f"overfit    the first {split:,} {unit}s of training text are also validation and test")
     for note in notes:
@@ -103,7 +105,8 @@ def show_scores(run: Run, config: Config, text: Text, best: tuple[int, Score], l
     log.info("")
     log.info(describe_score("validation", score, text, config.model.context, which))
     if score.tokens < len(text.validation):
-        log.info(f"all of it  {command('python', 'score.py', run, '--split', 'validation')}")
+        whole = command("python", "score.py", run, "--split", "validation", "--window", mode_of(text))
+        log.info(f"all of it  {whole}")
     elif len(text.test):
         log.info(f"test       {command('python', 'score.py', run, '--split', 'test')}")
 
