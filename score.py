@@ -35,7 +35,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
     window = "context of each character: windows that are disjoint, begin at documents or overlap (strided), or as "
-    window += "sample.py reads (sample); default: documents for a model of documents, otherwise disjoint; then strided"
+    window += "sample.py reads (sample); default: documents for a list, otherwise disjoint, then strided"
     add("--window", choices=("disjoint", "documents", "strided", "sample"), help=window)
     stride = "tokens from the start of one strided window to the next (default: context / 2)"
     add("--stride", type=number(int, 1, 2**20), metavar="N", help=stride)

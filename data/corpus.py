@@ -218,11 +218,15 @@ def about_format(document: Document, encoding: str) -> str:
     with document.open() as file:
         if kind in TABLES:
             names = columns(file, document.label, encoding)
-            way = f" ({', '.join(map(printable, names[:20]))})" if names else ""
-            if names or kind != ".json":
-                what = f"the syntax of its table; data.field=NAME makes a field{way} of each row a document"
-        elif not what and b"\x1b[" in file.read(CHUNK):
-            what = r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
+            way = f"; data.field=NAME makes a field ({', '.join(map(printable, names[:20]))}) of each row a document"
+            if names or kind not in (".json", ".parquet"):
+                what = "the syntax of its table" + way * bool(names)
+        elif not what:
+            first = file.read(CHUNK)
+            if b"\x1b[" in first:
+                what = r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
+            elif first.lstrip(b"\xef\xbb\xbf \t\r\n")[:9].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+                what = WRAPPED[".html"]
     return what and f"{document.label} is read as plain text, with {what}"
 
 

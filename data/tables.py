@@ -112,7 +112,7 @@ def _objects(chunks: Iterator[str], kind: str) -> Rows:
         if kind == ".json" and first.startswith("["):
             text = "".join(islice(chunks, MAX_ARRAY // CHUNK))
             if next(chunks, ""):
-                raise _BadRow("the array is too large to be read; write an object on each line instead (.jsonl)", 1)
+                raise _BadRow(f"an array of over {MAX_ARRAY >> 20} MB is not read; write an object on each line", 1)
             yield from enumerate(json.loads(text), 1)
             return
         for number, line in enumerate(_lines(chunks), 1):
@@ -159,8 +159,9 @@ def _values(rows: Rows, field: str) -> Iterator[tuple[int, str]]:
                 break
         text = _text(value)
         if text is None:
-            what = ", ".join(f"{field}.{name}" for name, _ in _leaves(value)) or type(value).__name__
-            raise _BadRow(f"data.field={field}: must be text, or a list of texts or messages, but is {what}", number)
+            inner = ", ".join(f"{field}.{name}" for name, _ in _leaves(value))
+            what = f"an object; name one of its fields: {inner}" if inner else type(value).__name__
+            raise _BadRow(f"data.field={field}: must be text, texts or messages, but is {what}", number)
         yield number, text
     if number and not known:
         raise _BadRow(_no_field(field, list(seen)), number)
@@ -195,8 +196,10 @@ def _message(value: Any) -> str | None:
     """Return a text, or a message such as {"role": "user", "content": "hi"} as `user: hi`."""
     if isinstance(value, dict):
         for role, content in (("role", "content"), ("from", "value")):
-            if isinstance(value.get(role), str) and isinstance(value.get(content), str | None):
-                return f"{value[role]}: {value.get(content) or ''}"
+            text = _text(value.get(content))
+            if isinstance(value.get(role), str) and text is not None:
+                return f"{value[role]}: {text}"
+        value = value.get("text")  # a part of a message
     return value if isinstance(value, str) else None
 
 

@@ -71,8 +71,13 @@ def print_scores(
     if options.per_document:
         return print_documents(candidates[0], display_name(options), out_file)
     # With --per-char, begin with the strided windows, because their lines are printed while they are computed.
-    validated = "documents" if candidates[0].documents else "disjoint"  # the mode of validation
-    modes = [validated, "strided"]
+    modes, detailed = ["disjoint", "strided"], options.window or "strided"
+    if candidates[0].documents:
+        modes = ["documents", "strided"] if options.stride else ["documents"]
+        detailed = options.window or modes[-1]
+    validated = modes[0]  # the mode of validation
+    if options.compare and not candidates[0].documents and any(meta["documents"] for *_, meta in loaded):
+        print("the models' documents differ, so both read the text in disjoint windows", file=out)
     if options.window == "documents" != validated:
         raise InputError("--window documents: needs models that were trained on documents, divided in the same way")
     if options.window:
@@ -80,7 +85,7 @@ def print_scores(
     elif options.per_char:
         modes.reverse()
     for mode in modes:
-        in_detail = mode == (options.window or "strided") and (options.per_char or out_file)
+        in_detail = mode == detailed and (options.per_char or out_file)
         if in_detail:
             scores = score_in_detail(candidates, mode, options, out_file)
         else:

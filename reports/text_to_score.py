@@ -55,11 +55,12 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
             raw, label = read_file(options)
             sha256, text = hashlib.sha256(raw).hexdigest(), raw
             rule = dividing_rule(loaded, label, options.per_document)
-            if suffix(label) != ".parquet" and (not only_bytes or (rule and rule.kind == "row")):
+            is_row = rule is not None and rule.kind == "row"
+            if (not only_bytes or is_row) and not (is_row and suffix(label) == ".parquet"):
                 text = "".join(decode(io.BytesIO(raw), label, options.encoding, option="--encoding "))
             if rule:
                 documents = divide(text, rule, label)
-                empty = "" if rule.kind == "row" else text[:0]
+                empty = "" if is_row else text[:0]
                 mark = rule.end if isinstance(empty, str) else rule.end.encode()
                 text = empty.join(document + mark for document in documents)
         if only_bytes:

@@ -204,8 +204,10 @@ def parquet(rows):
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
 def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, {"role": "user"}]
+    here = {"type": "text", "text": "here"}
     rows = [
         {"review": {"text": f"good {i}", "stars": i}, "lines": [f"a{i}", "b"], "messages": messages[: 1 + i % 3],
+         "parts": [{"role": "user", "content": [{"type": "text", "text": f"look {i}"}, here]}],
          "conversations": [{"from": "human", "value": f"{i}"}]} for i in range(8)
     ]  # fmt: skip
     contents = {"jsonl": lambda: "\n".join(map(json.dumps, rows)), "json": lambda: json.dumps(rows)}
@@ -214,6 +216,7 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
     for field, values in {
         "review.text": [f"good {i}" for i in range(8)], "lines": [f"a{i}\nb" for i in range(8)],
         "messages": (3 * ["user: hi", "user: hi\nassistant: hello", "user: hi\nassistant: hello\nuser: "])[:8],
+        "parts": [f"user: look {i}\nhere" for i in range(8)],
         "conversations": [f"human: {i}" for i in range(8)],
     }.items():  # fmt: skip
         check(text_of(files, field=field), values, "row", "\x03", field)
@@ -285,7 +288,7 @@ def test_refusals_are_one_line(opened):
         ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, .*, but not text"),
         ("v.xlsx", {"field": "text"}, "data.field=text: reads .* not v.xlsx; save its sheet as CSV"),
         ("r.jsonl", {"field": "text"}, "r.jsonl, line 1,000: data.field=text: no such field.* are b$"),
-        ("s.json", {"field": "text"}, "s.json, row 1: data.field=text: must be text, .* but is text.a$"),
+        ("s.json", {"field": "text"}, "s.json, row 1: data.field=text: must be text, .* fields: text.a$"),
         ("t.json", {"field": "text"}, "t.json, row 1: is not JSON: .*; write an object on each line"),
         ("u.json", {"field": "text"}, "u.json, row 1: is not JSON: .*; write an object on each line"),
         ("w.parquet", {"field": "text"}, "w.parquet: cannot be read as Parquet: "),

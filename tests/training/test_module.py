@@ -77,7 +77,7 @@ def test_a_list_is_evaluated_document_by_document(kind: str, tokenizer: str, tra
         assert len(nats) == len(text.validation)
         found = np.sum(nats) / text.characters["validation"]
         name = "windows of 32 at documents" + ", stride 16" * (stride < 32)
-        for option in ([], ["--window", "documents" if stride == 32 else "strided", "--per-char"]):
+        for option in (["--stride", "16"], ["--window", "documents" if stride == 32 else "strided", "--per-char"]):
             said = score(last_model, "--split", "validation", *option)
             assert figures(said.out + said.err)[name][0] == pytest.approx(found, abs=2e-6)
         if stride == 32:

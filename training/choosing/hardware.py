@@ -162,13 +162,17 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     state = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32
     row = step_memory(config, vocabulary, machine.device)
     if state > there:
-        what = f"weights, gradients and optimizer need about {_gib(state)} of {_gib(there)} GiB"
-        raise InputError(f"out of memory: {what}; lower model.dim={model.dim} or model.layers={model.layers}")
+        what = (
+            f"its weights, gradients and optimizer need about {_gib(state)} GiB of memory, but there are {_gib(there)}"
+        )
+        raise InputError(f"model.dim={model.dim}: {what}; lower it or model.layers={model.layers}")
     if state + rows * row > there:
         key = f"data.micro_batch={rows}" if config.data.micro_batch else f"data.batch={config.data.batch}"
         fitting = [each for each in range(1, rows) if rows % each == 0 and state + each * row <= there]
         lower = f"use data.micro_batch={max(fitting)}" if fitting else f"lower model.context={model.context}"
-        raise InputError(f"{key}: a step needs about {_gib(state + rows * row)} of {_gib(there)} GiB; {lower}")
+        raise InputError(
+            f"{key}: a step needs about {_gib(state + rows * row)} GiB of memory, but there are {_gib(there)}; {lower}"
+        )
 
 
 def step_memory(config: Config, vocabulary: int, device: str) -> float:
