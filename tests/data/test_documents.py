@@ -296,7 +296,7 @@ def test_refusals_are_one_line(opened):
         ("n.csv", {"field": "text"}, "n.csv, line 3: has 2 fields, but the first row has 1; put a field that contains"),
         ("p.csv", {"field": "text"}, "p.csv, line 1: data.field=text: 2 fields have this name; rename them"),
         ("q.tsv", {"field": "text"}, "q.tsv, line 3: a field spans several rows; a field that begins with a d"),
-        ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, or .*, but is int"),
+        ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, .*, but is int"),
         ("e.jsonl", {"field": "text"}, "e.jsonl, line 1: data.field=text: no such field.*are a$"),
         ("f.jsonl", {"field": "text"}, "f.jsonl, line 1: is not JSON: "),
         ("g.jsonl", {"field": "text"}, "g.jsonl, line 1: is not an object"),
