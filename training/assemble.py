@@ -25,7 +25,7 @@ from training.choosing.choose import Choice
 from training.choosing.hardware import compiled_marker
 from training.launch import rows_per_device
 from training.module import LitGPT
-from training.profiler import StepProfiler
+from training.profiler import step_profiler
 from training.run_plan import RunPlan
 
 
@@ -67,8 +67,6 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     configured = instantiate("callbacks", config.callbacks)
     if deadline:
         configured.insert(0, deadline)
-    if config.trainer.profiler and ranks.rank() == 0:
-        configured.insert(0, StepProfiler(plan.run.directory / "trace.json"))
     return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]
 
 
@@ -76,7 +74,9 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     """Return Lightning's Trainer for a run."""
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
-    del options["timeout"], options["checkpoint_minutes"], options["profiler"]
+    del options["timeout"], options["checkpoint_minutes"]
+    profiled = options["profiler"] and ranks.rank() == 0
+    options["profiler"] = step_profiler(plan.run.directory / "trace.json") if profiled else None
     if options["max_steps"] == "auto":
         options["max_steps"] = -1  # until `Deadline` has chosen
     if options["val_check_interval"] == "auto":
