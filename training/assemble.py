@@ -56,14 +56,9 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     saves, and `stops` comes last.
     """
     config, text = plan.config, plan.text
-    interval = config.trainer.val_check_interval
-    checkpoints = Checkpoints(
-        plan.run.checkpoints, 0 if interval == "auto" else interval, 60 * config.trainer.checkpoint_minutes,
-        stops,
-    )  # fmt: skip
-    tokens_per_character, deadline = len(text.train) / text.characters["train"], deadline_of(plan, checkpoints)
-    tokens_per_step = config.data.batch * config.model.context
-    metrics = Metrics(tokens_per_step, tokens_per_character, text.tokenizer.unit, checkpoints, deadline)
+    checkpoints = Checkpoints(plan.run.checkpoints, config.trainer, stops)
+    deadline = deadline_of(plan, checkpoints)
+    metrics = Metrics(config, text, checkpoints, deadline)
     configured = instantiate("callbacks", config.callbacks)
     if deadline:
         configured.insert(0, deadline)

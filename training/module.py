@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from base.errors import InputError
 from conf.schema import Config
 from gpt.checkpoint import build, model_state
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
@@ -48,10 +47,6 @@ class LitGPT(L.LightningModule):
     One Lightning batch is one optimizer step. This class, not Lightning, splits the batch into micro-batches, so that a
     run stops only between two optimizer steps. `conditions` and `start` must be the same in all processes (ranks).
     """
-
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:
-        raise InputError(f"use gpt.load({str(checkpoint_path)!r}), which returns the model and its tokenizer")
 
     def __init__(
         self,

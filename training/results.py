@@ -29,7 +29,6 @@ from reports import log_lines
 from reports.run_page import page
 from training.callbacks.watch import written
 from training.choosing.time_budget import MIN_STEPS
-from training.errors import rates_far_above
 from training.run_plan import RunPlan
 from training.summary_file import summarize, write_summary
 
@@ -141,8 +140,7 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if log_lines.has_learned_nothing(summary, MIN_STEPS):
-        why = rates_far_above(config.optim) or "its loss is not below that of the uniform distribution"
-        raise RunFailed(f"{run} has learned nothing: {why}")
+        raise RunFailed(f"{run} has learned nothing: its loss is not below that of the uniform distribution")
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:

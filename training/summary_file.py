@@ -1,6 +1,5 @@
 """Write summary.json, also when training ends early."""
 
-import os
 import platform
 import subprocess
 from collections.abc import Iterator
@@ -57,12 +56,10 @@ def summarize(plan: RunPlan, status: str, step: int, record: TrainingRecord, **r
 
 def commit() -> str | None:
     """Return the git commit of this code, with `-dirty` if its files differ from the commit."""
-    git = ["git", "-C", str(CODE), "describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
-    environment = os.environ | {"GIT_OPTIONAL_LOCKS": "0"}  # write nothing, not even a refreshed index
+    git = ["git", "--no-optional-locks", "-C", str(CODE)]  # writes nothing, not even a refreshed index
+    git += ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        return subprocess.run(
-            git, env=environment, capture_output=True, text=True, check=True, timeout=10
-        ).stdout.strip()
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -12,7 +12,7 @@ from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
 from training.choosing import hardware
-from training.choosing.hardware import check_memory, choose_compile, choose_precision, choose_threads, compile_seconds
+from training.choosing.hardware import check_memory, choose_compile, choose_precision, choose_threads
 from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes, schedule_for
 from training.launch import Machine, rows_per_device
 
@@ -81,7 +81,8 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
         marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
         cached = config.minutes is not None and marker.exists()
-        cost, saved = compile_seconds(loaded, cached), (1 - hardware.step_ratio(precision)) * seconds
+        cost = loaded * (hardware.WARM if cached else hardware.COLD)
+        saved = (1 - hardware.COMPILED[precision]) * seconds
         return choose_compile(config.compile, machine.device, saved, cost), cost
 
     open_keys = (config.model.layers, config.model.dropout, config.data.batch, config.optim.lr, config.optim.warmup)

@@ -17,7 +17,7 @@ from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
 from gpt.optim_config import OptimConfig
-from training.choosing.hardware import step_ratio
+from training.choosing.hardware import COMPILED
 from training.module import LitGPT
 
 EPOCHS = 10.0  # a text that is read more often is memorised without dropout
@@ -110,7 +110,7 @@ def fit_into_minutes(
 ) -> tuple[ModelConfig, DataConfig, float, list[str]]:
     """Choose model size and batch for a time limit; return them, the steps that fit, and notes."""
     assert config.minutes is not None
-    minutes, model, data, ratio = config.minutes, default.model, default.data, step_ratio(default.trainer.precision)
+    minutes, model, data, ratio = config.minutes, default.model, default.data, COMPILED[default.trainer.precision]
 
     def fit(model: ModelConfig) -> Timed:
         step = time_step(replace(default, model=model), text, seconds_left())
@@ -138,8 +138,5 @@ def fit_into_minutes(
         data, step, fitting = replace(data, batch=2 * data.batch), 2 * step, fitting / 2
     notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
-        enough = (60 * minutes - seconds_left() + MIN_STEPS * step / TRAINING) / 60
-        enough = math.ceil(10 * enough) / 10
-        few = f"{count(int(fitting), 'step')} {'is' if int(fitting) == 1 else 'are'} too few to learn much"
-        notes.append(f"minutes={minutes:g}: {few}; minutes={enough:g} would be enough here")
+        notes.append(f"minutes={minutes:g}: {count(int(fitting), 'step')} will learn next to nothing; allow more time")
     return best.model, data, fitting, notes
