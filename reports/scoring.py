@@ -17,7 +17,6 @@ import torch
 
 from base.errors import InputError, printable
 from base.jobs.run_directory import Run
-from base.processes import command
 from base.progress import count, hidden
 from gpt.analysis import Surprisals
 from gpt.checkpoint import build, with_context
@@ -60,11 +59,7 @@ def print_scores(
         print(f"{label}{printable(candidate.file)}, step {candidate.step}", file=out)
     for label, candidate in zip(labels, candidates, strict=True):
         if candidate.trained:
-            unseen = "the loss on held-out text is higher"
-            if candidate.file.with_name("last.ckpt").exists():
-                scoring = command("python", "score.py", candidate.file.parent.parent, "--split", "validation")
-                unseen = f"{scoring} scores held-out text"
-            print(f"{label}this is the text that the model was trained on; {printable(unseen)}", file=out)
+            print(f"{label}the model was trained on this text; the loss on held-out text is higher", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
         print("the models' contexts differ: the model with the longer one has an advantage", file=out)
 

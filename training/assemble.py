@@ -1,14 +1,18 @@
 """Create the LightningModule, the callbacks and the Trainer of a run, and compile its training step."""
 
+import os
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import DDPStrategy
+from torch.profiler import profile, schedule
 
 from base import ranks
 from base.errors import InputError, is_out_of_memory, one_line, redacted
@@ -17,7 +21,7 @@ from base.progress import Progress
 from conf.compose import instantiate
 from data.datamodule import ENDLESS
 from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints
-from training.callbacks.deadline import deadline_of
+from training.callbacks.deadline import Deadline
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
@@ -25,8 +29,9 @@ from training.choosing.choose import Choice
 from training.choosing.hardware import compiled_marker
 from training.launch import rows_per_device
 from training.module import LitGPT
-from training.profiler import step_profiler
 from training.run_plan import RunPlan
+
+SKIPPED_STEPS, PROFILED_STEPS = 10, 3  # the first steps are slower and may compile
 
 
 def build_module(plan: RunPlan) -> LitGPT:
@@ -57,7 +62,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     """
     config, text = plan.config, plan.text
     checkpoints = Checkpoints(plan.run.checkpoints, config.trainer, stops)
-    deadline = deadline_of(plan, checkpoints)
+    deadline = Deadline(plan, checkpoints) if config.trainer.max_steps == "auto" else None
     metrics = Metrics(config, text, checkpoints, deadline)
     configured = instantiate("callbacks", config.callbacks)
     if deadline:
@@ -100,6 +105,19 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
         )
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer: {error}") from None
+
+
+def step_profiler(path: Path) -> PyTorchProfiler:
+    """Return a profiler that logs a table of the operators and writes a trace that Perfetto can display to `path`."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes to stderr otherwise
+
+    def report(recorded: profile) -> None:
+        recorded.export_chrome_trace(str(path))
+        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
+        log.info(recorded.key_averages().table(sort_by=order, row_limit=20, max_name_column_width=40))
+
+    steps = schedule(wait=SKIPPED_STEPS - 1, warmup=1, active=PROFILED_STEPS, repeat=1)
+    return PyTorchProfiler(schedule=steps, on_trace_ready=report, record_module_names=False, record_shapes=True)
 
 
 def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base import processes, ranks
-from base.errors import InputError, RunFailed, one_line, public
+from base.errors import InputError, one_line, public
 from base.files import atomic, write_text
 from base.jobs.summary import Summary
 from base.log import log, to_file
@@ -139,8 +139,6 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     report = write_report(plan, summary, record, best.model, samples)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
-    if log_lines.has_learned_nothing(summary, MIN_STEPS):
-        raise RunFailed(f"{run} has learned nothing: its loss is not below that of the uniform distribution")
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:

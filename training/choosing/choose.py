@@ -44,16 +44,11 @@ class Choice:
 
     def describe(self, machine: Machine) -> str:
         """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons."""
-        config, configured = self.config, "as configured"
-        compiled = "not compiled" if config.compile == "false" else "compiled"
-        parts = [
-            machine.device,
-            f"{config.trainer.precision} ({self.why.get('precision', configured)})",
-            f"{compiled} ({self.why.get('compile', configured)})",
-        ]
-        if "threads" in self.why:
-            parts.append(f"{count(config.threads, 'thread')} ({self.why['threads']})")
-        return ", ".join(parts)
+        compiled = "not compiled" if self.config.compile == "false" else "compiled"
+        chosen = {"precision": self.config.trainer.precision, "compile": compiled}
+        chosen |= {"threads": count(self.config.threads, "thread")} if "threads" in self.why else {}
+        parts = (f"{value} ({self.why.get(key, 'as configured')})" for key, value in chosen.items())
+        return ", ".join([machine.device, *parts])
 
 
 def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
