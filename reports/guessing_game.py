@@ -61,9 +61,7 @@ def game_passages(
         guessed = mark.join(["", *texts])
     characters = "".join(tokenizer.names).replace(END, "")  # no keyboard has U+0003
     if found := to_guess(guessed, trained, characters, mark):
-        return (
-            found,
-            f"{count(len(found), 'passage')} of {source} to guess, which all readers of the page see{unchecked}",
-        )
-    lacks = f"{source} has no passage of {TO_GUESS} known characters that starts a {'document' if end else 'line'}"
-    return [], f"no game: {lacks} and is absent from the training text; name another text after --guess"
+        number = f"{count(len(found), 'passage')} of {source} to guess"
+        return found, f"{number}, which anyone with the page can read{unchecked}"
+    lacks = f"no game: {source} has no passage of {TO_GUESS} characters that starts a {'document' if end else 'line'}"
+    return [], f"{lacks}, uses only known characters and is absent from the training text; --guess FILE names another"
