@@ -21,7 +21,7 @@ from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
 from gpt.checkpoint import build, model_state, without_folders
-from gpt.evaluation import EVALUATION_BATCH, Score, choose_windows, evaluate, measured, window_batches
+from gpt.evaluation import Score, choose_windows, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT
 from gpt.training_checkpoint import TrainingRecord, write_model
@@ -51,7 +51,7 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
-            for each in window_batches(text.validation, chosen, EVALUATION_BATCH, end=text.end):
+            for each in window_batches(text.validation, chosen, end=text.end):
                 yield each
                 progress.update(int(each[2].sum()))
 

@@ -102,8 +102,6 @@ class Weights:
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
             self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
-        elif config.positions not in ("sinusoidal", "rotary", "none"):
-            raise KeyError(config.positions)
 
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1

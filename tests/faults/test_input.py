@@ -72,7 +72,7 @@ SAMPLE = {
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",
     "--top-k=0": "at least 1", "--top-k=1.5": "must be a whole number", "--seed=99999999999999999999999": "at most",
-    "--device=cuda:99": "--device cuda:99", "--device=meta": "must be cpu", "--prompt=a\udcff": "half of a surrogate",
+    "--device=cuda:99": "--device cuda:99", "--device=meta": "must be cpu", "--prompt=a\udcff": "U+DCFF at position 1",
 }  # fmt: skip
 
 

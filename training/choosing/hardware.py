@@ -181,10 +181,10 @@ def available(device: str) -> float:
     """Return the number of bytes of memory that this process can use on a device, or infinity if it is unknown."""
     if device == "cuda":
         return float(torch.cuda.mem_get_info()[1])
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return math.inf
+    import resource
+
     limits = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     with suppress(OSError, ValueError):  # no such file, or "max"
         limits.append(float(MEMORY_MAX.read_text()))
