@@ -1,7 +1,6 @@
 """Create the LightningModule, the callbacks and the Trainer of a run, and compile its training step."""
 
 import os
-from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,6 @@ from training.callbacks.deadline import Deadline
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
-from training.choosing.choose import Choice
 from training.choosing.hardware import compiled_marker
 from training.launch import rows_per_device
 from training.module import LitGPT
@@ -120,10 +118,10 @@ def step_profiler(path: Path) -> PyTorchProfiler:
     return PyTorchProfiler(schedule=steps, on_trace_ready=report, record_module_names=False, record_shapes=True)
 
 
-def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan:
-    """Compile the training step of `module` with torch.compile unless `compile=false`, and return the plan."""
+def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
+    """Compile the training step of `module` with torch.compile unless `compile=false`."""
     if plan.config.compile == "false":
-        return plan
+        return
     device, rows = trainer.strategy.root_device, rows_per_device(plan.config.data, plan.machine.devices)
     random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
     try:
@@ -138,12 +136,4 @@ def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan
         if is_out_of_memory(error):
             raise
         what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
-        reason = f"compile={plan.config.compile}: failed ({type(error).__name__}: {what})"
-        if "compile" not in plan.choice.why:  # compile=true was set, not chosen
-            raise InputError(f"{reason}; use compile=false") from error
-        log.warning(f"{reason}; the run is not compiled")
-        why = plan.choice.why | {"compile": "compiling failed"}
-        plan = replace(plan, choice=Choice(replace(plan.config, compile="false"), why, plan.choice.notes))
-        module.compile_step, module.conditions = False, plan.conditions
-        module.zero_grad()
-    return plan
+        raise InputError(f"compiling failed ({type(error).__name__}: {what}); use compile=false") from error

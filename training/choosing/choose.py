@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from base.errors import InputError
@@ -35,20 +35,11 @@ PATIENCE = VALIDATIONS // 3
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration in which each `auto` is replaced by a value, and the reasons for these values."""
+    """A configuration in which each `auto` is replaced by a value, and lines to log about the choices."""
 
-    config: Config  # the configuration
-    # The reasons for automatic choices of `precision`, `compile` and `threads`, by key.
-    why: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # lines to log about other choices
-
-    def describe(self, machine: Machine) -> str:
-        """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons."""
-        compiled = "not compiled" if self.config.compile == "false" else "compiled"
-        chosen = {"precision": self.config.trainer.precision, "compile": compiled}
-        chosen |= {"threads": count(self.config.threads, "thread")} if "threads" in self.why else {}
-        parts = (f"{value} ({self.why.get(key, 'as configured')})" for key, value in chosen.items())
-        return ", ".join([machine.device, *parts])
+    config: Config
+    machine: str  # the device, the precision and whether the model is compiled, with the reasons
+    notes: tuple[str, ...] = ()
 
 
 def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
@@ -111,7 +102,10 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         callbacks=_with_patience(config.callbacks, PATIENCE if short and config.trainer.max_steps == "auto" else None),
     )  # fmt: skip
     check_memory(chosen, vocabulary, machine)
-    return Choice(chosen, {key: reason for key, reason in why.items() if reason}, tuple(notes))
+    values = {"precision": precision, "compile": "not compiled" if compiled == "false" else "compiled"}
+    values |= {"threads": count(int(threads), "thread")} if why["threads"] else {}
+    parts = (f"{value} ({why[key] or 'as configured'})" for key, value in values.items())
+    return Choice(chosen, ", ".join([machine.device, *parts]), tuple(notes))
 
 
 def steps_for(tokens: int, started: bool) -> int:

@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -65,15 +65,6 @@ def sizes(config: ModelConfig, text: Text) -> Iterator[tuple[ModelConfig, int]]:
             yield model, weights
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A model, the seconds of its training step, and how many of these steps fit into the time left."""
-
-    model: ModelConfig
-    step: float
-    steps: float
-
-
 class _Clock(L.Callback):
     """Appends the seconds of each training step to the list `steps`, and ends the training after a short time."""
 
@@ -112,31 +103,32 @@ def fit_into_minutes(
     assert config.minutes is not None
     minutes, model, data, ratio = config.minutes, default.model, default.data, COMPILED[default.trainer.precision]
 
-    def fit(model: ModelConfig) -> Timed:
+    def fit(model: ModelConfig) -> tuple[float, float]:
+        """Return the seconds of a training step, and how many steps fit into the time left."""
         step = time_step(replace(default, model=model), text, seconds_left())
         seconds = TRAINING * seconds_left()
         compiled, cost = compiling(model, seconds)
         if compiled[0] == "true":
             step, seconds = ratio * step, seconds - cost
-        return Timed(model, step, max(1e-3, seconds) / step)
+        return step, max(1e-3, seconds) / step
 
     if config.model.layers == config.model.heads == config.model.dim == "auto":
         lowest = math.inf
         for candidate, weights in sizes(model, text):
-            timed = fit(candidate)
-            read = min(timed.steps, most) * data.batch * model.context
+            step, fitting = fit(candidate)
+            read = min(fitting, most) * data.batch * model.context
             loss, larger = predicted_loss(weights, read), candidate.dim > ModelConfig.dim
             if loss > WORSE * lowest or larger and read < CHARACTERS_PER_WEIGHT * weights:
                 break
             if loss < lowest:
-                lowest, best = loss, timed
+                lowest, best = loss, (candidate, step, fitting)
     else:
-        best = fit(model)
-    step, fitting = best.step, max(1.0, best.steps)
+        best = model, *fit(model)
+    model, step, fitting = best[0], best[1], max(1.0, best[2])
     read = fitting * data.batch * model.context
     if config.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
         data, step, fitting = replace(data, batch=2 * data.batch), 2 * step, fitting / 2
     notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
         notes.append(f"minutes={minutes:g}: {count(int(fitting), 'step')} will learn next to nothing; allow more time")
-    return best.model, data, fitting, notes
+    return model, data, fitting, notes

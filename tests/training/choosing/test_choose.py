@@ -40,9 +40,10 @@ def test_what_a_long_text_gets() -> None:
     assert (config.model, config.data.batch, config.callbacks) == (ModelConfig(), 8, {}) and found.notes == ()
     assert (config.trainer.max_steps, config.trainer.val_check_interval, config.trainer.num_nodes) == (1500, 300, 1)
     assert "auto" not in (config.trainer.precision, config.compile, config.threads)
-    assert set(found.why) == {"precision", "compile"}
+    assert "as configured" not in found.machine
     again = choose(config, a_text(WHOLE), Machine("cpu", 1), 0.0)
-    assert again == Choice(config), "what is chosen stays"
+    assert (again.config, again.notes) == (config, ()), "what is chosen stays"
+    assert again.machine.count("(as configured)") == 2
 
 
 def test_what_a_short_text_gets() -> None:
