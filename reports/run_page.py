@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -27,12 +27,7 @@ MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisa
 
 
 def page(
-    about: Mapping[str, Any],
-    summary: Summary,
-    record: TrainingRecord,
-    model: GPT,
-    passage: Tensor,
-    tokenizer: Tokenizer,
+    about: dict[str, Any], summary: Summary, record: TrainingRecord, model: GPT, passage: Tensor, tokenizer: Tokenizer
 ) -> str:
     """Return the page of a run and its best model.
 

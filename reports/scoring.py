@@ -45,11 +45,7 @@ class Columns:
 
 
 def print_scores(
-    checkpoints: list[Path],
-    loaded: list[Model],
-    text: EncodedText,
-    options: argparse.Namespace,
-    out_file: TextIO | None,
+    checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace, file: TextIO | None
 ) -> None:
     """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`)."""
     candidates = candidates_of(checkpoints, loaded, text, options)
@@ -64,7 +60,7 @@ def print_scores(
         print("the models' contexts differ: the model with the longer one has an advantage", file=out)
 
     if options.per_document:
-        return print_documents(candidates[0], display_name(options), out_file)
+        return print_documents(candidates[0], display_name(options), file)
     # With --per-char, begin with the strided windows, because their lines are printed while they are computed.
     validated = "documents" if candidates[0].documents else "disjoint"  # the mode of validation
     modes = [validated, "strided"]
@@ -75,9 +71,9 @@ def print_scores(
     elif options.per_char:
         modes.reverse()
     for mode in modes:
-        in_detail = mode == (options.window or "strided") and (options.per_char or out_file)
+        in_detail = mode == (options.window or "strided") and (options.per_char or file)
         if in_detail:
-            scores = score_in_detail(candidates, mode, options, out_file)
+            scores = score_in_detail(candidates, mode, options, file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
         comparable = mode == validated and options.split == "test" and options.context is None

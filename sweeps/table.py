@@ -78,7 +78,7 @@ def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
 
 
 def best_first(table: list[Row]) -> list[Row]:
-    """Return rows with the lowest loss first; losses that were measured in different modes are not compared."""
+    # Losses that were measured in different modes are not compared.
     return sorted(table, key=lambda row: (row["val_bpc"] is None, row.get("mode") or "", row["val_bpc"] or 0.0))
 
 

@@ -44,7 +44,7 @@ def build_module(plan: RunPlan) -> LitGPT:
         | {key: getattr(text, key) for key in saved}
         | {"divided": text.documents and vars(text.documents.rule)},
         conditions=plan.conditions,
-        start={"run": plan.run.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},
+        start=f"{plan.run.directory.name}, step {plan.resume_point.step if plan.resume_point else 0}",
     )
     if start := plan.init_model:
         start.copy_into(module.net, text.tokenizer)

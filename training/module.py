@@ -49,12 +49,7 @@ class LitGPT(L.LightningModule):
     """
 
     def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        data: dict[str, Any],
-        conditions: dict[str, Any],
-        start: dict[str, Any],
+        self, config: Config, tokenizer: Tokenizer, data: dict[str, Any], conditions: dict[str, Any], start: str
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -74,7 +69,7 @@ class LitGPT(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         if self.trainer.world_size > 1:
-            check_same_start(self.conditions | self.start)
+            check_same_start(self.conditions | {"start": self.start})
 
     def configure_optimizers(self) -> Optimizer:
         return make_optimizer(self.net, self.optim_config, "bf16" in str(self.trainer.precision))

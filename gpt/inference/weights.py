@@ -146,8 +146,8 @@ class Weights:
         return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
     def centred(self, x: Array) -> Array:
-        """Return x minus its mean over C, or x if the model has RMS norms: (..., C)."""
-        return x - (x @ self.average)[..., None] if self.centring else x
+        # RMS norms need no mean of 0.
+        return x - (x @ self.average)[..., None] if self.centring else x  # (..., C)
 
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()

@@ -83,7 +83,7 @@ class _Clock(L.Callback):
 def time_step(config: Config, text: Text, seconds_left: float) -> float:
     """Train the configured model for a few steps without torch.compile, and return the seconds of the fastest step."""
     clock = _Clock(TIMING * seconds_left)
-    module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, {})
+    module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, "")
     where: dict[str, Any] = {
         key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")
     }
