@@ -18,10 +18,9 @@ from training import assemble
 from training.callbacks.stop_signals import StopSignals
 from training.errors import Stopped, with_advice
 from training.quiet_lightning import quiet_lightning
-from training.results import write_missing, write_results
+from training.results import recording, write_missing, write_results, write_summary
 from training.resume import remove_leftovers
 from training.run_plan import RunPlan
-from training.summary_file import recording, write_summary
 
 
 def fit(plan: RunPlan) -> None:
