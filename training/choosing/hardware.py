@@ -153,14 +153,12 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     weights = sum(math.prod(shape) for _, shape in weight_shapes(model, vocabulary))
     state = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32
     row = step_memory(config, vocabulary, machine.device)
-    if state > there:
-        what = f"weights, gradients and optimizer need about {_gib(state)} of {_gib(there)} GiB"
-        raise InputError(f"out of memory: {what}; lower model.dim={model.dim} or model.layers={model.layers}")
-    if state + rows * row > there:
-        key = f"data.micro_batch={rows}" if config.data.micro_batch else f"data.batch={config.data.batch}"
+    if (need := state + rows * row) > there:
         fitting = [each for each in range(1, rows) if rows % each == 0 and state + each * row <= there]
-        lower = f"use data.micro_batch={max(fitting)}" if fitting else f"lower model.context={model.context}"
-        raise InputError(f"{key}: a step needs about {_gib(state + rows * row)} of {_gib(there)} GiB; {lower}")
+        lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
+        lower = f"use data.micro_batch={max(fitting)}" if fitting else lower
+        need, there = need / 2**30, max(0.0, there) / 2**30
+        raise InputError(f"out of memory: a step needs about {need:,.1f} of {there:,.1f} GiB; {lower}")
 
 
 def step_memory(config: Config, vocabulary: int, device: str) -> float:
@@ -191,7 +189,3 @@ def available(device: str) -> float:
     if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         limits.append(float(limit))
     return min(limits)
-
-
-def _gib(size: float) -> str:
-    return f"{max(0.0, size) / 2**30:,.1f}"
