@@ -76,9 +76,6 @@ class Metrics(L.Callback):
         self.losses = BoundedSeries(**state_dict["history"]["losses"])
         self.validations = BoundedSeries(**state_dict["history"]["validations"])
 
-    def setup(self, *_: Any, **__: Any) -> None:
-        self.show("setting up")
-
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.start_step, self.module = trainer.global_step, pl_module
         peak = peak_flops(pl_module.device, str(trainer.precision))
