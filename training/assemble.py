@@ -19,7 +19,7 @@ from base.log import log
 from base.progress import Progress
 from conf.compose import instantiate
 from data.datamodule import ENDLESS
-from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints
+from training.callbacks.checkpoints import AtomicCheckpointIO, Checkpoints
 from training.callbacks.deadline import Deadline
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
@@ -85,14 +85,12 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     loggers = config.logger.copy()
     if "tensorboard" in loggers:  # purge_step hides what a killed process logged after its last checkpoint
         loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": point.step + 1 if point else 0}
-    from_previous = point is not None and point.path.name == PREVIOUS
-    checkpoint_io = AtomicCheckpointIO(point, last_is_damaged=from_previous)
     try:
         return L.Trainer(
             **options,
             callbacks=callbacks,
             logger=instantiate("logger", loggers, save_dir=str(plan.run)),
-            plugins=[checkpoint_io, environment],
+            plugins=[AtomicCheckpointIO(point), environment],
             max_epochs=-1,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=-1 if plan.init_model else 0,  # -1: a whole validation before the first step

@@ -78,9 +78,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     executes no code from the file.
     """
 
-    def __init__(self, resumed: ResumePoint | None = None, *, last_is_damaged: bool = False) -> None:
+    def __init__(self, resumed: ResumePoint | None) -> None:
         self.resumed = resumed  # the checkpoint to continue from, already read
-        self.last_is_damaged = last_is_damaged  # if so, last.ckpt must not replace previous.ckpt
+        # If last.ckpt is damaged, it must not replace previous.ckpt.
+        self.last_is_damaged = resumed is not None and resumed.path.name == PREVIOUS
         self.saved: dict[str, Any] = {}  # the last checkpoint; its tensors are those in training, not copies
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
