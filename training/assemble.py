@@ -1,17 +1,13 @@
 """Create the LightningModule, the callbacks and the Trainer of a run, and compile its training step."""
 
-import os
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.profilers import PyTorchProfiler
 from lightning.pytorch.strategies import DDPStrategy
-from torch.profiler import profile, schedule
 
 from base import ranks
 from base.errors import InputError, is_out_of_memory, one_line, redacted
@@ -27,9 +23,8 @@ from training.callbacks.watch import Watch
 from training.choosing.hardware import compiled_marker
 from training.launch import rows_per_device
 from training.module import LitGPT
+from training.profiler import StepProfiler
 from training.run_plan import RunPlan
-
-SKIPPED_STEPS, PROFILED_STEPS = 10, 3  # the first steps are slower and may compile
 
 
 def build_module(plan: RunPlan) -> LitGPT:
@@ -65,6 +60,8 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     configured = instantiate("callbacks", config.callbacks)
     if deadline:
         configured.insert(0, deadline)
+    if config.trainer.profiler and ranks.rank() == 0:
+        configured.insert(0, StepProfiler(plan.run.directory / "trace.json"))
     return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]
 
 
@@ -72,9 +69,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     """Return Lightning's Trainer for a run."""
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
-    del options["timeout"], options["checkpoint_minutes"]
-    profiled = options["profiler"] and ranks.rank() == 0
-    options["profiler"] = step_profiler(plan.run.directory / "trace.json") if profiled else None
+    del options["timeout"], options["checkpoint_minutes"], options["profiler"]
     if options["max_steps"] == "auto":
         options["max_steps"] = -1  # until `Deadline` has chosen
     if options["val_check_interval"] == "auto":
@@ -101,19 +96,6 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
         )
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer: {error}") from None
-
-
-def step_profiler(path: Path) -> PyTorchProfiler:
-    """Return a profiler that logs a table of the operators and writes a trace that Perfetto can display to `path`."""
-    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes to stderr otherwise
-
-    def report(recorded: profile) -> None:
-        recorded.export_chrome_trace(str(path))
-        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-        log.info(recorded.key_averages().table(sort_by=order, row_limit=20, max_name_column_width=40))
-
-    steps = schedule(wait=SKIPPED_STEPS - 1, warmup=1, active=PROFILED_STEPS, repeat=1)
-    return PyTorchProfiler(schedule=steps, on_trace_ready=report, record_module_names=False, record_shapes=True)
 
 
 def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
