@@ -11,7 +11,6 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from base import ranks
 from base.errors import InputError, is_out_of_memory, one_line, redacted
-from base.log import log
 from base.progress import Progress
 from conf.compose import instantiate
 from data.datamodule import ENDLESS
