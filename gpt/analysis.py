@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,15 +48,11 @@ class Surprisals(NamedTuple):
         return (self.nats * 1000).round().clamp(max=2**16 - 1)
 
 
-def token_surprisals(
-    predicted: Iterable[tuple[Tensor, Tensor]], first: int | None, vocabulary: int, k: int
+def _by_token(
+    predicted: Iterable[tuple[Tensor, Tensor]], first: int | None, vocabulary: int
 ) -> Iterator[tuple[Tensor, ...]]:
-    """Yield tokens (N,), surprisals (N,), the `k` most likely tokens (N, K) and their probabilities (N, K) by batch.
-
-    `predicted` comes from `gpt.evaluation.predictions`, in the order of the text. If `first` is not None, the first
-    batch is this token alone, with the surprisal ln V.
-    """
-    none = torch.zeros(1, min(k, vocabulary))
+    """Yield the columns of `Surprisals` without `begins`, with a row for each token, by batch."""
+    none = torch.zeros(1, min(NUM_TOP, vocabulary))
     if first is not None:
         yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
     for logits, targets in predicted:
@@ -63,13 +60,16 @@ def token_surprisals(
         yield targets.cpu(), surprisals(logits, targets), best.indices.cpu(), best.values.cpu()
 
 
-def by_character(pieces: Iterable[tuple[Tensor, ...]], starts: Tensor, size: int) -> Iterator[Surprisals]:
-    """Merge what `token_surprisals` yields into one `Surprisals` per `size` characters, the last of which has fewer.
+def by_character(
+    predicted: Iterable[tuple[Tensor, Tensor]], first: int | None, sizes: np.ndarray, size: int
+) -> Iterator[Surprisals]:
+    """Yield a `Surprisals` per `size` characters of a text, the last of which has fewer.
 
-    `starts`, (V,), is nonzero for each token that begins a character.
+    `predicted` comes from `gpt.evaluation.predictions`, in the order of the text; `first` and `sizes`, the tokenizer's
+    `token_sizes`, are those of `gpt.evaluation.evaluate`.
     """
-    held: list[Tensor] = []
-    for piece in pieces:
+    starts, held = torch.from_numpy(sizes[:, 0]), list[Tensor]()  # `starts`: 0 for bytes that continue a character
+    for piece in _by_token(predicted, first, len(sizes)):
         held = [torch.cat(pair) for pair in zip(held, piece, strict=True)] if held else list(piece)
         while len(begins := _begins(held[0], starts)) > size:  # the last character may be incomplete
             cut = int(begins[size])

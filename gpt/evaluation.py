@@ -245,7 +245,7 @@ def evaluation_windows(
 def window_batches(
     tokens: np.ndarray,
     windows: Windows,
-    size: int,
+    size: int = EVALUATION_BATCH,
     *,
     end: np.ndarray | None = None,
     rank: int = 0,

@@ -101,10 +101,8 @@ class Muon(torch.optim.Optimizer):
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
         """Update all parameters that have a gradient; Muon overwrites the gradients of its matrices."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         for group in self.param_groups:
             parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if parameters:
@@ -172,9 +170,7 @@ def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:
     elif config.schedule == "cosine":
         done = (step - config.warmup) / max(1, max_steps - config.warmup)
         fraction = 0.5 * (1 + math.cos(math.pi * min(max(done, 0.0), 1.0)))
-    elif config.schedule == "trapezoid":
+    else:
         left = (max_steps - step) / max(1.0, config.cooldown * max_steps)
         fraction = min(max(left, 0.0), 1.0)
-    else:
-        raise KeyError(config.schedule)
     return min(rising, config.min_lr + (config.lr - config.min_lr) * fraction)

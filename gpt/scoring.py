@@ -14,24 +14,15 @@ from torch import Tensor
 
 from base.errors import printable
 from base.progress import Progress
-from gpt.analysis import NUM_TOP, Surprisals, by_character, letters, token_surprisals
-from gpt.evaluation import (
-    EVALUATION_BATCH,
-    Score,
-    choose_windows,
-    predictions,
-    reduce,
-    surprisals,
-    window_batches,
-    windows_of_each,
-)  # fmt: skip
+from gpt.analysis import Surprisals, by_character, letters
+from gpt.evaluation import Score, choose_windows, predictions, reduce, surprisals, window_batches, windows_of_each
 from gpt.inference.decoder import Decoder
 from gpt.inference.weights import weights_of
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 
 PIECE = 4096  # characters that `pieces` yields at a time
-MAX_LOGITS = 2**25  # values in the logits of a batch, for large vocabularies
+READ_AT_ONCE = 2048  # tokens that the decoder reads at once
 
 
 class Candidate(NamedTuple):
@@ -61,11 +52,6 @@ class Candidate(NamedTuple):
         return f"{printable(run + self.file.name)}, step {self.step}"
 
 
-def batch_size(candidate: Candidate) -> int:
-    """Return the number of tokens in a batch."""
-    return min(EVALUATION_BATCH, MAX_LOGITS // candidate.model.vocabulary)
-
-
 def predicted(candidate: Candidate, mode: str, *, in_order: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits (N, V) and targets (N,) of every token, except the first if nothing precedes it."""
     if mode == "sample":
@@ -73,10 +59,7 @@ def predicted(candidate: Candidate, mode: str, *, in_order: bool = True) -> Iter
     else:
         stride, end = candidate.stride if mode == "strided" else None, candidate.end(mode)
         windows = choose_windows(candidate.tokens, candidate.model.config.context, stride=stride, end=end)
-        size = batch_size(candidate)
-        batches = predictions(
-            candidate.model, window_batches(candidate.tokens, windows, size, end=end, in_order=in_order)
-        )
+        batches = predictions(candidate.model, window_batches(candidate.tokens, windows, end=end, in_order=in_order))
     with Progress(f"scoring, {mode} windows", len(candidate.tokens)) as progress:
         for logits, targets in batches:
             yield logits, targets
@@ -86,11 +69,10 @@ def predicted(candidate: Candidate, mode: str, *, in_order: bool = True) -> Iter
 def predicted_by_decoder(candidate: Candidate) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (logits, targets) as `sample.py` reads a text: token by token, with the window rule of the decoder."""
     decoder, text, known = Decoder(weights_of(candidate.model)), candidate.tokens, 1
-    batch = batch_size(candidate)
     if (end := candidate.end("sample")) is not None:
         text, known = np.concatenate((end, text)), len(end)
-    for start in range(0, len(text) - 1, batch):
-        tokens = torch.from_numpy(text[start : start + batch + 1].astype(np.int64))
+    for start in range(0, len(text) - 1, READ_AT_ONCE):
+        tokens = torch.from_numpy(text[start : start + READ_AT_ONCE + 1].astype(np.int64))
         new = slice(max(0, known - 1 - start), None)
         yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0][new]), tokens[1:][new]
 
@@ -104,7 +86,7 @@ def measure(candidate: Candidate, mode: str) -> Score:
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: int) -> np.ndarray:
     """Return the loss of each document in nats, read on its own, without its first `known` >= 1 tokens: (N,)."""
     windows, owner = windows_of_each(documents, candidate.model.config.context, candidate.stride, known)
-    batches, losses = window_batches(np.concatenate(documents), windows, batch_size(candidate)), []
+    batches, losses = window_batches(np.concatenate(documents), windows), []
     with Progress("scoring documents", len(owner)) as progress:
         for logits, targets in predictions(candidate.model, batches):
             losses.append(surprisals(logits, targets))
@@ -114,11 +96,8 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
     """Yield the text, `PIECE` characters at a time, with their `Surprisals` under each model."""
-    streams = []
-    for candidate in candidates:
-        by_token = token_surprisals(
-            predicted(candidate, mode), candidate.first(mode), candidate.model.vocabulary, NUM_TOP
-        )
-        streams.append(by_character(by_token, torch.from_numpy(candidate.tokenizer.token_sizes[:, 0]), PIECE))
+    streams = [
+        by_character(predicted(each, mode), each.first(mode), each.tokenizer.token_sizes, PIECE) for each in candidates
+    ]
     for group in zip(*streams, strict=True):
         yield letters(group[0], candidates[0].tokenizer.decode), group

@@ -22,14 +22,10 @@ class UnknownCharacter(InputError):
 
     def __init__(self, character: str, position: int, nearest: str = "") -> None:
         self.character, self.position, self.nearest = character, position, nearest
-        code = ord(character)
-        if 0xD800 <= code <= 0xDFFF:
-            what = "is half of a surrogate pair, which is not a character: the text was decoded wrongly or cut in two"
-        else:
-            what = "is not in the vocabulary of this model"
-        name = f"{character!r} (U+{code:04X})" if character.isprintable() else f"U+{code:04X}"
+        code = f"U+{ord(character):04X}"
+        name = f"{character!r} ({code})" if character.isprintable() else code
         near = f"; nearest: {nearest!r}" if nearest else ""
-        super().__init__(f"character {name} at position {position} {what}{near}")
+        super().__init__(f"character {name} at position {position} is not in the vocabulary of this model{near}")
 
 
 class CharTokenizer:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from base.errors import InputError
+from base.progress import count
 from data.config import DataConfig
 from data.corpus import open_corpus
 from data.documents import END, Rule, divide, is_divided
@@ -60,9 +61,7 @@ def game_passages(
         guessed = mark.join(["", *texts])
     characters = "".join(tokenizer.names).replace(END, "")  # no keyboard has U+0003
     if found := to_guess(guessed, trained, characters, mark):
-        number = f"{len(found)} passage{'s' * (len(found) > 1)} of {source} to guess"
+        number = f"{count(len(found), 'passage')} of {source} to guess"
         return found, f"{number}, which anyone with the page can read{unchecked}"
-    advice = "name a text file instead" if source == "validation" else "name another text"
-    unit = "document" if end else "line"
-    lacks = f"{source} has no passage of {TO_GUESS} characters that starts a {unit}, uses only known characters"
-    return [], f"no game: {lacks} and is absent from the training text; {advice} after --guess"
+    lacks = f"no game: {source} has no passage of {TO_GUESS} characters that starts a {'document' if end else 'line'}"
+    return [], f"{lacks}, uses only known characters and is absent from the training text; --guess FILE names another"

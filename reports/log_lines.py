@@ -160,10 +160,3 @@ def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enoug
         longer = f"more steps ({more}), " if last == best else ""
         said.append(f"A {summary.ngram_order}-gram model predicts better. What helps: {longer}{HELP}")
     return said
-
-
-def has_learned_nothing(summary: Summary, enough: int) -> bool:
-    """Return whether the best model is no better than uniform after `enough` steps, or over 1 nat worse after any."""
-    assert summary.val_loss is not None and summary.uniform_loss is not None and summary.steps is not None
-    excess = summary.val_loss - summary.uniform_loss
-    return excess >= 0 and summary.steps >= enough or excess > 1

@@ -19,7 +19,8 @@ WIDTH = 720  # pixels: twice the width of TensorBoard's cards, for screens of hi
 INK, FAINT = "#1a1a1a", "#767676"
 BLUES = ["#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
 FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf"]  # the first installed one
-SHOWN = {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
+SHOWN = {chr(code): chr(0x2400 + code) for code in range(32)}  # Unicode's pictures of control characters
+SHOWN |= {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
 def plots(model: GPT, text: Text, step: int) -> Iterator[tuple[str, Image.Image]]:
@@ -90,12 +91,8 @@ def font(size: float) -> "ImageFont.FreeTypeFont | ImageFont.ImageFont":
 
 def visible(character: str) -> str:
     """Return a visible symbol for an invisible character, such as ↵ for a line break."""
-    if len(character) != 1:
-        return character
-    if character in SHOWN:
-        return SHOWN[character]
-    if character < " ":
-        return chr(0x2400 + ord(character))  # Unicode's pictures of control characters
+    if len(character) != 1 or character in SHOWN:
+        return SHOWN.get(character, character)
     if unicodedata.combining(character) or unicodedata.category(character) == "Mn":
         return f"◌{character}"
     return character if character.isprintable() else f"U+{ord(character):04X}"

@@ -2,7 +2,7 @@
 
 import base64
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from base.jobs.summary import Summary
 from base.progress import clock, count
-from gpt.analysis import NUM_TOP, attention_maps, by_character, letters, token_surprisals
+from gpt.analysis import attention_maps, by_character, letters
 from gpt.config import ModelConfig
 from gpt.evaluation import describe_windows, predictions
 from gpt.model import GPT
@@ -27,12 +27,7 @@ MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisa
 
 
 def page(
-    about: Mapping[str, Any],
-    summary: Summary,
-    record: TrainingRecord,
-    model: GPT,
-    passage: Tensor,
-    tokenizer: Tokenizer,
+    about: dict[str, Any], summary: Summary, record: TrainingRecord, model: GPT, passage: Tensor, tokenizer: Tokenizer
 ) -> str:
     """Return the page of a run and its best model.
 
@@ -122,8 +117,7 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     """Return the surprisal of each character of a passage, (T,) int64, in thousandths of a nat, and likely tokens."""
     window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
     predicted = predictions(model, [window] if len(tokens) > 1 else [])
-    starts = torch.from_numpy(tokenizer.token_sizes[:, 0])  # (V,) whether a token begins a character
-    (found,) = by_character(token_surprisals(predicted, int(tokens[0]), model.vocabulary, NUM_TOP), starts, len(tokens))
+    (found,) = by_character(predicted, int(tokens[0]), tokenizer.token_sizes, len(tokens))
     likely = [
         [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
         for row in zip(found.top.tolist(), found.probabilities.tolist(), strict=True)

@@ -17,7 +17,6 @@ import torch
 
 from base.errors import InputError, printable
 from base.jobs.run_directory import Run
-from base.processes import command
 from base.progress import count, hidden
 from gpt.analysis import Surprisals
 from gpt.checkpoint import build, with_context
@@ -46,11 +45,7 @@ class Columns:
 
 
 def print_scores(
-    checkpoints: list[Path],
-    loaded: list[Model],
-    text: EncodedText,
-    options: argparse.Namespace,
-    out_file: TextIO | None,
+    checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace, file: TextIO | None
 ) -> None:
     """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`)."""
     candidates = candidates_of(checkpoints, loaded, text, options)
@@ -60,16 +55,12 @@ def print_scores(
         print(f"{label}{printable(candidate.file)}, step {candidate.step}", file=out)
     for label, candidate in zip(labels, candidates, strict=True):
         if candidate.trained:
-            unseen = "the loss on held-out text is higher"
-            if candidate.file.with_name("last.ckpt").exists():
-                scoring = command("python", "score.py", candidate.file.parent.parent, "--split", "validation")
-                unseen = f"{scoring} scores held-out text"
-            print(f"{label}this is the text that the model was trained on; {printable(unseen)}", file=out)
+            print(f"{label}the model was trained on this text; the loss on held-out text is higher", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
         print("the models' contexts differ: the model with the longer one has an advantage", file=out)
 
     if options.per_document:
-        return print_documents(candidates[0], display_name(options), out_file)
+        return print_documents(candidates[0], display_name(options), file)
     # With --per-char, begin with the strided windows, because their lines are printed while they are computed.
     modes, detailed = ["disjoint", "strided"], options.window or "strided"
     if candidates[0].documents:
@@ -85,9 +76,9 @@ def print_scores(
     elif options.per_char:
         modes.reverse()
     for mode in modes:
-        in_detail = mode == detailed and (options.per_char or out_file)
+        in_detail = mode == detailed and (options.per_char or file)
         if in_detail:
-            scores = score_in_detail(candidates, mode, options, out_file)
+            scores = score_in_detail(candidates, mode, options, file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
         comparable = mode == validated and options.split == "test" and options.context is None

@@ -30,7 +30,6 @@ def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
         "Are the steps right?": {
             "learning rate": _chart("optim/lr"),
             "gradient norm": _chart("optim/grad_norm"),
-            "share of steps that were clipped": _chart("optim/clip_share"),
             "update / weight of a step, by group": _chart("update/.*"),
         },
         "Is the machine busy?": {

@@ -231,8 +231,6 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
         log.info(f"{sweep.label(trial)}  {line}")
     if results:
         log.info(f"\n{leaderboard(results)}\n")
-        if results[0]["val_loss"] is not None:
-            log.info(f"more text  {command('python', 'sample.py', results[0]['directory'])}")
         watch(directory)
     different = write_page(directory, results)
     log.info(f"report     {directory / 'report.html'}")

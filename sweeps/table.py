@@ -32,17 +32,11 @@ Row = dict[str, Any]
 
 
 def write_table(directory: Path, trials: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
-    """Write `sweep.csv` for all trials of a sweep, of earlier commands, too, and return their rows, the best first.
+    """Write `sweep.csv` for the trials of a sweep, and return their rows, the best first.
 
-    `trials` has the settings of the present command's trials, and `outcomes` how those that have ended did.
+    `trials` has the settings of the trials, and `outcomes` how those that have ended did.
     """
-    varied = dict[Run, Mapping[str, str]]()
-    with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["directory"] and Path(row["directory"]).is_dir():
-                own = {key: value for key, value in row.items() if key not in (*RESULTS, *SEEDS)}
-                varied[Run(Path(row["directory"]))] = own
-    table = rows_of(varied | dict(trials), outcomes)
+    table = rows_of(trials, outcomes)
     settings, averages = means(table)
     text = io.StringIO()
     columns = [*settings, *(SEEDS if averages else ()), *RESULTS]
@@ -84,7 +78,7 @@ def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
 
 
 def best_first(table: list[Row]) -> list[Row]:
-    """Return rows with the lowest loss first; losses that were measured in different modes are not compared."""
+    # Losses that were measured in different modes are not compared.
     return sorted(table, key=lambda row: (row["val_bpc"] is None, row.get("mode") or "", row["val_bpc"] or 0.0))
 
 

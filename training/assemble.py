@@ -1,6 +1,5 @@
 """Create the LightningModule, the callbacks and the Trainer of a run, and compile its training step."""
 
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -12,16 +11,14 @@ from lightning.pytorch.strategies import DDPStrategy
 
 from base import ranks
 from base.errors import InputError, is_out_of_memory, one_line, redacted
-from base.log import log
 from base.progress import Progress
 from conf.compose import instantiate
 from data.datamodule import ENDLESS
-from training.callbacks.checkpoints import PREVIOUS, AtomicCheckpointIO, Checkpoints
-from training.callbacks.deadline import deadline_of
+from training.callbacks.checkpoints import AtomicCheckpointIO, Checkpoints
+from training.callbacks.deadline import Deadline
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
-from training.choosing.choose import Choice
 from training.choosing.hardware import compiled_marker
 from training.launch import rows_per_device
 from training.module import LitGPT
@@ -41,7 +38,7 @@ def build_module(plan: RunPlan) -> LitGPT:
         | {key: getattr(text, key) for key in saved}
         | {"divided": text.documents and vars(text.documents.rule)},
         conditions=plan.conditions,
-        start={"run": plan.run.directory.name, "step": plan.resume_point.step if plan.resume_point else 0},
+        start=f"{plan.run.directory.name}, step {plan.resume_point.step if plan.resume_point else 0}",
     )
     if start := plan.init_model:
         start.copy_into(module.net, text.tokenizer)
@@ -56,14 +53,9 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
     saves, and `stops` comes last.
     """
     config, text = plan.config, plan.text
-    interval = config.trainer.val_check_interval
-    checkpoints = Checkpoints(
-        plan.run.checkpoints, 0 if interval == "auto" else interval, 60 * config.trainer.checkpoint_minutes,
-        stops,
-    )  # fmt: skip
-    tokens_per_character, deadline = len(text.train) / text.characters["train"], deadline_of(plan, checkpoints)
-    tokens_per_step = config.data.batch * config.model.context
-    metrics = Metrics(tokens_per_step, tokens_per_character, text.tokenizer.unit, checkpoints, deadline)
+    checkpoints = Checkpoints(plan.run.checkpoints, config.trainer, stops)
+    deadline = Deadline(plan, checkpoints) if config.trainer.max_steps == "auto" else None
+    metrics = Metrics(config, text, checkpoints, deadline)
     configured = instantiate("callbacks", config.callbacks)
     if deadline:
         configured.insert(0, deadline)
@@ -87,14 +79,12 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     loggers = config.logger.copy()
     if "tensorboard" in loggers:  # purge_step hides what a killed process logged after its last checkpoint
         loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": point.step + 1 if point else 0}
-    from_previous = point is not None and point.path.name == PREVIOUS
-    checkpoint_io = AtomicCheckpointIO(point, last_is_damaged=from_previous)
     try:
         return L.Trainer(
             **options,
             callbacks=callbacks,
             logger=instantiate("logger", loggers, save_dir=str(plan.run)),
-            plugins=[checkpoint_io, environment],
+            plugins=[AtomicCheckpointIO(point), environment],
             max_epochs=-1,
             check_val_every_n_epoch=None,
             num_sanity_val_steps=-1 if plan.init_model else 0,  # -1: a whole validation before the first step
@@ -107,10 +97,10 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
         raise InputError(f"trainer: {error}") from None
 
 
-def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan:
-    """Compile the training step of `module` with torch.compile unless `compile=false`, and return the plan."""
+def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
+    """Compile the training step of `module` with torch.compile unless `compile=false`."""
     if plan.config.compile == "false":
-        return plan
+        return
     device, rows = trainer.strategy.root_device, rows_per_device(plan.config.data, plan.machine.devices)
     random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
     try:
@@ -125,12 +115,4 @@ def compile_or_not(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> RunPlan
         if is_out_of_memory(error):
             raise
         what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
-        reason = f"compile={plan.config.compile}: failed ({type(error).__name__}: {what})"
-        if "compile" not in plan.choice.why:  # compile=true was set, not chosen
-            raise InputError(f"{reason}; use compile=false") from error
-        log.warning(f"{reason}; the run is not compiled")
-        why = plan.choice.why | {"compile": "compiling failed"}
-        plan = replace(plan, choice=Choice(replace(plan.config, compile="false"), why, plan.choice.notes))
-        module.compile_step, module.conditions = False, plan.conditions
-        module.zero_grad()
-    return plan
+        raise InputError(f"compiling failed ({type(error).__name__}: {what}); use compile=false") from error

@@ -12,7 +12,6 @@ from base.log import log
 from gpt.optim_config import OptimConfig
 
 LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step
-FAR_ABOVE = 5  # times the default learning rate
 
 
 class Diverged(RunFailed):
@@ -21,8 +20,8 @@ class Diverged(RunFailed):
 
 def diverged(seen: str, optim: OptimConfig) -> Diverged:
     """Return the error to raise when training has diverged, whose message names the learning rates to lower."""
-    lower = " or ".join(f"{key}={rate:g}" for key, (rate, _) in _rates(optim).items())
-    return Diverged(f"{seen}: training has diverged; {rates_far_above(optim) or f'lower {lower}'}")
+    lower = " or ".join(f"{key}={rate:g}" for key, rate in _rates(optim).items())
+    return Diverged(f"{seen}: training has diverged; lower {lower}")
 
 
 class Stopped(SystemExit):
@@ -67,8 +66,6 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
             slurm.requeue()
         raise
     except Diverged as error:
-        if rates_far_above(optim):  # such large steps have ruined the weights
-            raise Diverged(f"{error}; start a new run with lower rates") from None
         raise Diverged(f"{error}; {resume_hint(run, *_lower_rates(optim))}") from None
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
@@ -79,22 +76,13 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
         raise RunFailed(f"{lost}; {resume_hint(run)}") from error
 
 
-def rates_far_above(optim: OptimConfig) -> str:
-    """Return a text with each learning rate that is over `FAR_ABOVE` times its default, or "" if there is none."""
-    far = ((key, lr, usual) for key, (lr, usual) in _rates(optim).items() if lr > FAR_ABOVE * usual)
-    return "; ".join(f"{key}={lr:g} is far above {usual:g}" for key, lr, usual in far)
-
-
-def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
-    """Return the peak learning rates that the optimizer uses, as key -> (learning rate, default)."""
-    rates: dict[str, tuple[float, float]] = {"optim.lr": (optim.lr, OptimConfig.lr)}
-    if optim.name == "muon":
-        rates["optim.muon_lr"] = optim.muon_lr, OptimConfig.muon_lr
-    return rates
+def _rates(optim: OptimConfig) -> dict[str, float]:
+    """Return the peak learning rates that the optimizer uses, by key."""
+    return {"optim.lr": optim.lr} | ({"optim.muon_lr": optim.muon_lr} if optim.name == "muon" else {})
 
 
 def _lower_rates(optim: OptimConfig) -> list[str]:
     """Return the `key=value` arguments with which a diverged run continues at half its learning rates."""
-    rates = {key: rate / 2 for key, (rate, _) in _rates(optim).items()}
+    rates = {key: rate / 2 for key, rate in _rates(optim).items()}
     rates["optim.lr"] = max(rates["optim.lr"], optim.min_lr)
     return [*(f"{key}={rate:g}" for key, rate in rates.items()), f"allow=[{','.join(rates)}]"]

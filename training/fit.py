@@ -18,10 +18,9 @@ from training import assemble
 from training.callbacks.stop_signals import StopSignals
 from training.errors import Stopped, with_advice
 from training.quiet_lightning import quiet_lightning
-from training.results import write_missing, write_results
+from training.results import recording, write_missing, write_results, write_summary
 from training.resume import remove_leftovers
 from training.run_plan import RunPlan
-from training.summary_file import recording, write_summary
 
 
 def fit(plan: RunPlan) -> None:
@@ -33,7 +32,7 @@ def fit(plan: RunPlan) -> None:
     with quiet_lightning(), StopSignals() as stops, with_advice(plan.run, plan.config.optim, plan.machine.devices):
         module, callbacks = assemble.build_module(plan), assemble.build_callbacks(plan, stops)
         trainer = assemble.build_trainer(plan, callbacks)
-        plan = assemble.compile_or_not(plan, module, trainer)
+        assemble.compile_step(plan, module, trainer)
         config, metrics = plan.config, callbacks[0]
         if ranks.rank() == 0:
             open_directory(plan, trainer.loggers, module.net.num_parameters())
@@ -74,4 +73,4 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
     write_text(run.config, to_yaml(plan.config))  # from here on the directory is a run
     run.checkpoints.mkdir(exist_ok=True)
     write_summary(run, Summary(status="running", text=plan.text.name, text_sha256=plan.text.sha256))
-    introduce(run, plan.config, plan.text, plan.choice.describe(plan.machine), parameters, plan.notes)
+    introduce(run, plan.config, plan.text, plan.choice.machine, parameters, plan.notes)

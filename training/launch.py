@@ -25,7 +25,7 @@ def share_out(config: Config) -> Config:
     """Check the numbers of devices and machines in the configuration, and return the configuration."""
     trainer, launched = config.trainer, ranks.launched()
     if trainer.accelerator not in ("auto", "cpu"):
-        device_kind(config)  # report a missing device before a wrong number of devices
+        device_kind(config)  # report a missing device before processes are started
     if launched:
         for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
             given = getattr(trainer, key)

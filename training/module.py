@@ -12,7 +12,6 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from base.errors import InputError
 from conf.schema import Config
 from gpt.checkpoint import build, model_state
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
@@ -49,17 +48,8 @@ class LitGPT(L.LightningModule):
     run stops only between two optimizer steps. `conditions` and `start` must be the same in all processes (ranks).
     """
 
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *_: Any, **__: Any) -> Any:
-        raise InputError(f"use gpt.load({str(checkpoint_path)!r}), which returns the model and its tokenizer")
-
     def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        data: dict[str, Any],
-        conditions: dict[str, Any],
-        start: dict[str, Any],
+        self, config: Config, tokenizer: Tokenizer, data: dict[str, Any], conditions: dict[str, Any], start: str
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -79,7 +69,7 @@ class LitGPT(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         if self.trainer.world_size > 1:
-            check_same_start(self.conditions | self.start)
+            check_same_start(self.conditions | {"start": self.start})
 
     def configure_optimizers(self) -> Optimizer:
         return make_optimizer(self.net, self.optim_config, "bf16" in str(self.trainer.precision))

@@ -6,6 +6,20 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+IGNORED = (  # the beginnings of warnings, as regular expressions
+    # Raised by Lightning 2.6.6 with torch 2.13.
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    # Intended: fp32 runs compute in fp32, not TF32.
+    "TensorFloat32 tensor cores for float32 matrix multiplication available",
+    # A run in a single process does not need srun.
+    "The `srun` command is available on your system but is not used",
+    # Building a batch is a single gather, so worker processes would be slower.
+    r"The '\w+' does not have many workers",
+    "Your `IterableDataset` has `__len__` defined",
+    # Batch k is a function of (seed, k), so the loader has no state to restore.
+    "You're resuming from a checkpoint that ended before",
+)
+
 
 @contextmanager
 def quiet_lightning() -> Iterator[None]:
@@ -15,24 +29,11 @@ def quiet_lightning() -> Iterator[None]:
     thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
     try:
         with warnings.catch_warnings():
-            _ignore_warnings()
+            for text in IGNORED:
+                warnings.filterwarnings("ignore", text)
             yield
     finally:
         threading.excepthook = thread_failed
-
-
-def _ignore_warnings() -> None:
-    # Raised by Lightning 2.6.6 with torch 2.13.
-    warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated")
-    # Intended: fp32 runs compute in fp32, not TF32.
-    warnings.filterwarnings("ignore", r"TensorFloat32 tensor cores for float32 matrix multiplication available")
-    # A run in a single process does not need srun.
-    warnings.filterwarnings("ignore", r"The `srun` command is available on your system but is not used")
-    # Building a batch is a single gather, so worker processes would be slower.
-    warnings.filterwarnings("ignore", r"The '\w+' does not have many workers", module="lightning")
-    warnings.filterwarnings("ignore", r"Your `IterableDataset` has `__len__` defined", module="lightning")
-    # Batch k is a function of (seed, k), so the loader has no state to restore.
-    warnings.filterwarnings("ignore", r"You're resuming from a checkpoint that ended before", module="lightning")
 
 
 def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:

@@ -1,15 +1,24 @@
-"""Write the results of a trained run: evaluate its models, generate samples, write summary.json and report.html."""
+"""Write the results of a run: evaluated models, samples, report.html and, also when it ends early, summary.json."""
 
+import platform
 import shlex
 import shutil
 import statistics
+import subprocess
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
+from datetime import UTC, datetime
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import lightning as L
+
 from base import processes, ranks
-from base.errors import InputError, RunFailed, one_line, public
+from base.errors import InputError, one_line, public
 from base.files import atomic, write_text
+from base.jobs.run_directory import Run
 from base.jobs.summary import Summary
 from base.log import log, to_file
 from base.progress import Progress
@@ -21,20 +30,20 @@ from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
 from gpt.checkpoint import build, model_state, without_folders
-from gpt.evaluation import EVALUATION_BATCH, Score, choose_windows, evaluate, measured, window_batches
+from gpt.evaluation import Score, choose_windows, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
-from gpt.model import GPT
-from gpt.training_checkpoint import TrainingRecord, write_model
+from gpt.model import GPT, untrained
+from gpt.training_checkpoint import TrainingRecord, read, write_model
 from reports import log_lines
 from reports.run_page import page
 from training.callbacks.watch import written
 from training.choosing.time_budget import MIN_STEPS
-from training.errors import rates_far_above
+from training.errors import Diverged, Stopped
 from training.run_plan import RunPlan
-from training.summary_file import summarize, write_summary
 
 FINAL_SAMPLE_LENGTH = 250  # tokens of each text at the end of a run
 NUM_COMPARED = 20  # samples that are compared with the training text
+CODE = Path(__file__).parents[1]
 
 
 class EvaluatedModel(NamedTuple):
@@ -52,7 +61,7 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
-            for each in window_batches(text.validation, chosen, EVALUATION_BATCH, end=text.end):
+            for each in window_batches(text.validation, chosen, end=text.end):
                 yield each
                 progress.update(int(each[2].sum()))
 
@@ -140,9 +149,6 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     report = write_report(plan, summary, record, best.model, samples)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
-    if log_lines.has_learned_nothing(summary, MIN_STEPS):
-        why = rates_far_above(config.optim) or "its loss is not below that of the uniform distribution"
-        raise RunFailed(f"{run} has learned nothing: {why}")
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:
@@ -186,3 +192,73 @@ def write_report(
         log.info(f"report     could not be written: {type(error).__name__}: {one_line(error)}")
         return None
     return path
+
+
+def summarize(plan: RunPlan, status: str, step: int, record: TrainingRecord, **results: Any) -> Summary:
+    """Return the summary of a run after `step` steps; `results` are the fields about its evaluated models."""
+    config, text = plan.config, plan.text
+    tokens = config.data.batch * config.model.context
+    model = untrained(config.model, text.tokenizer.size)
+    speed = record.stepped * tokens / record.stepping if record.stepping else None
+    versions = {name: version(name) for name in ("torch", "lightning", "numpy")}
+    return Summary(
+        status=status,
+        text=text.name,
+        text_sha256=text.sha256,
+        notes=list(text.notes),
+        steps=step,
+        characters=step * tokens,
+        epochs=step * tokens / len(text.train),
+        seconds=record.seconds,
+        characters_per_second=speed,
+        mfu=speed * model.flops_per_token() / record.peak if speed and record.peak else None,
+        init_from=config.init_from,
+        parameters=model.num_parameters(),
+        precision=config.trainer.precision,
+        device=plan.machine.device,
+        seed=config.seed,
+        versions={"python": platform.python_version()} | versions,
+        commit=commit(),
+        validations={step: loss for step, loss, _ in record.validations},
+        **results,
+    )
+
+
+def commit() -> str | None:
+    """Return the git commit of this code, with `-dirty` if its files differ from the commit."""
+    git = ["git", "--no-optional-locks", "-C", str(CODE)]  # writes nothing, not even a refreshed index
+    git += ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
+    try:
+        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+@contextmanager
+def recording(plan: RunPlan, metrics: Any, trainer: L.Trainer) -> Iterator[None]:
+    """Context manager for training that writes summary.json, with the run's status, at the end or after an error."""
+    status, last = "failed", plan.run.checkpoints / "last.ckpt"
+    try:
+        yield
+        status = "interrupted"  # "finished" only after the evaluation
+    except Stopped:
+        status = "interrupted"
+        if last.exists() and ranks.rank() == 0:
+            write_model(plan.run.model("last"), read(last))
+        raise
+    except Diverged:
+        status = "diverged"
+        raise
+    finally:
+        metrics.hide()
+        states = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}  # type: ignore[attr-defined]
+        summary = summarize(plan, status, trainer.global_step, TrainingRecord.of(states))
+        # If an error has ended the run, raise it rather than a failure to write the summary.
+        with suppress(OSError) if status == "failed" else nullcontext():
+            if ranks.rank() == 0:
+                write_summary(plan.run, summary)
+
+
+def write_summary(run: Run, summary: Summary) -> None:
+    begun = run.summary.begun or datetime.now(UTC).isoformat()
+    replace(summary, begun=begun).write(run.directory / "summary.json")

@@ -64,7 +64,8 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
         check_trained(config, start.groups)
     loading, pool = list[Future[float]](), ThreadPoolExecutor(1)  # loads PyTorch while the text is read
     found = lambda cache: loading.append(pool.submit(load_training, cache))  # noqa: E731
-    text = open_run_text(config, command.sets("data"), point or start, run if resumed else None, found)
+    stored = run if resumed and not command.sets("data") else None
+    text = open_run_text(config, point or start, stored, found)
     with Progress("loading PyTorch and Lightning"):
         loaded = loading[0].result()
         from training.callbacks.stop_signals import StopSignals
@@ -97,23 +98,22 @@ def load_training(cache: Path) -> float:
 
 
 def open_run_text(
-    config: Config,
-    given: bool,
-    origin: ResumePoint | InitModel | None,
-    resumed: Run | None,
-    found: Callable[[Path], None],
+    config: Config, origin: ResumePoint | InitModel | None, stored: Run | None, found: Callable[[Path], None]
 ) -> "Text":
-    """Open the text of a run, whose vocabulary contains that of `origin`, the checkpoint or model it starts from."""
+    """Open the text of a run, whose vocabulary contains that of `origin`, the checkpoint or model it starts from.
+
+    `stored` is the run whose config.yaml names the text, or None if the command line does.
+    """
     from data.corpus import of_run, open_corpus
     from data.text import encode_corpus
 
-    data = of_run(config.data) if resumed and not given else config.data
+    data = of_run(config.data) if stored else config.data
     try:
         corpus = open_corpus(data)
         found(corpus.cache)
         text = encode_corpus(corpus, data, config.model.context, origin.extra_chars if origin else "")
         return text.read_before(origin.texts) if origin else text
     except InputError as error:
-        if resumed is None or given:
+        if stored is None:
             raise
-        raise InputError(f"{error} (from {resumed.config}; set data.path= if the text has moved)") from None
+        raise InputError(f"{error} (from {stored.config}; set data.path= if the text has moved)") from None

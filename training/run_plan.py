@@ -55,7 +55,27 @@ class RunPlan:
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
-        return conditions(self.config, self.text, self.machine)
+        """Everything that the results of a run depend on, bit for bit, as name -> plain data.
+
+        The names are the keys of the settings and, for example, `text`, `torch` and `device`. Checkpoints contain this
+        dict, and a run resumes only if the dict is the same, unless the key `allow` lists the names that differ.
+        """
+        text = self.text
+        vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
+        device = self.machine.device
+        if device == "cpu":
+            amx = torch.cpu.get_capabilities().get("amx_bf16")
+            device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
+        elif device == "cuda":
+            device += f" {torch.cuda.get_device_name()}"
+        return settings(self.config) | {
+            "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
+            "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
+            "world_size": self.machine.devices,
+            "torch": str(torch.__version__),
+            "device": device,
+            "threads": torch.get_num_threads(),
+        }
 
     @property
     def is_over(self) -> bool:
@@ -65,26 +85,3 @@ class RunPlan:
         same = point.conditions["callbacks"] == self.conditions["callbacks"]
         steps = self.config.trainer.max_steps
         return (steps != "auto" and point.step >= steps) or (point.record.over and same)
-
-
-def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
-    """Return everything that the results of a run depend on, bit for bit, as name -> plain data.
-
-    The names are the keys of the settings and, for example, `text`, `torch` and `device`. Checkpoints contain this
-    dict, and a run resumes only if the dict is the same, unless the key `allow` lists the names that differ.
-    """
-    vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
-    device = machine.device
-    if device == "cpu":
-        amx = torch.cpu.get_capabilities().get("amx_bf16")
-        device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
-    elif device == "cuda":
-        device += f" {torch.cuda.get_device_name()}"
-    return settings(config) | {
-        "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
-        "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
-        "world_size": machine.devices,
-        "torch": str(torch.__version__),
-        "device": device,
-        "threads": torch.get_num_threads(),
-    }

@@ -102,8 +102,6 @@ class Weights:
             self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
         if config.positions == "learned":
             self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
-        elif config.positions not in ("sinusoidal", "rotary", "none"):
-            raise KeyError(config.positions)
 
     def _after_norm(
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
@@ -148,8 +146,8 @@ class Weights:
         return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
 
     def centred(self, x: Array) -> Array:
-        """Return x minus its mean over C, or x if the model has RMS norms: (..., C)."""
-        return x - (x @ self.average)[..., None] if self.centring else x
+        # RMS norms need no mean of 0.
+        return x - (x @ self.average)[..., None] if self.centring else x  # (..., C)
 
     def _contiguous(self, x: Array) -> Array:
         return np.ascontiguousarray(x) if self.numpy else x.contiguous()

@@ -25,7 +25,6 @@ import training.choosing.choose
 import training.choosing.hardware
 import training.module
 import training.results
-import training.summary_file
 from base import ranks
 from training.callbacks.checkpoints import Checkpoints
 from training.module import LitGPT
@@ -118,7 +117,7 @@ def before_rename(number: int, name: str) -> None:
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
     action = the(call, sending(number))
-    for module in (training.choosing.choose, training.summary_file, training.results):
+    for module in (training.choosing.choose, training.results):
         if hasattr(module, name):
             before(module, name, action)
 

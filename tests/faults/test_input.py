@@ -40,7 +40,7 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     ("trainer.devices=3", "trainer.accelerator=gpu"): "this machine has only cpu",
     "trainer.accelerator=gpu": "this machine has only", "workers=2": "workers: only works with -m",
     "allow=seed": "allow=seed: must be a list", "allow=[seed]": "only works with resume=",
-    ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072 or model.layers=2",
+    ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072, model.layers=2 or",
     # texts, names and runs; more in tests/data/ and tests/base/jobs/
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=/proc/kmsg": "system files",
     "data.path=ascii16.txt": "over a quarter of its characters are NUL); name its encoding with data.encoding=",
@@ -72,7 +72,7 @@ SAMPLE = {
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",
     "--top-k=0": "at least 1", "--top-k=1.5": "must be a whole number", "--seed=99999999999999999999999": "at most",
-    "--device=cuda:99": "--device cuda:99", "--device=meta": "must be cpu", "--prompt=a\udcff": "half of a surrogate",
+    "--device=cuda:99": "--device cuda:99", "--device=meta": "must be cpu", "--prompt=a\udcff": "U+DCFF at position 1",
 }  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from gpt.model_file import read
 from reports.card import card
 from tests.conftest import ROOT, Call, last, summary
 from tests.reference.ngrams import longest_copy
-from training import summary_file
+from training import results
 
 STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "compile=false")
 MODELS = [Path(f"runs/a/checkpoints/{name}.safetensors") for name in ("last", "best")]
@@ -73,4 +73,4 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
 
 def test_the_commit_of_the_code_is_known_where_there_is_one() -> None:
     head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-    assert (summary_file.commit() or "").removesuffix("-dirty") == head
+    assert (results.commit() or "").removesuffix("-dirty") == head

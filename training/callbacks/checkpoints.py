@@ -8,6 +8,7 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
+from conf.schema import TrainerConfig
 from gpt.training_checkpoint import TrainingRecord, is_finite, save, write_model
 from training.callbacks.stop_signals import StopSignals, any_rank
 from training.errors import Diverged
@@ -20,14 +21,15 @@ LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
 class Checkpoints(L.Callback):
     """Saves the checkpoint `last.ckpt` after every validation, and renames the old `last.ckpt` to `previous.ckpt`.
 
-    A checkpoint is also saved after a step if the last save was `seconds` ago, or if a process (rank) has received a
-    signal. Several GPUs decide together whether to save, but only after steps whose losses the callback `Metrics` has
-    read, which happens at least every `MAX_UNREAD` steps. If the validation loss is the lowest so far,
+    A checkpoint is also saved after a step if the last save was `checkpoint_minutes` ago, or if a process (rank) has
+    received a signal. Several GPUs decide together whether to save, but only after steps whose losses the callback
+    `Metrics` has read, which happens at least every `MAX_UNREAD` steps. If the validation loss is the lowest so far,
     `AtomicCheckpointIO` also writes the model to `best.safetensors`.
     """
 
-    def __init__(self, directory: Path, interval: int, seconds: float, stops: StopSignals) -> None:
-        self.directory, self.interval, self.seconds, self.stops = directory, interval, seconds, stops
+    def __init__(self, directory: Path, config: TrainerConfig, stops: StopSignals) -> None:
+        self.directory, self.stops, self.seconds = directory, stops, 60 * config.checkpoint_minutes
+        self.interval = 0 if config.val_check_interval == "auto" else config.val_check_interval
         self.due_at = math.inf
         self.saved_at = 0.0  # time.perf_counter() after the last save
         self.over = False  # whether the run ended before max_steps, such as by early stopping
@@ -76,9 +78,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     executes no code from the file.
     """
 
-    def __init__(self, resumed: ResumePoint | None = None, *, last_is_damaged: bool = False) -> None:
+    def __init__(self, resumed: ResumePoint | None) -> None:
         self.resumed = resumed  # the checkpoint to continue from, already read
-        self.last_is_damaged = last_is_damaged  # if so, last.ckpt must not replace previous.ckpt
+        # If last.ckpt is damaged, it must not replace previous.ckpt.
+        self.last_is_damaged = resumed is not None and resumed.path.name == PREVIOUS
         self.saved: dict[str, Any] = {}  # the last checkpoint; its tensors are those in training, not copies
 
     def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:

@@ -4,7 +4,6 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -37,23 +36,22 @@ class Deadline(L.Callback):
     number is lowered and the learning rate falls faster; if it becomes faster, the number is raised.
     """
 
-    def __init__(
-        self,
-        cooldown: float,
-        ends_at: float,
-        started: float,
-        save: Callable[[int], None],
-        validates: bool = True,
-        loaded: float = 0.0,
-    ) -> None:
-        """Create the callback for a run whose number of steps has not been chosen."""
-        self.cooldown, self.ends_at, self.started, self.save = cooldown, ends_at, started, save
-        self.validates, self.validated = validates, 0  # the step of the last validation
-        self.end_seconds = max(END_SECONDS, END_SHARE * loaded)
+    def __init__(self, plan: RunPlan, checkpoints: Checkpoints) -> None:
+        self.plan, self.checkpoints, self.cooldown = plan, checkpoints, plan.config.optim.cooldown
+        before = plan.resume_point.record.seconds if plan.resume_point else 0.0  # of training in earlier processes
+        self.ends_at = plan.started + 60 * (plan.config.minutes or 0) - before
+        self.end_seconds = max(END_SECONDS, END_SHARE * plan.loaded)
+        self.validates = plan.config.trainer.val_check_interval == "auto"
+        self.validated = 0  # the step of the last validation
         self.began: tuple[int, float] | None = None  # step and time after the first step, which is slow
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
         self.stepped = 0.0  # seconds of all steps since `began`
         self.per_token: float | None = None  # seconds per token of the last validation
+
+    def save(self, steps: int) -> None:
+        """Store the number of steps, and save after this step, so that a resumed run begins with the number."""
+        write_text(self.plan.run.config, to_yaml(self.plan.with_steps(steps).config))
+        self.checkpoints.due_at = 0.0
 
     def on_validation_start(self, *_: Any) -> None:
         self.validating = time.perf_counter()
@@ -102,7 +100,7 @@ class Deadline(L.Callback):
         if not timed or step == trainer.max_steps:
             return False
         off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
-        return abs(off) > max(OFF_SECONDS, OFF * (self.ends_at - self.started))
+        return abs(off) > max(OFF_SECONDS, OFF * (self.ends_at - self.plan.started))
 
     def _validation_is_due(self, trainer: L.Trainer) -> bool:
         """Return whether an interval has passed since the last validation, and half of one is left to the last step."""
@@ -133,25 +131,3 @@ class Deadline(L.Callback):
             return steps * per_step + data.num_validated(last_step=step + steps) * per_token
 
         return step + max(0, bisect_right(range(max(0, int(left / per_step)) + 1), left, key=seconds) - 1)
-
-
-def deadline_of(plan: RunPlan, checkpoints: Checkpoints) -> Deadline | None:
-    """Return the callback that chooses the number of steps of a run with a time limit (`minutes=N`).
-
-    Return None if the run has no time limit, or if its number of steps is already fixed. When the callback has chosen
-    the number, it writes the number to config.yaml and makes `checkpoints` save after the current step, so that a
-    resumed run continues from a step at which the number was already fixed.
-    """
-    config, minutes, point = plan.config, plan.config.minutes, plan.resume_point
-    if config.trainer.max_steps != "auto" or minutes is None:
-        return None
-    before = point.record.seconds if point else 0.0  # of training in earlier processes
-
-    def save(steps: int) -> None:
-        write_text(plan.run.config, to_yaml(plan.with_steps(steps).config))
-        checkpoints.due_at = 0.0
-
-    validates = config.trainer.val_check_interval == "auto"
-    return Deadline(
-        config.optim.cooldown, plan.started + 60 * minutes - before, plan.started, save, validates, plan.loaded
-    )

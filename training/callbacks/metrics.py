@@ -13,6 +13,8 @@ from torch.nn.utils import get_total_norm
 from base import processes
 from base.log import log
 from base.progress import LINE_SECONDS, Progress, clock, load_tqdm
+from conf.schema import Config
+from data.text import Text
 from gpt.model import GPT
 from gpt.optim import lr_at
 from reports.log_lines import in_nats
@@ -24,7 +26,7 @@ from training.choosing.hardware import peak_flops
 from training.loggers import boards
 
 MAX_UNREAD = 20  # max steps queued on the GPU before their losses are read back
-SUMS = ("loss_sum", "loss_count", "clipped", "stepping", "stepped")  # attributes that a checkpoint saves as they are
+SUMS = ("loss_sum", "loss_count", "stepping", "stepped")  # attributes that a checkpoint saves as they are
 
 
 class Metrics(L.Callback):
@@ -34,16 +36,12 @@ class Metrics(L.Callback):
     after a validation that the other callbacks are at work.
     """
 
-    def __init__(
-        self, tokens_per_step: int, tokens_per_character: float, unit: str, checkpoints: Checkpoints,
-        deadline: Deadline | None = None,
-    ) -> None:  # fmt: skip
-        self.tokens_per_step = tokens_per_step  # over all devices
-        self.tokens_per_character = tokens_per_character  # of the training text; 1 unless tokens are bytes
-        self.unit = unit  # of a token: character or byte
+    def __init__(self, config: Config, text: Text, checkpoints: Checkpoints, deadline: Deadline | None = None) -> None:
+        self.tokens_per_step = config.data.batch * config.model.context  # over all devices
+        self.text = text
         self.checkpoints = checkpoints  # each pause between two steps ends with a save
         self.deadline = deadline  # of a run with a time limit that has not chosen its steps
-        self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0  # since the last log
+        self.loss_sum, self.loss_count = 0.0, 0  # since the last log
         self.losses = BoundedSeries(1000)  # [step, training loss]
         self.validations = BoundedSeries(1000)  # [step, loss, bits per character]
         self.seconds = 0.0  # of fitting, including validations and checkpoints
@@ -78,9 +76,6 @@ class Metrics(L.Callback):
         self.losses = BoundedSeries(**state_dict["history"]["losses"])
         self.validations = BoundedSeries(**state_dict["history"]["validations"])
 
-    def setup(self, *_: Any, **__: Any) -> None:
-        self.show("setting up")
-
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.start_step, self.module = trainer.global_step, pl_module
         peak = peak_flops(pl_module.device, str(trainer.precision))
@@ -93,12 +88,9 @@ class Metrics(L.Callback):
         self.logged = self.stepping, self.stepped  # at the last log
         self.bar = None
         if trainer.is_global_zero and sys.stdout.isatty():
+            form, total = "step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left", self._expected(trainer)
             self.bar = load_tqdm()(
-                total=self._expected(trainer),
-                initial=self.start_step,
-                file=sys.stdout,
-                dynamic_ncols=True,
-                bar_format="step {n_fmt}/{total_fmt} {bar} {desc}{remaining} left",
+                total=total, initial=self.start_step, file=sys.stdout, dynamic_ncols=True, bar_format=form
             )
         self.show("compiling" if pl_module.compile_step else "the first step")
 
@@ -165,7 +157,6 @@ class Metrics(L.Callback):
         for _, loss, grad_norm in self.module.read():
             self.loss_sum += loss
             self.loss_count += 1
-            self.clipped += 0 < self.module.optim_config.clip < grad_norm
             self.grad_norm = grad_norm
 
     def _expected(self, trainer: L.Trainer) -> int:
@@ -178,17 +169,15 @@ class Metrics(L.Callback):
         return step % trainer.log_every_n_steps == 0 or step == trainer.max_steps  # type: ignore[attr-defined]
 
     def _log(self, trainer: L.Trainer, step: int) -> None:
-        module, loss, count = self.module, self.loss_sum / self.loss_count, self.loss_count
+        module, loss = self.module, self.loss_sum / self.loss_count
         self.losses.add([step, loss])
         values = {
             "train/loss": loss,
-            "train/bpc": loss / math.log(2) * self.tokens_per_character,
+            "train/bpc": loss / math.log(2) * len(self.text.train) / self.text.characters["train"],
             "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
             "optim/grad_norm": self.grad_norm,
         }
-        if module.optim_config.clip:
-            values["optim/clip_share"] = self.clipped / count
-        self.loss_sum, self.loss_count, self.clipped = 0.0, 0, 0
+        self.loss_sum, self.loss_count = 0.0, 0
         if trainer.loggers:
             updates = relative_updates(self.before, module.net)
             values |= {f"update/{group}": update for group, update in updates.items()}
@@ -204,7 +193,7 @@ class Metrics(L.Callback):
             values["perf/chars_per_s"] = speed
             if self.peak:
                 values["perf/mfu"] = speed * self.flops_per_token / self.peak
-            shown += f"  {speed:,.0f} {self.unit}s/s"
+            shown += f"  {speed:,.0f} {self.text.tokenizer.unit}s/s"
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step)
         if self.bar is not None:

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from base.errors import InputError
@@ -12,7 +12,7 @@ from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
 from training.choosing import hardware
-from training.choosing.hardware import check_memory, choose_compile, choose_precision, choose_threads, compile_seconds
+from training.choosing.hardware import check_memory, choose_compile, choose_precision, choose_threads
 from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes, schedule_for
 from training.launch import Machine, rows_per_device
 
@@ -35,25 +35,11 @@ PATIENCE = VALIDATIONS // 3
 
 @dataclass(frozen=True)
 class Choice:
-    """A configuration in which each `auto` is replaced by a value, and the reasons for these values."""
+    """A configuration in which each `auto` is replaced by a value, and lines to log about the choices."""
 
-    config: Config  # the configuration
-    # The reasons for automatic choices of `precision`, `compile` and `threads`, by key.
-    why: dict[str, str] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()  # lines to log about other choices
-
-    def describe(self, machine: Machine) -> str:
-        """Return a line for the log: the device, the precision and whether the model is compiled, with the reasons."""
-        config, configured = self.config, "as configured"
-        compiled = "not compiled" if config.compile == "false" else "compiled"
-        parts = [
-            machine.device,
-            f"{config.trainer.precision} ({self.why.get('precision', configured)})",
-            f"{compiled} ({self.why.get('compile', configured)})",
-        ]
-        if "threads" in self.why:
-            parts.append(f"{count(config.threads, 'thread')} ({self.why['threads']})")
-        return ", ".join(parts)
+    config: Config
+    machine: str  # the device, the precision and whether the model is compiled, with the reasons
+    notes: tuple[str, ...] = ()
 
 
 def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
@@ -81,7 +67,8 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
         marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
         cached = config.minutes is not None and marker.exists()
-        cost, saved = compile_seconds(loaded, cached), (1 - hardware.step_ratio(precision)) * seconds
+        cost = loaded * (hardware.WARM if cached else hardware.COLD)
+        saved = (1 - hardware.COMPILED[precision]) * seconds
         return choose_compile(config.compile, machine.device, saved, cost), cost
 
     open_keys = (config.model.layers, config.model.dropout, config.data.batch, config.optim.lr, config.optim.warmup)
@@ -115,7 +102,10 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         callbacks=_with_patience(config.callbacks, PATIENCE if short and config.trainer.max_steps == "auto" else None),
     )  # fmt: skip
     check_memory(chosen, vocabulary, machine)
-    return Choice(chosen, {key: reason for key, reason in why.items() if reason}, tuple(notes))
+    values = {"precision": precision, "compile": "not compiled" if compiled == "false" else "compiled"}
+    values |= {"threads": count(int(threads), "thread")} if why["threads"] else {}
+    parts = (f"{value} ({why[key] or 'as configured'})" for key, value in values.items())
+    return Choice(chosen, ", ".join([machine.device, *parts]), tuple(notes))
 
 
 def steps_for(tokens: int, started: bool) -> int:

@@ -22,7 +22,7 @@ from training.launch import Machine, rows_per_device
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
-COMPILED = {"bf16-mixed": 0.7, "32-true": 0.82}
+COMPILED = {"bf16-mixed": 0.7, "bf16-true": 0.82, "32-true": 0.82, "64-true": 0.82}
 # Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which depend on the CPU in the
 # same way: without, and with the compiled code in torch's cache.
 COLD, WARM = 3.2, 0.3
@@ -73,14 +73,6 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
             return "32-true", "the CPU has no AMX, and its avx512_bf16 is slow"
         return "bf16-mixed", "the CPU has avx512_bf16"
     return "32-true", "bf16 is untested on this device"
-
-
-def step_ratio(precision: str) -> float:
-    return COMPILED.get(precision, COMPILED["32-true"])
-
-
-def compile_seconds(loaded: float, cached: bool) -> float:
-    return loaded * (WARM if cached else COLD)
 
 
 def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tuple[str, str]:
@@ -161,18 +153,12 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     weights = sum(math.prod(shape) for _, shape in weight_shapes(model, vocabulary))
     state = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32
     row = step_memory(config, vocabulary, machine.device)
-    if state > there:
-        what = (
-            f"its weights, gradients and optimizer need about {_gib(state)} GiB of memory, but there are {_gib(there)}"
-        )
-        raise InputError(f"model.dim={model.dim}: {what}; lower it or model.layers={model.layers}")
-    if state + rows * row > there:
-        key = f"data.micro_batch={rows}" if config.data.micro_batch else f"data.batch={config.data.batch}"
+    if (need := state + rows * row) > there:
         fitting = [each for each in range(1, rows) if rows % each == 0 and state + each * row <= there]
-        lower = f"use data.micro_batch={max(fitting)}" if fitting else f"lower model.context={model.context}"
-        raise InputError(
-            f"{key}: a step needs about {_gib(state + rows * row)} GiB of memory, but there are {_gib(there)}; {lower}"
-        )
+        lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
+        lower = f"use data.micro_batch={max(fitting)}" if fitting else lower
+        need, there = need / 2**30, max(0.0, there) / 2**30
+        raise InputError(f"a step needs about {need:,.1f} GiB of memory, but there are {there:,.1f}; {lower}")
 
 
 def step_memory(config: Config, vocabulary: int, device: str) -> float:
@@ -193,17 +179,13 @@ def available(device: str) -> float:
     """Return the number of bytes of memory that this process can use on a device, or infinity if it is unknown."""
     if device == "cuda":
         return float(torch.cuda.mem_get_info()[1])
-    try:
-        import resource
-    except ImportError:  # Windows
+    if sys.platform == "win32":
         return math.inf
+    import resource
+
     limits = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     with suppress(OSError, ValueError):  # no such file, or "max"
         limits.append(float(MEMORY_MAX.read_text()))
     if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
         limits.append(float(limit))
     return min(limits)
-
-
-def _gib(size: float) -> str:
-    return f"{max(0.0, size) / 2**30:,.1f}"

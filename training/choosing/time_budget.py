@@ -3,7 +3,7 @@
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -17,7 +17,7 @@ from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
 from gpt.optim_config import OptimConfig
-from training.choosing.hardware import step_ratio
+from training.choosing.hardware import COMPILED
 from training.module import LitGPT
 
 EPOCHS = 10.0  # a text that is read more often is memorised without dropout
@@ -65,15 +65,6 @@ def sizes(config: ModelConfig, text: Text) -> Iterator[tuple[ModelConfig, int]]:
             yield model, weights
 
 
-@dataclass(frozen=True)
-class Timed:
-    """A model, the seconds of its training step, and how many of these steps fit into the time left."""
-
-    model: ModelConfig
-    step: float
-    steps: float
-
-
 class _Clock(L.Callback):
     """Appends the seconds of each training step to the list `steps`, and ends the training after a short time."""
 
@@ -92,7 +83,7 @@ class _Clock(L.Callback):
 def time_step(config: Config, text: Text, seconds_left: float) -> float:
     """Train the configured model for a few steps without torch.compile, and return the seconds of the fastest step."""
     clock = _Clock(TIMING * seconds_left)
-    module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, {})
+    module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, "")
     where: dict[str, Any] = {
         key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")
     }
@@ -110,36 +101,34 @@ def fit_into_minutes(
 ) -> tuple[ModelConfig, DataConfig, float, list[str]]:
     """Choose model size and batch for a time limit; return them, the steps that fit, and notes."""
     assert config.minutes is not None
-    minutes, model, data, ratio = config.minutes, default.model, default.data, step_ratio(default.trainer.precision)
+    minutes, model, data, ratio = config.minutes, default.model, default.data, COMPILED[default.trainer.precision]
 
-    def fit(model: ModelConfig) -> Timed:
+    def fit(model: ModelConfig) -> tuple[float, float]:
+        """Return the seconds of a training step, and how many steps fit into the time left."""
         step = time_step(replace(default, model=model), text, seconds_left())
         seconds = TRAINING * seconds_left()
         compiled, cost = compiling(model, seconds)
         if compiled[0] == "true":
             step, seconds = ratio * step, seconds - cost
-        return Timed(model, step, max(1e-3, seconds) / step)
+        return step, max(1e-3, seconds) / step
 
     if config.model.layers == config.model.heads == config.model.dim == "auto":
         lowest = math.inf
         for candidate, weights in sizes(model, text):
-            timed = fit(candidate)
-            read = min(timed.steps, most) * data.batch * model.context
+            step, fitting = fit(candidate)
+            read = min(fitting, most) * data.batch * model.context
             loss, larger = predicted_loss(weights, read), candidate.dim > ModelConfig.dim
             if loss > WORSE * lowest or larger and read < CHARACTERS_PER_WEIGHT * weights:
                 break
             if loss < lowest:
-                lowest, best = loss, timed
+                lowest, best = loss, (candidate, step, fitting)
     else:
-        best = fit(model)
-    step, fitting = best.step, max(1.0, best.steps)
+        best = model, *fit(model)
+    model, step, fitting = best[0], best[1], max(1.0, best[2])
     read = fitting * data.batch * model.context
     if config.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
         data, step, fitting = replace(data, batch=2 * data.batch), 2 * step, fitting / 2
     notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
-        enough = (60 * minutes - seconds_left() + MIN_STEPS * step / TRAINING) / 60
-        enough = math.ceil(10 * enough) / 10
-        few = f"{count(int(fitting), 'step')} {'is' if int(fitting) == 1 else 'are'} too few to learn much"
-        notes.append(f"minutes={minutes:g}: {few}; minutes={enough:g} would be enough here")
-    return best.model, data, fitting, notes
+        notes.append(f"minutes={minutes:g}: {count(int(fitting), 'step')} will learn next to nothing; allow more time")
+    return model, data, fitting, notes

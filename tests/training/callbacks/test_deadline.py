@@ -22,7 +22,11 @@ class Clock:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, minutes: float, cooldown: float) -> None:
         self.now, self.chosen = 0.0, list[int]()
         monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        self.callback = Deadline(cooldown, 60 * minutes, 0.0, self.chosen.append)
+        trainer, optim = SimpleNamespace(val_check_interval="auto"), SimpleNamespace(cooldown=cooldown)
+        config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
+        plan: Any = SimpleNamespace(config=config, started=0.0, loaded=0.0, resume_point=None)
+        self.callback = Deadline(plan, checkpoints=None)  # type: ignore[arg-type]
+        monkeypatch.setattr(self.callback, "save", self.chosen.append)
         data = SimpleNamespace(num_validated=lambda last_step=0: 1000 if last_step else 100, tokens_per_step=10)
         loop = SimpleNamespace(epoch_loop=self)
         self.max_steps, self.global_step, self.should_stop = -1, 0, False

@@ -14,17 +14,11 @@ def scalars(name: str, tag: str) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_clipped_steps_are_counted_and_watching_changes_nothing(train: Call) -> None:
-    clip, every = 0.95, "trainer.log_every_n_steps="
-    for name, more in (("each", f"{every}1"), ("some", f"{every}5"), ("none", "logger=none")):
-        assert train(f"name={name}", f"optim.clip={clip}", "trainer.max_steps=20", more).status == 0
-    norms = scalars("each", "optim/grad_norm")
-    assert sorted(norms) == list(range(1, 21))
-    counted = {end: sum(norms[step] > clip for step in range(end - 4, end + 1)) / 5 for end in range(5, 21, 5)}
-    assert len(set(counted.values())) > 1, "some of the steps were clipped"
-    assert scalars("some", "optim/clip_share") == pytest.approx(counted)
-    for name in ("some", "none"):
-        assert_same_weights("each", name)
+def test_watching_changes_nothing(train: Call) -> None:
+    for name, more in (("each", "trainer.log_every_n_steps=1"), ("none", "logger=none")):
+        assert train(f"name={name}", "optim.clip=0.95", "trainer.max_steps=20", more).status == 0
+    assert sorted(scalars("each", "optim/grad_norm")) == list(range(1, 21))
+    assert_same_weights("each", "none")
 
 
 GROUPS = {
@@ -59,7 +53,6 @@ def test_updates_are_those_between_two_checkpoints(train: Call) -> None:
         assert min(expected.values()) > 1e-5
         for group in GROUPS:
             assert scalars(key, f"update/{group}") == pytest.approx({3: expected[group]}, rel=1e-4), group
-    assert "optim/clip_share" not in board("state_dict").Tags()["scalars"], "nothing is clipped"
 
 
 def test_a_run_that_goes_on_has_one_history(trained: Path, train: Call) -> None:

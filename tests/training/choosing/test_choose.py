@@ -40,9 +40,10 @@ def test_what_a_long_text_gets() -> None:
     assert (config.model, config.data.batch, config.callbacks) == (ModelConfig(), 8, {}) and found.notes == ()
     assert (config.trainer.max_steps, config.trainer.val_check_interval, config.trainer.num_nodes) == (1500, 300, 1)
     assert "auto" not in (config.trainer.precision, config.compile, config.threads)
-    assert set(found.why) == {"precision", "compile"}
+    assert "as configured" not in found.machine
     again = choose(config, a_text(WHOLE), Machine("cpu", 1), 0.0)
-    assert again == Choice(config), "what is chosen stays"
+    assert (again.config, again.notes) == (config, ()), "what is chosen stays"
+    assert again.machine.count("(as configured)") == 2
 
 
 def test_what_a_short_text_gets() -> None:
@@ -91,7 +92,7 @@ def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call) -> None:
     given = ["minutes=0.01", "trainer.accelerator=cpu", "watch.pictures=false", "data.batch=4", "compile=false"]
     ended = train("name=short", "data.path=book.txt", *given, defaults=False)
     assert ended.status == 0, ended
-    assert summary("short")["steps"] == 1 and "too few to learn much; minutes=" in ended.out
+    assert summary("short")["steps"] == 1 and "learn next to nothing; allow more time" in ended.out
 
 
 @pytest.mark.promise
