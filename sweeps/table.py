@@ -32,11 +32,17 @@ Row = dict[str, Any]
 
 
 def write_table(directory: Path, trials: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
-    """Write `sweep.csv` for the trials of a sweep, and return their rows, the best first.
+    """Write `sweep.csv` for all trials of a sweep, of earlier commands, too, and return their rows, the best first.
 
-    `trials` has the settings of the trials, and `outcomes` how those that have ended did.
+    `trials` has the settings of the present command's trials, and `outcomes` how those that have ended did.
     """
-    table = rows_of(trials, outcomes)
+    varied = dict[Run, Mapping[str, str]]()
+    with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            if row["directory"] and Path(row["directory"]).is_dir():
+                own = {key: value for key, value in row.items() if key not in (*RESULTS, *SEEDS)}
+                varied[Run(Path(row["directory"]))] = own
+    table = rows_of(varied | dict(trials), outcomes)
     settings, averages = means(table)
     text = io.StringIO()
     columns = [*settings, *(SEEDS if averages else ()), *RESULTS]

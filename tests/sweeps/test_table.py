@@ -82,13 +82,14 @@ def test_a_sweep_s_table_has_means_over_seeds(workplace: Path) -> None:
     for name, (rate, seed) in runs.items():
         store(f"abl/{name}", f"seed={seed}", f"optim.lr={rate}")
     settings = {Run(Path("runs/abl", name)): {"optim.lr": rate, "seed": seed} for name, (rate, seed) in runs.items()}
-    write_table(Path("runs/abl"), settings, {})
-    rows = table("abl")
-    assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 4
-    for row in rows[:2]:
-        assert (row["runs"], row["seed"], row["directory"]) == ("2", "", "")
-        spread = pytest.approx(0.1 / 2**0.5)
-        assert float(row["val_loss"]) == pytest.approx(1.05) and float(row["val_loss_spread"]) == spread
+    for given in (settings, {}):  # then from the file
+        write_table(Path("runs/abl"), given, {})
+        rows = table("abl")
+        assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 4
+        for row in rows[:2]:
+            assert (row["runs"], row["seed"], row["directory"]) == ("2", "", "")
+            spread = pytest.approx(0.1 / 2**0.5)
+            assert float(row["val_loss"]) == pytest.approx(1.05) and float(row["val_loss_spread"]) == spread
 
 
 def test_a_split_of_the_runs_of_a_pattern(train: Call, score: Call) -> None:
