@@ -54,16 +54,11 @@ def describe_os_error(error: OSError, path: object = None) -> str:
     """Return one line: the file (`path` if the error names none; of a lock, its folder), what is wrong, what helps."""
     name = os.fsdecode(error.filename or str(path or "")).removesuffix("/.lock")
     helps = {
-        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "work in a folder that you may write to"),
+        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions, or use another folder"),
         **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space or work on another disk"),
     }
-    if error.errno not in helps or not error.strerror:
-        return one_line(f"{name}: {error.strerror}" if name and error.strerror else error.strerror or error)
-    folder = os.path.dirname(name) or "."
-    closed = any(os.path.exists(one) and not os.access(one, mode) for one, mode in ((folder, os.X_OK), (name, os.R_OK)))
-    if closed and error.errno in (errno.EACCES, errno.EPERM):
-        return one_line(f"{name}: cannot be read: {error.strerror}; change its permissions")
-    return one_line(f"{f'{name}:' if name else 'a file'} could not be written: {error.strerror}; {helps[error.errno]}")
+    reason = "; ".join(filter(None, (error.strerror or str(error), helps.get(error.errno or 0))))
+    return one_line(f"{name}: {reason}" if name and error.strerror else reason)
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:

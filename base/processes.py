@@ -47,15 +47,10 @@ def cores() -> int:
             raise InputError(f"OMP_NUM_THREADS={given}: this environment variable must be a whole number, at least 1")
         return int(first)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return math.ceil(min(allowed, _quota()))
-
-
-def _quota() -> float:
-    """Return how many CPUs a container may use (`docker run --cpus=1.5`)."""
     with suppress(OSError, ValueError):  # no such file, or "max"
-        quota, period = map(int, CPU_MAX.read_text().split())
-        return quota / period
-    return math.inf
+        quota, period = map(int, CPU_MAX.read_text().split())  # of a container (`docker run --cpus=1.5`)
+        return min(allowed, math.ceil(quota / period))
+    return allowed
 
 
 def _used_elsewhere() -> float:

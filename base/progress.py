@@ -29,11 +29,11 @@ LINE_SECONDS = 5.0  # seconds between lines where there is no terminal
 class Progress:
     """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
 
-    In a terminal, a thread shows a bar or, if `total` is 0, the elapsed time. Elsewhere it prints `lines`.
+    In a terminal, a thread shows a bar or, if `total` is 0, the elapsed time. Elsewhere it prints lines.
     """
 
-    def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
-        self.what, self.total, self.unit, self.lines = what, total, unit, lines
+    def __init__(self, what: str, total: float = 0, unit: str = "") -> None:
+        self.what, self.total, self.unit = what, total, unit
         self.count = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -58,7 +58,7 @@ class Progress:
         with suppress(OSError):  # the reader of standard error has left
             if sys.stderr.isatty():
                 self._show_bar()
-            elif self.lines:
+            else:
                 self._print_lines()
 
     def _show_bar(self) -> None:

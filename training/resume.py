@@ -38,7 +38,6 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
         if not ranks.restarted():
             if config.allow:
                 raise InputError(f"allow={spell(config.allow)}: only works with resume=")
-            run_directory.check_writable()
             if config.name is not None and ranks.rank() == 0:
                 run_directory.check_free(name)
             return config, Run(RUNS / name), False
@@ -105,7 +104,7 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
     if point is None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
-    path = run_directory.named_path(str(config.resume))
+    path = run_directory.named(str(config.resume))
     if path.suffix == ".ckpt" and not path.is_dir() and not point.path.samefile(path):
         reason = "; ".join(damaged) or f"resume={config.resume}: is not the newest checkpoint"
         newest = shlex.quote(f"resume={point.path}")

@@ -1,14 +1,11 @@
 """Find, name and check run directories, `runs/<name>/`. Does not load torch, so that errors appear at once."""
 
-import errno
 import hashlib
-import itertools
 import math
 import os
 import secrets
 import shlex
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -63,13 +60,6 @@ class Run:
         return any(self.checkpoints.glob("*.ckpt"))
 
     @property
-    def has_lost_checkpoints(self) -> bool:
-        """Whether the run still has its best model but no checkpoint, so that resuming it would overwrite the model."""
-        # A run that was killed after its first model and before its first checkpoint loses nothing.
-        begun = self.summary.status in ("running", "failed")
-        return self.model("best").exists() and not begun and not self.has_checkpoint
-
-    @property
     def is_sweep(self) -> bool:
         return (self.directory / "sweep.csv").exists()
 
@@ -93,24 +83,17 @@ def new_name(settings: str) -> str:
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
 
 
-def newest_first(*patterns: str) -> list[Run]:
-    """Return the runs that contain a file matching one of `patterns`, the newest first."""
-    if RUNS.is_dir():
-        os.listdir(RUNS)  # raises if it cannot be read, which `glob` does not
+def newest_first(pattern: str) -> list[Run]:
+    """Return the runs that contain a file matching `pattern`, the newest first."""
     begun: dict[Run, float] = {}
-    for depth, pattern in itertools.product(("*", "*/*"), patterns):
-        for file in RUNS.glob(f"{depth}/{pattern}"):
-            run = Run(file.parents[pattern.count("/")])
-            with suppress(OSError):  # the running process has just removed the file
-                begun[run] = max(begun.get(run, 0.0), file.stat().st_mtime)
+    for file in (*RUNS.glob(f"*/{pattern}"), *RUNS.glob(f"*/*/{pattern}")):
+        run = Run(file.parents[pattern.count("/")])
+        with suppress(OSError):  # the running process has just removed the file
+            begun[run] = max(begun.get(run, 0.0), file.stat().st_mtime)
     for run in begun:
         with suppress(TypeError, ValueError):
             begun[run] = datetime.fromisoformat(run.summary.begun).timestamp()  # type: ignore[arg-type]
     return sorted(begun, key=begun.__getitem__, reverse=True)
-
-
-def with_models() -> list[Run]:
-    return newest_first("checkpoints/*.ckpt", "checkpoints/*.safetensors")
 
 
 def unfinished() -> list[Run]:
@@ -125,16 +108,12 @@ def matching(pattern: str) -> list[Run]:
     return [run for run in runs if any(fnmatchcase(run.name, each) for each in (pattern, f"{pattern}/*"))]
 
 
-def find_sweep(name: str) -> Run | None:
-    return next((each for each in (Run(Path(name)), Run(RUNS / name)) if each.is_sweep), None)
-
-
 def trials_of(name: str) -> list[Run]:
     """Return the evaluated runs of a sweep, or those that match a pattern, sorted by path."""
-    if sweep := find_sweep(name):
-        trials = [Run(file.parent) for file in sweep.directory.glob("*/summary.json")]
+    if Run(path := named(name)).is_sweep:
+        trials = [Run(file.parent) for file in path.glob("*/summary.json")]
     else:
-        trials = [] if Path(name).exists() or (RUNS / name).exists() else matching(name)
+        trials = [] if path.exists() else matching(name)
     return sorted((trial for trial in trials if trial.bpc < math.inf), key=lambda trial: trial.directory)
 
 
@@ -155,14 +134,14 @@ def to_resume(resume: str, name: str | None) -> Run | None:
     if name is not None:
         raise InputError(f"name={name}: cannot be combined with resume={resume}, which continues in its own directory")
     try:
-        path = named_path(resume)
+        path = named(resume)
         found = path.exists()
         whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
     except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
         raise InputError(f"resume={resume}: {one_line(error)}") from None
     run = Run(whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole)
     if not found:
-        raise InputError(f"resume={resume}: no such checkpoint, nor a run in {RUNS}/{_known_runs()}")
+        raise InputError(f"resume={resume}: no such checkpoint, nor a run in {RUNS}/")
     if run.is_sweep:
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not run.config.exists():
@@ -171,39 +150,17 @@ def to_resume(resume: str, name: str | None) -> Run | None:
     return run
 
 
-def named_path(name: str) -> Path:
-    return _named(name, lambda path: path.is_file() if path.suffix == ".ckpt" else Run(path).config.exists())
-
-
-def _named(name: str, fits: Callable[[Path], bool]) -> Path:
-    """Return the path that `name` means: `name` itself, or `runs/<name>`.
-
-    `fits` says whether a path is what the caller looks for, such as a model. Of the two paths, the one that fits is
-    returned. If neither path fits, the result is `runs/<name>` if that exists, else `name`.
-    """
-    here, run = Path(name), RUNS / name
-    if name.startswith(("./", "../")) or not run.exists() or (here.exists() and here.samefile(run)):
-        return here
-    if fits(here) and fits(run):
-        raise InputError(f"{name}: could be ./{name} or the run {run}; write the one that you mean")
-    return here if fits(here) else run
-
-
-def check_writable() -> None:
-    """Raise a `PermissionError` if no run can be created in the working directory."""
-    if not os.access(RUNS if RUNS.exists() else ".", os.W_OK):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(RUNS))
+def named(name: str) -> Path:
+    """Return the path that `name` means: `runs/<name>` if that exists, else `name`; `./<name>` is never a run."""
+    return RUNS / name if not name.startswith(".") and (RUNS / name).exists() else Path(name)
 
 
 def check_free(name: str) -> None:
     """Raise an `InputError` if a new run cannot be called `name`, for example because another run has this name."""
     run = _place(name)
     if run.config.exists() and not run.is_debug:
-        found, continues = "exists", f"{shlex.quote(f'name={name}')} resume=auto"
-        if run.summary.status == "finished":
-            found = "is finished"
-            continues = f"{shlex.quote(f'resume={run}')} trainer.max_steps={2 * (run.summary.steps or 1)}"
-        raise InputError(f"name={name}: {run} {found}; {continues} continues it, another name starts afresh")
+        continues = f"{shlex.quote(f'name={name}')} resume=auto"
+        raise InputError(f"name={name}: {run} exists; {continues} continues it, another name starts afresh")
     if run.directory.is_dir() and not run.directory.is_symlink():
         # A process that was killed before it wrote config.yaml has left only these files.
         left_over = (path.name in (".lock", "train.log") or path.suffix == ".tmp" for path in run.directory.iterdir())
@@ -224,7 +181,10 @@ def _place(name: str) -> Run:
 
 
 def _check_checkpoints(run: Run, setting: str) -> None:
-    if run.has_lost_checkpoints:
+    """Raise an `InputError` if the run has its best model but no checkpoint: resuming would overwrite the model."""
+    # A run that was killed after its first model and before its first checkpoint loses nothing.
+    begun = run.summary.status in ("running", "failed")
+    if run.model("best").exists() and not begun and not run.has_checkpoint:
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{setting}: has a model but no checkpoint; {start} starts another run from its model")
 
@@ -236,20 +196,20 @@ def find_model(name: str | None) -> Path:
     best model, and a sweep means the best model of its best trial. If `name` is None, the newest run is used.
     """
     if name is None:
-        runs = [run for run in with_models() if not run.is_debug]
+        runs = [run for run in newest_first("checkpoints/*.safetensors") if not run.is_debug]
         if not runs:
             start = processes.command("python", "train.py")
             raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
         return _first_model(runs[0].directory)
     try:
-        path = _named(name, lambda path: Run(path).is_sweep or any(file.is_file() for file in _models(path)))
+        path = named(name)
         if path.is_file() and path.suffix != ".ckpt":
             return path
         found = path.exists()
     except OSError as error:  # such as a name that is too long
         raise InputError(f"{name}: {error.strerror}") from None
     if not found:
-        raise InputError(f"{name}: no such model, nor a run in {RUNS}/{_known_runs()}")
+        raise InputError(f"{name}: no such model, nor a run in {RUNS}/")
     if Run(path).is_sweep:
         best = min((Run(file.parent) for file in path.glob("*/summary.json")), key=lambda run: run.bpc, default=None)
         if best is None or best.bpc == math.inf:
@@ -274,8 +234,3 @@ def _first_model(path: Path) -> Path:
         way = f"; it has not been validated yet: {command} continues it" if Run(path).has_checkpoint else ""
         raise InputError(f"{path}: has no model file ({' or '.join(map(str, _models(path)))}){way}")
     return found
-
-
-def _known_runs() -> str:
-    names = [str(run) for run in with_models()[:3]]
-    return f"; the newest are {', '.join(names)}" if names else ""
