@@ -10,7 +10,6 @@ from base.errors import InputError
 from base.options import check, option, spell
 
 SPLIT = (0.9, 0.05, 0.05)
-TYPOGRAPHIC_QUOTES = tuple("“”„‟‘’‚«»‹›")  # from word processors; ordinary characters to a shell
 DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.documents is a separator
 
 

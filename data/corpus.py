@@ -15,7 +15,7 @@ from urllib.parse import parse_qsl
 from base.errors import InputError, nearest, printable
 from base.jobs import run_directory
 from base.progress import count
-from data.config import TYPOGRAPHIC_QUOTES, DataConfig, cache_dir
+from data.config import DataConfig, cache_dir
 from data.decoding import CHUNK, Corpus, Document, NotText, decode, part_of, suffix
 from data.tables import TABLES, columns
 
@@ -139,9 +139,6 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         folder = Path(expanded).parent
         others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
         near = printable(nearest(Path(expanded).name, others, Path(expanded).suffix))
-        bare = path.strip("".join((" \t,`'\"", *TYPOGRAPHIC_QUOTES)))
-        if bare not in ("", path) and os.path.exists(os.path.expanduser(bare)):
-            near = f"; write {shlex.quote(f'data.path={printable(bare)}')}"
         if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
             near = f"; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}; for a run on each: add -m"
         raise InputError(f"no such file or directory{near}", key)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -14,6 +13,7 @@ from base.errors import InputError, nearest, printable
 from data.config import DOCUMENT_KINDS
 from data.decoding import Tick
 from data.documents import Batch, Rule
+from data.novelty import powers
 from gpt.tokenizer import ByteTokenizer, Tokenizer
 
 ORDER = ("validation", "test", "train")  # splits by increasing hash; training last, to compare it with the held-out
@@ -24,14 +24,6 @@ LONG = 64  # mean length in tokens from which copying slices is faster than gath
 BLOCK = 2**16  # characters that are hashed at once: their products fit into the CPU's cache
 BASE = 0xD1342543DE82EF95  # of the polynomial hash: odd, so that it has an inverse modulo 2**64
 ENTRY = np.dtype([("hash", np.uint64), ("size", np.uint32), ("copies", np.uint32)])  # of equal documents in a run
-
-
-@lru_cache(maxsize=4)
-def _powers(base: int, size: int) -> np.ndarray:
-    """Return `base` ** i modulo 2**64 for i = 0, ..., size - 1: (size,) uint64."""
-    powers = np.full(size, base, np.uint64)
-    powers[0] = 1
-    return np.multiply.accumulate(powers)
 
 
 def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -48,10 +40,10 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
         first, last = np.searchsorted(ends, begin, "right"), np.searchsorted(starts, begin + len(block))
         if first >= last:
             continue
-        weighted = np.append(block * _powers(BASE, BLOCK)[: len(block)], np.uint64(0))  # the last sum may end here
+        weighted = np.append(block * powers(BASE, BLOCK)[: len(block)], np.uint64(0))  # the last sum may end here
         inside = np.stack((starts[first:last], ends[first:last]), axis=1).clip(begin, begin + len(block)) - begin
         sums = np.add.reduceat(weighted, inside.ravel())[::2]
-        sums = sums * _powers(pow(BASE, -1, 2**64), BLOCK).take(inside[:, 0])  # counted from the document's start
+        sums = sums * powers(pow(BASE, -1, 2**64), BLOCK).take(inside[:, 0])  # counted from the document's start
         sums[:1] *= np.uint64(pow(BASE, max(0, int(begin - starts[first])), 2**64))
         hashes[first:last] += sums
     hashes ^= hashes >> np.uint64(30)

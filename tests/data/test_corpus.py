@@ -101,12 +101,7 @@ def test_what_is_not_there(tmp_path):
     make_named(tmp_path, "books/shakespeare.txt", "books/book.txt", "two words.txt", "env.sh")
     (tmp_path / "empty" / "sub").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe")
-    path = tmp_path / "books/book.txt"
-    for name, end in {
-        f"“{tmp_path}/two words.txt”": f"; write 'data.path={tmp_path}/two words.txt'",
-        f" {path},": f"; write data.path={path}", "": "no such file or directory",
-    }.items():  # fmt: skip
-        assert refusal(InputError, read, name).endswith(end), name
+    assert refusal(InputError, read, "").endswith("no such file or directory")
     for name, end in {
         "books/shakespear.txt": "books/shakespear.txt: no such file or directory; nearest: shakespeare.txt",
         "books/SHAKESPEARE.TXT": "; nearest: shakespeare.txt", "book": "; nearest: books",
