@@ -7,7 +7,7 @@ import time
 from base import ranks
 from base.command_line import main, versions
 from base.errors import InputError
-from base.jobs import run_directory, run_lock, slurm
+from base.jobs import run_directory, run_lock
 from base.log import log
 from conf.compose import compose, show
 from conf.help import usage
@@ -23,7 +23,6 @@ STARTED = time.perf_counter() - time.process_time()
 def cli() -> int:
     """Run train.py and return its exit status."""
     ranks.end_with_parent()
-    slurm.requeue_before_start()
     return main("train.py", interruptible)
 
 

@@ -1,7 +1,6 @@
 """Exceptions for expected errors, and functions that format their one-line messages."""
 
 import difflib
-import errno
 import os
 import re
 from collections.abc import Iterable
@@ -51,14 +50,9 @@ class RunFailed(Exception):
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:
-    """Return one line: the file (`path` if the error names none; of a lock, its folder), what is wrong, what helps."""
+    """Return one line: the file (`path` if the error names none; of a lock, its folder), what is wrong."""
     name = os.fsdecode(error.filename or str(path or "")).removesuffix("/.lock")
-    helps = {
-        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "change its permissions, or use another folder"),
-        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space or work on another disk"),
-    }
-    reason = "; ".join(filter(None, (error.strerror or str(error), helps.get(error.errno or 0))))
-    return one_line(f"{name}: {reason}" if name and error.strerror else reason)
+    return one_line(f"{name}: {error.strerror}" if name and error.strerror else error)
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:

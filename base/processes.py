@@ -17,25 +17,15 @@ from base.errors import InputError
 # (docs/experiments.md).
 SPINS = 3000
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 STAT = Path("/proc/stat")
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # in a container, its limit
 
 
-def from_here(name: str) -> str:
-    """Return the path of `name`, a file of the checkout, relative to a working directory below the checkout."""
-    with suppress(OSError):  # the working directory has been removed
-        if CHECKOUT in Path.cwd().parents:
-            return os.path.relpath(CHECKOUT / name)
-    return name
-
-
-def command(program: str, script: str = "", *arguments: object) -> str:
+def command(program: str, *arguments: object) -> str:
     """Return a command to print, quoted for a shell; `program` is that of `.venv` if this process runs there."""
-    local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
+    local = Path(".venv", "Scripts" if sys.platform == "win32" else "bin", program)
     ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
-    words = [from_here(script) if script.endswith(".py") else script, *map(str, arguments)] if script else []
-    return " ".join([str(local) if ours else program, *map(shlex.quote, words)])
+    return " ".join([str(local) if ours else program, *map(shlex.quote, map(str, arguments))])
 
 
 def cores() -> int:

@@ -9,11 +9,9 @@ import sysconfig
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 from base.errors import InputError, nearest, printable
-from base.jobs import run_directory
 from base.progress import count
 from data.config import DataConfig, cache_dir
 from data.decoding import CHUNK, Corpus, Document, NotText, decode, part_of, suffix
@@ -75,25 +73,6 @@ def entries(path: str) -> list[str]:
     if not all(names):
         raise InputError("the list has an empty name; write 'data.path=[a.txt,b.txt]'", f"data.path={printable(path)}")
     return names
-
-
-def of_run(config: DataConfig) -> DataConfig:
-    """Return a run's `data.` settings with paths that are valid in the current directory.
-
-    A path that does not exist there is looked up in the directory that contains runs/, where the run was started.
-    """
-    root = run_directory.RUNS.parent
-
-    def located(path: str | None) -> str | None:
-        names = [] if path is None else [os.path.expanduser(name) for name in entries(path)]
-        absent = [name for name in names if "://" not in name and not (os.path.exists(name) or glob.glob(name))]
-        if not absent or root == Path():
-            return path
-        found = [str(root / name) if name in absent else name for name in names]  # an absolute path stays as it is
-        return found[0] if len(found) == 1 else f"[{','.join(found)}]"
-
-    places: dict[str, Any] = {key: located(path) for key, path in config.places().items()}
-    return replace(config, **places)
 
 
 def split_fragment(entry: str) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ from base.errors import HIDDEN, InputError, printable
 from base.files import atomic, remove_unfinished
 from base.progress import Progress
 from data.config import DataConfig
-from data.corpus import of_run, open_corpus
+from data.corpus import open_corpus
 from data.decoding import Corpus, Tick
 from data.documents import END, WHITESPACE, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
@@ -121,7 +121,7 @@ def text_of_run(model: Path) -> Text:
         own = yaml.safe_load((model.parent.parent / "config.yaml").read_text(encoding="utf-8"))["data"]
         config = replace(config, **{key: own[key] for key in config.places()})
     try:
-        text = open_text(of_run(config), contents["model_config"]["context"], saved["extra_chars"])
+        text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
     except InputError as error:
         raise InputError(str(error), advice="if the text has moved, put it or a link to it there") from None
     if text.fingerprint != saved["fingerprint"]:

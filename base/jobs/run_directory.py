@@ -13,10 +13,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from base import processes, ranks
-from base.errors import InputError, one_line
+from base.errors import InputError
 from base.jobs.summary import Summary
 
-RUNS = Path(processes.from_here("runs"))
+RUNS = Path("runs")
 
 
 @dataclass(frozen=True)
@@ -133,15 +133,11 @@ def to_resume(resume: str, name: str | None) -> Run | None:
         return None
     if name is not None:
         raise InputError(f"name={name}: cannot be combined with resume={resume}, which continues in its own directory")
-    try:
-        path = named(resume)
-        found = path.exists()
-        whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
-    except (OSError, RuntimeError) as error:  # a name that is too long, a link to itself
-        raise InputError(f"resume={resume}: {one_line(error)}") from None
-    run = Run(whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole)
-    if not found:
+    path = named(resume)
+    if not os.path.exists(path):
         raise InputError(f"resume={resume}: no such checkpoint, nor a run in {RUNS}/")
+    whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
+    run = Run(whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole)
     if run.is_sweep:
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not run.config.exists():
@@ -152,7 +148,8 @@ def to_resume(resume: str, name: str | None) -> Run | None:
 
 def named(name: str) -> Path:
     """Return the path that `name` means: `runs/<name>` if that exists, else `name`; `./<name>` is never a run."""
-    return RUNS / name if not name.startswith(".") and (RUNS / name).exists() else Path(name)
+    run = RUNS / name
+    return run if os.path.exists(run) and not name.startswith(".") else Path(name)  # `Path.exists` may raise
 
 
 def check_free(name: str) -> None:
@@ -201,15 +198,11 @@ def find_model(name: str | None) -> Path:
             start = processes.command("python", "train.py")
             raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
         return _first_model(runs[0].directory)
-    try:
-        path = named(name)
-        if path.is_file() and path.suffix != ".ckpt":
-            return path
-        found = path.exists()
-    except OSError as error:  # such as a name that is too long
-        raise InputError(f"{name}: {error.strerror}") from None
-    if not found:
+    path = named(name)
+    if not os.path.exists(path):
         raise InputError(f"{name}: no such model, nor a run in {RUNS}/")
+    if path.is_file() and path.suffix != ".ckpt":
+        return path
     if Run(path).is_sweep:
         best = min((Run(file.parent) for file in path.glob("*/summary.json")), key=lambda run: run.bpc, default=None)
         if best is None or best.bpc == math.inf:

@@ -66,7 +66,7 @@ def test_wrong_words(train: Call, workplace: Path) -> None:
 
 
 SAMPLE = {
-    "book.txt": "is damaged or not a model file", "x" * 300: "File name too long", "runs/\nx": "no such",
+    "book.txt": "is damaged or not a model file", "x" * 300: "no such model", "runs/\nx": "no such",
     "--start=x": "nearest: --prompt", "--temp=1": "--temp", "--max_new_tokens=3": "nearest: --num-chars",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
