@@ -134,8 +134,6 @@ class Parser(argparse.ArgumentParser):
         if words := message.partition("unrecognized arguments: ")[2].split():
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
             advice = nearest(words[0].partition("=")[0], flags)
-        elif "expected one argument" in message:
-            advice = "; if the value begins with a hyphen: OPTION=VALUE"
         self.exit(2, f"{self.prog}: {one_line(message)}{advice}\n")
 
 

@@ -6,19 +6,6 @@ import re
 from collections.abc import Iterable
 from typing import TextIO
 
-# Settings and options of commands, each with what nanoGPT, Lightning and other programs call it: an error message about
-# the other word suggests the one here.
-_OTHER_WORDS = {
-    "optim.lr": "learning_rate", "optim.warmup": "warmup_steps", "optim.clip": "gradient_clip_val",
-    "data.batch": "batch_size", "data.micro_batch": "accumulate_grad_batches", "data.path": "dataset text file",
-    "data.validation": "val valid val_path", "data.test": "test_path", "debug": "fast_dev_run overfit_batches",
-    "trainer.max_steps": "steps max_iters epochs max_epochs num_epochs", "minutes": "max_time",
-    "trainer.val_check_interval": "eval_interval", "trainer.devices": "strategy", "resume": "ckpt_path",
-    "name": "n out_dir default_root_dir", "model.context": "block_size", "model.layers": "n_layer",
-    "model.heads": "n_head", "model.dim": "n_embd embed d_model",
-    "--prompt": "start", "--num-chars": "length max_new_tokens",
-}  # fmt: skip
-ADVICE = {word: here for here, words in _OTHER_WORDS.items() for word in words.split()}
 HIDDEN = "***"  # replaces a password or a token
 SECRET = "token|sig|credential|password|passwd|secret|key"  # words in the names of URL query parameters that are secret
 
@@ -56,11 +43,9 @@ def describe_os_error(error: OSError, path: object = None) -> str:
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:
-    """Return the name that `ADVICE` has for `word`, or else the name most similar to it, ignoring case and `ending`."""
+    """Return the name most similar to `word`, ignoring case and `ending`, or None if no name is similar."""
     word, ending = word.casefold(), ending.casefold()
     folded = {name.casefold().removesuffix(ending): name for name in names}
-    if (advice := ADVICE.get(word.lstrip("-").replace("-", "_"))) in folded.values():
-        return advice
     cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
     close = difflib.get_close_matches(word.removesuffix(ending), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None

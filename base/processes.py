@@ -45,22 +45,20 @@ def cores() -> int:
 
 def _used_elsewhere() -> float:
     """Return the CPU seconds of other processes since boot on the cores that this process may use."""
-    ours, cores_of_ours = sum(os.times()[:4]), {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    ticks = 0
     with suppress(OSError, LookupError, ValueError):  # in some containers the file is hidden, empty or shorter
         lines = [line.split() for line in STAT.read_text().splitlines()]
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         # Columns: user, nice, system, idle, iowait, irq, softirq, in ticks.
-        ticks = sum(int(line[column]) for line in lines if line[0] in cores_of_ours for column in (1, 2, 3, 6, 7))
-    return ticks / os.sysconf("SC_CLK_TCK") - ours
+        ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7))
+        return ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+    return 0.0
 
 
-_BEGUN = (time.perf_counter(), _used_elsewhere()) if sys.platform == "linux" else (0.0, 0.0)
+_BEGUN = time.perf_counter(), _used_elsewhere()
 
 
 def busy_cores() -> float:
     """Return how many of our cores other processes have used since this process began (on Linux, otherwise 0)."""
-    if sys.platform != "linux":
-        return 0.0
     return max(0.0, (_used_elsewhere() - _BEGUN[1]) / (time.perf_counter() - _BEGUN[0]))
 
 

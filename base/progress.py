@@ -80,11 +80,9 @@ class Progress:
     def _print_lines(self) -> None:
         passed = 0.0
         while not self._over.wait(max(LINE_SECONDS, passed / 10)):
-            passed, done = time.perf_counter() - self.begun, min(self.count, self.total)
-            far = f"{clock(passed)} so far"
-            if done:
-                far = f"{100 * done / self.total:.0f} %, {clock(passed * (self.total / done - 1))} left"
-            print(f"{self.what}: {far}", file=sys.stderr, flush=True)
+            passed = time.perf_counter() - self.begun
+            share = f"{100 * min(1, self.count / self.total):.0f} %, " if self.total else ""
+            print(f"{self.what}: {share}{clock(passed)} so far", file=sys.stderr, flush=True)
 
 
 @cache

@@ -24,23 +24,6 @@ Train a character-level GPT. Without arguments: a small model on Python's standa
 group=preset sets all that conf/<group>/<preset>.yaml contains. These are the presets:"""
 
 
-# The sections of `--help=all` with their keys, in order; a name that ends in a dot stands for all keys of its group.
-SECTIONS = {
-    "name, continue, start from a model": "name resume allow init_from seed",
-    "text": "data.path data.validation data.test data.split data.documents data.field data.encoding data.tokenizer "
-    "data.cache_dir",
-    "model": "model.",
-    "how long, in which batches": "minutes trainer.max_steps data.batch data.micro_batch",
-    "optimizer and learning rate": "optim.",
-    "validations, samples, logs, checkpoints": "trainer.val_check_interval data.val_tokens watch. "
-    "trainer.log_every_n_steps trainer.checkpoint_minutes",
-    "machine": "threads compile trainer.precision trainer.accelerator trainer.devices trainer.num_nodes "
-    "trainer.timeout trainer.deterministic trainer.benchmark",
-    "find faults": "data.overfit trainer.detect_anomaly trainer.profiler",
-    "several runs (-m, hparams_search=default)": "workers hparams_search.",
-}
-
-
 def usage(everything: bool) -> str:
     """Return the text of `--help` or, if `everything` is true, of `--help=all`, which lists each key."""
     tasks = TASKS.replace("python train.py", command("python", "train.py"))
@@ -48,11 +31,11 @@ def usage(everything: bool) -> str:
     if not everything:
         more = f"{command('python', 'train.py')} --help=all lists every key with its default, meaning and range"
         return "\n".join([*lines, "", more])
-    every = {key: about for key, about in (KEYS | SEARCH_KEYS).items() if "help" in about.metadata}
-    for section, names in SECTIONS.items():
-        lines += ["", section]
-        for name in names.split():
-            for key in [key for key in every if key == name or (name.endswith(".") and key.startswith(name))]:
-                about = every[key]
-                lines.append(f"  {f'{key}={spell(about.default)}':34} {about.metadata['help']} ({about.allowed})")
+    group = None
+    for key, about in (KEYS | SEARCH_KEYS).items():
+        if "help" in about.metadata:
+            if group != key.rpartition(".")[0]:
+                group = key.rpartition(".")[0]
+                lines.append("")
+            lines.append(f"  {f'{key}={spell(about.default)}':34} {about.metadata['help']} ({about.allowed})")
     return "\n".join(lines)

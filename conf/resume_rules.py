@@ -64,10 +64,6 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
         raise InputError(f"init_from={config.init_from}: cannot change {listed}")
 
 
-def is_fixed(name: str) -> bool:
-    return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
-
-
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
     """Return how the conditions of a resumed run differ from those under which it was trained, or "" if they are equal.
 
@@ -81,7 +77,7 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
         if name not in now:
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
     differing = [name for name in now if before.get(name) != now[name]]
-    fixed = [name for name in differing if is_fixed(name)]
+    fixed = [name for name in differing if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")]
     listed = ", ".join(_difference(name, now[name], before.get(name)) for name in differing)
     if fixed:
         advice = f"allow= cannot permit {', '.join(fixed)}"

@@ -99,9 +99,6 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         return _listed(names, downloads, notes)
     path = names[0]
     expanded, key = os.path.expanduser(path), f"data.path={printable(path)}"
-    whole = Path(os.path.abspath(expanded))
-    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some files there never end, others block for ever
-        raise InputError("contains system files, not text; name a folder of texts", key)
     if os.path.isdir(expanded):
         documents = _walk(Path(expanded))
         if not documents:

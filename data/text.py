@@ -105,7 +105,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
         notes=corpus.notes + about_files,
     )  # fmt: skip
     if config.overfit is not None:
-        return _overfitted(text, config.overfit, context)
+        return _overfitted(text, config, context)
     alone = rule is None and config.validation is None
     return replace(text, notes=text.notes + describe_likeness(text, folder / "likeness.json", alone))
 
@@ -120,19 +120,16 @@ def text_of_run(model: Path) -> Text:
     if any(HIDDEN in (value or "") for value in config.places().values()):
         own = yaml.safe_load((model.parent.parent / "config.yaml").read_text(encoding="utf-8"))["data"]
         config = replace(config, **{key: own[key] for key in config.places()})
-    try:
-        text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
-    except InputError as error:
-        raise InputError(str(error), advice="if the text has moved, put it or a link to it there") from None
+    text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
     if text.fingerprint != saved["fingerprint"]:
         run = model.resolve().parent.parent
         raise InputError(f"{text.name} has changed since {printable(run.name)} was trained, and so have its splits")
     return text
 
 
-def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Return a copy of `text` for `data.overfit`: its first `length` tokens are training, validation and test alike."""
-    if length <= context:
+def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
+    """Return a copy of `text` for `data.overfit`, the number of tokens that are training, validation and test alike."""
+    if (length := config.overfit or 0) <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.
     train, sizes = text.train[: length + 2 * context], text.tokenizer.token_sizes[:, 0]

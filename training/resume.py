@@ -34,7 +34,7 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
     """
     restart = dict[str, Any]()
     if config.resume is None:
-        name = config.name or run_directory.new_name(repr(config))
+        name = config.name or run_directory.new_name(config)
         if not ranks.restarted():
             if config.allow:
                 raise InputError(f"allow={spell(config.allow)}: only works with resume=")
@@ -64,8 +64,9 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
 
 def newest_unfinished() -> Run | None:
     """Return the newest unfinished run in whose directory no other process trains."""
-    for run in run_directory.unfinished():
-        if ranks.rank() or not run_lock.in_use(run.directory):
+    for run in run_directory.newest_first("config.yaml"):
+        open_ended = not run.is_debug and run.summary.status != "finished"
+        if open_ended and (ranks.rank() or not run_lock.in_use(run.directory)):
             return run_directory.to_resume(str(run), None)
     raise InputError(f"resume=auto: no unfinished run in {RUNS}/ that is not in use")
 

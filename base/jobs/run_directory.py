@@ -69,15 +69,15 @@ class Run:
         return self.directory.name.startswith("debug-")
 
 
-def new_name(settings: str) -> str:
+def new_name(config: object) -> str:
     """Return a generated name for a run: the time and a random suffix.
 
-    In a job of SLURM or torchrun, the name is the job's id and a hash of `settings`, the configuration as text. So all
+    In a job of SLURM or torchrun, the name is the job's id and a hash of the run's configuration. So all
     processes of the job generate the same name, and a restarted job finds the directories of its runs.
     """
     identity = ranks.identity()
     if identity is not None:
-        return f"{identity}_{hashlib.sha256(settings.encode()).hexdigest()[:6]}"
+        return f"{identity}_{hashlib.sha256(repr(config).encode()).hexdigest()[:6]}"
     if ranks.launched() not in (None, (1, 1)):
         raise InputError("name=null: processes on several machines need one directory; give name=…")
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
@@ -96,16 +96,10 @@ def newest_first(pattern: str) -> list[Run]:
     return sorted(begun, key=begun.__getitem__, reverse=True)
 
 
-def unfinished() -> list[Run]:
-    """Return the runs that can be resumed and have not finished, without debug runs, the newest first."""
-    runs = newest_first("config.yaml")
-    return [run for run in runs if not run.is_debug and run.summary.status != "finished"]
-
-
 def matching(pattern: str) -> list[Run]:
     """Return the runs that match a pattern such as `abl-*`, the newest first."""
-    runs = newest_first("config.yaml")
-    return [run for run in runs if any(fnmatchcase(run.name, each) for each in (pattern, f"{pattern}/*"))]
+    patterns = (pattern, f"{pattern}/*")
+    return [run for run in newest_first("config.yaml") if any(fnmatchcase(run.name, each) for each in patterns)]
 
 
 def trials_of(name: str) -> list[Run]:
@@ -180,8 +174,7 @@ def _place(name: str) -> Run:
 def _check_checkpoints(run: Run, setting: str) -> None:
     """Raise an `InputError` if the run has its best model but no checkpoint: resuming would overwrite the model."""
     # A run that was killed after its first model and before its first checkpoint loses nothing.
-    begun = run.summary.status in ("running", "failed")
-    if run.model("best").exists() and not begun and not run.has_checkpoint:
+    if run.model("best").exists() and not run.has_checkpoint and run.summary.status not in ("running", "failed"):
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{setting}: has a model but no checkpoint; {start} starts another run from its model")
 
@@ -211,19 +204,11 @@ def find_model(name: str | None) -> Path:
     return _first_model(path)
 
 
-def _models(path: Path) -> list[Path]:
-    """Return the model files that `path` may mean; the first that exists is the one."""
-    if path.is_file():
-        beside = [path.with_name("last.safetensors"), path.with_name("best.safetensors")]
-        return [path] if path.suffix == ".safetensors" else beside
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
-    return [folder / "best.safetensors", folder / "last.safetensors"]
-
-
 def _first_model(path: Path) -> Path:
-    found = next((file for file in _models(path) if file.is_file()), None)
+    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
+    names = ["best.safetensors", "last.safetensors"]
+    files = [path.with_name(name) for name in reversed(names)] if path.is_file() else [folder / name for name in names]
+    found = next((file for file in files if file.is_file()), None)
     if found is None:
-        command = processes.command("python", "train.py", f"resume={path}")
-        way = f"; it has not been validated yet: {command} continues it" if Run(path).has_checkpoint else ""
-        raise InputError(f"{path}: has no model file ({' or '.join(map(str, _models(path)))}){way}")
+        raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
     return found

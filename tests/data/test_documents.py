@@ -302,7 +302,7 @@ def test_refusals_are_one_line(opened):
         ("l.csv", {"field": "text"}, "l.csv, line 1: .*there are no fields"),
         ("text", {"documents": ""}, "data.documents=: must be line, paragraph, file, a separator"),
         ("text", {"field": ""}, "data.field=: must be the name of a field"),
-        ("text", {"field": "a", "documents": "file"}, "data.field=a: cannot be combined with data.documents='file'"),
+        ("text", {"field": "a", "documents": "file"}, "data.field=a: each row is a document"),
         (None, {"field": "a"}, "data.field=a: needs data.path="),
     ]:
         message = refusal(InputError, opened, path, **options) if path else refusal(InputError, without_path, options)

@@ -42,7 +42,7 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     "allow=seed": "allow=seed: must be a list", "allow=[seed]": "only works with resume=",
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072 or model.layers=2",
     # texts, names and runs; more in tests/data/ and tests/base/jobs/
-    "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=", "data.path=/proc/kmsg": "system files",
+    "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=",
     "data.path=ascii16.txt": "over a quarter of its characters are NUL); name its encoding with data.encoding=",
     ("data.path=half.txt", "data.encoding=utf-16"): "the file is damaged there", "data.path=many": "many: ",
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
@@ -67,7 +67,7 @@ def test_wrong_words(train: Call, workplace: Path) -> None:
 
 SAMPLE = {
     "book.txt": "is damaged or not a model file", "x" * 300: "no such model", "runs/\nx": "no such",
-    "--start=x": "nearest: --prompt", "--temp=1": "--temp", "--max_new_tokens=3": "nearest: --num-chars",
+    "--promt=x": "nearest: --prompt", "--temp=1": "--temp",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",

@@ -8,10 +8,11 @@ import pytest
 from filelock import FileLock
 
 from base.errors import InputError
-from base.jobs.run_directory import Run, check_free, find_model, new_name, to_resume, unfinished
+from base.jobs.run_directory import Run, check_free, find_model, new_name, to_resume
 from base.jobs.run_lock import in_use, lock, release
 from tests.conftest import refusal
 from tests.stores import make
+from training.resume import newest_unfinished
 
 
 def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +36,7 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     assert to_resume("auto", "begun") == Run(Path("runs/begun")) and to_resume("auto", "bare") is None
     for name, said in (("sweep", "is a sweep"), ("first/x", "is a run"), ("first", "name=first resume=auto continues")):
         assert said in refusal(InputError, check_free, name)
-    assert unfinished() == [Run(Path("runs/begun")), Run(Path("runs/model"))], "without runs/bare and what has finished"
+    assert newest_unfinished() == Run(Path("runs/begun")), "not runs/bare, nor what has finished"
     first = Run(Path("runs/first"))
     assert to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == first
     assert to_resume("first", None) == to_resume("first/checkpoints/last.ckpt", None) == first
@@ -43,7 +44,7 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert "processes on several machines need one directory" in refusal(InputError, new_name, "settings")
+    assert "processes on several machines need one directory" in refusal(InputError, new_name, {})
 
 
 def test_what_is_not_a_model_hides_no_run(trained: Path) -> None:
