@@ -1,9 +1,7 @@
 """Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size."""
 
 import codecs
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from base.errors import InputError
@@ -80,15 +78,3 @@ class DataConfig:
     def places(self) -> dict[str, str | None]:
         """Return where the text is. An address may contain a password: only config.yaml of a run stores it."""
         return {"path": self.path, "validation": self.validation, "test": self.test}
-
-
-def cache_dir(config: DataConfig) -> Path:
-    """Return the folder in which encoded texts and downloads are stored.
-
-    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else in ~/.cache.
-    """
-    path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
-    try:
-        return path.expanduser()
-    except RuntimeError:  # no HOME and no entry of the user in the list of users
-        raise InputError(f"data.cache_dir={path}: there is no such home directory; name another folder") from None

@@ -13,7 +13,7 @@ from urllib.parse import parse_qsl
 
 from base.errors import InputError, nearest, printable
 from base.progress import count
-from data.config import DataConfig, cache_dir
+from data.config import DataConfig
 from data.decoding import CHUNK, Corpus, Document, NotText, decode, part_of, suffix
 from data.tables import TABLES, columns
 
@@ -159,15 +159,15 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
     return found
 
 
-def _texts(documents: list[Document], encoding: str, notes: list[str], kept: Collection[str]) -> list[Document]:
+def _texts(documents: list[Document], encoding: str, notes: list[str], field: str | None) -> list[Document]:
     """Return `documents` without binary files, which a line in `notes` names; a single file is never left out.
 
-    Files whose suffix is in `kept` are not left out, either.
+    Tables of which a `field` is read are not left out, either.
     """
     texts, refused = [], list[tuple[Document, NotText]]()
     for document in documents:
         try:
-            if len(documents) > 1 and suffix(document.label) not in kept:
+            if len(documents) > 1 and not (field and suffix(document.label) in TABLES):
                 with document.open() as file:
                     next(decode(file, document.label, encoding), "")
         except NotText as error:
@@ -199,6 +199,18 @@ def about_format(document: Document, encoding: str) -> str:
     return what and f"{document.label} is read as plain text, with {what}"
 
 
+def cache_dir(config: DataConfig) -> Path:
+    """Return the folder in which encoded texts and downloads are stored.
+
+    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else in ~/.cache.
+    """
+    path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no HOME and no entry of the user in the list of users
+        raise InputError(f"data.cache_dir={path}: there is no such home directory; name another folder") from None
+
+
 def open_corpus(config: DataConfig) -> Corpus:
     """Return the corpus that `config` names: its files, downloaded if they are at addresses, without binary files."""
     encoding, cache = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config)
@@ -214,8 +226,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
     def found(path: str) -> list[Document]:
         documents = _unzipped(find_documents(path, cache / "downloads", notes), notes)
-        kept = TABLES if config.field is not None else ()
-        documents = _texts(documents, encoding, notes, kept) if encoding else documents
+        documents = _texts(documents, encoding, notes, config.field) if encoding else documents
         if config.field is None:
             odd = [each for each in documents if suffix(each.label) in (*TABLES, *WRAPPED)]
             notes.extend(filter(None, (about_format(each, encoding or "utf-8") for each in (odd or documents)[:1])))

@@ -121,12 +121,6 @@ class Corpus:
         """Return `digest` of the documents' hashes, `contents`, or the hash itself if there is only one document."""
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
-    def of_splits(self) -> "dict[str, Corpus]":
-        """Return by split the corpus of its files, with data.validation, and otherwise this one under ""."""
-        splits = dict.fromkeys(document.split for document in self.documents)
-        files = {split: tuple(each for each in self.documents if each.split == split) for split in splits}
-        return {split: replace(self, documents=files[split]) for split in splits}
-
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
         """Yield a document in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
         with document.open() as file:

@@ -91,19 +91,19 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
     return tokens[np.repeat(starts - ends + sizes, sizes) + np.arange(ends[-1])]
 
 
-def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _run(batch: Batch, tokenizer: Tokenizer, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the documents of a batch as a run: (`ENTRY` records sorted by hash, tokens with end marks).
 
     Equal documents share one record, so that a bucket stays small even if a document is repeated millions of times.
     """
     text, points, starts, ends, _ = batch
     hashes, kept, copies = np.unique(content_hashes(points, starts, ends), return_index=True, return_counts=True)
-    starts, sizes = starts[kept], (ends - starts)[kept] + len(mark)
+    starts, sizes = starts[kept], (ends - starts)[kept] + len(end)
     entries = np.empty(len(kept), ENTRY)
     entries["hash"], entries["size"], entries["copies"] = hashes, sizes, copies
     tokens = points if isinstance(tokenizer, ByteTokenizer) else tokenizer.pack(text)
-    found = _gathered(np.concatenate((tokens, mark)), starts, sizes)
-    found[sizes.cumsum()[:, None] + np.arange(-len(mark), 0)] = mark
+    found = _gathered(np.concatenate((tokens, end)), starts, sizes)
+    found[sizes.cumsum()[:, None] + np.arange(-len(end), 0)] = end
     return entries, found
 
 
@@ -114,7 +114,7 @@ class HashOrder:
         """Prepare to encode the text `name`, which has about `size` tokens, with temporary files in `folder`."""
         self.name, self.rule, self.tokenizer, self.folder = name, rule, tokenizer, folder
         self.tick = tick  # called with the number of tokens of each sorted bucket
-        self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
+        self.bits, self.end = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
         self.held_out = [np.zeros(0, np.uint64)]  # with data.validation: hashes of the validation and test documents
         # Fields of `Documents`, complete once all documents are encoded.
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
@@ -175,7 +175,7 @@ class HashOrder:
         for batch in batches:
             self.found["blank"] += batch.blank
             if len(batch.starts):
-                entries, tokens = _run(batch, self.tokenizer, self.mark)
+                entries, tokens = _run(batch, self.tokenizer, self.end)
                 runs.append(entries, tokens)
                 total += int(entries["size"] @ entries["copies"].astype(np.int64))
         return total

@@ -20,7 +20,7 @@ from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import open_corpus
 from data.decoding import Corpus, Tick
-from data.documents import END, WHITESPACE, Documents, Rule, batches, contents
+from data.documents import END, WHITESPACE, Batch, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
 from data.ngrams import describe_likeness
 from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
@@ -195,7 +195,10 @@ def _encode(
                 texts = [contents(corpus, rule, tick)]
             sizes, characters = scan(texts)
             if rule:
-                own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
+                own = dict[str, Iterator[Batch]]()  # by split; "" without data.validation
+                for split in dict.fromkeys(document.split for document in corpus.documents):
+                    documents = tuple(document for document in corpus.documents if document.split == split)
+                    own[split] = batches(replace(corpus, documents=documents), rule, tick)
                 tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars, rule.end)
                 each = size / max(1, sum(sizes))  # bytes of a token
                 sorting = lambda tokens: tick(tokens * each)  # noqa: E731

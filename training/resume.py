@@ -105,8 +105,8 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
     if point is None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
-    path = run_directory.named(str(config.resume))
-    if path.suffix == ".ckpt" and not path.is_dir() and not point.path.samefile(path):
+    name = Path(str(config.resume)).name
+    if name.endswith(".ckpt") and name not in (point.path.name, run.directory.name):
         reason = "; ".join(damaged) or f"resume={config.resume}: is not the newest checkpoint"
         newest = shlex.quote(f"resume={point.path}")
         raise CheckpointError(f"{reason}; a run continues from its newest checkpoint, {newest}")

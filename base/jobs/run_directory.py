@@ -197,7 +197,7 @@ def find_model(name: str | None) -> Path:
     if path.is_file() and path.suffix != ".ckpt":
         return path
     if Run(path).is_sweep:
-        best = min((Run(file.parent) for file in path.glob("*/summary.json")), key=lambda run: run.bpc, default=None)
+        best = min((Run(each.parent) for each in path.glob("*/summary.json")), key=lambda run: run.bpc, default=None)
         if best is None or best.bpc == math.inf:
             raise InputError(f"{path}: no trial of this sweep has finished yet; name one of its trials")
         path = best.directory
