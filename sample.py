@@ -16,10 +16,7 @@ from typing import TextIO
 
 import numpy as np
 
-if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-
-from base.command_line import Parser, about_unknown, add_unknown, device, main, number, say_adapted, writing_to
+from base.command_line import ABOUT_UNKNOWN, Parser, add_unknown, device, main, number, say_adapted, writing_to
 from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
@@ -82,8 +79,6 @@ def sample(options: argparse.Namespace) -> None:
     excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json", "novelty") if getattr(options, key)]
     if options.interactive and excluded:
         raise InputError(f"--interactive: cannot be combined with {excluded[0].replace('_', '-')}")
-    if options.overwrite and options.output is None:
-        raise InputError("--overwrite: only works with --output")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
     weights, meta = load_weights(checkpoint, options.device)
@@ -151,7 +146,7 @@ def adapt(prompt: str, unknown: str, tokenizer: Tokenizer) -> str:
         try:
             tokenizer.encode(prompt)
         except UnknownCharacter as error:
-            raise InputError(f"{error}; {about_unknown()}") from None
+            raise InputError(f"{error}; {ABOUT_UNKNOWN}") from None
         return prompt
     prompt = tokenizer.canonical(prompt)
     adapted = tokenizer.adapt(prompt, replace=unknown == "replace")

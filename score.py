@@ -7,12 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
-if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-
 from base.command_line import Parser, add_unknown, device, main, number, writing_to
 from base.errors import InputError, nearest, printable
-from base.jobs.run_directory import Run, find_model, find_sweep, trials_of
+from base.jobs.run_directory import Run, find_model, named, trials_of
 from base.processes import keep_freed_memory
 from base.progress import Progress
 
@@ -68,7 +65,7 @@ def run(options: argparse.Namespace) -> None:
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
     for key, model in zip(keys, checkpoints, strict=True):
-        if find_sweep(name := getattr(options, key)):
+        if Run(named(name := getattr(options, key))).is_sweep:
             setattr(options, key, Run(model.parent.parent).name)
             print(f"{printable(name)}: its best trial is {printable(getattr(options, key))}", file=sys.stderr)
     text = Path(options.file or "")
@@ -85,8 +82,6 @@ def run(options: argparse.Namespace) -> None:
     if options.csv is not None and not options.per_document:
         raise InputError(f"--csv {options.csv}: needs --per-document")
     out, option = (options.csv, "--csv") if options.per_document else (options.html, "--html")
-    if options.overwrite and out is None:
-        raise InputError("--overwrite: only works with --html or --csv")
     page: AbstractContextManager[TextIO | None] = nullcontext()
     if out is not None:
         page = writing_to(out, option, [*checkpoints, text], overwrite=options.overwrite)
@@ -116,7 +111,7 @@ def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
     tables = {sweep: write_table(sweep, {}, {}) for sweep in sweeps}
     for sweep, table in tables.items():
         write_page(sweep, table)
-    is_sweep = find_sweep(options.checkpoint)
+    is_sweep = Run(named(options.checkpoint)).is_sweep
     print(f"\n{leaderboard(*tables.values()) if is_sweep else table_of_runs(trials)}")
 
 

@@ -1,17 +1,13 @@
 """Train a character-level GPT, in one run or many. `python train.py --help` lists the options."""
 
 import gc
-import os
 import sys
 import time
-
-if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
-    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from base import ranks
 from base.command_line import main, versions
 from base.errors import InputError
-from base.jobs import run_directory, run_lock, slurm
+from base.jobs import run_directory, run_lock
 from base.log import log
 from conf.compose import compose, show
 from conf.help import usage
@@ -27,8 +23,7 @@ STARTED = time.perf_counter() - time.process_time()
 def cli() -> int:
     """Run train.py and return its exit status."""
     ranks.end_with_parent()
-    slurm.requeue_before_start()
-    return main("train.py", interruptible, unnamed="")
+    return main("train.py", interruptible)
 
 
 def interruptible() -> int | None:

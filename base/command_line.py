@@ -20,16 +20,14 @@ from base.log import log, to_console
 from base.progress import count, discard
 
 REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
+ABOUT_UNKNOWN = "--unknown skip drops it, --unknown replace uses the nearest"
 
 
-def main(
-    program: str, work: Callable[[], int | None], *, out_of_memory: str = "", unnamed: str = "standard output"
-) -> int:
+def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "") -> int:
     """Call `work`, report an expected error in one line on standard error, and return the exit status.
 
     The status is the result of `work` (None: 0) or that of its `InputError` or `RunFailed`; 2 if memory ran out, for
-    which `out_of_memory` is the advice; 1 for an `OSError`, whose file is called `unnamed` if it has no name; 130 for
-    Ctrl-C.
+    which `out_of_memory` is the advice; 1 for an `OSError`; 130 for Ctrl-C.
     """
     processes.limit_spinning()
     _open_closed_streams()
@@ -55,7 +53,7 @@ def main(
             reason = f"rank {ranks.rank()} on {platform.node()}: {reason}"
     except OSError as error:
         discard(sys.stdout)
-        status, reason = 1, describe_os_error(error, unnamed)
+        status, reason = 1, describe_os_error(error)
     except (RuntimeError, MemoryError, ImportError) as error:
         if isinstance(error, RecursionError):
             status, reason = 2, "a value or a file is nested too deeply"
@@ -132,13 +130,10 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         """Print `message` with advice, such as the nearest option, on one line, and exit with status 2."""
-        words, advice = message.partition("unrecognized arguments: ")[2].split(), ""
-        if words:  # one without hyphens may be meant as a prompt
-            word = words[0].partition("=")[0] if words[0].startswith("-") else "start"
+        advice = ""
+        if words := message.partition("unrecognized arguments: ")[2].split():
             flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-            advice = nearest(word, flags)
-        elif "expected one argument" in message:
-            advice = "; if the value begins with a hyphen: OPTION=VALUE"
+            advice = nearest(words[0].partition("=")[0], flags)
         self.exit(2, f"{self.prog}: {one_line(message)}{advice}\n")
 
 
@@ -159,19 +154,13 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
     )
 
 
-def about_unknown(option: str = "--unknown") -> str:
-    return f"{option} skip drops it, {option} replace uses the nearest"
-
-
 def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
     """Print to standard error which characters were replaced or dropped, given pairs (character, replacement or "")."""
     said = []
-    for verb, is_dropped in (("replaced", False), ("dropped", True)):
-        found = [(old, new, times) for (old, new), times in changes.most_common() if (not new) == is_dropped]
-        each = [f"{old!r}{f' by {new!r}' * bool(new)} ({count(times, 'time')})" for old, new, times in found[:10]]
-        each += [f"{len(found) - 10} more"] if len(found) > 10 else []
-        said += [f"{verb} {', '.join(each)}"] if each else []
-    print(f"{option}: {'; '.join(said)}", file=sys.stderr)
+    for (old, new), times in changes.most_common(10):
+        said.append(f"{old!r} {f'replaced by {new!r}' if new else 'dropped'} ({count(times, 'time')})")
+    more = f", {len(changes) - 10} more" if len(changes) > 10 else ""
+    print(f"{option}: {', '.join(said)}{more}", file=sys.stderr)
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:

@@ -1,25 +1,11 @@
 """Exceptions for expected errors, and functions that format their one-line messages."""
 
 import difflib
-import errno
 import os
 import re
 from collections.abc import Iterable
 from typing import TextIO
 
-# Settings and options of commands, each with what nanoGPT, Lightning and other programs call it: an error message about
-# the other word suggests the one here.
-_OTHER_WORDS = {
-    "optim.lr": "learning_rate", "optim.warmup": "warmup_steps", "optim.clip": "gradient_clip_val",
-    "data.batch": "batch_size", "data.micro_batch": "accumulate_grad_batches", "data.path": "dataset text file",
-    "data.validation": "val valid val_path", "data.test": "test_path", "debug": "fast_dev_run overfit_batches",
-    "trainer.max_steps": "steps max_iters epochs max_epochs num_epochs", "minutes": "max_time",
-    "trainer.val_check_interval": "eval_interval", "trainer.devices": "strategy", "resume": "ckpt_path",
-    "name": "n out_dir default_root_dir", "model.context": "block_size", "model.layers": "n_layer",
-    "model.heads": "n_head", "model.dim": "n_embd embed d_model",
-    "--prompt": "start", "--num-chars": "length max_new_tokens",
-}  # fmt: skip
-ADVICE = {word: here for here, words in _OTHER_WORDS.items() for word in words.split()}
 HIDDEN = "***"  # replaces a password or a token
 SECRET = "token|sig|credential|password|passwd|secret|key"  # words in the names of URL query parameters that are secret
 
@@ -51,27 +37,15 @@ class RunFailed(Exception):
 
 
 def describe_os_error(error: OSError, path: object = None) -> str:
-    """Return one line: the file (`path` if the error names none; of a lock, its folder), what is wrong, what helps."""
+    """Return one line: the file (`path` if the error names none; of a lock, its folder), what is wrong."""
     name = os.fsdecode(error.filename or str(path or "")).removesuffix("/.lock")
-    helps = {
-        **dict.fromkeys((errno.EACCES, errno.EPERM, errno.EROFS), "work in a folder that you may write to"),
-        **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), "free some space or work on another disk"),
-    }
-    if error.errno not in helps or not error.strerror:
-        return one_line(f"{name}: {error.strerror}" if name and error.strerror else error.strerror or error)
-    folder = os.path.dirname(name) or "."
-    closed = any(os.path.exists(one) and not os.access(one, mode) for one, mode in ((folder, os.X_OK), (name, os.R_OK)))
-    if closed and error.errno in (errno.EACCES, errno.EPERM):
-        return one_line(f"{name}: cannot be read: {error.strerror}; change its permissions")
-    return one_line(f"{f'{name}:' if name else 'a file'} could not be written: {error.strerror}; {helps[error.errno]}")
+    return one_line(f"{name}: {error.strerror}" if name and error.strerror else error)
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:
-    """Return the name that `ADVICE` has for `word`, or else the name most similar to it, ignoring case and `ending`."""
+    """Return the name most similar to `word`, ignoring case and `ending`, or None if no name is similar."""
     word, ending = word.casefold(), ending.casefold()
     folded = {name.casefold().removesuffix(ending): name for name in names}
-    if (advice := ADVICE.get(word.lstrip("-").replace("-", "_"))) in folded.values():
-        return advice
     cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
     close = difflib.get_close_matches(word.removesuffix(ending), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None

@@ -46,10 +46,10 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def remove_unfinished(directory: Path, name: str = "*") -> None:
-    """Remove what killed processes left in `directory` while writing `name`, which may be a glob."""
-    for temporary in directory.glob(f".{name}.*.tmp"):
-        _remove(temporary)
+def remove_unfinished(folder: Path, name: str = "*") -> None:
+    """Remove what killed processes left in `folder` while writing `name`, which may be a glob."""
+    for path in folder.glob(f".{name}.*.tmp"):
+        _remove(path)
 
 
 def _remove(path: Path) -> None:

@@ -5,7 +5,7 @@ import operator
 import sys
 import types
 import typing
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from base.errors import InputError, nearest
@@ -17,31 +17,20 @@ LIMITS = {
 }  # fmt: skip
 
 
-def option(
-    default: Any,
-    meaning: str,
-    *,
-    choices: Sequence[str] = (),
-    auto: type | None = None,
-    on_resume: str = "",
-    literal: bool = False,
-    launch: bool = False,
-    **limits: float,
-) -> Any:
+def option(default: Any, meaning: str, *, on_resume: str = "", launch: bool = False, **rules: Any) -> Any:
     """Declare a dataclass field as an option; `meaning` is its line in `--help`.
 
     Args:
-        auto: if `auto` is allowed, the type of all other values. The field must then be annotated with `Any`.
         on_resume: whether a resumed run may change the value: `free` (yes), `allow` (only with allow=) or `fixed`
             (never); by default the rule of the config group, such as `data`, or `allow` if the group has none.
-        literal: whether the value is used verbatim, without Hydra's grammar for lists and quotes.
         launch: whether the option says where and how a run is started, and not what it computes; it is then `free`.
-        limits: bounds of the value, or of each item of a list: `least` and `most` (inclusive), `above` and `below`.
+        rules: which values are allowed. `choices` lists them. `least` and `most` (inclusive), `above` and `below` are
+            bounds of the value, or of each item of a list. `auto` is the type of all values but the word auto, for a
+            field that is annotated with `Any`. With `literal`, the value is used verbatim, without Hydra's grammar.
     """
-    assert limits.keys() <= LIMITS.keys()
-    metadata: dict[str, Any] = {"help": meaning, "choices": tuple(choices), "auto": auto}
-    metadata |= {"on_resume": "free" if launch else on_resume}
-    metadata |= {"literal": literal, "launch": launch, **limits}
+    assert rules.keys() <= {"choices", "auto", "literal", *LIMITS}
+    metadata = {"help": meaning, "choices": (), "auto": None, "launch": launch, **rules}
+    metadata["on_resume"] = "free" if launch else on_resume
     if isinstance(default, list):
         return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)

@@ -17,25 +17,15 @@ from base.errors import InputError
 # (docs/experiments.md).
 SPINS = 3000
 
-CHECKOUT = Path(__file__).resolve().parents[1]
 STAT = Path("/proc/stat")
 CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # in a container, its limit
 
 
-def from_here(name: str) -> str:
-    """Return the path of `name`, a file of the checkout, relative to a working directory below the checkout."""
-    with suppress(OSError):  # the working directory has been removed
-        if CHECKOUT in Path.cwd().parents:
-            return os.path.relpath(CHECKOUT / name)
-    return name
-
-
-def command(program: str, script: str = "", *arguments: object) -> str:
+def command(program: str, *arguments: object) -> str:
     """Return a command to print, quoted for a shell; `program` is that of `.venv` if this process runs there."""
-    local = Path(from_here(".venv"), "Scripts" if sys.platform == "win32" else "bin", program)
+    local = Path(".venv", "Scripts" if sys.platform == "win32" else "bin", program)
     ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
-    words = [from_here(script) if script.endswith(".py") else script, *map(str, arguments)] if script else []
-    return " ".join([str(local) if ours else program, *map(shlex.quote, words)])
+    return " ".join([str(local) if ours else program, *map(shlex.quote, map(str, arguments))])
 
 
 def cores() -> int:
@@ -47,35 +37,28 @@ def cores() -> int:
             raise InputError(f"OMP_NUM_THREADS={given}: this environment variable must be a whole number, at least 1")
         return int(first)
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return math.ceil(min(allowed, _quota()))
-
-
-def _quota() -> float:
-    """Return how many CPUs a container may use (`docker run --cpus=1.5`)."""
     with suppress(OSError, ValueError):  # no such file, or "max"
-        quota, period = map(int, CPU_MAX.read_text().split())
-        return quota / period
-    return math.inf
+        quota, period = map(int, CPU_MAX.read_text().split())  # of a container (`docker run --cpus=1.5`)
+        return min(allowed, math.ceil(quota / period))
+    return allowed
 
 
 def _used_elsewhere() -> float:
     """Return the CPU seconds of other processes since boot on the cores that this process may use."""
-    ours, cores_of_ours = sum(os.times()[:4]), {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    ticks = 0
     with suppress(OSError, LookupError, ValueError):  # in some containers the file is hidden, empty or shorter
         lines = [line.split() for line in STAT.read_text().splitlines()]
+        ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         # Columns: user, nice, system, idle, iowait, irq, softirq, in ticks.
-        ticks = sum(int(line[column]) for line in lines if line[0] in cores_of_ours for column in (1, 2, 3, 6, 7))
-    return ticks / os.sysconf("SC_CLK_TCK") - ours
+        ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7))
+        return ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+    return 0.0
 
 
-_BEGUN = (time.perf_counter(), _used_elsewhere()) if sys.platform == "linux" else (0.0, 0.0)
+_BEGUN = time.perf_counter(), _used_elsewhere()
 
 
 def busy_cores() -> float:
     """Return how many of our cores other processes have used since this process began (on Linux, otherwise 0)."""
-    if sys.platform != "linux":
-        return 0.0
     return max(0.0, (_used_elsewhere() - _BEGUN[1]) / (time.perf_counter() - _BEGUN[0]))
 
 

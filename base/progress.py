@@ -29,11 +29,11 @@ LINE_SECONDS = 5.0  # seconds between lines where there is no terminal
 class Progress:
     """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
 
-    In a terminal, a thread shows a bar or, if `total` is 0, the elapsed time. Elsewhere it prints `lines`.
+    In a terminal, a thread shows a bar or, if `total` is 0, the elapsed time. Elsewhere it prints lines.
     """
 
-    def __init__(self, what: str, total: float = 0, unit: str = "", lines: bool = True) -> None:
-        self.what, self.total, self.unit, self.lines = what, total, unit, lines
+    def __init__(self, what: str, total: float = 0, unit: str = "") -> None:
+        self.what, self.total, self.unit = what, total, unit
         self.count = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -58,7 +58,7 @@ class Progress:
         with suppress(OSError):  # the reader of standard error has left
             if sys.stderr.isatty():
                 self._show_bar()
-            elif self.lines:
+            else:
                 self._print_lines()
 
     def _show_bar(self) -> None:
@@ -80,11 +80,9 @@ class Progress:
     def _print_lines(self) -> None:
         passed = 0.0
         while not self._over.wait(max(LINE_SECONDS, passed / 10)):
-            passed, done = time.perf_counter() - self.begun, min(self.count, self.total)
-            far = f"{clock(passed)} so far"
-            if done:
-                far = f"{100 * done / self.total:.0f} %, {clock(passed * (self.total / done - 1))} left"
-            print(f"{self.what}: {far}", file=sys.stderr, flush=True)
+            passed = time.perf_counter() - self.begun
+            share = f"{100 * min(1, self.count / self.total):.0f} %, " if self.total else ""
+            print(f"{self.what}: {share}{clock(passed)} so far", file=sys.stderr, flush=True)
 
 
 @cache

@@ -189,9 +189,8 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
 def _presets(primary: str, settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> DictConfig:
     """Compose conf/`primary`.yaml with the presets in `settings`; `trained` replaces the defaults of `Config`."""
     chosen = tuple(each.text for each in settings if each.is_group)
-    return (
-        _with_hydra(primary, chosen, tuple(FOLDERS), trained) if trained else _cached(primary, chosen, tuple(FOLDERS))
-    )
+    composing = _with_hydra if trained else _cached
+    return composing(primary, chosen, tuple(FOLDERS), trained)
 
 
 def _with_hydra(
@@ -241,9 +240,7 @@ def _one_line() -> Iterator[None]:
             cause = cause.__cause__
         message, _, rest = str(cause).partition("\n    full_key: ")  # OmegaConf appends this line
         key = re.sub(r"\[\d+\]$", "", str(getattr(cause, "full_key", None) or rest.partition("\n")[0]))
-        if isinstance(cause, OverflowError) and key in KEYS:  # a whole number that is too large for a float
-            message = f"{key}: must be {KEYS[key].allowed}"
-        elif isinstance(cause, ValidationError) and key in KEYS:
+        if isinstance(cause, ValidationError) and key in KEYS:
             message = str(wrong_value(key, cause.value, KEYS[key].allowed))
         elif isinstance(cause, ConfigAttributeError | ConfigKeyError):
             message = f"{key}: no such key{nearest_key(key)}"

@@ -53,19 +53,13 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
     `groups` contains the settings of the trained model. The context may be longer unless the positions are learned.
     """
-    trained = by_key(groups)
-    free = {key for key in trained if KEYS[key].on_resume != "fixed"} | {"model.window"}
-    if trained["model.positions"] != "learned" or config.model.context <= trained["model.context"]:
-        free.add("model.context")
-    ours = by_key(config)
-    wrong = [key for key in trained if key not in free and ours[key] != trained[key]]
-    if wrong:
-        listed = ", ".join(f"{key}={spell(ours[key])} (the model has {spell(trained[key])})" for key in wrong)
+    trained, ours = by_key(groups), by_key(config)
+    longer = trained["model.positions"] == "learned" and ours["model.context"] > trained["model.context"]
+    free = ("model.window",) if longer else ("model.window", "model.context")
+    fixed = [key for key in trained if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]]
+    if fixed:
+        listed = ", ".join(f"{key}={spell(ours[key])} (the model has {spell(trained[key])})" for key in fixed)
         raise InputError(f"init_from={config.init_from}: cannot change {listed}")
-
-
-def is_fixed(name: str) -> bool:
-    return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
 
 
 def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
@@ -81,7 +75,7 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
         if name not in now:
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
     differing = [name for name in now if before.get(name) != now[name]]
-    fixed = [name for name in differing if is_fixed(name)]
+    fixed = [name for name in differing if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")]
     listed = ", ".join(_difference(name, now[name], before.get(name)) for name in differing)
     if fixed:
         advice = f"allow= cannot permit {', '.join(fixed)}"

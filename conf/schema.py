@@ -142,10 +142,9 @@ class Config:
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", spell(self.compile))
         parts = [] if self.name is None else self.name.split("/")
-        if len(parts) > 2 or any(part == "" or part.startswith(".") or set(part) & set("\\\0\n\r") for part in parts):
-            raise InputError(f"name={self.name!r}: must be the name of a directory in runs/, or SWEEP/TRIAL")
-        if any(len(os.fsencode(part)) > 200 or not part.isprintable() for part in parts):
-            raise InputError(f"name={str(self.name)[:40]}: must be printable and at most 200 bytes long")
+        wrong = (part.startswith(".") or "\\" in part or not part.isprintable() for part in parts)
+        if len(parts) > 2 or any(wrong) or any(not 0 < len(os.fsencode(part)) <= 200 for part in parts):
+            raise InputError(f"name={str(self.name)[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

@@ -1,16 +1,13 @@
 """Define the `data.` options: text, encoding, tokenizer, documents, splits and batch size."""
 
 import codecs
-import os
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from base.errors import InputError
 from base.options import check, option, spell
 
 SPLIT = (0.9, 0.05, 0.05)
-TYPOGRAPHIC_QUOTES = tuple("“”„‟‘’‚«»‹›")  # from word processors; ordinary characters to a shell
 DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.documents is a separator
 
 
@@ -19,34 +16,20 @@ class DataConfig:
     """The options `data.*` of train.py: the text, its tokenizer and splits, and the batch size."""
 
     path: str | None = option(
-        None,
-        "the text: a file, directory, glob or list [a,b], local, s3:// or https://; null: Python's standard library",
-        on_resume="free",
-        literal=True,
-    )
+        None, "the text: a file, directory, glob, address or list [a,b] of these; null: Python's standard library",
+        on_resume="free", literal=True,
+    )  # fmt: skip
     validation: str | None = option(
-        None,
-        "the validation text, given like data.path; all of data.path is then for training; null: a part of data.path",
-        on_resume="free",
-        literal=True,
+        None, "the validation text, given like data.path; null: a part of data.path", on_resume="free", literal=True
     )
     test: str | None = option(
-        None,
-        "the test text, given like data.path; needs data.validation; "
-        "null: no test text or, without data.validation, a part of data.path",
-        on_resume="free",
-        literal=True,
+        None, "the test text, given like data.path; only works with data.validation", on_resume="free", literal=True
     )
     documents: str | None = option(
-        None,
-        "what a document is: line, paragraph, file, or the text between separators such as <|endoftext|>; "
-        "null: the text is not divided into documents",
-        literal=True,
+        None, "what a document is: line, paragraph, file, or a separator such as <|endoftext|>", literal=True
     )
     field: str | None = option(
-        None,
-        "the field of *.csv, *.tsv, *.json, *.jsonl or *.parquet files to read; each row is then a document",
-        literal=True,
+        None, "the field of *.csv, *.tsv, *.json, *.jsonl or *.parquet files to read; a row is a document", literal=True
     )
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
@@ -55,10 +38,7 @@ class DataConfig:
         None, "train, validate and test on the first N tokens, to check that the model can memorise", least=2
     )
     val_tokens: int | None = option(
-        None,
-        "maximum tokens per validation; null: 32768, but the last validation uses the whole split",
-        least=2,
-        on_resume="free",
+        None, "maximum tokens per validation; null: 32768, but all in the last validation", least=2, on_resume="free"
     )
     batch: Any = option(
         8, "batch size: windows per optimizer step, over all devices; auto: 8, or more", auto=int, least=1, most=2**24
@@ -73,50 +53,28 @@ class DataConfig:
     def __post_init__(self) -> None:
         check(self, "data")
         if len(self.split) != 3 or abs(sum(self.split) - 1) > 1e-6 or min(self.split[:2]) <= 0:
-            raise InputError(
-                f"data.split={self.split}: must be three fractions [train,validation,test] that add up to 1, "
-                "the first two above 0"
-            )
+            needed = "three fractions [train,validation,test] that add up to 1, the first two above 0"
+            raise InputError(f"data.split={self.split}: must be {needed}")
         if self.test is not None and self.validation is None:
             raise InputError(f"data.test={self.test}: needs data.validation=, the text for validation")
         if self.validation is not None and self.split != list(SPLIT):
-            raise InputError(
-                f"data.split={spell(self.split)}: cannot be combined with data.validation=; leave data.split out"
-            )
+            raise InputError(f"data.split={spell(self.split)}: cannot be combined with data.validation=")
         try:
             codecs.lookup(self.encoding)
         except LookupError:
-            raise InputError(
-                f"data.encoding={self.encoding}: must be an encoding of Python, such as utf-8, utf-16, latin-1, cp1252"
-            ) from None
+            known = "an encoding of Python, such as utf-8, utf-16, latin-1, cp1252"
+            raise InputError(f"data.encoding={self.encoding}: must be {known}") from None
         if self.documents == "":
             raise InputError(f"data.documents=: must be {', '.join(DOCUMENT_KINDS)}, a separator of documents, or null")
         if self.field == "":
             raise InputError("data.field=: must be the name of a field, or null")
         if self.field is not None and self.documents is not None:
-            raise InputError(
-                f"data.field={self.field}: cannot be combined with data.documents={self.documents!r}: "
-                "each row is a document"
-            )
+            raise InputError(f"data.field={self.field}: each row is a document; leave data.documents out")
         if self.tokenizer == "byte" and self.encoding != "utf-8":
-            raise InputError(
-                f"data.encoding={self.encoding}: only works with data.tokenizer=char, because bytes are not decoded"
-            )
+            raise InputError(f"data.encoding={self.encoding}: only works with data.tokenizer=char")
         if self.micro_batch is not None and self.batch != "auto" and self.batch % self.micro_batch:
             raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
 
     def places(self) -> dict[str, str | None]:
         """Return where the text is. An address may contain a password: only config.yaml of a run stores it."""
         return {"path": self.path, "validation": self.validation, "test": self.test}
-
-
-def cache_dir(config: DataConfig) -> Path:
-    """Return the folder in which encoded texts and downloads are stored.
-
-    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else in ~/.cache.
-    """
-    path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
-    try:
-        return path.expanduser()
-    except RuntimeError:  # no HOME and no entry of the user in the list of users
-        raise InputError(f"data.cache_dir={path}: there is no such home directory; name another folder") from None

@@ -9,13 +9,11 @@ import sysconfig
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from urllib.parse import parse_qsl
 
 from base.errors import InputError, nearest, printable
-from base.jobs import run_directory
 from base.progress import count
-from data.config import TYPOGRAPHIC_QUOTES, DataConfig, cache_dir
+from data.config import DataConfig
 from data.decoding import CHUNK, Corpus, Document, NotText, decode, part_of, suffix
 from data.tables import TABLES, columns
 
@@ -77,25 +75,6 @@ def entries(path: str) -> list[str]:
     return names
 
 
-def of_run(config: DataConfig) -> DataConfig:
-    """Return a run's `data.` settings with paths that are valid in the current directory.
-
-    A path that does not exist there is looked up in the directory that contains runs/, where the run was started.
-    """
-    root = run_directory.RUNS.parent
-
-    def located(path: str | None) -> str | None:
-        names = [] if path is None else [os.path.expanduser(name) for name in entries(path)]
-        absent = [name for name in names if "://" not in name and not (os.path.exists(name) or glob.glob(name))]
-        if not absent or root == Path():
-            return path
-        found = [str(root / name) if name in absent else name for name in names]  # an absolute path stays as it is
-        return found[0] if len(found) == 1 else f"[{','.join(found)}]"
-
-    places: dict[str, Any] = {key: located(path) for key, path in config.places().items()}
-    return replace(config, **places)
-
-
 def split_fragment(entry: str) -> tuple[str, str, str]:
     """Split an address such as `https://a.org/b.txt#name=Book&sha256=HASH` into the tuple (address, name, sha256)."""
     address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
@@ -120,9 +99,6 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         return _listed(names, downloads, notes)
     path = names[0]
     expanded, key = os.path.expanduser(path), f"data.path={printable(path)}"
-    whole = Path(os.path.abspath(expanded))
-    if whole == whole.parent or whole.parts[1] in ("proc", "sys"):  # some files there never end, others block for ever
-        raise InputError("contains system files, not text; name a folder of texts", key)
     if os.path.isdir(expanded):
         documents = _walk(Path(expanded))
         if not documents:
@@ -139,9 +115,6 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         folder = Path(expanded).parent
         others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
         near = printable(nearest(Path(expanded).name, others, Path(expanded).suffix))
-        bare = path.strip("".join((" \t,`'\"", *TYPOGRAPHIC_QUOTES)))
-        if bare not in ("", path) and os.path.exists(os.path.expanduser(bare)):
-            near = f"; write {shlex.quote(f'data.path={printable(bare)}')}"
         if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
             near = f"; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}; for a run on each: add -m"
         raise InputError(f"no such file or directory{near}", key)
@@ -186,15 +159,15 @@ def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
     return found
 
 
-def _texts(documents: list[Document], encoding: str, notes: list[str], kept: Collection[str]) -> list[Document]:
+def _texts(documents: list[Document], encoding: str, notes: list[str], field: str | None) -> list[Document]:
     """Return `documents` without binary files, which a line in `notes` names; a single file is never left out.
 
-    Files whose suffix is in `kept` are not left out, either.
+    Tables of which a `field` is read are not left out, either.
     """
     texts, refused = [], list[tuple[Document, NotText]]()
     for document in documents:
         try:
-            if len(documents) > 1 and suffix(document.label) not in kept:
+            if len(documents) > 1 and not (field and suffix(document.label) in TABLES):
                 with document.open() as file:
                     next(decode(file, document.label, encoding), "")
         except NotText as error:
@@ -230,6 +203,18 @@ def about_format(document: Document, encoding: str) -> str:
     return what and f"{document.label} is read as plain text, with {what}"
 
 
+def cache_dir(config: DataConfig) -> Path:
+    """Return the folder in which encoded texts and downloads are stored.
+
+    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else in ~/.cache.
+    """
+    path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
+    try:
+        return path.expanduser()
+    except RuntimeError:  # no HOME and no entry of the user in the list of users
+        raise InputError(f"data.cache_dir={path}: there is no such home directory; name another folder") from None
+
+
 def open_corpus(config: DataConfig) -> Corpus:
     """Return the corpus that `config` names: its files, downloaded if they are at addresses, without binary files."""
     encoding, cache = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config)
@@ -245,8 +230,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
     def found(path: str) -> list[Document]:
         documents = _unzipped(find_documents(path, cache / "downloads", notes), notes)
-        kept = TABLES if config.field is not None else ()
-        documents = _texts(documents, encoding, notes, kept) if encoding else documents
+        documents = _texts(documents, encoding, notes, config.field) if encoding else documents
         if config.field is None:
             odd = [each for each in documents if suffix(each.label) in (*TABLES, *WRAPPED)]
             notes.extend(filter(None, (about_format(each, encoding or "utf-8") for each in (odd or documents)[:1])))

@@ -21,27 +21,12 @@ from base.errors import InputError, one_line, printable
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 # Modules with the same `open`. fsspec reads these formats, too, but its fallback for .zst ignores a truncated file.
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
-SAVE = "save it as plain text (.txt) in the program that opens it"
-SHEET = "save its sheet as CSV (.csv); data.field=NAME then reads one of its columns"
-TABLE = "export a table as CSV (.csv); data.field=NAME then reads one of its columns"
-CONVERT = "convert it: ebook-convert {} book.txt"
-OFFICE = {  # suffix: what the file is, and how to get text from it
-    ".pdf": ("a PDF", "convert it: pdftotext {}"),
-    ".doc": ("a Word document", SAVE),
-    ".docx": ("a Word document", SAVE),
-    ".odt": ("an OpenDocument text", SAVE),
-    ".rtf": ("a rich text document", SAVE),
-    ".epub": ("an e-book", CONVERT),
-    ".mobi": ("an e-book", CONVERT),
-    ".xls": ("a spreadsheet", SHEET),
-    ".xlsx": ("a spreadsheet", SHEET),
-    ".ods": ("a spreadsheet", SHEET),
-    ".db": ("a database", TABLE),
-    ".sqlite": ("a database", TABLE),
-    ".sqlite3": ("a database", TABLE),
-    ".parquet": ("a Parquet table", "data.field=NAME reads one of its columns"),
-}
 RTF = b"{\\rtf"  # RTF is ASCII, so `_is_binary` does not recognise it
+SAVE = "save it as plain text (.txt) in the program that opens it"
+# How to read the tables of other files, by suffix.
+TABLE_FILES = dict.fromkeys((".xls", ".xlsx", ".ods"), "save its sheet as CSV, which data.field=NAME reads")
+TABLE_FILES |= dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table as CSV, which data.field=NAME reads")
+TABLE_FILES[".parquet"] = "data.field=NAME reads one of its columns"
 CUT = ("unexpected end of data", "truncated data", "incomplete multibyte sequence")  # Python's words for it
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
@@ -83,7 +68,15 @@ class Document:
         if self.member or not self.label.lower().endswith(".zip"):
             return [self]
         with readable(self.label):
-            found = members(self.path, self.label)
+            files = [info for info in archive(self.path).infolist() if not info.is_dir()]
+        for info in files:
+            if info.flag_bits & 1:
+                what = f"{self.label}: {printable(info.filename)} needs a password"
+                raise InputError(f"{what}; unpack the zip file and name its folder")
+        if not files:
+            raise InputError(f"{self.label}: the zip file holds no files")
+        names = sorted({info.filename for info in files})
+        found = [name for name in names if "/." not in f"/{name}"] or names  # hidden files only if all are hidden
         if len(found) == 1:
             return [replace(self, member=found[0])]
         return [replace(self, name=f"{self.name}/{member}", member=member) for member in found]
@@ -131,12 +124,6 @@ class Corpus:
     def identity(self, contents: list[str]) -> str:
         """Return `digest` of the documents' hashes, `contents`, or the hash itself if there is only one document."""
         return contents[0] if len(contents) == 1 else self.digest(contents)
-
-    def of_splits(self) -> "dict[str, Corpus]":
-        """Return by split the corpus of its files, with data.validation, and otherwise this one under ""."""
-        splits = dict.fromkeys(document.split for document in self.documents)
-        files = {split: tuple(each for each in self.documents if each.split == split) for split in splits}
-        return {split: replace(self, documents=files[split]) for split in splits}
 
     def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
         """Yield a document in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
@@ -209,17 +196,6 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def members(path: Path, label: str) -> list[str]:
-    """Return the sorted names of the files in the zip file `path`, without hidden files unless all files are hidden."""
-    files = {info.filename: info for info in archive(path).infolist() if not info.is_dir()}
-    for name, info in files.items():
-        if info.flag_bits & 1:
-            raise InputError(f"{label}: {printable(name)} needs a password; unpack the zip file and name its folder")
-    if not files:
-        raise InputError(f"{label}: the zip file holds no files")
-    return sorted(name for name in files if "/." not in f"/{name}") or sorted(files)
-
-
 def part_of(texts: int, files: int, everything: str) -> str:
     """Return a log line which says that only some files of a directory are read, and how to read all of them."""
     return f"{texts:,} of {files:,} files (*.txt); to read all: {shlex.quote(f'data.path={everything}')}"
@@ -239,8 +215,8 @@ def decode(
         while chunk := file.read(CHUNK):
             if not first:
                 first = chunk
-                if document := _office(name, first):
-                    raise NotText(f"{printable(name)}: is {document[0]}, not text; {document[1]}")
+                if first.startswith((RTF, b"%PDF-")):
+                    raise NotText(f"{printable(name)}: is a formatted document, not plain text; {SAVE}")
             offset += len(chunk)
             text = decoder.decode(chunk)
             tick(len(chunk))
@@ -276,7 +252,8 @@ def _refusal(
     if utf16 and codec.startswith("utf-16"):
         return InputError(f"{label}: {what}: {end or 'the file is damaged there'}")
     if not utf16 and _is_binary(first):
-        way = "data.tokenizer=byte reads any file" if option.startswith("data.") else ""
+        way = SAVE + ", or read its bytes with data.tokenizer=byte" * option.startswith("data.")
+        way = TABLE_FILES.get(suffix(name), way)
         return NotText(f"{label}: is a binary file, not text: {what}", advice=way)
     likely = f"{utf16}, which it looks like" if utf16 else "cp1252 or latin-1" if codec == "utf-8" else "utf-8"
     if codec == "utf-8" and not utf16 and file.seekable():
@@ -300,15 +277,6 @@ def _damage(file: IO[bytes], wrong: int) -> tuple[int, int, int]:
         bad = len(re.findall("[\udc80-\udcff]", text))
         damaged, letters = damaged + bad, letters + found - bad
     return line, damaged, letters
-
-
-def _office(name: str, first: bytes) -> tuple[str, str] | None:
-    """Return (what it is, how to get text from it) for an office document or an e-book, else None."""
-    kind = ".rtf" if first.startswith(RTF) else suffix(name)
-    if kind not in OFFICE or not (kind == ".rtf" or _is_binary(first)):
-        return None
-    what, way = OFFICE[kind]
-    return what, way.format(shlex.quote(PurePath(name).name if "://" in name else name))
 
 
 def _utf16(chunk: bytes) -> str:

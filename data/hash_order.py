@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from functools import lru_cache
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -14,6 +13,7 @@ from base.errors import InputError, nearest, printable
 from data.config import DOCUMENT_KINDS
 from data.decoding import Tick
 from data.documents import Batch, Rule
+from data.novelty import powers
 from gpt.tokenizer import ByteTokenizer, Tokenizer
 
 ORDER = ("validation", "test", "train")  # splits by increasing hash; training last, to compare it with the held-out
@@ -24,14 +24,6 @@ LONG = 64  # mean length in tokens from which copying slices is faster than gath
 BLOCK = 2**16  # characters that are hashed at once: their products fit into the CPU's cache
 BASE = 0xD1342543DE82EF95  # of the polynomial hash: odd, so that it has an inverse modulo 2**64
 ENTRY = np.dtype([("hash", np.uint64), ("size", np.uint32), ("copies", np.uint32)])  # of equal documents in a run
-
-
-@lru_cache(maxsize=4)
-def _powers(base: int, size: int) -> np.ndarray:
-    """Return `base` ** i modulo 2**64 for i = 0, ..., size - 1: (size,) uint64."""
-    powers = np.full(size, base, np.uint64)
-    powers[0] = 1
-    return np.multiply.accumulate(powers)
 
 
 def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
@@ -48,10 +40,10 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
         first, last = np.searchsorted(ends, begin, "right"), np.searchsorted(starts, begin + len(block))
         if first >= last:
             continue
-        weighted = np.append(block * _powers(BASE, BLOCK)[: len(block)], np.uint64(0))  # the last sum may end here
+        weighted = np.append(block * powers(BASE, BLOCK)[: len(block)], np.uint64(0))  # the last sum may end here
         inside = np.stack((starts[first:last], ends[first:last]), axis=1).clip(begin, begin + len(block)) - begin
         sums = np.add.reduceat(weighted, inside.ravel())[::2]
-        sums = sums * _powers(pow(BASE, -1, 2**64), BLOCK).take(inside[:, 0])  # counted from the document's start
+        sums = sums * powers(pow(BASE, -1, 2**64), BLOCK).take(inside[:, 0])  # counted from the document's start
         sums[:1] *= np.uint64(pow(BASE, max(0, int(begin - starts[first])), 2**64))
         hashes[first:last] += sums
     hashes ^= hashes >> np.uint64(30)
@@ -99,19 +91,19 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
     return tokens[np.repeat(starts - ends + sizes, sizes) + np.arange(ends[-1])]
 
 
-def _run(batch: Batch, tokenizer: Tokenizer, mark: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _run(batch: Batch, tokenizer: Tokenizer, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the documents of a batch as a run: (`ENTRY` records sorted by hash, tokens with end marks).
 
     Equal documents share one record, so that a bucket stays small even if a document is repeated millions of times.
     """
     text, points, starts, ends, _ = batch
     hashes, kept, copies = np.unique(content_hashes(points, starts, ends), return_index=True, return_counts=True)
-    starts, sizes = starts[kept], (ends - starts)[kept] + len(mark)
+    starts, sizes = starts[kept], (ends - starts)[kept] + len(end)
     entries = np.empty(len(kept), ENTRY)
     entries["hash"], entries["size"], entries["copies"] = hashes, sizes, copies
     tokens = points if isinstance(tokenizer, ByteTokenizer) else tokenizer.pack(text)
-    found = _gathered(np.concatenate((tokens, mark)), starts, sizes)
-    found[sizes.cumsum()[:, None] + np.arange(-len(mark), 0)] = mark
+    found = _gathered(np.concatenate((tokens, end)), starts, sizes)
+    found[sizes.cumsum()[:, None] + np.arange(-len(end), 0)] = end
     return entries, found
 
 
@@ -122,7 +114,7 @@ class HashOrder:
         """Prepare to encode the text `name`, which has about `size` tokens, with temporary files in `folder`."""
         self.name, self.rule, self.tokenizer, self.folder = name, rule, tokenizer, folder
         self.tick = tick  # called with the number of tokens of each sorted bucket
-        self.bits, self.mark = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
+        self.bits, self.end = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
         self.held_out = [np.zeros(0, np.uint64)]  # with data.validation: hashes of the validation and test documents
         # Fields of `Documents`, complete once all documents are encoded.
         self.found: dict[str, Any] = {"counts": dict.fromkeys(ORDER, 0), "repeated": 0, "blank": 0, "copied": 0}
@@ -183,7 +175,7 @@ class HashOrder:
         for batch in batches:
             self.found["blank"] += batch.blank
             if len(batch.starts):
-                entries, tokens = _run(batch, self.tokenizer, self.mark)
+                entries, tokens = _run(batch, self.tokenizer, self.end)
                 runs.append(entries, tokens)
                 total += int(entries["size"] @ entries["copies"].astype(np.int64))
         return total

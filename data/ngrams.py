@@ -129,21 +129,21 @@ def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
     return packed
 
 
-def describe_likeness(text: Any, known: Path, alone: bool) -> tuple[str, ...]:
+def describe_likeness(text: Any, path: Path, alone: bool) -> tuple[str, ...]:
     """Return a one-tuple with a warning if validation is unlike training or a copy of it, otherwise ().
 
     `text` is a `data.text.Text`; if it is one text `alone`, without documents or files for validation, data.documents
-    could shuffle it. The file `known` stores the comparison, so that it is made once.
+    could shuffle it. The file `path` stores the comparison, so that it is made once.
     """
     found = None
     with suppress(OSError, ValueError):
-        found = json.loads(known.read_text(encoding="ascii"))
+        found = json.loads(path.read_text(encoding="ascii"))
     if found is None:
         with Progress("comparing validation with training"):
             losses = losses_of_passages(text.train, text.validation, text.tokenizer.size)
             found = {"losses": losses, "sorted": are_sorted(text.tokenizer.decode(text.train[:MOST_LINES]))}
         with suppress(OSError):
-            write_text(known, json.dumps(found))
+            write_text(path, json.dumps(found))
     if alone and found["sorted"]:
         return ("the lines are sorted: data.documents=line shuffles them",)
     if not found["losses"]:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -31,13 +32,13 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
     """
     longest = max(map(len, texts), default=0)
     most = max(CHUNK, longest)
-    powers, inverses = (_powers(base, most + longest) for base in (BASE, pow(BASE, -1, 2**64)))
-    hashed = [Hashed(text, powers, inverses) for text in texts]
+    forward, inverses = (powers(base, most + longest) for base in (BASE, pow(BASE, -1, 2**64)))
+    hashed = [Hashed(text, forward, inverses) for text in texts]
     copies, begin, size = [Copy(0, 0)] * len(texts), 0, FIRST_CHUNK
     with Progress("comparing with the training text", len(trained)) as progress:
         while begin < len(trained):
             part = trained[begin : begin + size + longest - 1]  # a window that begins in this chunk may reach beyond it
-            chunk = Hashed(part, powers, inverses)
+            chunk = Hashed(part, forward, inverses)
             copies = [_improved(copy, text, chunk, size) for copy, text in zip(copies, hashed, strict=True)]
             progress.update(len(part[:size]))
             begin, size = begin + size, min(2 * size, most)
@@ -86,10 +87,12 @@ def _common(one: np.ndarray, other: np.ndarray) -> int:
     return int(differing[0]) if len(differing) else length
 
 
-def _powers(base: int, length: int) -> np.ndarray:
-    powers = np.full(length, base, np.uint64)
-    powers[:1] = 1
-    return powers.cumprod(dtype=np.uint64)
+@lru_cache(maxsize=4)
+def powers(base: int, size: int) -> np.ndarray:
+    """Return `base` ** i modulo 2**64 for i = 0, ..., size - 1: (size,) uint64."""
+    found = np.full(size, base, np.uint64)
+    found[:1] = 1
+    return found.cumprod(dtype=np.uint64)
 
 
 def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarray) -> list[bool]:

@@ -46,15 +46,11 @@ def prompts(text: Text) -> Tensor:
     return torch.stack((first[-length:], second[-length:]))  # (2, T0)
 
 
-def varied_line(text: Text) -> int:
-    """Return the position in the validation split at which a line begins that is worth plotting."""
+def passage(text: Text, length: int) -> Tensor:
+    """Return `length` tokens of the validation split, from a line on that is worth plotting: (length,) int64."""
     middle = max(1, len(text.validation) // 2 - SEARCHED // 2)
     stretch = text.validation[middle : middle + SEARCHED]
     starts = _line_starts(text, stretch[:-ATTENDED]) or [0]
-    return middle + max(starts, key=lambda start: len(np.unique(stretch[start : start + ATTENDED])))
-
-
-def passage(text: Text, length: int) -> Tensor:
-    """Return `length` tokens of the validation split, starting at `varied_line`: (length,) int64."""
-    begin = max(0, min(varied_line(text), len(text.validation) - length))
+    varied = max(starts, key=lambda start: len(np.unique(stretch[start : start + ATTENDED])))
+    begin = max(0, min(middle + varied, len(text.validation) - length))
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))

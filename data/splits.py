@@ -41,8 +41,6 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
         needed = context + 1 if split != "test" else 2 * tested
         if len(tokens) < needed:
             way = " or ".join(ways)
-            if not own and len(corpus.documents) >= BY_FILE and Rule.of(config) is None:
-                way += f"; {BY_FILE} or more files are not divided, each belongs to one split: join them into fewer"
             if split != "test" and not own:
                 way += f"; to memorise all of it: data.overfit={whole}"
             least = f"at least {needed:,}" + f" for model.context={context}" * (split != "test")

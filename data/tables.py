@@ -8,7 +8,7 @@ from itertools import chain, islice
 from typing import IO, Any
 
 from base.errors import InputError, nearest, one_line, printable
-from data.decoding import CHUNK, OFFICE, Tick, decode, suffix
+from data.decoding import CHUNK, TABLE_FILES, Tick, decode, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 QUOTES = 'a field that begins with a double quote ends at the next one: write "" for a quote in it'
@@ -26,7 +26,7 @@ def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -
     kind, line = suffix(label), 0
     where = f"{label}, {'row' if kind in ('.json', '.parquet') else 'line'} "
     if kind not in TABLES:
-        allowed, way = ", ".join(f"*{end}" for end in TABLES), OFFICE.get(kind, ("", ""))[1]
+        allowed, way = ", ".join(f"*{end}" for end in TABLES), TABLE_FILES.get(kind, "")
         raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {label}{way and '; '}{way}")
     chunks = iter(()) if kind == ".parquet" else decode(file, label, encoding, tick)
     try:

@@ -18,9 +18,9 @@ from base.errors import HIDDEN, InputError, printable
 from base.files import atomic, remove_unfinished
 from base.progress import Progress
 from data.config import DataConfig
-from data.corpus import of_run, open_corpus
+from data.corpus import open_corpus
 from data.decoding import Corpus, Tick
-from data.documents import END, WHITESPACE, Documents, Rule, batches, contents
+from data.documents import END, WHITESPACE, Batch, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
 from data.ngrams import describe_likeness
 from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
@@ -105,7 +105,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
         notes=corpus.notes + about_files,
     )  # fmt: skip
     if config.overfit is not None:
-        return _overfitted(text, config.overfit, context)
+        return _overfitted(text, config, context)
     alone = rule is None and config.validation is None
     return replace(text, notes=text.notes + describe_likeness(text, folder / "likeness.json", alone))
 
@@ -120,19 +120,16 @@ def text_of_run(model: Path) -> Text:
     if any(HIDDEN in (value or "") for value in config.places().values()):
         own = yaml.safe_load((model.parent.parent / "config.yaml").read_text(encoding="utf-8"))["data"]
         config = replace(config, **{key: own[key] for key in config.places()})
-    try:
-        text = open_text(of_run(config), contents["model_config"]["context"], saved["extra_chars"])
-    except InputError as error:
-        raise InputError(str(error), advice="if the text has moved, put it or a link to it there") from None
+    text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
     if text.fingerprint != saved["fingerprint"]:
         run = model.resolve().parent.parent
         raise InputError(f"{text.name} has changed since {printable(run.name)} was trained, and so have its splits")
     return text
 
 
-def _overfitted(text: Text, length: int, context: int) -> Text:
-    """Return a copy of `text` for `data.overfit`: its first `length` tokens are training, validation and test alike."""
-    if length <= context:
+def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
+    """Return a copy of `text` for `data.overfit`, the number of tokens that are training, validation and test alike."""
+    if (length := config.overfit or 0) <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.
     train, sizes = text.train[: length + 2 * context], text.tokenizer.token_sizes[:, 0]
@@ -198,7 +195,10 @@ def _encode(
                 texts = [contents(corpus, rule, tick)]
             sizes, characters = scan(texts)
             if rule:
-                own = {split: batches(part, rule, tick) for split, part in corpus.of_splits().items()}
+                own = dict[str, Iterator[Batch]]()  # by split; "" without data.validation
+                for split in dict.fromkeys(document.split for document in corpus.documents):
+                    documents = tuple(document for document in corpus.documents if document.split == split)
+                    own[split] = batches(replace(corpus, documents=documents), rule, tick)
                 tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars, rule.end)
                 each = size / max(1, sum(sizes))  # bytes of a token
                 sorting = lambda tokens: tick(tokens * each)  # noqa: E731

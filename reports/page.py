@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from base.html import embedded, render
+from base.html import render
 
 ASSETS = Path(__file__).with_name("assets")
 
@@ -13,4 +13,4 @@ def render_page(name: str, title: str, data: Any, packed: dict[str, str] | None 
     parts = [ASSETS / part for part in ("shared", "curves", name)]
     styles, scripts = ([part.with_suffix(suffix) for part in parts] for suffix in (".css", ".js"))
     template = ASSETS / f"{name}.html"
-    return render(template, styles, scripts, title=title, data=embedded(data), packed=packed or {}, **values)
+    return render(template, styles, scripts, title=title, data=data, packed=packed or {}, **values)

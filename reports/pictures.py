@@ -6,10 +6,9 @@ from contextlib import suppress
 from functools import cache
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from data.passages import ATTENDED, varied_line
+from data.passages import ATTENDED, passage
 from data.text import Text
 from gpt.analysis import attention_maps
 from gpt.model import GPT
@@ -25,9 +24,8 @@ SHOWN |= {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 def plots(model: GPT, text: Text, step: int) -> Iterator[tuple[str, Image.Image]]:
     """Yield pairs (TensorBoard tag, picture): the attention of heads within a passage of the validation text."""
-    begin, context, tokenizer = varied_line(text), model.config.context, text.tokenizer
-    passage = text.validation[begin : begin + min(ATTENDED, context)].astype("int64")
-    attended = torch.from_numpy(passage).to(model.embedding.weight.device)
+    attended = passage(text, min(ATTENDED, model.config.context)).to(model.embedding.weight.device)
+    tokenizer = text.tokenizer
     maps, names = attention_maps(model, attended), [tokenizer.names[token] for token in attended.tolist()]
     for layer, head in spread_over(model.config.layers, model.config.heads, NUM_HEADS):
         title = f"layer {layer}, head {head}, step {step:,}: what each row looks at"

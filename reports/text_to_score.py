@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from base.command_line import about_unknown, say_adapted
+from base.command_line import ABOUT_UNKNOWN, say_adapted
 from base.errors import InputError, printable
 from base.jobs.run_directory import Run
 from base.processes import command
@@ -139,7 +139,7 @@ def encode_text(text: str, tokenizers: list[Tokenizer], options: argparse.Namesp
                 line = text.count("\n", 0, begin + error.position) + 1
                 in_text = UnknownCharacter(error.character, begin + error.position, error.nearest)
                 whose = f"{printable(model)}: " if options.compare else ""
-                raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {about_unknown()}") from None
+                raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {ABOUT_UNKNOWN}") from None
         encoded.append(bytes(own))
     if changes:
         say_adapted(f"--unknown {options.unknown}", changes)

@@ -258,7 +258,7 @@ def test_unknown_characters_are_skipped_or_replaced_for_both_models(files: Path,
         both = ["--compare", "less.st", "--window", "disjoint"]
         ended = score("model.st", "strange.txt", *both, "--unknown", choice)
         assert ended.status == 0 and figures(ended.out) == figures(score("model.st", "same.txt", *both).out)
-        assert f"--unknown {choice}: " in ended.err and "'Ω' (18 times)" in ended.err
+        assert f"--unknown {choice}: " in ended.err and "'Ω' dropped (18 times)" in ended.err
 
 
 def test_two_models_read_the_same_characters_and_all_figures_can_be_compared(files: Path, score: Call) -> None:

@@ -34,11 +34,10 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
     """
     restart = dict[str, Any]()
     if config.resume is None:
-        name = config.name or run_directory.new_name(repr(config))
+        name = config.name or run_directory.new_name(config)
         if not ranks.restarted():
             if config.allow:
                 raise InputError(f"allow={spell(config.allow)}: only works with resume=")
-            run_directory.check_writable()
             if config.name is not None and ranks.rank() == 0:
                 run_directory.check_free(name)
             return config, Run(RUNS / name), False
@@ -65,8 +64,9 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
 
 def newest_unfinished() -> Run | None:
     """Return the newest unfinished run in whose directory no other process trains."""
-    for run in run_directory.unfinished():
-        if ranks.rank() or not run_lock.in_use(run.directory):
+    for run in run_directory.newest_first("config.yaml"):
+        open_ended = not run.is_debug and run.summary.status != "finished"
+        if open_ended and (ranks.rank() or not run_lock.in_use(run.directory)):
             return run_directory.to_resume(str(run), None)
     raise InputError(f"resume=auto: no unfinished run in {RUNS}/ that is not in use")
 
@@ -105,8 +105,8 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
     if point is None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
-    path = run_directory.named_path(str(config.resume))
-    if path.suffix == ".ckpt" and not path.is_dir() and not point.path.samefile(path):
+    name = Path(str(config.resume)).name
+    if name.endswith(".ckpt") and name not in (point.path.name, run.directory.name):
         reason = "; ".join(damaged) or f"resume={config.resume}: is not the newest checkpoint"
         newest = shlex.quote(f"resume={point.path}")
         raise CheckpointError(f"{reason}; a run continues from its newest checkpoint, {newest}")

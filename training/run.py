@@ -104,14 +104,13 @@ def open_run_text(
 
     `stored` is the run whose config.yaml names the text, or None if the command line does.
     """
-    from data.corpus import of_run, open_corpus
+    from data.corpus import open_corpus
     from data.text import encode_corpus
 
-    data = of_run(config.data) if stored else config.data
     try:
-        corpus = open_corpus(data)
+        corpus = open_corpus(config.data)
         found(corpus.cache)
-        text = encode_corpus(corpus, data, config.model.context, origin.extra_chars if origin else "")
+        text = encode_corpus(corpus, config.data, config.model.context, origin.extra_chars if origin else "")
         return text.read_before(origin.texts) if origin else text
     except InputError as error:
         if stored is None:

@@ -3,9 +3,7 @@
 import os
 import signal
 import subprocess
-from typing import Any
 
-from base import ranks
 from base.errors import one_line
 from base.log import log
 
@@ -28,15 +26,3 @@ def requeue() -> None:
     except (OSError, subprocess.SubprocessError) as error:
         reason = one_line(getattr(error, "stderr", None) or error)
         log.error(f"SLURM job {job} could not be requeued: {reason}")
-
-
-def requeue_before_start() -> None:
-    """Requeue the job and end this process when SLURM sends SIGUSR1, until a run installs its own handler."""
-
-    def leave(number: int, _: Any) -> None:
-        if ranks.rank() == 0:
-            requeue()
-        os._exit(128 + number)
-
-    if "SLURM_JOB_ID" in os.environ and hasattr(signal, "SIGUSR1"):
-        signal.signal(signal.SIGUSR1, leave)

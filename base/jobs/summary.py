@@ -51,8 +51,7 @@ class Summary:
     @property
     def mode(self) -> str | None:
         """How the text was read for the validation loss: in `disjoint` windows, or in windows at `documents`."""
-        found = (self.evaluation or {}).get("mode")
-        return str(found) if found else None
+        return (self.evaluation or {}).get("mode")
 
     @classmethod
     def read(cls, path: Path) -> "Summary":

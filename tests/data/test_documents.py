@@ -286,7 +286,11 @@ def test_refusals_are_one_line(opened):
         ("j", {"documents": "%", "tokenizer": "byte"}, "j: contains"),
         ("i.csv", {"field": "text"}, "i.csv, line 3: contains"),
         ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, .*, but not text"),
-        ("v.xlsx", {"field": "text"}, "data.field=text: reads .* not v.xlsx; save its sheet as CSV"),
+        (
+            "v.xlsx",
+            {"field": "text"},
+            "data.field=text: reads .* not v.xlsx; save its sheet as CSV, which data.field=NAME reads$",
+        ),
         ("r.jsonl", {"field": "text"}, "r.jsonl, line 1,000: data.field=text: no such field.* are b$"),
         ("s.json", {"field": "text"}, "s.json, row 1: data.field=text: must be text, .* fields: text.a$"),
         ("t.json", {"field": "text"}, "t.json, row 1: is not JSON: .*; write an object on each line"),
@@ -305,7 +309,7 @@ def test_refusals_are_one_line(opened):
         ("l.csv", {"field": "text"}, "l.csv, line 1: .*there are no fields"),
         ("text", {"documents": ""}, "data.documents=: must be line, paragraph, file, a separator"),
         ("text", {"field": ""}, "data.field=: must be the name of a field"),
-        ("text", {"field": "a", "documents": "file"}, "data.field=a: cannot be combined with data.documents='file'"),
+        ("text", {"field": "a", "documents": "file"}, "data.field=a: each row is a document"),
         (None, {"field": "a"}, "data.field=a: needs data.path="),
     ]:
         message = refusal(InputError, opened, path, **options) if path else refusal(InputError, without_path, options)

@@ -2,11 +2,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import ImageColor
 
 from data.config import DataConfig
-from data.passages import ATTENDED, varied_line
+from data.passages import ATTENDED, passage
 from data.text import open_text
 from gpt.analysis import attention_maps
 from gpt.model import GPT
@@ -50,9 +49,8 @@ def test_the_model_computes_what_is_plotted(workplace: Path, monkeypatch: pytest
     found = dict(pictures.plots(model, text, 7))
     heads = [f"view_attention/L{name}" for name in ("0H0", "0H2", "1H0", "1H2")]
     assert list(found) == heads
-    begin = varied_line(text)
-    passage = torch.from_numpy(text.validation[begin : begin + ATTENDED].astype("int64"))
-    maps = attention_maps(model, passage)
+    shown = passage(text, ATTENDED)
+    maps = attention_maps(model, shown)
     names, weights = found["view_attention/L0H2"]
     assert np.array_equal(weights, maps[0, 2].numpy())
-    assert names == [text.tokenizer.names[token] for token in passage]
+    assert names == [text.tokenizer.names[token] for token in shown]

@@ -8,10 +8,11 @@ import pytest
 from filelock import FileLock
 
 from base.errors import InputError
-from base.jobs.run_directory import Run, check_free, find_model, new_name, to_resume, unfinished
+from base.jobs.run_directory import Run, check_free, find_model, new_name, to_resume
 from base.jobs.run_lock import in_use, lock, release
 from tests.conftest import refusal
 from tests.stores import make
+from training.resume import newest_unfinished
 
 
 def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,8 +24,8 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     Path("loop").symlink_to("loop")
     for resume, name, said in (
         ("runs/first", "other", "name=other: cannot be combined with resume=runs/first"),
-        ("x" * 5000, None, f"resume={'x' * 5000}: "), ("loop", None, "resume=loop: "),
-        ("runs/none", None, "no such checkpoint, nor a run in runs/; the newest are runs/first"),
+        ("x" * 5000, None, "no such checkpoint"), ("loop", None, "resume=loop: no such checkpoint"),
+        ("runs/none", None, "no such checkpoint, nor a run in runs/"),
         ("auto", "model", "name=model: has a model but no checkpoint"), ("auto", "lost", "has lost its config.yaml"),
         ("runs/sweep", None, "is a sweep; repeat its command, or resume=runs/sweep/TRIAL for one trial"),
         ("auto", "sweep", "name=sweep: is a sweep"), ("auto", "first/x", "runs/first is a run and cannot contain"),
@@ -33,10 +34,9 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     for resume in ("elsewhere", "runs/begun"):  # their checkpoints folder is empty or missing
         assert to_resume(resume, None) in (Run(Path(resume)), Run(Path(resume).resolve()))
     assert to_resume("auto", "begun") == Run(Path("runs/begun")) and to_resume("auto", "bare") is None
-    finished = "runs/first is finished; resume=runs/first trainer.max_steps="
-    for name, said in (("sweep", "is a sweep"), ("first/x", "is a run"), ("first", finished)):
+    for name, said in (("sweep", "is a sweep"), ("first/x", "is a run"), ("first", "name=first resume=auto continues")):
         assert said in refusal(InputError, check_free, name)
-    assert unfinished() == [Run(Path("runs/begun")), Run(Path("runs/model"))], "without runs/bare and what has finished"
+    assert newest_unfinished() == Run(Path("runs/begun")), "not runs/bare, nor what has finished"
     first = Run(Path("runs/first"))
     assert to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == first
     assert to_resume("first", None) == to_resume("first/checkpoints/last.ckpt", None) == first
@@ -44,7 +44,7 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert "processes on several machines need one directory" in refusal(InputError, new_name, "settings")
+    assert "processes on several machines need one directory" in refusal(InputError, new_name, {})
 
 
 def test_what_is_not_a_model_hides_no_run(trained: Path) -> None:
@@ -56,9 +56,7 @@ def test_what_is_not_a_model_hides_no_run(trained: Path) -> None:
         assert find_model(name) == run / "checkpoints/best.safetensors" and to_resume(name, None) == Run(run)
         run.rename("runs/first")
     make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
-    for find in (find_model, lambda name: to_resume(name, None)):
-        said = "first: could be ./first or the run runs/first; write the one that you mean"
-        assert said in refusal(InputError, find, "first")
+    assert find_model("first") == trained and to_resume("first", None) == Run(Path("runs/first"))
     assert find_model("./first") == Path("first/best.safetensors")
     assert to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
     assert find_model("runs/first") == trained and to_resume("runs/first", None) == Run(Path("runs/first"))
