@@ -21,6 +21,7 @@ from data.tables import TABLES, columns
 WRAPPED = dict.fromkeys(
     (".html", ".htm", ".xhtml", ".xml"), "its tags; convert it to plain text (.txt) to leave them out"
 )
+WRAPPED[".parquet"] = "its columns compressed; data.field=NAME reads one of them"  # for the byte tokenizer
 WRAPPED[".ipynb"] = "the JSON around its cells; export it from Jupyter as a script (.py) or as text to leave it out"
 
 STDLIB_WITHOUT = {

@@ -50,9 +50,11 @@ def columns(file: IO[bytes], label: str, encoding: str) -> list[str]:
     try:
         if kind in (".csv", ".tsv"):
             return [name.strip() for name in next(_reader(_lines(chunks), kind), [])]
-        _, row = next(_objects(chunks, kind))
+        first = next(chunks, "").lstrip()  # not the whole file, which may be one large array
+        is_array = kind == ".json" and first.startswith("[")
+        row, _ = json.JSONDecoder().raw_decode(first[1:].lstrip() if is_array else first.partition("\n")[0])
         return [name for name, value in _leaves(row) if _text(value) is not None]
-    except (InputError, _BadRow, StopIteration, csv.Error):
+    except (InputError, ValueError, RecursionError, csv.Error):
         return []
 
 

@@ -14,6 +14,7 @@ from base.errors import InputError
 from data.config import DataConfig
 from data.corpus import open_corpus
 from data.decoding import CHUNK, ZSTD, NotText
+from data.tables import columns
 from tests.conftest import refusal
 from tests.data.test_text import random_text
 from tests.stores import make
@@ -156,8 +157,14 @@ def test_a_file_that_wraps_its_text_says_so_and_its_advice_can_be_followed(tmp_p
     assert plain.stdout == TEXT
 
 
+def test_the_fields_of_a_large_array_are_those_of_its_first_object():
+    file = io.BytesIO(b'[{"text": "a"},' + b" " * 10**6 + b"no JSON")
+    assert columns(file, "a.json", "utf-8") == ["text"] and file.tell() == CHUNK
+
+
 def test_parquet_needs_pyarrow_and_a_field(tmp_path, opened, monkeypatch):
     make(tmp_path, {"a.parquet": b"PAR1" + PICTURE})
+    assert "data.field=NAME reads one" in corpus("a.parquet", tokenizer="byte").notes[0]
     assert refusal(NotText, opened, "a.parquet").endswith("; data.field=NAME reads one of its columns")
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     said = refusal(InputError, opened, "a.parquet", field="text")
