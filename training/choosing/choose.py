@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -102,10 +103,15 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         callbacks=_with_patience(config.callbacks, PATIENCE if short and config.trainer.max_steps == "auto" else None),
     )  # fmt: skip
     check_memory(chosen, vocabulary, machine)
-    values = {"precision": precision, "compile": "not compiled" if compiled == "false" else "compiled"}
-    values |= {"threads": count(int(threads), "thread")} if why["threads"] else {}
-    parts = (f"{value} ({why[key] or 'as configured'})" for key, value in values.items())
-    return Choice(chosen, ", ".join([machine.device, *parts]), tuple(notes))
+    return Choice(chosen, ", ".join([machine.device, *_reasons(chosen, why)]), tuple(notes))
+
+
+def _reasons(chosen: Config, why: dict[str, str]) -> Iterator[str]:
+    values = {"precision": chosen.trainer.precision}
+    values |= {"compile": "not compiled" if chosen.compile == "false" else "compiled"}
+    values |= {"threads": count(int(chosen.threads), "thread")} if why["threads"] else {}
+    for key, value in values.items():
+        yield f"{value} ({why[key] or 'as configured'})"
 
 
 def steps_for(tokens: int, started: bool) -> int:
