@@ -70,7 +70,7 @@ def public(text: str) -> str:
 
 def printable(text: object) -> str:
     """Return `text`, `redacted`, with U+FFFD for each unprintable character, line breaks included."""
-    return "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in redacted(str(text)))
+    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in redacted(str(text)))
 
 
 def visible(text: str) -> str:

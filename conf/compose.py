@@ -176,9 +176,9 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
             name, _, argument = rest.partition(".")
             if name not in config[group]:
                 raise InputError(f"{each.text}: needs {group}={name}")
-            accepted = [key for key in config[group][name] if key != "_target_"]
-            if argument not in accepted:
-                listed = ", ".join(accepted) or "none"
+            keys = [key for key in config[group][name] if key != "_target_"]
+            if argument not in keys:
+                listed = ", ".join(keys) or "none"
                 raise InputError(f"{each.key}: no such key; {group}={name} accepts {listed}")
         if is_literal(each.key) and each.value:
             OmegaConf.create({each.key: each.value})  # raises for an unfinished `${`, which config.yaml cannot contain
@@ -189,8 +189,7 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
 def _presets(primary: str, settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> DictConfig:
     """Compose conf/`primary`.yaml with the presets in `settings`; `trained` replaces the defaults of `Config`."""
     chosen = tuple(each.text for each in settings if each.is_group)
-    composing = _with_hydra if trained else _cached
-    return composing(primary, chosen, tuple(FOLDERS), trained)
+    return (_with_hydra if trained else _cached)(primary, chosen, tuple(FOLDERS), trained)
 
 
 def _with_hydra(

@@ -78,3 +78,11 @@ class DataConfig:
     def places(self) -> dict[str, str | None]:
         """Return where the text is. An address may contain a password: only config.yaml of a run stores it."""
         return {"path": self.path, "validation": self.validation, "test": self.test}
+
+    def rows(self, devices: int) -> int:
+        """Return how many sequences a forward pass on one device has; an `InputError` if `batch` is no multiple."""
+        batch = DataConfig.batch if self.batch == "auto" else self.batch
+        if batch % devices or batch // devices % (self.micro_batch or 1):
+            parts = f"{devices} devices" + (f" x data.micro_batch={self.micro_batch}" if self.micro_batch else "")
+            raise InputError(f"data.batch={batch}: must be a multiple of {parts}")
+        return self.micro_batch or batch // devices

@@ -113,7 +113,7 @@ class HashOrder:
     def __init__(self, name: str, rule: Rule, tokenizer: Tokenizer, size: int, folder: Path, tick: Tick) -> None:
         """Prepare to encode the text `name`, which has about `size` tokens, with temporary files in `folder`."""
         self.name, self.rule, self.tokenizer, self.folder = name, rule, tokenizer, folder
-        self.tick = tick  # called with the number of tokens of each sorted bucket
+        self.tick = tick  # called after each sorted bucket
         self.bits, self.end = min(MAX_BITS, (size // BUCKET).bit_length()), tokenizer.pack(rule.end)
         self.held_out = [np.zeros(0, np.uint64)]  # with data.validation: hashes of the validation and test documents
         # Fields of `Documents`, complete once all documents are encoded.

@@ -3,18 +3,12 @@
 A model has learned more than frequencies only if its loss is below the loss of the n-gram model.
 """
 
-import json
 import math
 from collections.abc import Iterator
-from contextlib import suppress
 from itertools import pairwise
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-
-from base.files import write_text
-from base.progress import Progress
 
 MAX_ORDER = 7
 MAX_COUNTED = 3 * 10**7  # training tokens: counting these needs about 5 seconds and 1.2 GB of memory
@@ -129,31 +123,29 @@ def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
     return packed
 
 
-def describe_likeness(text: Any, path: Path, alone: bool) -> tuple[str, ...]:
+def compare(train: np.ndarray, validation: np.ndarray, tokenizer: Any) -> dict[str, Any]:
+    """Return what `describe_likeness` needs to say about the splits of a text."""
+    losses = losses_of_passages(train, validation, tokenizer.size)
+    return {"losses": losses, "ordered": are_sorted(tokenizer.decode(train[:MOST_LINES]))}
+
+
+def describe_likeness(losses: list[float], ordered: bool, shuffled: bool) -> tuple[str, ...]:
     """Return a one-tuple with a warning if validation is unlike training or a copy of it, otherwise ().
 
-    `text` is a `data.text.Text`; if it is one text `alone`, without documents or files for validation, data.documents
-    could shuffle it. The file `path` stores the comparison, so that it is made once.
+    Args:
+        losses: the result of `losses_of_passages`.
+        ordered: whether the lines of training are sorted.
+        shuffled: whether the text is divided into documents, whose order is random.
     """
-    found = None
-    with suppress(OSError, ValueError):
-        found = json.loads(path.read_text(encoding="ascii"))
-    if found is None:
-        with Progress("comparing validation with training"):
-            losses = losses_of_passages(text.train, text.validation, text.tokenizer.size)
-            found = {"losses": losses, "sorted": are_sorted(text.tokenizer.decode(text.train[:MOST_LINES]))}
-        with suppress(OSError):
-            write_text(path, json.dumps(found))
-    if alone and found["sorted"]:
+    if ordered and not shuffled:
         return ("the lines are sorted: data.documents=line shuffles them",)
-    if not found["losses"]:
+    if not losses:
         return ()
-    loss, *passages = found["losses"]
+    loss, *passages = losses
     low, high = min(passages), max(passages)
     figures = f"n-gram loss {loss:.2f}, four passages of training {low:.2f} to {high:.2f}"
     if loss > UNLIKE * high:
-        unlike = f"validation is unlike the training text ({figures}): a licence, an index, another language?"
-        return (unlike + " data.documents=paragraph shuffles it" * alone,)
+        return (f"validation is unlike the training text ({figures}): a licence, an index, another language?",)
     return (f"validation repeats passages of the training text ({figures})",) if loss < REPEATED * low else ()
 
 

@@ -1,14 +1,12 @@
 """Decide where the splits fall in a text that is not divided into documents."""
 
 import hashlib
-import shlex
 from collections.abc import Mapping, Sequence, Sized
 from types import MappingProxyType
 
-from base.errors import InputError, printable
+from base.errors import InputError
 from data.config import DataConfig
 from data.decoding import Corpus
-from data.documents import Rule
 
 SPLITS = ("train", "validation", "test")
 BY_FILE = 40  # with at least this many files, none is divided: each belongs to one split
@@ -18,38 +16,19 @@ Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
     """Raise an `InputError` if train or validation is shorter than one window, or test is shorter than two tokens."""
-    unit = "characters" if corpus.encoding else "bytes"
     whole = sum(len(tokens) for tokens in arrays.values())
-    own = config.validation is not None
     if config.overfit is not None and whole > context:  # each split is then the beginning of the whole text
         return
-    largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
-    ways = [f"set model.context={largest}"] if 0 < largest < context else []
-    if not own and Rule.of(config) is None and len(corpus.documents) == 1:
-        percent = -(-100 * (context + 1) // max(1, whole))
-        if percent <= 50:
-            ways.append(shlex.quote(f"data.split=[{(100 - percent) / 100},{percent / 100},0.0]"))
-    ways.append("name a longer text")
-    if whole <= context:
-        raise InputError(
-            f"{corpus.name}: {whole:,} {unit} are too few: one window of model.context={context} "
-            f"needs {context + 1:,} in train and in validation; {' or '.join(ways)}"
-        )
-    tested = config.test is not None if own else config.split[2] > 0
+    # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
+    tested = config.split[2] > 0 if config.validation is None else config.test is not None
+    least = {"train": context + 1, "validation": context + 1, "test": 2 * tested}
     for split, tokens in arrays.items():
-        # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
-        needed = context + 1 if split != "test" else 2 * tested
-        if len(tokens) < needed:
-            way = " or ".join(ways)
-            if split != "test" and not own:
-                way += f"; to memorise all of it: data.overfit={whole}"
-            least = f"at least {needed:,}" + f" for model.context={context}" * (split != "test")
-            if own:
-                given = printable(config.places()["path" if split == "train" else split] or "")
-                raise InputError(f"{given}: {split} holds {len(tokens):,} {unit} but needs {least}; {way}")
-            raise InputError(
-                f"{corpus.name}: {split} holds {len(tokens):,} of {whole:,} {unit} but needs {least}; {way}"
-            )
+        if len(tokens) < least[split]:
+            holds = f"{len(tokens):,} of {whole:,} {'characters' if corpus.encoding else 'bytes'}"
+            needs = f"at least {least[split]:,}" + f" for model.context={context}" * (split != "test")
+            largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
+            way = f"set model.context={largest} or name a longer text" if 0 < largest < context else "name a longer text"
+            raise InputError(f"{corpus.name}: {split} holds {holds} but needs {needs}; {way}")
 
 
 def split_by_file(

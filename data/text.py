@@ -22,7 +22,7 @@ from data.corpus import open_corpus
 from data.decoding import Corpus, Tick
 from data.documents import END, WHITESPACE, Batch, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
-from data.ngrams import describe_likeness
+from data.ngrams import compare, describe_likeness
 from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.model_file import TextRead
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -106,8 +106,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config, context)
-    alone = rule is None and config.validation is None
-    return replace(text, notes=text.notes + describe_likeness(text, folder / "likeness.json", alone))
+    return replace(text, notes=text.notes + describe_likeness(**meta["likeness"], shuffled=rule is not None))
 
 
 def text_of_run(model: Path) -> Text:
@@ -148,17 +147,18 @@ def _load(folder: Path) -> Encoded | None:
         tokenizer = tokenizer_from(meta["vocabulary"])
         arrays = dict[str, np.ndarray]()
         for split in SPLITS:
-            path = folder / f"{split}.bin"
-            if path.stat().st_size < MAPPED_FROM:
-                content = path.read_bytes()
-                checksum, arrays[split] = zlib.crc32(content), np.frombuffer(content, tokenizer.dtype)
-            else:
-                checksum, arrays[split] = _checksum(path), np.memmap(path, tokenizer.dtype, mode="r")
-            if checksum != meta["checksums"][split]:
+            arrays[split] = _open(folder / f"{split}.bin", tokenizer)
+            if _checksum(folder / f"{split}.bin") != meta["checksums"][split]:
                 return None
-        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents")}
+        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents", "likeness")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
+
+
+def _open(path: Path, tokenizer: Tokenizer) -> np.ndarray:
+    if path.stat().st_size < MAPPED_FROM:
+        return np.frombuffer(path.read_bytes(), tokenizer.dtype)
+    return np.memmap(path, tokenizer.dtype, mode="r")
 
 
 def _checksum(path: Path) -> int:
@@ -187,28 +187,26 @@ def _encode(
         with Progress("encoding", passes * size, "B") as progress, FileLock(folder.parent / ".lock"):
             if opened := _load(folder):  # another process has just encoded it
                 return opened
-            shutil.rmtree(folder, ignore_errors=True)
-            remove_unfinished(folder.parent)
             tick = progress.update
             texts: Iterable[Any] = (corpus.read(document, tick) for document in corpus.documents)
             if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
                 texts = [contents(corpus, rule, tick)]
             sizes, characters = scan(texts)
             if rule:
+                end = rule.end
+            else:
+                filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
+                end = "\n" * (len(filled) > len(set(filled)))  # joins the files of a split
+            tokenizer = _make_tokenizer(corpus, characters, end, extra_chars)
+            if rule:
                 own = dict[str, Iterator[Batch]]()  # by split; "" without data.validation
                 for split in dict.fromkeys(document.split for document in corpus.documents):
                     documents = tuple(document for document in corpus.documents if document.split == split)
                     own[split] = batches(replace(corpus, documents=documents), rule, tick)
-                tokenizer = _make_tokenizer(corpus, characters, rule.end + extra_chars, rule.end)
-                each = size / max(1, sum(sizes))  # bytes of a token
-                sorting = lambda tokens: tick(tokens * each)  # noqa: E731
-                order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, sorting)
+                order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, tick)
                 parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
                 found = order.found
             else:
-                filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
-                joined = len(filled) > len(set(filled))  # by newlines, which the vocabulary must then contain
-                tokenizer = _make_tokenizer(corpus, characters, "\n" * joined + extra_chars)
                 parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, digests), tokenizer, tick)
                 found = {}
 
@@ -249,8 +247,8 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
     return sizes, "".join(map(chr, np.flatnonzero(seen)))
 
 
-def _make_tokenizer(corpus: Corpus, characters: str, more: str, end: str = "") -> Tokenizer:
-    """Return the tokenizer of a corpus, whose vocabulary consists of `characters` and `more`, such as the end mark."""
+def _make_tokenizer(corpus: Corpus, characters: str, end: str, extra_chars: str) -> Tokenizer:
+    """Return the tokenizer of a corpus, whose vocabulary has its `characters`, the end mark and `extra_chars`."""
     if end == END and END in characters:
         way = "remove it, or set data.documents=line or paragraph"
         raise InputError(f"{corpus.name}: contains U+0003, the end mark of documents; {way}")
@@ -261,7 +259,7 @@ def _make_tokenizer(corpus: Corpus, characters: str, more: str, end: str = "") -
     if corpus.encoding is None:
         return ByteTokenizer()
     try:
-        return CharTokenizer(characters + more)
+        return CharTokenizer(characters + end + extra_chars)
     except ValueError as error:
         raise InputError(f"{corpus.name}: {error}") from None
 
@@ -287,7 +285,9 @@ def _encode_parts(
 
 def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], meta: dict[str, Any]) -> None:
     """Write pairs (split, tokens), and `meta`, which may be complete only after the last of them, into `folder`."""
-    lengths, counts, checksums = (dict.fromkeys(SPLITS, 0) for _ in range(3))
+    shutil.rmtree(folder, ignore_errors=True)
+    remove_unfinished(folder.parent)
+    counts, checksums = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
     with atomic(folder) as unfinished:
         unfinished.mkdir()
         with ExitStack() as stack:
@@ -295,9 +295,10 @@ def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.nd
             for split, piece in encoded:
                 files[split].write(piece.data)
                 checksums[split] = zlib.crc32(piece.data, checksums[split])
-                lengths[split] += len(piece)
                 counts[split] += len(piece)
                 if isinstance(tokenizer, ByteTokenizer):  # 10xxxxxx continues a character and is not counted
                     counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
-        meta |= {"vocabulary": tokenizer.vocabulary, "lengths": lengths, "characters": counts, "checksums": checksums}
+        meta |= {"vocabulary": tokenizer.vocabulary, "characters": counts, "checksums": checksums}
+        train, validation = (_open(unfinished / f"{split}.bin", tokenizer) for split in SPLITS[:2])
+        meta["likeness"] = compare(train, validation, tokenizer)
         (unfinished / "meta.json").write_text(json.dumps(meta), encoding="ascii")

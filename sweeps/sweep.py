@@ -27,7 +27,6 @@ from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from reports.tensorboard import watch
 from sweeps.table import Row, leaderboard, write_page, write_table
-from training.launch import rows_per_device
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MAX_NAME = 100  # maximum characters of a trial's name
@@ -167,7 +166,7 @@ def check_inputs(runs: Iterable[tuple[list[Setting], Config]]) -> list[str]:
         distinct[repr((config.data, config.model.context, config.trainer, start))] = settings, config
     for settings, config in distinct.values():
         if isinstance(config.trainer.devices, int):
-            rows_per_device(config.data, config.trainer.devices)
+            config.data.rows(config.trainer.devices)
         if config.init_from is None:
             texts.add(open_text(config.data, config.model.context).sha256)
         else:  # the context, which the fingerprint depends on, may be that model's

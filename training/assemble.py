@@ -19,8 +19,6 @@ from training.callbacks.deadline import Deadline
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
-from training.choosing.hardware import compiled_marker
-from training.launch import rows_per_device
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
@@ -101,16 +99,13 @@ def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
     """Compile the training step of `module` with torch.compile unless `compile=false`."""
     if plan.config.compile == "false":
         return
-    device, rows = trainer.strategy.root_device, rows_per_device(plan.config.data, plan.machine.devices)
+    device = trainer.strategy.root_device
     random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
     try:
         with Progress("compiling, about 20 seconds the first time"), random:
             trainer.precision_plugin.convert_module(module).to(device)
             with trainer.precision_plugin.train_step_context():
-                module.compile_training_step(rows)
-        marker = compiled_marker(plan.config.model, plan.config.trainer, rows)
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+                module.compile_training_step(plan.config.data.rows(plan.machine.devices))
     except (OSError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise

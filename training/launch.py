@@ -15,7 +15,6 @@ from base.jobs.run_directory import RUNS
 from base.log import log
 from base.options import spell
 from conf.schema import Config
-from data.config import DataConfig
 
 PER_MACHINE = {"device", "threads"}  # the conditions that may differ between machines
 SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
@@ -39,17 +38,8 @@ def share_out(config: Config) -> Config:
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
     if isinstance(trainer.devices, int):  # otherwise checked once torch is loaded and has counted the devices
-        rows_per_device(config.data, trainer.devices * (launched[1] if launched else 1))
+        config.data.rows(trainer.devices * (launched[1] if launched else 1))
     return config
-
-
-def rows_per_device(data: DataConfig, devices: int) -> int:
-    """Return the number of sequences in a forward pass on one device."""
-    batch = DataConfig.batch if data.batch == "auto" else data.batch
-    if batch % devices or batch // devices % (data.micro_batch or 1):
-        parts = f"{devices} devices" + (f" x data.micro_batch={data.micro_batch}" if data.micro_batch else "")
-        raise InputError(f"data.batch={batch}: must be a multiple of {parts}")
-    return data.micro_batch or batch // devices
 
 
 def device_kind(config: Config) -> str:
@@ -88,7 +78,9 @@ def find_machine(config: Config) -> Machine:
     trainer, device = config.trainer, device_kind(config)
     if device == "cpu" and isinstance(trainer.devices, list):
         raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; set a number for CPUs")
-    return Machine(device, count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes))
+    devices = count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes)
+    config.data.rows(devices)
+    return Machine(device, devices)
 
 
 def check_same_start(start: dict[str, Any]) -> None:

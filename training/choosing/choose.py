@@ -10,12 +10,11 @@ from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.text import Text
-from gpt.config import ModelConfig
 from gpt.model import untrained
 from training.choosing import hardware
-from training.choosing.hardware import check_memory, choose_compile, choose_precision, choose_threads
+from training.choosing.hardware import LOADED, check_memory, choose_compile, choose_precision, choose_threads
 from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes, schedule_for
-from training.launch import Machine, rows_per_device
+from training.launch import Machine
 
 LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
@@ -32,6 +31,7 @@ START_SHARE = 0.25  # fraction of the steps for a run that starts from a trained
 VALIDATIONS = 12  # in a run on a short text, so that one of them is near the lowest loss
 MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
 PATIENCE = VALIDATIONS // 3
+AS_CONFIGURED = "as configured"
 
 
 @dataclass(frozen=True)
@@ -43,75 +43,84 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
+def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = LOADED) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
     With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains.
     """
-    why, adapted = dict[str, str](), list[str]()
-    model, data, optim = (_with_defaults(each) for each in (config.model, config.data, config.optim))
-    precision, why["precision"] = choose_precision(config.trainer.precision, machine.device)
-    threads, why["threads"] = choose_threads(config.threads)
-    trainer = replace(config.trainer, precision=precision)
-    trainer = replace(trainer, num_nodes=1) if trainer.num_nodes == "auto" else trainer
-    seconds_left = lambda: started + 60 * (config.minutes or 0) - time.perf_counter()  # noqa: E731
-    tokens, vocabulary, pretrained = len(text.train), text.tokenizer.size, config.init_from is not None
-    short = tokens < WHOLE and data.overfit is None
-    usual = steps_for(tokens, pretrained) if short else TrainerConfig.max_steps
-    steps: float = usual if config.trainer.max_steps == "auto" else config.trainer.max_steps
-    by_clock, notes = config.minutes is not None and config.trainer.max_steps == "auto", list[str]()
-    if by_clock and machine.devices > 1:
-        raise InputError(f"minutes={config.minutes:g}: needs one device; use trainer.devices=1 or trainer.max_steps=N")
-    loaded = hardware.LOADED if config.minutes is None else max(1.0, loaded)  # without a limit, the same everywhere
-
-    def compiling(model: ModelConfig, seconds: float) -> tuple[tuple[str, str], float]:
-        """Return what `choose_compile` returns for `seconds` of uncompiled training, and the seconds of compiling."""
-        marker = hardware.compiled_marker(model, trainer, rows_per_device(data, machine.devices))
-        cached = config.minutes is not None and marker.exists()
-        cost = loaded * (hardware.WARM if cached else hardware.COLD)
-        saved = (1 - hardware.COMPILED[precision]) * seconds
-        return choose_compile(config.compile, machine.device, saved, cost), cost
-
-    open_keys = (config.model.layers, config.model.dropout, config.data.batch, config.optim.lr, config.optim.warmup)
-    if by_clock and "auto" in open_keys:
-        default = replace(config, model=model, data=data, optim=optim, trainer=trainer)
-        check_memory(replace(default, compile="false"), vocabulary, machine)  # the steps that are timed
-        most = usual if short else math.inf
-        model, data, fitting, notes = fit_into_minutes(config, default, text, most, seconds_left, compiling)
-        by_clock = not short or steps > SURE * fitting  # a short text may need less than all the time
-        steps = fitting if by_clock else steps
-        optim = schedule_for(config.optim, steps) if by_clock else optim
-    net = untrained(model, vocabulary)
-    weights, flops = net.num_parameters(), net.flops_per_token()
-    if config.model.dropout == "auto" and (short or by_clock) and not pretrained and data.overfit is None:
-        model = replace(model, dropout=dropout_for(weights, tokens, steps * data.batch * model.context))
-        adapted += [f"dropout {model.dropout:g}"] if model.dropout else []
-    if config.trainer.max_steps == "auto" and not by_clock:
-        trainer = replace(trainer, max_steps=int(steps))
-        adapted.insert(0, f"{steps} steps")
-    if config.trainer.val_check_interval == "auto" and not by_clock:
-        interval = interval_for(tokens, pretrained, int(steps)) if short else TrainerConfig.val_check_interval
-        trainer = replace(trainer, val_check_interval=interval)
-        adapted += [f"validation every {interval}"] if interval < TrainerConfig.val_check_interval else []
-    if short and adapted:
-        notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {', '.join(adapted)}")
-    seconds = flops * steps * data.batch * model.context / LAPTOP_FLOPS
-    seconds = seconds if config.minutes is None else TRAINING * seconds_left()
-    (compiled, why["compile"]), _ = compiling(model, seconds)
+    precision, why_precision = choose_precision(config.trainer.precision, machine.device)
+    threads, why_threads = choose_threads(config.threads)
     chosen = replace(
-        config, threads=threads, compile=compiled, model=model, data=data, optim=optim, trainer=trainer,
-        callbacks=_with_patience(config.callbacks, PATIENCE if short and config.trainer.max_steps == "auto" else None),
+        config, threads=threads, model=with_defaults(config.model), data=with_defaults(config.data),
+        optim=with_defaults(config.optim), trainer=fill(config.trainer, precision=precision, num_nodes=1),
     )  # fmt: skip
-    check_memory(chosen, vocabulary, machine)
-    return Choice(chosen, ", ".join([machine.device, *_reasons(chosen, why)]), tuple(notes))
+    tokens, pretrained = len(text.train), config.init_from is not None
+    short = tokens < WHOLE and config.data.overfit is None
+    steps, notes = steps_needed(config, short, tokens), list[str]()
+    net, ends_at = untrained(chosen.model, text.tokenizer.size), started + 60 * (config.minutes or 0)
+    compiling = hardware.COMPILING * (LOADED if config.minutes is None else max(1.0, loaded))
+    seconds = TRAINING * (ends_at - time.perf_counter())
+    if config.minutes is None:
+        seconds = net.flops_per_token() * steps * chosen.data.batch * chosen.model.context / LAPTOP_FLOPS
+    saved = (1 - hardware.COMPILED[precision]) * seconds
+    compiled, why_compile = choose_compile(config.compile, machine.device, saved, compiling)
+    chosen = replace(chosen, compile=compiled)
+    by_clock = config.minutes is not None and config.trainer.max_steps == "auto"
+    check_memory(replace(chosen, compile="false") if by_clock else chosen, text.tokenizer.size, machine)
+    if by_clock:
+        if machine.devices > 1:
+            way = "use trainer.devices=1 or trainer.max_steps=N"
+            raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
+        chosen, fitting, notes = fit_into_minutes(config, chosen, text, steps, ends_at, compiling)
+        net = untrained(chosen.model, text.tokenizer.size)
+        by_clock = steps > SURE * fitting  # a short text may need less than all the time
+        if by_clock:
+            steps = fitting
+            chosen = replace(chosen, optim=schedule_for(config.optim, steps))
+    if (short or by_clock) and config.model.dropout == "auto" and not pretrained and config.data.overfit is None:
+        read = steps * chosen.data.batch * chosen.model.context
+        chosen = replace(chosen, model=replace(chosen.model, dropout=dropout_for(net.num_parameters(), tokens, read)))
+    if not by_clock:
+        interval = interval_for(tokens, pretrained, int(steps)) if short else TrainerConfig.val_check_interval
+        chosen = replace(chosen, trainer=fill(chosen.trainer, max_steps=int(steps), val_check_interval=interval))
+    patience = PATIENCE if short and config.trainer.max_steps == "auto" else None
+    chosen = replace(chosen, callbacks=_with_patience(config.callbacks, patience))
+    if short and (adapted := ", ".join(_adapted(config, chosen))):
+        notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {adapted}")
+    reasons = [machine.device, f"{precision} ({why_precision or AS_CONFIGURED})"]
+    reasons.append(f"{'not ' * (compiled == 'false')}compiled ({why_compile or AS_CONFIGURED})")
+    reasons += [f"{count(int(threads), 'thread')} ({why_threads})"] if why_threads else []
+    return Choice(chosen, ", ".join(reasons), tuple(notes))
 
 
-def _reasons(chosen: Config, why: dict[str, str]) -> Iterator[str]:
-    values = {"precision": chosen.trainer.precision}
-    values |= {"compile": "not compiled" if chosen.compile == "false" else "compiled"}
-    values |= {"threads": count(int(chosen.threads), "thread")} if why["threads"] else {}
-    for key, value in values.items():
-        yield f"{value} ({why[key] or 'as configured'})"
+def fill(config: Any, **values: Any) -> Any:
+    """Return a copy of `config` in which `values` replace those of its fields that are `auto`."""
+    return replace(config, **{key: value for key, value in values.items() if getattr(config, key) == "auto"})
+
+
+def with_defaults(config: Any) -> Any:
+    """Return a copy of `config` in which each `auto` is replaced by the default of its field."""
+    return fill(config, **{each.name: each.default for each in fields(config) if each.metadata["auto"]})
+
+
+def _adapted(config: Config, chosen: Config) -> Iterator[str]:
+    """Yield what was chosen for a short text in place of the usual value."""
+    trainer = chosen.trainer
+    if config.trainer.max_steps != trainer.max_steps:
+        yield f"{trainer.max_steps} steps"
+    if config.model.dropout == "auto" and chosen.model.dropout:
+        yield f"dropout {chosen.model.dropout:g}"
+    if config.trainer.val_check_interval != trainer.val_check_interval < TrainerConfig.val_check_interval:
+        yield f"validation every {trainer.val_check_interval}"
+
+
+def steps_needed(config: Config, short: bool, tokens: int) -> float:
+    """Return the number of steps after which a run ends, infinity if `minutes` alone decides."""
+    if config.trainer.max_steps != "auto":
+        return config.trainer.max_steps
+    if short:
+        return steps_for(tokens, config.init_from is not None)
+    return TrainerConfig.max_steps if config.minutes is None else math.inf
 
 
 def steps_for(tokens: int, started: bool) -> int:
@@ -142,9 +151,3 @@ def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str,
         elif patience is not None:
             chosen[name] = arguments | {"patience": patience}
     return chosen
-
-
-def _with_defaults(config: Any) -> Any:
-    """Return a copy of `config` in which each `auto` is replaced by the default of its field."""
-    chosen = (each for each in fields(config) if each.metadata["auto"] and getattr(config, each.name) == "auto")
-    return replace(config, **{each.name: each.default for each in chosen})

@@ -1,6 +1,5 @@
 """What the hardware decides: precision, threads, torch.compile, and whether a run fits into its memory."""
 
-import hashlib
 import math
 import os
 import re
@@ -14,18 +13,17 @@ import torch
 
 from base import processes, ranks
 from base.errors import InputError
-from conf.schema import Config, TrainerConfig
+from conf.schema import Config
 from gpt.attention import MIN_BLOCK, is_explicit
-from gpt.config import ModelConfig
-from gpt.model_file import weight_shapes
-from training.launch import Machine, rows_per_device
+from gpt.model import untrained
+from training.launch import Machine
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
 COMPILED = {"bf16-mixed": 0.7, "bf16-true": 0.82, "32-true": 0.82, "64-true": 0.82}
 # Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which depend on the CPU in the
-# same way: without, and with the compiled code in torch's cache.
-COLD, WARM = 3.2, 0.3
+# same way.
+COMPILING = 3.2
 LOADED = 7.0  # those seconds on a laptop
 
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # in a container, its limit
@@ -124,14 +122,6 @@ def missing_to_compile() -> str:
     return ""
 
 
-def compiled_marker(model: ModelConfig, trainer: TrainerConfig, rows: int) -> Path:
-    """Return the path of a marker file in torch's cache, which exists if this training step was compiled before."""
-    shape = (vars(model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
-    machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
-    name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")
-
-
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown."""
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
@@ -147,12 +137,12 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
 
     Without this check, Linux might kill the run, or other programs, without a word.
     """
-    there, model, rows = available(machine.device), config.model, rows_per_device(config.data, machine.devices)
+    there, model, rows = available(machine.device), config.model, config.data.rows(machine.devices)
     if machine.device == "cpu":
         there = there * (config.trainer.num_nodes / machine.devices) - LOADED_BYTES
-    weights = sum(math.prod(shape) for _, shape in weight_shapes(model, vocabulary))
-    state = 4 * 4 * weights  # bytes: each weight has a gradient and at most two moments, in fp32
     row = step_memory(config, vocabulary, machine.device)
+    # Bytes: each weight has a gradient and at most two moments, in fp32.
+    state = 4 * 4 * untrained(model, vocabulary).num_parameters()
     if (need := state + rows * row) > there:
         fitting = [each for each in range(1, rows) if rows % each == 0 and state + each * row <= there]
         lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"

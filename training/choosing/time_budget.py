@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +10,6 @@ import lightning as L
 from base.progress import Progress, count
 from conf.keys import presets
 from conf.schema import Config
-from data.config import DataConfig
 from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
@@ -38,8 +36,6 @@ TRAINING = 0.85  # fraction of the seconds left that are training steps; the res
 TIMED_SECONDS, UNTIMED_STEPS = 0.4, 2  # seconds of steps to time, after this many slower ones
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
 
-Compiling = Callable[[ModelConfig, float], tuple[tuple[str, str], float]]
-
 
 def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
     """Return `optim` with AdamW's learning rate and the warm-up of a run of `steps` steps where they are `auto`."""
@@ -54,15 +50,6 @@ def predicted_loss(weights: int, read: float) -> float:
     # N^-a + c D^-b for N weights and D tokens of training: Hoffmann et al. 2022 (arXiv:2203.15556), equation 2, without
     # the loss of an ideal model. docs/experiments.md lists the runs from which a, b and c come.
     return weights**-0.5 + 44 * read**-0.7
-
-
-def sizes(config: ModelConfig, text: Text) -> Iterator[tuple[ModelConfig, int]]:
-    """Yield (`config` with another size, its number of weights), from small to large, for sizes that suit `text`."""
-    for size in (*SMALLER, *presets()):
-        model = replace(config, layers=size.layers, heads=size.heads, dim=size.dim)
-        weights = untrained(model, text.tokenizer.size).num_parameters()
-        if size.dim <= ModelConfig.dim or len(text.train) >= TEXT_PER_WEIGHT * weights:
-            yield model, weights
 
 
 class _Clock(L.Callback):
@@ -80,9 +67,9 @@ class _Clock(L.Callback):
         trainer.should_stop = sum(self.steps) > self.limit or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
 
 
-def time_step(config: Config, text: Text, seconds_left: float) -> float:
-    """Train the configured model for a few steps without torch.compile, and return the seconds of the fastest step."""
-    clock = _Clock(TIMING * seconds_left)
+def time_step(config: Config, text: Text, limit: float) -> float:
+    """Train the configured model for a few steps, `limit` seconds at most; return the seconds of the fastest."""
+    clock = _Clock(limit)
     module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, "")
     where: dict[str, Any] = {
         key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")
@@ -97,38 +84,44 @@ def time_step(config: Config, text: Text, seconds_left: float) -> float:
 
 
 def fit_into_minutes(
-    config: Config, default: Config, text: Text, most: float, seconds_left: Callable[[], float], compiling: Compiling
-) -> tuple[ModelConfig, DataConfig, float, list[str]]:
-    """Choose model size and batch for a time limit; return them, the steps that fit, and notes."""
-    assert config.minutes is not None
-    minutes, model, data, ratio = config.minutes, default.model, default.data, COMPILED[default.trainer.precision]
+    config: Config, default: Config, text: Text, most: float, ends_at: float, compiling: float
+) -> tuple[Config, float, list[str]]:
+    """Choose model size and batch, where `config` has `auto`, so that the loss is lowest at the time `ends_at`.
+
+    Return `default` with the chosen values, how many steps fit, and notes. No more than `most` steps are needed;
+    torch.compile takes `compiling` seconds.
+    """
 
     def fit(model: ModelConfig) -> tuple[float, float]:
         """Return the seconds of a training step, and how many steps fit into the time left."""
-        step = time_step(replace(default, model=model), text, seconds_left())
-        seconds = TRAINING * seconds_left()
-        compiled, cost = compiling(model, seconds)
-        if compiled[0] == "true":
-            step, seconds = ratio * step, seconds - cost
+        step = time_step(replace(default, model=model), text, TIMING * (ends_at - time.perf_counter()))
+        seconds = TRAINING * (ends_at - time.perf_counter())
+        if default.compile == "true":
+            step, seconds = COMPILED[default.trainer.precision] * step, seconds - compiling
         return step, max(1e-3, seconds) / step
 
-    if config.model.layers == config.model.heads == config.model.dim == "auto":
-        lowest = math.inf
-        for candidate, weights in sizes(model, text):
-            step, fitting = fit(candidate)
-            read = min(fitting, most) * data.batch * model.context
-            loss, larger = predicted_loss(weights, read), candidate.dim > ModelConfig.dim
-            if loss > WORSE * lowest or larger and read < CHARACTERS_PER_WEIGHT * weights:
-                break
-            if loss < lowest:
-                lowest, best = loss, (candidate, step, fitting)
-    else:
-        best = model, *fit(model)
+    data, lowest, candidates = default.data, math.inf, [default.model]
+    if free := config.model.layers == config.model.heads == config.model.dim == "auto":
+        sizes = (*SMALLER, *presets())  # from small to large
+        candidates = [replace(default.model, layers=each.layers, heads=each.heads, dim=each.dim) for each in sizes]
+    for model in candidates:
+        weights = untrained(model, text.tokenizer.size).num_parameters()
+        larger = free and model.dim > ModelConfig.dim
+        if larger and len(text.train) < TEXT_PER_WEIGHT * weights:
+            break
+        step, fitting = fit(model)
+        read = min(fitting, most) * data.batch * model.context
+        loss = predicted_loss(weights, read)
+        if loss > WORSE * lowest or larger and read < CHARACTERS_PER_WEIGHT * weights:
+            break
+        if loss < lowest:
+            lowest, best = loss, (model, step, fitting)
     model, step, fitting = best[0], best[1], max(1.0, best[2])
     read = fitting * data.batch * model.context
     if config.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
         data, step, fitting = replace(data, batch=2 * data.batch), 2 * step, fitting / 2
-    notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
+    notes = [f"minutes    {config.minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
-        notes.append(f"minutes={minutes:g}: {count(int(fitting), 'step')} will learn next to nothing; allow more time")
-    return model, data, fitting, notes
+        few = count(int(fitting), "step")
+        notes.append(f"minutes={config.minutes:g}: {few} will learn next to nothing; allow more time")
+    return replace(default, model=model, data=data), fitting, notes
