@@ -54,8 +54,9 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
     `groups` contains the settings of the trained model. The context may be longer unless the positions are learned.
     """
     trained, ours = by_key(groups), by_key(config)
-    longer = trained["model.positions"] == "learned" and ours["model.context"] > trained["model.context"]
-    free = ("model.window",) if longer else ("model.window", "model.context")
+    free = ["model.window", "model.context"]
+    if trained["model.positions"] == "learned" and ours["model.context"] > trained["model.context"]:
+        free.remove("model.context")
     fixed = [key for key in trained if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]]
     if fixed:
         listed = ", ".join(f"{key}={spell(ours[key])} (the model has {spell(trained[key])})" for key in fixed)

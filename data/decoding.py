@@ -116,9 +116,9 @@ class Corpus:
     def digest(self, contents: Iterable[str]) -> str:
         """Return one SHA-256 of the documents' hashes, `contents`, and, if there are several documents, their names."""
         total = hashlib.sha256()
-        for document, content in zip(self.documents, contents, strict=True):
+        for document, each in zip(self.documents, contents, strict=True):
             name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
-            total.update(f"{name!r} {content}\n".encode())
+            total.update(f"{name!r} {each}\n".encode())
         return total.hexdigest()
 
     def identity(self, contents: list[str]) -> str:

@@ -129,15 +129,12 @@ def compare(train: np.ndarray, validation: np.ndarray, tokenizer: Any) -> dict[s
     return {"losses": losses, "ordered": are_sorted(tokenizer.decode(train[:MOST_LINES]))}
 
 
-def describe_likeness(losses: list[float], ordered: bool, shuffled: bool) -> tuple[str, ...]:
+def describe_likeness(losses: list[float], ordered: bool) -> tuple[str, ...]:
     """Return a one-tuple with a warning if validation is unlike training or a copy of it, otherwise ().
 
-    Args:
-        losses: the result of `losses_of_passages`.
-        ordered: whether the lines of training are sorted.
-        shuffled: whether the text is divided into documents, whose order is random.
+    `losses` are those of `losses_of_passages`; `ordered` says that the lines are sorted and not shuffled.
     """
-    if ordered and not shuffled:
+    if ordered:
         return ("the lines are sorted: data.documents=line shuffles them",)
     if not losses:
         return ()
@@ -177,8 +174,8 @@ def are_sorted(text: str) -> bool:
     Blank lines are ignored, and 5 % of the neighbouring lines may be out of order. The result is False if the text has
     fewer than 100 lines that are not blank, or if its first line is not before its last.
     """
-    for written in (text, text.casefold()):
-        lines = [line for line in written.split("\n") if line.strip()]
+    for each in (text, text.casefold()):
+        lines = [line for line in each.split("\n") if line.strip()]
         ordered = sum(before <= after for before, after in pairwise(lines))
         if len(lines) >= 100 and lines[0] < lines[-1] and ordered >= SORTED * (len(lines) - 1):
             return True

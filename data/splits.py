@@ -20,15 +20,15 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
     if config.overfit is not None and whole > context:  # each split is then the beginning of the whole text
         return
     # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
-    tested = config.split[2] > 0 if config.validation is None else config.test is not None
-    least = {"train": context + 1, "validation": context + 1, "test": 2 * tested}
+    least = dict.fromkeys(SPLITS, context + 1)
+    least["test"] = 2 * (config.split[2] > 0 if config.validation is None else config.test is not None)
     for split, tokens in arrays.items():
         if len(tokens) < least[split]:
             holds = f"{len(tokens):,} of {whole:,} {'characters' if corpus.encoding else 'bytes'}"
             needs = f"at least {least[split]:,}" + f" for model.context={context}" * (split != "test")
             largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
-            way = f"set model.context={largest} or name a longer text" if 0 < largest < context else "name a longer text"
-            raise InputError(f"{corpus.name}: {split} holds {holds} but needs {needs}; {way}")
+            needs += f"; set model.context={largest} or" * (0 < largest < context)
+            raise InputError(f"{corpus.name}: {split} holds {holds} but needs {needs}; name a longer text")
 
 
 def split_by_file(
@@ -59,8 +59,7 @@ def split_by_file(
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     """Return where validation and where test begin in a file of `size` tokens."""
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
-    validation, test = int(size * shares[0] + 1e-6), int(size * (shares[0] + shares[1]) + 1e-6)
-    return validation, test if shares[2] else size
+    return int(size * shares[0] + 1e-6), int(size * (shares[0] + shares[1]) + 1e-6) if shares[2] else size
 
 
 def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], digests: list[str]) -> list[list[Part]]:

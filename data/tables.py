@@ -41,7 +41,8 @@ def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -
     except UnicodeEncodeError:
         raise InputError(f"{where}{line:,}: has half of a surrogate pair, which is not a character") from None
     except _BadRow as error:
-        raise InputError(f"{where}{error.line:,}: {error}") from None
+        what, line = error.args
+        raise InputError(f"{where}{line:,}: {what}") from None
 
 
 def columns(file: IO[bytes], label: str, encoding: str) -> list[str]:
@@ -59,9 +60,7 @@ def columns(file: IO[bytes], label: str, encoding: str) -> list[str]:
 
 
 class _BadRow(Exception):
-    def __init__(self, reason: str, line: int) -> None:
-        super().__init__(reason)
-        self.line = line
+    """What is wrong, and the number of the line."""
 
 
 def _lines(chunks: Iterable[str]) -> Iterator[str]:

@@ -65,10 +65,10 @@ class Text:
 
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
         """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
-        own = self.texts[0]
-        texts = [own, *(each for each in texts if each != own)]
-        seen = own["split"] and any(each["sha256"] == own["sha256"] for each in texts[1:])
-        return replace(self, texts=texts, notes=self.notes + ((SEEN,) if seen else ()))
+        texts = [each for each in texts if each not in self.texts]
+        if self.texts[0]["split"] and self.sha256 in (each["sha256"] for each in texts):
+            return replace(self, texts=[*self.texts, *texts], notes=(*self.notes, SEEN))
+        return replace(self, texts=[*self.texts, *texts])
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
@@ -93,8 +93,8 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     folder = corpus.cache / "encoded" / fingerprint
     with Progress("checking the encoded text"):
-        opened = _load(folder)
-    arrays, tokenizer, meta = opened or _encode(corpus, rule, stamps, digests, config.split, extra_chars, folder)
+        found = _load(folder)
+    arrays, tokenizer, meta = found or _encode(corpus, rule, stamps, digests, config.split, extra_chars, folder)
     check_lengths(arrays, config, context, corpus)
     about_files = () if rule else describe_files(corpus, digests, config.split)
     sha256 = corpus.identity(digests)
@@ -106,7 +106,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config, context)
-    return replace(text, notes=text.notes + describe_likeness(**meta["likeness"], shuffled=rule is not None))
+    return replace(text, notes=text.notes + describe_likeness(meta["losses"], meta["ordered"] and not rule))
 
 
 def text_of_run(model: Path) -> Text:
@@ -150,7 +150,7 @@ def _load(folder: Path) -> Encoded | None:
             arrays[split] = _open(folder / f"{split}.bin", tokenizer)
             if _checksum(folder / f"{split}.bin") != meta["checksums"][split]:
                 return None
-        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents", "likeness")}
+        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents", "losses", "ordered")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -185,8 +185,8 @@ def _encode(
         folder.parent.mkdir(parents=True, exist_ok=True)
         size, passes = corpus.size(), 3 if rule else 2
         with Progress("encoding", passes * size, "B") as progress, FileLock(folder.parent / ".lock"):
-            if opened := _load(folder):  # another process has just encoded it
-                return opened
+            if found := _load(folder):  # another process has just encoded it
+                return found
             tick = progress.update
             texts: Iterable[Any] = (corpus.read(document, tick) for document in corpus.documents)
             if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
@@ -205,17 +205,17 @@ def _encode(
                     own[split] = batches(replace(corpus, documents=documents), rule, tick)
                 order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, tick)
                 parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
-                found = order.found
+                divided = order.found
             else:
                 parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, digests), tokenizer, tick)
-                found = {}
+                divided = {}
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
                 if corpus.stamps() != stamps:
                     raise changed
 
-            _save(folder, tokenizer, encoded(), {"documents": found})
+            _save(folder, tokenizer, encoded(), {"documents": divided})
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
     except OSError as error:  # from writing the cache, because a text that cannot be read raises an InputError
@@ -223,8 +223,8 @@ def _encode(
             f"{printable(folder)}: cannot save the encoded text: {error.strerror or error}; "
             "data.cache_dir= sets another folder"
         ) from None
-    if opened := _load(folder):
-        return opened
+    if found := _load(folder):
+        return found
     raise InputError(f"{printable(folder)}: the encoded text was damaged as soon as it was written; check the disk")
 
 
@@ -300,5 +300,5 @@ def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.nd
                     counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
         meta |= {"vocabulary": tokenizer.vocabulary, "characters": counts, "checksums": checksums}
         train, validation = (_open(unfinished / f"{split}.bin", tokenizer) for split in SPLITS[:2])
-        meta["likeness"] = compare(train, validation, tokenizer)
+        meta |= compare(train, validation, tokenizer)
         (unfinished / "meta.json").write_text(json.dumps(meta), encoding="ascii")

@@ -47,12 +47,12 @@ def device_kind(config: Config) -> str:
     import torch  # loading it takes a second
 
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    accelerator = config.trainer.accelerator
-    if accelerator == "auto" or (accelerator == "gpu" and present[0] != "cpu"):
+    if config.trainer.accelerator in ("auto", "gpu" if present[0] != "cpu" else "auto"):
         return present[0]
-    if accelerator not in present:
-        raise InputError(f"trainer.accelerator={accelerator}: this machine has only {', '.join(present)}")
-    return accelerator
+    if config.trainer.accelerator not in present:
+        only = ", ".join(present)
+        raise InputError(f"trainer.accelerator={config.trainer.accelerator}: this machine has only {only}")
+    return config.trainer.accelerator
 
 
 def count_devices(config: Config) -> int:

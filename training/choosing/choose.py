@@ -11,9 +11,10 @@ from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.text import Text
 from gpt.model import untrained
+from gpt.optim_config import OptimConfig
 from training.choosing import hardware
 from training.choosing.hardware import LOADED, check_memory, choose_compile, choose_precision, choose_threads
-from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes, schedule_for
+from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes
 from training.launch import Machine
 
 LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice
@@ -31,6 +32,9 @@ START_SHARE = 0.25  # fraction of the steps for a run that starts from a trained
 VALIDATIONS = 12  # in a run on a short text, so that one of them is near the lowest loss
 MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
 PATIENCE = VALIDATIONS // 3
+# Below so many steps the learning rate is higher, at most so many times, and the warm-up takes a part of the steps
+# (docs/experiments.md).
+RAISED_BELOW, HIGHEST_RATE, SHORT_WARMUP = 1300, 5.0, 6
 AS_CONFIGURED = "as configured"
 
 
@@ -54,9 +58,12 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         config, threads=threads, model=with_defaults(config.model), data=with_defaults(config.data),
         optim=with_defaults(config.optim), trainer=fill(config.trainer, precision=precision, num_nodes=1),
     )  # fmt: skip
-    tokens, pretrained = len(text.train), config.init_from is not None
+    tokens, share = len(text.train), 1.0 if config.init_from is None else START_SHARE
     short = tokens < WHOLE and config.data.overfit is None
-    steps, notes = steps_needed(config, short, tokens), list[str]()
+    steps = config.trainer.max_steps
+    if steps == "auto":
+        steps = TrainerConfig.max_steps if config.minutes is None else math.inf
+        steps = steps_for(tokens, share) if short else steps
     net, ends_at = untrained(chosen.model, text.tokenizer.size), started + 60 * (config.minutes or 0)
     compiling = hardware.COMPILING * (LOADED if config.minutes is None else max(1.0, loaded))
     seconds = TRAINING * (ends_at - time.perf_counter())
@@ -65,7 +72,7 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
     saved = (1 - hardware.COMPILED[precision]) * seconds
     compiled, why_compile = choose_compile(config.compile, machine.device, saved, compiling)
     chosen = replace(chosen, compile=compiled)
-    by_clock = config.minutes is not None and config.trainer.max_steps == "auto"
+    by_clock, notes = config.minutes is not None and config.trainer.max_steps == "auto", list[str]()
     check_memory(replace(chosen, compile="false") if by_clock else chosen, text.tokenizer.size, machine)
     if by_clock:
         if machine.devices > 1:
@@ -77,20 +84,24 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         if by_clock:
             steps = fitting
             chosen = replace(chosen, optim=schedule_for(config.optim, steps))
-    if (short or by_clock) and config.model.dropout == "auto" and not pretrained and config.data.overfit is None:
+    if (
+        (short or by_clock)
+        and config.model.dropout == "auto"
+        and config.init_from is None
+        and config.data.overfit is None
+    ):
         read = steps * chosen.data.batch * chosen.model.context
         chosen = replace(chosen, model=replace(chosen.model, dropout=dropout_for(net.num_parameters(), tokens, read)))
     if not by_clock:
-        interval = interval_for(tokens, pretrained, int(steps)) if short else TrainerConfig.val_check_interval
+        interval = interval_for(tokens, share, int(steps)) if short else TrainerConfig.val_check_interval
         chosen = replace(chosen, trainer=fill(chosen.trainer, max_steps=int(steps), val_check_interval=interval))
-    patience = PATIENCE if short and config.trainer.max_steps == "auto" else None
-    chosen = replace(chosen, callbacks=_with_patience(config.callbacks, patience))
+    chosen = replace(chosen, callbacks=_callbacks(config, short))
     if short and (adapted := ", ".join(_adapted(config, chosen))):
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {adapted}")
-    reasons = [machine.device, f"{precision} ({why_precision or AS_CONFIGURED})"]
-    reasons.append(f"{'not ' * (compiled == 'false')}compiled ({why_compile or AS_CONFIGURED})")
-    reasons += [f"{count(int(threads), 'thread')} ({why_threads})"] if why_threads else []
-    return Choice(chosen, ", ".join(reasons), tuple(notes))
+    line = f"{machine.device}, {precision} ({why_precision or AS_CONFIGURED})"
+    line += f", {'not ' * (compiled == 'false')}compiled ({why_compile or AS_CONFIGURED})"
+    line += f", {count(int(threads), 'thread')} ({why_threads})" if why_threads else ""
+    return Choice(chosen, line, tuple(notes))
 
 
 def fill(config: Any, **values: Any) -> Any:
@@ -103,30 +114,26 @@ def with_defaults(config: Any) -> Any:
     return fill(config, **{each.name: each.default for each in fields(config) if each.metadata["auto"]})
 
 
+def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
+    """Return `optim` with AdamW's learning rate and the warm-up of a run of `steps` steps where they are `auto`."""
+    times = min(HIGHEST_RATE, max(1.0, RAISED_BELOW / steps)) if optim.name == "muon" else 1.0
+    warmup = min(OptimConfig.warmup, int(steps / SHORT_WARMUP))
+    return fill(optim, lr=float(f"{times * OptimConfig.lr:.2g}"), warmup=warmup)
+
+
 def _adapted(config: Config, chosen: Config) -> Iterator[str]:
     """Yield what was chosen for a short text in place of the usual value."""
-    trainer = chosen.trainer
-    if config.trainer.max_steps != trainer.max_steps:
-        yield f"{trainer.max_steps} steps"
+    if config.trainer.max_steps != chosen.trainer.max_steps:
+        yield f"{chosen.trainer.max_steps} steps"
     if config.model.dropout == "auto" and chosen.model.dropout:
         yield f"dropout {chosen.model.dropout:g}"
-    if config.trainer.val_check_interval != trainer.val_check_interval < TrainerConfig.val_check_interval:
-        yield f"validation every {trainer.val_check_interval}"
+    if config.trainer.val_check_interval != chosen.trainer.val_check_interval < TrainerConfig.val_check_interval:
+        yield f"validation every {chosen.trainer.val_check_interval}"
 
 
-def steps_needed(config: Config, short: bool, tokens: int) -> float:
-    """Return the number of steps after which a run ends, infinity if `minutes` alone decides."""
-    if config.trainer.max_steps != "auto":
-        return config.trainer.max_steps
-    if short:
-        return steps_for(tokens, config.init_from is not None)
-    return TrainerConfig.max_steps if config.minutes is None else math.inf
-
-
-def steps_for(tokens: int, started: bool) -> int:
-    """Return the number of training steps for a training text with `tokens` tokens."""
-    share = min(1.0, tokens / WHOLE) ** 0.5 * (START_SHARE if started else 1)
-    return max(1, round(TrainerConfig.max_steps * share / 10)) * 10
+def steps_for(tokens: int, share: float) -> int:
+    """Return the number of training steps, times `share`, for a training text with `tokens` tokens."""
+    return max(1, round(TrainerConfig.max_steps * min(1.0, tokens / WHOLE) ** 0.5 * share / 10)) * 10
 
 
 def dropout_for(weights: int, tokens: int, read: float) -> float:
@@ -136,18 +143,18 @@ def dropout_for(weights: int, tokens: int, read: float) -> float:
     return DROPOUT if weights > MANY_WEIGHTS * tokens else LITTLE_DROPOUT
 
 
-def interval_for(tokens: int, started: bool, steps: int) -> int:
+def interval_for(tokens: int, share: float, steps: int) -> int:
     """Return the number of steps between two validations of a run on a short text (fewer than `WHOLE` tokens)."""
-    rising = min(steps, steps_for(tokens, started))  # the loss may rise from about here on
+    rising = min(steps, steps_for(tokens, share))  # the loss may rise from about here on
     return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))
 
 
-def _with_patience(callbacks: dict[str, Any], patience: int | None) -> dict[str, Any]:
-    """Return the configured callbacks, with the argument `patience: auto` of early stopping replaced by `patience`."""
-    chosen = {}
-    for name, arguments in callbacks.items():
-        if arguments.get("patience") != "auto":
-            chosen[name] = arguments
-        elif patience is not None:
-            chosen[name] = arguments | {"patience": patience}
-    return chosen
+def _callbacks(config: Config, short: bool) -> dict[str, Any]:
+    """Return the configured callbacks; early stopping with `patience: auto` is for a run of its own on a short text."""
+    found = {}
+    for name, each in config.callbacks.items():
+        if each.get("patience") != "auto":
+            found[name] = each
+        elif short and config.trainer.max_steps == "auto":
+            found[name] = each | {"patience": PATIENCE}
+    return found

@@ -14,7 +14,6 @@ from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
-from gpt.optim_config import OptimConfig
 from training.choosing.hardware import COMPILED
 from training.module import LitGPT
 
@@ -29,20 +28,9 @@ DOUBLED_FROM = 4000
 # weight (docs/experiments.md).
 CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
 WORSE = 1.05  # no larger model is timed if one's predicted loss is so many times the lowest
-# Below so many steps the learning rate is higher, at most so many times, and the warm-up takes a part of the steps
-# (docs/experiments.md).
-RAISED_BELOW, HIGHEST_RATE, SHORT_WARMUP = 1300, 5.0, 6
 TRAINING = 0.85  # fraction of the seconds left that are training steps; the rest is for validations and the end
 TIMED_SECONDS, UNTIMED_STEPS = 0.4, 2  # seconds of steps to time, after this many slower ones
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
-
-
-def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
-    """Return `optim` with AdamW's learning rate and the warm-up of a run of `steps` steps where they are `auto`."""
-    times = min(HIGHEST_RATE, max(1.0, RAISED_BELOW / steps)) if optim.name == "muon" else 1.0
-    lr = float(f"{times * OptimConfig.lr:.2g}") if optim.lr == "auto" else optim.lr
-    warmup = min(OptimConfig.warmup, int(steps / SHORT_WARMUP)) if optim.warmup == "auto" else optim.warmup
-    return replace(optim, lr=lr, warmup=warmup)
 
 
 def predicted_loss(weights: int, read: float) -> float:
@@ -100,28 +88,26 @@ def fit_into_minutes(
             step, seconds = COMPILED[default.trainer.precision] * step, seconds - compiling
         return step, max(1e-3, seconds) / step
 
-    data, lowest, candidates = default.data, math.inf, [default.model]
-    if free := config.model.layers == config.model.heads == config.model.dim == "auto":
+    batch, lowest, candidates = default.data.batch, math.inf, [default.model]
+    if config.model.layers == config.model.heads == config.model.dim == "auto":
         sizes = (*SMALLER, *presets())  # from small to large
         candidates = [replace(default.model, layers=each.layers, heads=each.heads, dim=each.dim) for each in sizes]
     for model in candidates:
         weights = untrained(model, text.tokenizer.size).num_parameters()
-        larger = free and model.dim > ModelConfig.dim
-        if larger and len(text.train) < TEXT_PER_WEIGHT * weights:
-            break
         step, fitting = fit(model)
-        read = min(fitting, most) * data.batch * model.context
+        read = min(fitting, most) * batch * model.context
+        suited = min(read / CHARACTERS_PER_WEIGHT, len(text.train) / TEXT_PER_WEIGHT) >= weights
         loss = predicted_loss(weights, read)
-        if loss > WORSE * lowest or larger and read < CHARACTERS_PER_WEIGHT * weights:
+        if loss > WORSE * lowest or lowest < math.inf and model.dim > ModelConfig.dim and not suited:
             break
         if loss < lowest:
             lowest, best = loss, (model, step, fitting)
     model, step, fitting = best[0], best[1], max(1.0, best[2])
-    read = fitting * data.batch * model.context
+    read = fitting * batch * model.context
     if config.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
-        data, step, fitting = replace(data, batch=2 * data.batch), 2 * step, fitting / 2
+        batch, step, fitting = 2 * batch, 2 * step, fitting / 2
     notes = [f"minutes    {config.minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
         few = count(int(fitting), "step")
         notes.append(f"minutes={config.minutes:g}: {few} will learn next to nothing; allow more time")
-    return replace(default, model=model, data=data), fitting, notes
+    return replace(default, model=model, data=replace(default.data, batch=batch)), fitting, notes
