@@ -176,9 +176,8 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
             name, _, argument = rest.partition(".")
             if name not in config[group]:
                 raise InputError(f"{each.text}: needs {group}={name}")
-            keys = [key for key in config[group][name] if key != "_target_"]
-            if argument not in keys:
-                listed = ", ".join(keys) or "none"
+            if argument == "_target_" or argument not in config[group][name]:
+                listed = ", ".join(key for key in config[group][name] if key != "_target_") or "none"
                 raise InputError(f"{each.key}: no such key; {group}={name} accepts {listed}")
         if is_literal(each.key) and each.value:
             OmegaConf.create({each.key: each.value})  # raises for an unfinished `${`, which config.yaml cannot contain

@@ -28,14 +28,9 @@ def windows_per_epoch(length: int, context: int) -> int:
 
 @lru_cache(maxsize=2)
 def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray:
-    """Return the positions in the text at which an epoch's windows begin, in the order of training: (windows,) int64.
-
-    The windows are adjacent in the text, but training visits them in random order. The window that comes first in the
-    text begins at a random position below `context`, so that each epoch cuts the text differently. `length` is the
-    number of tokens in the text, and `epoch` counts from 0.
-    """
+    """Return where an epoch's windows begin in the text, in the order of training: (windows,) int64."""
     random = np.random.default_rng([seed, epoch])
-    phase = random.integers(min(context, length - context))
+    phase = random.integers(min(context, length - context))  # so that each epoch cuts the text differently
     return phase + context * random.permutation(windows_per_epoch(length, context))
 
 

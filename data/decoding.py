@@ -197,7 +197,6 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
 
 
 def part_of(texts: int, files: int, everything: str) -> str:
-    """Return a log line which says that only some files of a directory are read, and how to read all of them."""
     return f"{texts:,} of {files:,} files (*.txt); to read all: {shlex.quote(f'data.path={everything}')}"
 
 

@@ -175,7 +175,7 @@ def are_sorted(text: str) -> bool:
     fewer than 100 lines that are not blank, or if its first line is not before its last.
     """
     for each in (text, text.casefold()):
-        lines = [line for line in each.split("\n") if line.strip()]
+        lines = list(filter(str.strip, each.split("\n")))
         ordered = sum(before <= after for before, after in pairwise(lines))
         if len(lines) >= 100 and lines[0] < lines[-1] and ordered >= SORTED * (len(lines) - 1):
             return True

@@ -27,8 +27,11 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
             holds = f"{len(tokens):,} of {whole:,} {'characters' if corpus.encoding else 'bytes'}"
             needs = f"at least {least[split]:,}" + f" for model.context={context}" * (split != "test")
             largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
-            needs += f"; set model.context={largest} or" * (0 < largest < context)
-            raise InputError(f"{corpus.name}: {split} holds {holds} but needs {needs}; name a longer text")
+            shorter = f"set model.context={largest} or "
+            raise InputError(
+                f"{corpus.name}: {split} holds {holds} but needs {needs}; "
+                f"{shorter if 0 < largest < context else ''}name a longer text"
+            )
 
 
 def split_by_file(

@@ -59,6 +59,11 @@ class Text:
         return self.tokenizer.pack(self.documents.rule.end) if self.documents else None
 
     @property
+    def mode(self) -> str:
+        """How windows are placed in an evaluation: they begin at `documents`, or are `disjoint`."""
+        return "documents" if self.documents else "disjoint"
+
+    @property
     def first_validated(self) -> int | None:
         """The first validation token if nothing precedes it, so that its loss is ln V."""
         return None if self.documents else int(self.validation[0])

@@ -35,9 +35,8 @@ class Score:
     bytes: int  # in UTF-8
 
 
-def measured(score: Score, context: int, documents: bool) -> dict[str, Any]:
+def measured(score: Score, context: int, mode: str) -> dict[str, Any]:
     """Return the `evaluation` of model files and summary.json for a score on windows of `context` tokens."""
-    mode = "documents" if documents else "disjoint"
     return {"mode": mode, "context": context, "stride": context, "characters": score.characters}
 
 

@@ -31,11 +31,7 @@ def describe_score(name: str, score: Score, text: Text, context: int, which: str
     found = f"{in_nats(score.loss)} per {unit}"
     if score.bytes != score.characters:
         found += f", {score.bpc:.4f} bits per character" if unit == "byte" else f", {score.bpb:.4f} bits per byte"
-    return f"{name:10} loss {found}: {which}, {part} {unit}s in {describe_windows(mode_of(text), context)}"
-
-
-def mode_of(text: Text) -> str:
-    return "documents" if text.documents else "disjoint"
+    return f"{name:10} loss {found}: {which}, {part} {unit}s in {describe_windows(text.mode, context)}"
 
 
 def in_nats(loss: float) -> str:
@@ -61,7 +57,7 @@ def introduce(run: Run, config: Config, text: Text, machine: str, parameters: in
     which = (
         "the whole split" if part == split else f"about {part:,} evenly spaced {unit}s of the split, more at the end"
     )
-    log.info(f"validation {which}, {describe_windows(mode_of(text), shape.context)}")
+    log.info(f"validation {which}, {describe_windows(text.mode, shape.context)}")
     if config.data.overfit is not None:
         log.info(f"overfit    the first {split:,} {unit}s of training text are also validation and test")
     for note in notes:
@@ -105,7 +101,7 @@ def show_scores(run: Run, config: Config, text: Text, best: tuple[int, Score], l
     log.info("")
     log.info(describe_score("validation", score, text, config.model.context, which))
     if score.tokens < len(text.validation):
-        whole = command("python", "score.py", run, "--split", "validation", "--window", mode_of(text))
+        whole = command("python", "score.py", run, "--split", "validation", "--window", text.mode)
         log.info(f"all of it  {whole}")
     elif len(text.test):
         log.info(f"test       {command('python', 'score.py', run, '--split', 'test')}")

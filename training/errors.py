@@ -77,7 +77,6 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
 
 
 def _rates(optim: OptimConfig) -> dict[str, float]:
-    """Return the peak learning rates that the optimizer uses, by key."""
     return {"optim.lr": optim.lr} | ({"optim.muon_lr": optim.muon_lr} if optim.name == "muon" else {})
 
 

@@ -32,11 +32,7 @@ def dropout_seed(seed: int, step: int, rank: int) -> int:
 
 
 def mean_loss(net: GPT, rows: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
-    """Return the mean loss of token sequences in nats per token: (rows, context + 1) int64 -> ().
-
-    The first `context` tokens of each row are the inputs, the last `context` tokens the targets. `tables` are the
-    `position_tables` of the context.
-    """
+    """Return the mean loss of token sequences in nats per token: (rows, context + 1) int64 -> ()."""
     logits = net.logits(rows[:, :-1], tables).float()  # (rows, context, V)
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
@@ -239,7 +235,7 @@ class LitGPT(L.LightningModule):
             "model_config": vars(self.model_config).copy(),
             "vocabulary": self.vocabulary,
             "val_loss": score and score.loss,
-            "evaluation": score and measured(score, self.model_config.context, bool(self.data["divided"])),
+            "evaluation": score and measured(score, self.model_config.context, self.trainer.datamodule.text.mode),  # type: ignore[attr-defined]
             "data": self.data,
             "conditions": self.conditions,
         }

@@ -82,7 +82,7 @@ def evaluate_models(
     device = plan.machine.device
 
     def scores(score: Score) -> dict[str, Any]:
-        return {"val_loss": score.loss, "evaluation": measured(score, context, bool(plan.text.documents))}
+        return {"val_loss": score.loss, "evaluation": measured(score, context, plan.text.mode)}
 
     model = build(model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])).to(device)
     last = EvaluatedModel(step, scored or evaluate_split(plan, model, count, "last"), model)
@@ -140,7 +140,7 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     summary = summarize(
         plan, "finished", last.step, record, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
         val_loss=best.score.loss, val_bpc=best.score.bpc, val_bpb=best.score.bpb,
-        evaluation=measured(best.score, config.model.context, bool(plan.text.documents)) | split,
+        evaluation=measured(best.score, config.model.context, plan.text.mode) | split,
         uniform_loss=uniform, ngram_loss=ngram, ngram_order=order,
     )  # fmt: skip
     log.info(f"baselines  {log_lines.describe_baselines(summary, plan.text.tokenizer.unit)}")

@@ -110,7 +110,6 @@ def fill(config: Any, **values: Any) -> Any:
 
 
 def with_defaults(config: Any) -> Any:
-    """Return a copy of `config` in which each `auto` is replaced by the default of its field."""
     return fill(config, **{each.name: each.default for each in fields(config) if each.metadata["auto"]})
 
 

@@ -102,7 +102,7 @@ def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
     Path("short.txt").write_text(Path("book.txt").read_text()[:2000])
     first = train("data.path=short.txt", "name=short", *SMALL, defaults=False)
     assert first.status == 0, first
-    steps = steps_for(1800, False)
+    steps = steps_for(1800, 1.0)
     assert f"short text 1,800 training characters: {steps} steps" in first.out
     assert "baselines  uniform " in first.out
     stored = read_config(Path("runs/short"))
