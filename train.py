@@ -5,7 +5,7 @@ import sys
 import time
 
 from base import ranks
-from base.command_line import main, versions
+from base.command_line import main
 from base.errors import InputError
 from base.jobs import run_directory, run_lock
 from base.log import log
@@ -41,8 +41,6 @@ def dispatch(arguments: list[str]) -> int | None:
     """Print what an option such as `--runs` asks for, or start one run, a sweep or a search."""
     if wanted := {"-h", "--help", "--help=all"} & set(arguments):
         return print(usage("--help=all" in wanted))
-    if "--version" in arguments:
-        return print(versions())
     if "--runs" in arguments:
         others = [each for each in arguments if each != "--runs"]
         if len(others) > 1 or any("=" in each or each.startswith("-") for each in others):

@@ -113,14 +113,6 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
         raise KeyboardInterrupt
 
 
-def versions() -> str:
-    """Return the versions of chargpt, torch, lightning and Python in one line."""
-    from importlib.metadata import version  # costs 10 ms, which only --version needs
-
-    packages = ", ".join(f"{name} {version(name)}" for name in ("chargpt", "torch", "lightning"))
-    return f"{packages}, Python {platform.python_version()}"
-
-
 class Parser(argparse.ArgumentParser):
     """An argument parser that reports an error in one line and suggests the nearest option."""
 
@@ -139,7 +131,10 @@ class Parser(argparse.ArgumentParser):
 
 class _PrintVersions(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
-        print(versions())
+        from importlib.metadata import version  # costs 10 ms, which only --version needs
+
+        packages = ", ".join(f"{name} {version(name)}" for name in ("chargpt", "torch", "lightning"))
+        print(f"{packages}, Python {platform.python_version()}")
         parser.exit()
 
 

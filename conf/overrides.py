@@ -15,14 +15,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, Sweep, ValueType
 from hydra.errors import HydraException
 
+from base.command_line import Parser
 from base.errors import InputError, one_line, printable
 from base.jobs.run_directory import RUNS
 from base.options import spell, wrong_value
 from conf.keys import KEYS, SEARCH_KEYS, add_folder, choice_values, groups, is_launch, is_literal, nearest_key
 from conf.schema import PLUGINS, SearchConfig
 
-SHOW, CONFIG_DIR, SEVERAL = ("-c", "--cfg"), ("-cd", "--config-dir"), ("-m", "--multirun")
-FLAGS = (*SEVERAL, "-h", "--help", "--help=all", *SHOW, "--config-dir", "--runs", "--version")
+FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", "-c", "--cfg", "--config-dir", "--runs", "--version")
 MAX_RUNS = 10_000  # runs of one sweep, so also the values of one key
 # Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
@@ -87,30 +87,22 @@ def settings(override: Override) -> list[Setting]:
 
 def read_command(arguments: list[str]) -> Command:
     """Parse the command line of train.py and check its flags and keys; the values are checked by `conf.compose`."""
-    flags, own, assignments = set[str](), list[str](), list[str]()
-    left = iter(arguments)
-    for argument in left:
-        flag, equals, value = argument.partition("=")
-        if flag in (*SHOW, *CONFIG_DIR):
-            value = value if equals else next(left, "")
-        if flag in CONFIG_DIR:
-            add_folder(value)
-        elif flag in SHOW:
-            if value != "job":
-                raise InputError(f"{flag} {value}: must be {flag} job")
-            flags.add("--cfg")
-        elif argument in FLAGS:
-            flags.add(argument)
-        elif argument.startswith("-"):
-            near = nearest_key(flag.lstrip("-").replace("-", "_"), FLAGS)
-            raise InputError(f"{argument}: no such flag, must be one of {', '.join(FLAGS)}, or key=value{near}")
-        else:
-            (own if re.match(r"\+*hparams_search\b", argument) else assignments).append(argument)
-    search, sweep = read_search(own), not flags.isdisjoint(SEVERAL)
-    if search and "--cfg" in flags:
+    parser = Parser(prog="train.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("-m", "--multirun", action="store_true")
+    parser.add_argument("-c", "--cfg", choices=["job"])
+    parser.add_argument("-cd", "--config-dir", action="append", default=[])
+    flags, others = parser.parse_known_args(arguments)
+    for folder in flags.config_dir:
+        add_folder(folder)
+    if unknown := next((each for each in others if each.startswith("-")), ""):
+        near = nearest_key(unknown.partition("=")[0].lstrip("-").replace("-", "_"), FLAGS)
+        raise InputError(f"{unknown}: no such flag, must be one of {', '.join(FLAGS)}, or key=value{near}")
+    own = [each for each in others if re.match(r"\+*hparams_search\b", each)]
+    search, sweep = read_search(own), flags.multirun
+    if search and flags.cfg:
         raise InputError("--cfg=job: shows the settings of one run or the runs of a sweep, not of a search")
     rest, literals = list[str](), dict[str, list[Setting]]()
-    for argument in assignments:
+    for argument in (each for each in others if each not in own):
         key, equals, value = argument.partition("=")
         if not (equals and is_literal(key)):
             rest.append(argument)
@@ -120,7 +112,7 @@ def read_command(arguments: list[str]) -> Command:
             alone = f"must be one value in a search; quote a name with a comma: '{key}=\"…\"'"
             raise InputError(f"{printable(argument)}: {alone}")
     overrides = {each.key_or_group: each for each in parse_overrides(rest, sweep, search is not None)}
-    return Command(overrides, literals, sweep, search, "--cfg" in flags)
+    return Command(overrides, literals, sweep, search, flags.cfg is not None)
 
 
 def literal_settings(key: str, given: str, several: bool) -> list[Setting]:
@@ -194,17 +186,11 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         listed = f"for one run with a list: {one}; " if "list" in allowed else ""
         raise InputError(f"{argument}: several values for {key}; {listed}for a run with each: add -m")
     values = _values(override)
-    if any(map(_has_mapping, values)):
-        raise InputError(f"{argument}: must be a value or a list; set each key by itself")
     for value in values if key in choices else ():
         for choice in value if isinstance(value, list) and key in PLUGINS else [value]:
             if choice not in choices[key]:
                 wrong = wrong_value(key, choice, f"one of {', '.join(choices[key])}", choices[key])
                 raise InputError(f"{wrong}{_to_train_on(spell(choice)) if key == 'data' else ''}")
-
-
-def _has_mapping(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_mapping, value)))
 
 
 def _values(override: Override) -> list[Any]:

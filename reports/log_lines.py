@@ -24,14 +24,8 @@ SAMPLE_LINES, SAMPLE_WIDTH = 2, 100  # lines and characters of the sample at the
 HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
-def describe_score(name: str, score: Score, text: Text, context: int, which: str) -> str:
-    """Return a log line with the validation loss of the model `which`, and how the loss was measured."""
-    unit, split = text.tokenizer.unit, len(text.validation)
-    part = f"all {split:,}" if score.tokens == split else f"{score.tokens:,} evenly spaced of {split:,}"
-    found = f"{in_nats(score.loss)} per {unit}"
-    if score.bytes != score.characters:
-        found += f", {score.bpc:.4f} bits per character" if unit == "byte" else f", {score.bpb:.4f} bits per byte"
-    return f"{name:10} loss {found}: {which}, {part} {unit}s in {describe_windows(text.mode, context)}"
+def share_of(number: int, whole: int) -> str:
+    return f"all {whole:,}" if number == whole else f"{number:,} evenly spaced of {whole:,}"
 
 
 def in_nats(loss: float) -> str:
@@ -95,12 +89,16 @@ def describe_documents(documents: Documents) -> str:
 def show_scores(run: Run, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
     """Log the best checkpoint's validation loss, and how to score what is left; `best` and `last` are (step, score)."""
     (step, score), (last_step, _), steps = best, last, config.trainer.max_steps
+    unit, split = text.tokenizer.unit, len(text.validation)
+    loss = f"{in_nats(score.loss)} per {unit}"
+    if score.bytes != score.characters:
+        loss += f", {score.bpc:.4f} bits per character" if unit == "byte" else f", {score.bpb:.4f} bits per byte"
     which = f"best checkpoint, step {step}"
     if last_step < steps:
         which += f" (stopped at step {last_step:,} of {steps:,}, because it had not fallen since)"
-    log.info("")
-    log.info(describe_score("validation", score, text, config.model.context, which))
-    if score.tokens < len(text.validation):
+    measured = f"{share_of(score.tokens, split)} {unit}s in {describe_windows(text.mode, config.model.context)}"
+    log.info(f"\nvalidation loss {loss}: {which}, {measured}")
+    if score.tokens < split:
         whole = command("python", "score.py", run, "--split", "validation", "--window", text.mode)
         log.info(f"all of it  {whole}")
     elif len(text.test):
@@ -130,14 +128,16 @@ def conclude(run: Run, config: Config, report: Path | None) -> None:
         watch(run.directory.parent)
 
 
+def baselines(summary: Summary) -> list[tuple[str, float]]:
+    """Return pairs (name, nats per token) of the baselines and of the best model."""
+    losses = [("uniform", summary.uniform_loss), (f"{summary.ngram_order}-grams", summary.ngram_loss)]
+    return [(name, loss) for name, loss in [*losses, ("this model", summary.val_loss)] if loss is not None]
+
+
 def describe_baselines(summary: Summary, unit: str) -> str:
-    """Return a line that compares the best model's loss with a uniform distribution and an n-gram model."""
-    parts = [f"uniform {summary.uniform_loss:.2f}"]
-    if summary.ngram_loss is None:
-        parts.append("n-grams left out because the text is too long")
-    else:
-        parts.append(f"{summary.ngram_order}-grams {summary.ngram_loss:.2f}")
-    return f"{', '.join(parts)}, this model {summary.val_loss:.2f} nats per {unit}"
+    losses = ", ".join(f"{name} {loss:.2f}" for name, loss in baselines(summary))
+    without = "; n-grams left out because the text is too long" if summary.ngram_loss is None else ""
+    return f"{losses} nats per {unit}{without}"
 
 
 def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enough: int) -> list[str]:

@@ -16,7 +16,7 @@ from gpt.evaluation import describe_windows, predictions
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 from gpt.training_checkpoint import TrainingRecord
-from reports.log_lines import epochs
+from reports.log_lines import baselines, epochs, share_of
 from reports.page import render_page
 from reports.pictures import spread_over
 
@@ -73,17 +73,10 @@ def figures(summary: Summary, config: ModelConfig, unit: str) -> list[list[str]]
     ]
 
 
-def baselines(summary: Summary) -> list[tuple[str, float]]:
-    """Return pairs (name, nats per token), the bars that compare the model with the baselines."""
-    losses = [("uniform", summary.uniform_loss), (f"{summary.ngram_order}-grams", summary.ngram_loss)]
-    return [(name, loss) for name, loss in [*losses, ("this model", summary.val_loss)] if loss is not None]
-
-
 def evaluation_note(summary: Summary, unit: str) -> str:
     """Return sentences about how the best checkpoint's loss was measured, and the last one's loss if it differs."""
     measured = summary.evaluation or {}
-    number, split = f"{measured['characters']:,}", measured["split_characters"]
-    part = f"all {number}" if measured["characters"] == split else f"{number} evenly spaced of {split:,}"
+    part = share_of(measured["characters"], measured["split_characters"])
     windows = describe_windows(measured["mode"], measured["context"])
     note = f"Exact: {part} characters of the validation split, in {windows}."
     if summary.last_val_loss != summary.val_loss:
