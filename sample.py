@@ -8,7 +8,6 @@ import re
 import secrets
 import stat
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import TextIO
 
 import numpy as np
 
-from base.command_line import ABOUT_UNKNOWN, Parser, add_unknown, device, main, number, say_adapted, writing_to
+from base.command_line import ABOUT_UNKNOWN, Parser, adapted, add_unknown, device, main, number, writing_to
 from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
@@ -142,18 +141,13 @@ def read_prompt(name: str, newline: str | None) -> str:
 
 def adapt(prompt: str, unknown: str, tokenizer: Tokenizer) -> str:
     """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
-    if unknown == "error":
-        try:
-            tokenizer.encode(prompt)
-        except UnknownCharacter as error:
-            raise InputError(f"{error}; {ABOUT_UNKNOWN}") from None
-        return prompt
-    prompt = tokenizer.canonical(prompt)
-    adapted = tokenizer.adapt(prompt, replace=unknown == "replace")
-    if adapted != prompt:
-        forms = ((letter, tokenizer.adapt(letter, replace=unknown == "replace")) for letter in prompt)
-        say_adapted(f"--unknown {unknown}", Counter(change for change in forms if change[0] != change[1]))
-    return adapted
+    if unknown != "error":
+        return adapted(tokenizer.canonical(prompt), [tokenizer], unknown)
+    try:
+        tokenizer.encode(prompt)
+    except UnknownCharacter as error:
+        raise InputError(f"{error}; {ABOUT_UNKNOWN}") from None
+    return prompt
 
 
 def continuations(

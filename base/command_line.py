@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
@@ -149,13 +149,21 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
     )
 
 
-def say_adapted(option: str, changes: Counter[tuple[str, str]]) -> None:
-    """Print to standard error which characters were replaced or dropped, given pairs (character, replacement or "")."""
+def adapted(text: str, tokenizers: Sequence[Any], unknown: str) -> str:
+    """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
+    forms = {letter: letter for letter in set(text)}
+    for replace in [True, False] if unknown == "replace" else [False]:
+        for tokenizer in tokenizers:
+            forms = {letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()}
+    changes = Counter({letter: text.count(letter) for letter, form in forms.items() if form != letter})
     said = []
-    for (old, new), times in changes.most_common(10):
-        said.append(f"{old!r} {f'replaced by {new!r}' if new else 'dropped'} ({count(times, 'time')})")
-    more = f", {len(changes) - 10} more" if len(changes) > 10 else ""
-    print(f"{option}: {', '.join(said)}{more}", file=sys.stderr)
+    for letter, times in changes.most_common(10):
+        form = f"replaced by {forms[letter]!r}" if forms[letter] else "dropped"
+        said.append(f"{letter!r} {form} ({count(times, 'time')})")
+    if said:
+        more = f", {len(changes) - 10} more" if len(changes) > 10 else ""
+        print(f"--unknown {unknown}: {', '.join(said)}{more}", file=sys.stderr)
+    return "".join(map(forms.__getitem__, text))
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:

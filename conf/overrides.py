@@ -186,11 +186,17 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         listed = f"for one run with a list: {one}; " if "list" in allowed else ""
         raise InputError(f"{argument}: several values for {key}; {listed}for a run with each: add -m")
     values = _values(override)
+    if any(map(_has_mapping, values)):
+        raise InputError(f"{argument}: must be a value or a list; set each key by itself")
     for value in values if key in choices else ():
         for choice in value if isinstance(value, list) and key in PLUGINS else [value]:
             if choice not in choices[key]:
                 wrong = wrong_value(key, choice, f"one of {', '.join(choices[key])}", choices[key])
                 raise InputError(f"{wrong}{_to_train_on(spell(choice)) if key == 'data' else ''}")
+
+
+def _has_mapping(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_mapping, value)))
 
 
 def _values(override: Override) -> list[Any]:

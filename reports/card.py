@@ -21,7 +21,7 @@ from gpt.inference.continuation import beginning, complete_documents, readable
 from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
-from reports.log_lines import describe_baselines, describe_copies, epochs, in_nats
+from reports.log_lines import describe_baselines, describe_copies, describe_shape, epochs, in_nats
 from reports.run_page import origin
 
 PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings of which the card shows only the last path component
@@ -85,8 +85,7 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> I
     if summary.copies and meta["step"] == summary.best_step:
         yield "copied", describe_copies(summary.copies, unit)
     window = f", window {shape.window}" if shape.window else ""
-    form = f"{count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide"
-    yield "shape", f"{form}, context {shape.context} {unit}s{window}, {shape.positions} positions"
+    yield "shape", f"{describe_shape(shape)}, context {shape.context} {unit}s{window}, {shape.positions} positions"
     yield "weights", f"{model.num_parameters():,}, of step {meta['step']:,}"
     if finished:
         assert read and passes and steps and seconds is not None

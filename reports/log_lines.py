@@ -14,6 +14,7 @@ from conf.schema import Config
 from data.batches import num_validated
 from data.documents import Documents
 from data.text import Text
+from gpt.config import ModelConfig
 from gpt.evaluation import Score, describe_windows
 from reports.tensorboard import watch
 
@@ -39,11 +40,10 @@ def introduce(run: Run, config: Config, text: Text, machine: str, parameters: in
     log.info(f"text       {text.name}: {first}")
     for line in [*others, *text.notes]:
         log.info(f"           {line}")
-    log.info(
-        f"model      {count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide, "
-        f"context {shape.context}{f', window {shape.window}' if shape.window else ''}: "
-        f"{parameters:,} parameters{f', dropout {shape.dropout:g}' if shape.dropout else ''}"
-    )
+    window = f", window {shape.window}" if shape.window else ""
+    dropout = f", dropout {shape.dropout:g}" if shape.dropout else ""
+    context = f"context {shape.context}{window}"
+    log.info(f"model      {describe_shape(shape)}, {context}: {parameters:,} parameters{dropout}")
     log.info(f"machine    {machine}")
     split, steps = len(text.validation), config.trainer.max_steps  # with `minutes`, only known at the end
     trained = 0 if steps == "auto" else steps * config.data.batch * shape.context
@@ -62,6 +62,10 @@ def introduce(run: Run, config: Config, text: Text, machine: str, parameters: in
     else:
         what = f"{count(steps, 'step')} of {windows}, {epochs(trained / len(text.train))}"
     log.info(f"run        {run}: {what}, seed {config.seed}")
+
+
+def describe_shape(shape: ModelConfig) -> str:
+    return f"{count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide"
 
 
 def epochs(number: float) -> str:

@@ -16,7 +16,7 @@ from gpt.evaluation import describe_windows, predictions
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 from gpt.training_checkpoint import TrainingRecord
-from reports.log_lines import baselines, epochs, share_of
+from reports.log_lines import baselines, describe_shape, epochs, share_of
 from reports.page import render_page
 from reports.pictures import spread_over
 
@@ -62,14 +62,12 @@ def figures(summary: Summary, config: ModelConfig, unit: str) -> list[list[str]]
     step = f"best checkpoint, step {summary.best_step:,}"
     read = f"{summary.characters:,} {unit}s, {epochs(passes)}"
     read += f", {speed:,.0f} a second during steps" if speed else ""
-    time_unit = "seconds" if seconds < 59.5 else "minutes" if seconds < 3599.5 else "hours"
-    time = f"{seconds:.0f}" if seconds < 59.5 else clock(seconds)
+    time_unit = "minutes" if seconds < 3599.5 else "hours"
     size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
-    shape = f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide"
     return [
         ["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step],
-        ["Training", time, time_unit, read, count(steps, "step")],
-        ["Model", size, "parameters", shape, f"context {config.context}"],
+        ["Training", clock(seconds), time_unit, read, count(steps, "step")],
+        ["Model", size, "parameters", describe_shape(config), f"context {config.context}"],
     ]
 
 

@@ -4,13 +4,12 @@ import argparse
 import hashlib
 import io
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from base.command_line import ABOUT_UNKNOWN, say_adapted
+from base.command_line import ABOUT_UNKNOWN, adapted
 from base.errors import InputError, printable
 from base.jobs.run_directory import Run
 from base.processes import command
@@ -123,11 +122,8 @@ def encode_text(text: str, tokenizers: list[Tokenizer], options: argparse.Namesp
     """Encode a text for each tokenizer, after `--unknown` has skipped or replaced what one of them does not know."""
     for tokenizer in tokenizers:
         text = tokenizer.canonical(text)
-    changes = Counter[tuple[str, str]]()
     if options.unknown != "error":
-        forms = {letter: known_form(letter, tokenizers, options.unknown) for letter in set(text)}
-        changes.update({(old, new): text.count(old) for old, new in forms.items() if new != old})
-        text = "".join(map(forms.__getitem__, text))
+        text = adapted(text, tokenizers, options.unknown)
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     encoded = []
     for model, tokenizer in zip(models, tokenizers, strict=True):
@@ -141,14 +137,4 @@ def encode_text(text: str, tokenizers: list[Tokenizer], options: argparse.Namesp
                 whose = f"{printable(model)}: " if options.compare else ""
                 raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {ABOUT_UNKNOWN}") from None
         encoded.append(bytes(own))
-    if changes:
-        say_adapted(f"--unknown {options.unknown}", changes)
     return encoded
-
-
-def known_form(letter: str, tokenizers: list[Tokenizer], unknown: str) -> str:
-    """Return a character that all tokenizers know for `letter`, or "" if `unknown` is skip or no character is near."""
-    for replace in [True, False] if unknown == "replace" else [False]:
-        for tokenizer in tokenizers:
-            letter = tokenizer.adapt(letter, replace=replace)
-    return letter
