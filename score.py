@@ -36,8 +36,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--window", choices=("disjoint", "documents", "strided", "sample"), help=window)
     stride = "tokens from the start of one strided window to the next (default: context / 2)"
     add("--stride", type=number(int, 1, 2**20), metavar="N", help=stride)
-    context = number(int, 1, 2**20)
-    add("--context", type=context, metavar="N", help="context length in tokens (default: the model's)")
+    context = "context length in tokens (default: the model's)"
+    add("--context", type=number(int, 1, 2**20), metavar="N", help=context)
     add("--per-char", action="store_true", help="print a line of JSON for each character, and the table to stderr")
     add("--html", metavar="OUT", help="write an HTML page that colours each character by its surprisal")
     each = "score each document by itself, for a model trained on documents, and list the most surprising ones first"
@@ -51,11 +51,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check `options`, the options of the command line, and score the text.
-
-    The results go to standard output or, with `--per-char`, to standard error. The output file is opened before the
-    text is scored, so that a wrong file name fails early.
-    """
+    """Check the options of the command line, and score the text."""
     trials = trials_of(options.checkpoint) if options.split else []
     single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
     if trials and options.file is None and not single:
@@ -86,7 +82,7 @@ def run(options: argparse.Namespace) -> None:
     if out is not None:
         page = writing_to(out, option, [*checkpoints, text], overwrite=options.overwrite)
     keep_freed_memory()
-    with page as file:
+    with page as file:  # before the slow work, so that a wrong name fails early
         with Progress("loading the model"):
             from gpt.model_file import read
             from reports.text_to_score import read_text

@@ -30,8 +30,7 @@ from conf.schema import PLUGINS, Config, by_key
 def compose(settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> Config:
     """Compose the configuration of a new run from the defaults, the presets and the command line.
 
-    `trained` contains the settings of the model from which the run starts, which replace the defaults, as configuration
-    group -> key -> value.
+    `trained` replaces defaults: the settings of the model from which the run starts, as group -> key -> value.
     """
     with _one_line():
         config = _set(_presets("train", settings, trained), settings)
@@ -56,11 +55,10 @@ def _check_minutes(config: Config) -> None:
 def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
 
-    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen. The number
-    of machines comes from the present command and, if a launcher such as torchrun has started this process, the number
-    of devices from the launcher.
+    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen.
     """
     base = asdict(stored) | {"resume": None, "allow": []}
+    # The present command decides the number of machines and, if torchrun or srun has started it, of devices.
     base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
     replaced = base | {group: {} for group in PLUGINS if group in {each.key for each in settings}}
     with _one_line():

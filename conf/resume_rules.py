@@ -67,10 +67,7 @@ def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: li
     """Return how the conditions of a resumed run differ from those under which it was trained, or "" if they are equal.
 
     Conditions are everything that the results depend on: the settings, the text, the device, torch's version, …
-
-    Raises:
-        InputError: a condition differs that is not in `allow`, or `allow` contains one that does not exist or that may
-            never differ.
+    One that differs must be in `allow`.
     """
     for name in allow:
         if name not in now:

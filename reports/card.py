@@ -61,11 +61,10 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> Iterator[tuple[str, str]]:
     """Yield the rows (key, value) of the card's table; `summary` is empty if the model is not in a run directory."""
     tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
-    unit, measured, finished = tokenizer.unit, meta["evaluation"], summary.uniform_loss is not None
+    unit, measured = tokenizer.unit, meta["evaluation"]
     sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"
     read, passes, steps, seconds = summary.characters, summary.epochs, summary.steps, summary.seconds
-    if finished:
-        assert read and passes and summary.evaluation
+    if read and passes and summary.evaluation:
         validated = summary.evaluation["split_characters"]
         sizes += f", {count(round(read / passes), unit)} for training, {count(validated, 'character')} for validation"
     yield "text", meta["text"] + sizes + split
@@ -80,15 +79,14 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> I
         yield "measured on", f"{count(measured['characters'], 'character')} of the validation split in {windows}"
     if summary.test_loss is not None and meta["step"] == summary.best_step:
         yield "test loss", f"{in_nats(summary.test_loss)} per {unit}"
-    if loss is not None and finished:
+    if loss is not None and summary.uniform_loss is not None:
         yield "baselines", describe_baselines(replace(summary, val_loss=loss), unit)
     if summary.copies and meta["step"] == summary.best_step:
         yield "copied", describe_copies(summary.copies, unit)
     window = f", window {shape.window}" if shape.window else ""
     yield "shape", f"{describe_shape(shape)}, context {shape.context} {unit}s{window}, {shape.positions} positions"
     yield "weights", f"{model.num_parameters():,}, of step {meta['step']:,}"
-    if finished:
-        assert read and passes and steps and seconds is not None
+    if read and passes and steps and seconds is not None:
         yield "training", f"{count(steps, 'step')}, {count(read, unit)} ({epochs(passes)}), {clock(seconds)} minutes"
         yield "machine", origin(replace(summary, init_from=without_folders(summary.init_from or "")))
 

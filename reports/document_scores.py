@@ -36,8 +36,6 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
     sizes = tokenizer.token_sizes[:, 0]
     characters = np.array([sizes[text].sum() + len(mark) for text in encoded])
     losses = nats / characters
-    with np.errstate(over="ignore"):
-        perplexities = np.exp(losses)
     order = np.argsort(-losses, kind="stable").tolist()
 
     def beginning(number: int) -> str:
@@ -46,19 +44,22 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
 
     print(f"{name}: {count(len(texts), 'document')}, {count(int(characters.sum()), 'character')} with end marks")
     print("{:>14}{:>16}{:>13}  {}".format("nats/character", "perplexity", "characters", "document"))
-    loss = nats.sum() / characters.sum()
-    print(row(loss, math.exp(min(loss, 700)), characters.sum(), "all, each from a fresh start"))
+    print(row(nats.sum() / characters.sum(), characters.sum(), "all, each from a fresh start"))
     for number in order[:ROWS]:
-        print(row(losses[number], perplexities[number], characters[number], beginning(number)))
+        print(row(losses[number], characters[number], beginning(number)))
     if len(order) > ROWS:
         print(f"and {len(order) - ROWS:,} more" + ("" if file else "; --csv FILE writes all of them"))
     if file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["document", "nats_per_character", "perplexity", "characters", "beginning"])
         for number in order:
-            values = float(losses[number]), float(perplexities[number]), int(characters[number])
-            table.writerow([number + 1, *values, beginning(number)])
+            loss = float(losses[number])
+            table.writerow([number + 1, loss, perplexity(loss), int(characters[number]), beginning(number)])
 
 
-def row(loss: float, perplexity: float, characters: int, text: str) -> str:
-    return f"{loss:>14.6f}{perplexity:>16.6f}{characters:>13,}  {text}"
+def row(loss: float, characters: int, text: str) -> str:
+    return f"{loss:>14.6f}{perplexity(loss):>16.6f}{characters:>13,}  {text}"
+
+
+def perplexity(nats: float) -> float:
+    return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows

@@ -29,11 +29,7 @@ MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisa
 def page(
     about: dict[str, Any], summary: Summary, record: TrainingRecord, model: GPT, passage: Tensor, tokenizer: Tokenizer
 ) -> str:
-    """Return the page of a run and its best model.
-
-    `about` has what `training.results` knows of the run, and `passage` 1 to context + 1 tokens of validation text, (T,)
-    int64.
-    """
+    """Return the page of a run and its best model; `passage` is 1 to context + 1 tokens of validation text, (T,)."""
     passage, unit = passage[: MAX_PASSAGE + 1], tokenizer.unit
     data = {
         **{key: about[key] for key in ("written", "differences", "command", "config")},

@@ -24,7 +24,7 @@ from gpt.evaluation import Score, describe_windows, make_score, totals
 from gpt.model_file import Model, to_device
 from gpt.scoring import Candidate, measure, pieces
 from gpt.tokenizer import tokenizer_from
-from reports.document_scores import print_documents
+from reports.document_scores import perplexity, print_documents
 from reports.page import render_page
 from reports.text_to_score import EncodedText, display_name
 
@@ -53,7 +53,6 @@ def print_scores(
     labels = ["A  ", "B  "] if options.compare else [""]
     for label, candidate in zip(labels, candidates, strict=True):
         print(f"{label}{printable(candidate.file)}, step {candidate.step}", file=out)
-    for label, candidate in zip(labels, candidates, strict=True):
         if candidate.trained:
             print(f"{label}the model was trained on this text; the loss on held-out text is higher", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
@@ -61,20 +60,17 @@ def print_scores(
 
     if options.per_document:
         return print_documents(candidates[0], display_name(options), file)
-    # With --per-char, begin with the strided windows, because their lines are printed while they are computed.
-    modes, detailed = ["disjoint", "strided"], options.window or "strided"
-    if candidates[0].documents:
-        modes = ["documents", "strided"] if options.stride else ["documents"]
-        detailed = options.window or modes[-1]
-    validated = modes[0]  # the mode of validation
+    validated = "documents" if candidates[0].documents else "disjoint"  # the mode of validation
     if options.compare and not candidates[0].documents and any(meta["documents"] for *_, meta in loaded):
         print("the models' documents differ, so both read the text in disjoint windows", file=out)
     if options.window == "documents" != validated:
         raise InputError("--window documents: needs models that were trained on documents, divided in the same way")
+    modes = [validated] if validated == "documents" and not options.stride else [validated, "strided"]
     if options.window:
         modes = [options.window]
-    elif options.per_char:
-        modes.reverse()
+    detailed = modes[-1]
+    if options.per_char:
+        modes.reverse()  # because its lines are printed while they are computed
     for mode in modes:
         in_detail = mode == detailed and (options.per_char or file)
         if in_detail:
@@ -204,8 +200,7 @@ def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
 def numbers(score: Score) -> tuple[float, float, float, float]:
     """Return nats per character, perplexity, bits per character and bits per byte."""
     nats = score.bpc * math.log(2)
-    perplexity = math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
-    return nats, perplexity, score.bpc, score.bpb
+    return nats, perplexity(nats), score.bpc, score.bpb
 
 
 def row(name: str, cells: list[str]) -> str:

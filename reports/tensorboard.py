@@ -17,10 +17,7 @@ def _chart(*tags: str) -> list[Any]:
 
 
 def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
-    """Return the charts of TensorBoard's page CUSTOM SCALARS, {group: {title: chart}}.
-
-    `peak_is_known` adds a chart of the share of the GPU's peak FLOP/s.
-    """
+    """Return the charts of TensorBoard's page CUSTOM SCALARS, {group: {title: chart}}."""
     share_of_peak = {"share of peak (MFU)": _chart("perf/mfu")} if peak_is_known else {}
     return {
         "Does it learn?": {

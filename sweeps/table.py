@@ -161,10 +161,7 @@ def figure(number: float | None) -> str:
 
 
 def write_page(directory: Path, table: list[Row]) -> str:
-    """Write report.html, which compares the runs in `table`, into `directory`.
-
-    Return a warning if the runs were evaluated on different texts, otherwise "".
-    """
+    """Write report.html, which compares the runs in `table`, and return the `caution` that it contains, if any."""
     configs = dict[Run, Config]()
     for row in table:
         with suppress(InputError):  # the run has not begun, or has lost its config.yaml

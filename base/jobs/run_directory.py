@@ -70,13 +70,9 @@ class Run:
 
 
 def new_name(config: object) -> str:
-    """Return a generated name for a run: the time and a random suffix.
-
-    In a job of SLURM or torchrun, the name is the job's id and a hash of the run's configuration. So all
-    processes of the job generate the same name, and a restarted job finds the directories of its runs.
-    """
+    """Return a generated name for a run, such as the time and a random suffix."""
     identity = ranks.identity()
-    if identity is not None:
+    if identity is not None:  # all processes of the job generate the same name, and a restarted job finds its runs
         return f"{identity}_{hashlib.sha256(repr(config).encode()).hexdigest()[:6]}"
     if ranks.launched() not in (None, (1, 1)):
         raise InputError("name=null: processes on several machines need one directory; give name=…")
@@ -112,10 +108,9 @@ def trials_of(name: str) -> list[Run]:
 
 
 def to_resume(resume: str, name: str | None) -> Run | None:
-    """Return the run that `resume=` and `name=` ask to continue, or None if a new run is to begin.
+    """Return the run that `resume=` and `name=` ask to continue, or None if the run `name` has not begun.
 
-    If `resume` is `auto`, the result is the run `name`, or None if it has not begun. Otherwise `resume` is the
-    directory or name of a run, or a checkpoint file of the run, and `name` must be None.
+    `resume` is `auto`, or else the directory, the name or a checkpoint file of a run, and `name` must be None.
     """
     if resume == "auto":
         run = _place(str(name))
@@ -180,10 +175,9 @@ def _check_checkpoints(run: Run, setting: str) -> None:
 
 
 def find_model(name: str | None) -> Path:
-    """Return the path of the model file that `name` means.
+    """Return the path of the model that `name` means: a file, or the best model of a run or of a sweep's best trial.
 
-    `name` is a model file, a training checkpoint with a model file beside it, a run or a sweep. A run means its
-    best model, and a sweep means the best model of its best trial. If `name` is None, the newest run is used.
+    `name` may also be a training checkpoint with a model file beside it, or None for the newest run.
     """
     if name is None:
         runs = [run for run in newest_first("checkpoints/*.safetensors") if not run.is_debug]
