@@ -87,7 +87,7 @@ def print_scores(
         for label, candidate, score in zip(labels, candidates, scores, strict=True):
             print(row(label + describe(candidate, mode), figures(score)), file=out)
         if options.compare:
-            print(row(f"B - A  {mode} windows", difference(scores[0], scores[1])), file=out)
+            print(row(f"B - A  {mode} windows", difference(scores)), file=out)
 
 
 def score_in_detail(
@@ -114,11 +114,11 @@ def score_in_detail(
     scores = [make_score(total) for total in sums]
     if page_file:
         models = [
-            {"name": one.page_name, "mode": describe(one, mode)} | {"figures": figures(own, 4), "vocabulary": tokens}
+            {"name": one.page_name, "mode": describe(one, mode), "figures": figures(own, 4), "vocabulary": tokens}
             for one, own, tokens in zip(candidates, scores, names, strict=True)
         ]
         about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
-        about["difference"] = difference(scores[0], scores[1], 4) if options.compare else None
+        about["difference"] = difference(scores, 4) if options.compare else None
         about["trained"] = any(one.trained for one in candidates)
         page_file.write(page(about, text.getvalue(), columns))
     return scores
@@ -192,9 +192,8 @@ def figures(score: Score, digits: int = 6) -> list[str]:
     return [f"{value:.{digits}f}" for value in numbers(score)]
 
 
-def difference(a: Score, b: Score, digits: int = 6) -> list[str]:
-    # B minus A, with signs.
-    return [f"{more - less:+.{digits}f}" for less, more in zip(numbers(a), numbers(b), strict=True)]
+def difference(scores: list[Score], digits: int = 6) -> list[str]:
+    return [f"{b - a:+.{digits}f}" for a, b in zip(*map(numbers, scores), strict=True)]
 
 
 def numbers(score: Score) -> tuple[float, float, float, float]:

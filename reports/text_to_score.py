@@ -85,16 +85,12 @@ def split_of_run(model: Path, split: str) -> bytes:
     """Return a split of the text that a model was trained on: UTF-8 or, for a byte model, its unchanged bytes."""
     if not model.with_name("last.ckpt").is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
-    run = model.resolve().parent.parent
     try:
         text = text_of_run(model)
     except InputError as error:
-        whole = command("python", "score.py", Run(run).name)
+        whole = command("python", "score.py", Run(model.resolve().parents[1]).name)
         raise InputError(f"--split {split}: {error}; {whole} FILE scores a whole file") from None
-    tokens = getattr(text, split)
-    if not len(tokens):
-        raise InputError(f"--split {split}: {run} has an empty {split} split (data.split)")
-    return text.tokenizer.utf8(tokens)
+    return text.tokenizer.utf8(getattr(text, split))
 
 
 def dividing_rule(loaded: list[Model], label: str, per_document: bool) -> Rule | None:
