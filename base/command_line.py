@@ -80,8 +80,9 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
     path = Path(name)
     if name in ("", "-") or (path.exists() and not path.is_file()):
         raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
-    if not path.parent.is_dir():
-        raise InputError(f"{option} {name}: No such file or directory")
+    if not os.access(path.parent, os.W_OK):
+        what = "Permission denied" if path.parent.is_dir() else "No such file or directory"
+        raise InputError(f"{option} {name}: {what}")
     if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
         raise InputError(f"{option} {name}: is also an input; write to another file")
     if path.exists() and not overwrite:
