@@ -191,9 +191,10 @@ def find_model(name: str | None) -> Path:
     if path.is_file() and path.suffix != ".ckpt":
         return path
     if Run(path).is_sweep:
-        if not (trials := trials_of(name)):
+        best = min((Run(each.parent) for each in path.glob("*/summary.json")), key=lambda run: run.bpc, default=None)
+        if best is None or best.bpc == math.inf:
             raise InputError(f"{path}: no trial of this sweep has finished yet; name one of its trials")
-        path = min(trials, key=lambda trial: trial.bpc).directory
+        path = best.directory
     return _first_model(path)
 
 
