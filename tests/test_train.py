@@ -144,7 +144,7 @@ def test_minutes_need_one_device(workplace: Path) -> None:
 def test_rates_that_ruin_the_model(train: Call) -> None:
     ended = train("optim.lr=1e30", "optim.muon_lr=1e30", "minutes=1")
     assert ended.status == 1 and ended.err.count("\n") == 1, ended.err
-    assert "step 2: the loss is nan (batch 1 of seed 0): training has diverged; lower optim.lr=1e+30" in ended.err
+    assert "step 2: the loss is nan (batch 1 of seed 0): training has diverged" in ended.err
     assert not Path("runs").exists(), "found while steps are timed; tests/training/test_module.py: found in a run"
 
 

@@ -17,11 +17,8 @@ LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or mod
 class Diverged(RunFailed):
     """Raised when training has diverged: the loss, a gradient or a weight is NaN or infinite."""
 
-
-def diverged(seen: str, optim: OptimConfig) -> Diverged:
-    """Return the error to raise when training has diverged, whose message names the learning rates to lower."""
-    lower = " or ".join(f"{key}={rate:g}" for key, rate in _rates(optim).items())
-    return Diverged(f"{seen}: training has diverged; lower {lower}")
+    def __init__(self, seen: str) -> None:
+        super().__init__(f"{seen}: training has diverged; lower the learning rate")
 
 
 class Stopped(SystemExit):
@@ -66,7 +63,8 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
             slurm.requeue()
         raise
     except Diverged as error:
-        raise Diverged(f"{error}; {resume_hint(run, *_lower_rates(optim))}") from None
+        error.args = (f"{error}; {resume_hint(run, *_lower_rates(optim))}",)
+        raise
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise InputError(LOWER) from error
@@ -76,12 +74,8 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
         raise RunFailed(f"{lost}; {resume_hint(run)}") from error
 
 
-def _rates(optim: OptimConfig) -> dict[str, float]:
-    return {"optim.lr": optim.lr} | ({"optim.muon_lr": optim.muon_lr} if optim.name == "muon" else {})
-
-
 def _lower_rates(optim: OptimConfig) -> list[str]:
     """Return the `key=value` arguments with which a diverged run continues at half its learning rates."""
-    rates = {key: rate / 2 for key, rate in _rates(optim).items()}
-    rates["optim.lr"] = max(rates["optim.lr"], optim.min_lr)
+    rates = {"optim.lr": max(optim.lr / 2, optim.min_lr)}
+    rates |= {"optim.muon_lr": optim.muon_lr / 2} if optim.name == "muon" else {}
     return [*(f"{key}={rate:g}" for key, rate in rates.items()), f"allow=[{','.join(rates)}]"]

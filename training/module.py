@@ -20,7 +20,7 @@ from gpt.optim import make_optimizer, set_rates
 from gpt.positions import position_tables
 from gpt.tokenizer import Tokenizer
 from gpt.training_checkpoint import CHECKPOINT_FORMAT
-from training.errors import diverged
+from training.errors import Diverged
 from training.launch import check_same_start
 from training.step_graph import StepGraph
 
@@ -194,8 +194,7 @@ class LitGPT(L.LightningModule):
     def _check(self, step: int, loss: float, grad_norm: float) -> None:
         for name, value in (("the loss", loss), ("the gradient norm", grad_norm)):
             if not math.isfinite(value):
-                seen = f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})"
-                raise diverged(seen, self.optim_config)
+                raise Diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
 
     def on_validation_epoch_start(self) -> None:
         """Prepare to validate in fp32, as score.py does: with a copy of the weights if these are not stored in fp32."""
@@ -219,8 +218,7 @@ class LitGPT(L.LightningModule):
         self.score = make_score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
-            seen = f"the validation loss is {self.score.loss} after step {self.global_step}"
-            raise diverged(seen, self.optim_config)
+            raise Diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
         # `log_dict` is for callbacks such as early stopping; the loggers get the values with the step `global_step`.
         self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)

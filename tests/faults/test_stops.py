@@ -129,7 +129,7 @@ def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> N
         ended = run("name=cut", *MUON, fault=fault)
         newest = f"the newest checkpoint is {CHECKPOINTS}/last.ckpt: python train.py resume=runs/cut"
         lower = "optim.lr=0.003 optim.muon_lr=0.005 'allow=[optim.lr,optim.muon_lr]'"
-        one_line(ended, 1, said, "training has diverged; lower optim.lr", f"{newest} {lower}")
+        one_line(ended, 1, said, "training has diverged", f"{newest} {lower}")
         assert said in Path("runs/cut/train.log").read_text()
         assert_finite()
         assert run("name=cut", "resume=auto", *MUON).status == 0
@@ -139,7 +139,7 @@ def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> N
 
 def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
     ended = run("name=cut", *MUON, fault=(faults.spoil_weights, 12))
-    one_line(ended, 1, "step 13 left weights that are NaN or infinite, so no checkpoint was saved", "last.ckpt")
+    one_line(ended, 1, "step 13 left weights that are NaN or infinite", "last.ckpt")
     assert len(list(CHECKPOINTS.iterdir())) == 2
     assert_finite()
 

@@ -91,8 +91,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         """
         # What callbacks store may be infinite: the best score of EarlyStopping is, until the first validation.
         if not is_finite({key: part for key, part in checkpoint.items() if key != "callbacks"}):
-            weights = f"step {checkpoint['global_step']} left weights that are NaN or infinite"
-            raise Diverged(f"{weights}, so no checkpoint was saved")
+            step = checkpoint["global_step"]
+            raise Diverged(f"step {step} left weights that are NaN or infinite, so they were not saved")
         if TrainingRecord.of(checkpoint["callbacks"]).best_step == checkpoint["global_step"]:
             write_model(Path(path).with_name("best.safetensors"), checkpoint)
         save(path, checkpoint, previous=None if self.last_is_damaged else Path(path).with_name(PREVIOUS))
