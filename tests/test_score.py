@@ -29,7 +29,7 @@ from reports import scoring, text_to_score
 from tests.conftest import Call, one_line, pages
 from tests.model_files import nats_of, write_model_file
 from tests.reference import model as reference
-from tests.reference.losses import surprisal
+from tests.reference.losses import read_by_document, surprisal
 from tests.reference.models import fill, tiny
 
 # Other scripts, some written from right to left, marks that join, characters that nobody sees, and HTML.
@@ -157,12 +157,10 @@ def test_documents_cost_what_a_naive_loop_says(workplace: Path, score: Call, kin
     Path(name).write_bytes(text.encode())
     ended = score("model.st", name, "--per-document", "--csv", "out.csv", "--stride", "2")
     assert ended.status == 0 and ended.err == "wrote out.csv\n", ended
-    model, context, expected = load_checkpoint("model.st")[0].double(), 7, []
+    model, end, expected = load_checkpoint("model.st")[0].double(), tuple(tokenizer.encode(mark).tolist()), []
     for number, document in enumerate(documents, 1):
-        tokens, nats, first = tokenizer.encode(mark + document + mark).tolist(), [], len(mark)
-        for place in range(first, len(tokens)):
-            start = max(0, math.ceil((place - context) / 2)) * 2
-            nats.append(surprisal(model(torch.tensor([tokens[start:place]]))[0, -1].tolist(), tokens[place]))
+        read = read_by_document([tuple(tokenizer.encode(document + mark).tolist())], end, 7, 2)
+        nats = [surprisal(model(torch.tensor([before]))[0, -1].tolist(), token) for before, token in read]
         size = len(document + mark)
         expected.append((number, sum(nats) / size, math.exp(sum(nats) / size), size, " ".join(document.split())[:60]))
     rows = list(csv.reader(Path("out.csv").read_text("utf-8").splitlines()))

@@ -174,7 +174,8 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
     rows = [
         {"review": {"text": f"good {i}", "stars": i}, "lines": [f"a{i}", "b"], "messages": messages[: 1 + i % 3],
          "parts": [{"role": "user", "content": [{"type": "text", "text": f"look {i}"}, here]}],
-         "conversations": [{"from": "human", "value": f"{i}\r\n{i}\r"}]} for i in range(8)
+         "conversations": [{"from": "human", "value": f"{i}\r\n{i}\r"}],
+         "a.b": f"x{i}", "a": {"b": "no"}} for i in range(8)
     ]  # fmt: skip
     contents = {"jsonl": lambda: "\n".join(map(json.dumps, rows)), "json": lambda: json.dumps(rows)}
     contents["parquet"] = lambda: parquet(rows)
@@ -183,7 +184,7 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
         "review.text": [f"good {i}" for i in range(8)], "lines": [f"a{i}\nb" for i in range(8)],
         "messages": (3 * ["user: hi", "user: hi\nassistant: hello", "user: hi\nassistant: hello\nuser: "])[:8],
         "parts": [f"user: look {i}\nhere" for i in range(8)],
-        "conversations": [f"human: {i}\n{i}\n" for i in range(8)],
+        "conversations": [f"human: {i}\n{i}\n" for i in range(8)], "a.b": [f"x{i}" for i in range(8)],
     }.items():  # fmt: skip
         check(text_of(files, field=field), values, "row", "\x03", field)
 
@@ -191,11 +192,6 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
 def test_a_damaged_parquet_file_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet: "):
         text_of({"a.parquet": parquet([{"text": "a"}])[:-9]}, field="text")
-
-
-def test_a_field_with_a_dot_in_its_name_is_a_field():
-    files = {"a.jsonl": "\n".join(json.dumps({"a.b": f"x{i}", "a": {"b": "no"}}) for i in range(5))}
-    check(text_of(files, field="a.b"), [f"x{i}" for i in range(5)], "row", "\x03", "a.b")
 
 
 def test_a_row_without_the_field_is_blank():
