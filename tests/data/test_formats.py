@@ -177,14 +177,18 @@ def test_a_damaged_byte_a_cut_end_and_another_encoding_are_told_apart(tmp_path, 
         (plain + b"it\x92s", "utf-8", 201, 1202, f"{other}cp1252 or latin-1"),
         (plain + b"caf\xe9", "utf-8", 201, 1203, f"if it was cut, or {other}cp1252 or latin-1"),
         (wide.encode("shift-jis")[:-1], "shift-jis", 0, 1798, f"if it was cut, or {other}utf-8"),
+        (b"a" * (CHUNK - 1) + b"\xe8\xaa", "utf-8", 1, CHUNK - 1, f"if it was cut, or {other}cp1252 or latin-1"),
         ("€".encode() + plain + b"\xe2\x82", "utf-8", 201, 1203, cut),  # one character suffices to know UTF-8
         (wide.encode("utf-16")[:-1], "utf-16", 0, 1800, cut),
         *((text + each.encode()[:-1], "utf-8", 20_001, len(text), cut) for each in "ö€\U0001f600"),
     ]
-    for at, line in ((0, 1), (11, 1), (CHUNK + 8, (CHUNK + 8) // 16 + 1)):
-        for more, number in ((b"", "one damaged byte"), (b"\xfe\xfd", "the first of 3 damaged bytes")):
+    for at in (0, 11, *range(CHUNK - 2, CHUNK + 2), 3 * CHUNK + 8):
+        for mark, wrong, more, number in (
+            (b"", b"\xff", b"", "one damaged byte"), (b"", b"\xe8", b"\xfe\xfd", "the first of 3 damaged bytes"),
+            (b"\xef\xbb\xbf", b"\xff", b"", "one damaged byte"),
+        ):  # fmt: skip
             said = f": {number} in a text that is otherwise UTF-8; correct it"
-            cases.append((text[:at] + b"\xff" + text[at:] + more, "utf-8", line, at, said))
+            cases.append((mark + text[:at] + wrong + text[at:] + more, "utf-8", 1 + at // 16, at + len(mark), said))
     for content, encoding, line, byte, said in cases:
         make(tmp_path, {"a.txt": content, "a.gz": gzip.compress(content)})
         for name in ("a.txt", "a.gz"):
