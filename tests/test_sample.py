@@ -217,10 +217,6 @@ def test_what_is_copied(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
     assert "skipped, because the training text has more than 100" in sample("--num-chars", "5", "--novelty").err
     shutil.copy(trained, "mine.safetensors")
     one_line(sample("mine.safetensors", "--novelty"), 2, "--novelty: mine.safetensors", program="sample.py")
-    Path("book.txt").write_text("Another text. " * 1000)
-    one_line(sample("--novelty"), 2, "--novelty: ", "has changed since first was trained", program="sample.py")
-    Path("book.txt").unlink()
-    one_line(sample("--novelty"), 2, "--novelty: the training text cannot be read: ", "book.txt", program="sample.py")
 
 
 def test_output_to_a_file(trained: Path, sample: Call) -> None:

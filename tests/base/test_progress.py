@@ -67,11 +67,11 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-termi
 WORK = """
 import time
 from base import progress
-progress.LINE_SECONDS, progress.PATIENCE_SECONDS = 0.4, 0.5
+progress.LINE_SECONDS, progress.PATIENCE_SECONDS = 0.2, 0.25
 with progress.Progress("encoding", 2000, "B") as work:
     for _ in range(20):
         work.update(100)
-        time.sleep(0.1)
+        time.sleep(0.05)
 """
 
 

@@ -7,8 +7,8 @@ import re
 import tempfile
 from collections import Counter
 from pathlib import Path
+from unittest.mock import Mock
 
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as some
@@ -19,11 +19,9 @@ import data.hash_order
 from base.errors import InputError
 from data.config import DataConfig
 from data.documents import Documents, Rule
-from data.hash_order import content_hashes
 from data.splits import SPLITS
 from data.text import open_text
 from tests.conftest import needs, refusal
-from tests.faults import faults
 from tests.reference.documents import content_hash, divided, documents_of
 from tests.stores import make
 
@@ -68,25 +66,6 @@ def words(count, seed=0):
     return ["".join(chance.choices("abcdef", k=chance.randint(3, 9))) for _ in range(count)]
 
 
-def test_the_hash_is_that_of_the_reference_wherever_a_block_ends(monkeypatch):
-    chance = np.random.default_rng(0)
-    for block in (1, 2, 5, 64):
-        monkeypatch.setattr("data.hash_order.BLOCK", block)
-        for dtype, highest in ((np.uint8, 256), (np.uint32, 0x110000)):
-            borders = np.unique(chance.integers(0, 60, 9))
-            for gap in (0, 1):
-                starts, ends = borders[:-1], borders[1:] - gap
-                starts, ends = starts[ends > starts], ends[ends > starts]
-                points = chance.integers(0, highest, 60).astype(dtype)
-                points[starts[0]] = 0
-                documents = [points[a:b] for a, b in zip(starts, ends, strict=True)]
-                found = content_hashes(points, starts, ends)
-                assert found.tolist() == [
-                    content_hash(bytes(each) if dtype == np.uint8 else "".join(map(chr, each))) for each in documents
-                ]
-    assert len({content_hash(text) for text in ("", "a", "a\0", "\0a", "aa", "b", "ab", "ba")}) == 8
-
-
 pieces = some.one_of(
     some.sampled_from(
         ["\n", "\r\n", "\n\n", "\n%\n", "%\n", "<|endoftext|>", " ", "\t\n", "\x0c", "\u2028", "a", "aa"]
@@ -99,8 +78,9 @@ pieces = some.one_of(
 @given(
     some.lists(some.lists(pieces, max_size=25).map("".join), min_size=1, max_size=4),
     some.sampled_from(KINDS), some.sampled_from(["char", "byte"]), some.sampled_from([1, 3, 64]), some.integers(0, 99),
+    some.sampled_from([SHARES, [0.8, 0.2, 0.0]]),
 )  # fmt: skip
-def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, long):
+def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, long, shares):
     files[0] += "\n\nxyz\n\nuvw<|endoftext|>\n%\nthird"
     end = MARKS.get(kind, "\x03")
     texts = files if tokenizer == "byte" else [text.replace("\r\n", "\n").replace("\r", "\n") for text in files]
@@ -116,27 +96,21 @@ def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, 
             assert "at least 3 different" in refusal(InputError, text_of, named, documents=kind, tokenizer=tokenizer)
             return
         try:
-            text = text_of(named, documents=kind, tokenizer=tokenizer)
+            text = text_of(named, documents=kind, tokenizer=tokenizer, split=shares)
         except InputError as error:
             assert re.search("leaves no document for training|but needs at least 2|too few", str(error)), error
             return
     if tokenizer == "byte":
         full = [document for document in documents if document.strip(whitespace)]
-        expected = divided(full, SHARES, end, utf8=True)
+        expected = divided(full, shares, end, utf8=True)
         for split in SPLITS:
             assert getattr(text, split).tobytes() == "".join(each + end for each in expected[split]).encode()
         assert text.documents.blank == len(documents) - len(full)
     else:
         named = kind in ("line", "paragraph", "file")
-        check(text, documents, kind if named else "part", end, "" if named else kind)
+        check(text, documents, kind if named else "part", end, "" if named else kind, shares)
         whole = "".join(texts if kind in ("line", "paragraph") else documents)
         assert text.tokenizer.characters == "".join(sorted({*whole, *end}))
-
-
-def test_a_paragraph_in_bytes_keeps_its_line_breaks():
-    text = text_of({"a": b"a\r\nb\r\n \r\n\r\nc\r\n\r\nd\r\ne"}, documents="paragraph", tokenizer="byte")
-    assert sorted(sum(splits(text).values(), [])) == ["a\r\nb", "c", "d\r\ne"]
-    assert text.documents.blank == 0
 
 
 def test_copies_share_a_split_and_a_new_document_moves_only_those_near_a_border():
@@ -159,18 +133,9 @@ def test_copies_share_a_split_and_a_new_document_moves_only_those_near_a_border(
         assert kept == [document for document in before[split] if document not in moved]
 
 
-def test_shares_hold_to_half_a_document():
-    for shares in ([0.9, 0.05, 0.05], [0.5, 0.3, 0.2], [0.8, 0.2, 0.0]):
-        text = text_of({"a": "\n".join(words(3000))}, documents="line", split=shares)
-        total = sum(text.characters.values())
-        for split, share in zip(SPLITS, shares, strict=True):
-            assert abs(text.characters[split] - share * total) <= 10
-            assert text.documents.counts[split] == getattr(text, split).tolist().count(0)
-
-
 def test_rows_of_tables_are_documents():
     values = ["plain", 'with "quotes", commas', "two\nlines\n\nand more", "\ttab", "naïve 語 \U0001f600", "plain"]
-    values += [" \n", "long" * 33_000, "longer" * 22_000, "longest" * 20_000]
+    values += [" \n", "long" * 33_000]  # more than a field of Python's csv may hold
     rows = [{"id": str(number), "text": value, "more": "x"} for number, value in enumerate(values)]
     files = {}
     for name, delimiter in (("a.csv", ","), ("c.CSV", ";"), ("a.TSV", "\t")):
@@ -209,7 +174,8 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
     rows = [
         {"review": {"text": f"good {i}", "stars": i}, "lines": [f"a{i}", "b"], "messages": messages[: 1 + i % 3],
          "parts": [{"role": "user", "content": [{"type": "text", "text": f"look {i}"}, here]}],
-         "conversations": [{"from": "human", "value": f"{i}"}]} for i in range(8)
+         "conversations": [{"from": "human", "value": f"{i}\r\n{i}\r"}],
+         "a.b": f"x{i}", "a": {"b": "no"}} for i in range(8)
     ]  # fmt: skip
     contents = {"jsonl": lambda: "\n".join(map(json.dumps, rows)), "json": lambda: json.dumps(rows)}
     contents["parquet"] = lambda: parquet(rows)
@@ -218,7 +184,7 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
         "review.text": [f"good {i}" for i in range(8)], "lines": [f"a{i}\nb" for i in range(8)],
         "messages": (3 * ["user: hi", "user: hi\nassistant: hello", "user: hi\nassistant: hello\nuser: "])[:8],
         "parts": [f"user: look {i}\nhere" for i in range(8)],
-        "conversations": [f"human: {i}" for i in range(8)],
+        "conversations": [f"human: {i}\n{i}\n" for i in range(8)], "a.b": [f"x{i}" for i in range(8)],
     }.items():  # fmt: skip
         check(text_of(files, field=field), values, "row", "\x03", field)
 
@@ -226,11 +192,6 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
 def test_a_damaged_parquet_file_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet: "):
         text_of({"a.parquet": parquet([{"text": "a"}])[:-9]}, field="text")
-
-
-def test_a_field_with_a_dot_in_its_name_is_a_field():
-    files = {"a.jsonl": "\n".join(json.dumps({"a.b": f"x{i}", "a": {"b": "no"}}) for i in range(5))}
-    check(text_of(files, field="a.b"), [f"x{i}" for i in range(5)], "row", "\x03", "a.b")
 
 
 def test_a_row_without_the_field_is_blank():
@@ -256,28 +217,12 @@ def test_escapes_are_read_and_the_settings_are_in_the_fingerprint(opened):
     assert again.documents == typed.documents and splits(again) == splits(typed)
 
 
-def test_a_line_break_at_an_end_of_a_part_is_not_part_of_it():
-    for tokenizer in ("char", "byte"):
-        text = text_of({"a": "one\n%two%\none%\n\nthree\n%one\r\n"}, documents="%", tokenizer=tokenizer)
-        assert sorted(sum(splits(text).values(), [])) == ["one", "one", "one", "three", "two"], tokenizer
-        assert text.documents.repeated == 2
-
-
-def test_line_ends_in_rows_are_those_of_text():
-    text = text_of({"a.jsonl": "\n".join(json.dumps({"text": f"{i}\r\nsecond\r"}) for i in range(9))}, field="text")
-    assert "\r" not in text.tokenizer.characters and "\n" in text.tokenizer.characters
-
-
-def without_path(options):
-    open_text(DataConfig(**options), 4)
-
-
 def test_refusals_are_one_line(opened):
     numbered = {"text": "a\nb\n", "c.csv": "id,text\n1,a\n2\n", "d.jsonl": '{"text": "a"}\n\n{"text": 7}\n',
-                "e.jsonl": '{"a": 1}', "f.jsonl": "{", "g.jsonl": "[]", "h.jsonl": r'{"text": "\ud800"}',
+                "f.jsonl": "{", "g.jsonl": "[]", "h.jsonl": r'{"text": "\ud800"}',
                 "i.csv": 'text\n"a\nbcdefghijklmnopqrstuvwxyz\x03"',
                 "j": "abcdefghij" * 3 + "\r\n\x03", "k.csv": "text\n\"a", "l.csv": "",
-                "one": "abc\nabc\nabc\n", "m": "\n \n", "n.csv": "text\na\nb, c\n", "p.csv": "text,id,text\na,b,c\n",
+                "one": "abc\nabc\nabc\n", "n.csv": "text\na\nb, c\n", "p.csv": "text,id,text\na,b,c\n",
                 "r.jsonl": '{"b": "c"}\n' * 1000 + '{"text": "late"}\n', "s.json": '[{"text": {"a": "b"}}]',
                 "t.json": '[{"text": "a"}', "u.json": '{\n"text": "a"}', "v.xlsx": "PK",
                 "q.tsv": 'id\ttext\n1\t"a\n2\tb"\n3\tc\n'}  # fmt: skip
@@ -285,39 +230,32 @@ def test_refusals_are_one_line(opened):
     for path, options, said in [
         ("text", {"documents": "line"}, "text: has 2 documents, 2 different with data.documents=line; at least 3"),
         ("one", {"documents": "line"}, "has 3 documents, 1 different with"),
-        ("m", {"documents": "line"}, "has 0 documents, 0 different with"),
-        ("text", {"documents": "lines"}, "has 1 document, 1 different with data.documents=lines;.*nearest: line$"),
+        ("text", {"documents": "lines"}, "data.documents=lines;.*nearest: line$"),
         ("j", {"documents": "file"}, r"j: contains U\+0003"),
         ("text", {"documents": "\n%\n"}, r"has 1 document, 1 different with data.documents=\\n%\\n; at least"),
         ("j", {"documents": "%", "tokenizer": "byte"}, "j: contains"),
-        ("i.csv", {"field": "text"}, "i.csv, line 3: contains"),
-        ("text", {"field": "text"}, r"data.field=text: reads \*.csv, \*.tsv, .*, but not text"),
-        (
-            "v.xlsx",
-            {"field": "text"},
-            "data.field=text: reads .* not v.xlsx; save its sheet as CSV, which data.field=NAME reads$",
-        ),
-        ("r.jsonl", {"field": "text"}, "r.jsonl, line 1,000: data.field=text: no such field.* are b$"),
-        ("s.json", {"field": "text"}, "s.json, row 1: data.field=text: must be text, .* fields: text.a$"),
-        ("t.json", {"field": "text"}, "t.json, row 1: is not JSON: .*; write an object on each line"),
-        ("u.json", {"field": "text"}, "u.json, row 1: is not JSON: .*; write an object on each line"),
-        ("c.csv", {"field": "texts"}, "c.csv, line 1: data.field=texts: no such field; nearest: text; .* id, text"),
-        ("n.csv", {"field": "text"}, "n.csv, line 3: has 2 fields, but the first row has 1; put a field that contains"),
-        ("p.csv", {"field": "text"}, "p.csv, line 1: data.field=text: 2 fields have this name; rename them"),
-        ("q.tsv", {"field": "text"}, "q.tsv, line 3: a field spans several rows; a field that begins with a d"),
-        ("d.jsonl", {"field": "text"}, "d.jsonl, line 3: data.field=text: must be text, .*, but is int"),
-        ("e.jsonl", {"field": "text"}, "e.jsonl, line 1: data.field=text: no such field.*are a$"),
-        ("f.jsonl", {"field": "text"}, "f.jsonl, line 1: is not JSON: "),
-        ("g.jsonl", {"field": "text"}, "g.jsonl, line 1: is not an object"),
-        ("h.jsonl", {"field": "text"}, "h.jsonl, line 1: has half of a surrogate pair"),
-        ("k.csv", {"field": "text"}, "k.csv, line 2: cannot be read as a table: "),
-        ("l.csv", {"field": "text"}, "l.csv, line 1: .*there are no fields"),
         ("text", {"documents": ""}, "data.documents=: must be line, paragraph, file, a separator"),
         ("text", {"field": ""}, "data.field=: must be the name of a field"),
         ("text", {"field": "a", "documents": "file"}, "data.field=a: each row is a document"),
-        (None, {"field": "a"}, "data.field=a: needs data.path="),
-    ]:
-        message = refusal(InputError, opened, path, **options) if path else refusal(InputError, without_path, options)
+    ] + [(path, {"field": field}, said) for path, field, said in [
+        ("i.csv", "text", "i.csv, line 3: contains"),
+        ("text", "text", r"data.field=text: reads \*.csv, \*.tsv, .*, but not text"),
+        ("v.xlsx", "text", "data.field=text: reads .* not v.xlsx; save its sheet as CSV, which data.field=NAME reads$"),
+        ("r.jsonl", "text", "r.jsonl, line 1,000: data.field=text: no such field.* are b$"),
+        ("s.json", "text", "s.json, row 1: data.field=text: must be text, .* fields: text.a$"),
+        ("t.json", "text", "t.json, row 1: is not JSON: .*; write an object on each line"),
+        ("u.json", "text", "u.json, row 1: is not JSON: .*; write an object on each line"),
+        ("c.csv", "texts", "c.csv, line 1: data.field=texts: no such field; nearest: text; .* id, text"),
+        ("n.csv", "text", "n.csv, line 3: has 2 fields, but the first row has 1"),
+        ("p.csv", "text", "p.csv, line 1: data.field=text: 2 fields have this name"),
+        ("q.tsv", "text", "q.tsv, line 3: a field spans several rows"),
+        ("d.jsonl", "text", "d.jsonl, line 3: data.field=text: must be text, .*, but is int"),
+        ("f.jsonl", "text", "f.jsonl, line 1: is not JSON: "), ("g.jsonl", "text", "g.jsonl, line 1: is not an object"),
+        ("h.jsonl", "text", "h.jsonl, line 1: has half of a surrogate pair"),
+        ("k.csv", "text", "k.csv, line 2: cannot be read as a table: "),
+        ("l.csv", "text", "l.csv, line 1: .*there are no fields"), (None, "a", "data.field=a: needs data.path="),
+    ]]:  # fmt: skip
+        message = refusal(InputError, opened, path, **options)
         assert re.search(said, message), message
     assert [each.name for each in Path("cache").rglob("*")] == ["encoded", ".lock"]
     make(Path(), {"text": "a\nb\nc"})
@@ -327,20 +265,7 @@ def test_refusals_are_one_line(opened):
 
 def test_an_interrupted_encoding_leaves_nothing_behind(opened, monkeypatch):
     make(Path(), {"text": "\n".join(words(200))})
-
-    def interrupt(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr("data.hash_order._places", data.hash_order._places)  # put back afterwards
-        faults.before(data.hash_order, "_places", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            opened(documents="line")
-    assert os.listdir("cache/encoded") == [".lock"]
-    os.utime("text", (0, 0))
-    with monkeypatch.context() as patch:
-        patch.setattr("data.hash_order._check_counts", data.hash_order._check_counts)
-        faults.before(data.hash_order, "_check_counts", lambda *_: make(Path(), {"text": "changed"}))
-        with pytest.raises(InputError, match="changed while it was being read"):
-            opened(documents="line")
+    monkeypatch.setattr("data.hash_order._places", Mock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        opened(documents="line")
     assert os.listdir("cache/encoded") == [".lock"]

@@ -75,21 +75,18 @@ def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened)
     assert found.notes == ("chat.zip: 1 of 3 files (*.txt); unpack it to read others",)
     assert names(corpus("d")) == ["book.zip", "chat.zip/_chat.txt"]
     # One line for what cannot be read.
-    damaged = bytearray(zipped({"a.txt": TEXT}))
-    damaged[200] ^= 255
-    locked = bytearray(zipped({"a.txt": TEXT}))
-    locked[locked.index(b"PK\1\2") + 8] |= 1  # the bit that says that it is encrypted
-    unknown = bytearray(zipped({"a.txt": TEXT}))
-    for place in (8, unknown.index(b"PK\1\2") + 10):  # the compression method
-        unknown[place] = 97
-    make(tmp_path, {"unknown.zip": bytes(unknown)})
-    make(tmp_path, {"damaged.zip": bytes(damaged), "locked.zip": bytes(locked), "empty.zip": zipped({})})
-    for name, reason in {
-        "damaged.zip": "damaged.zip/a.txt: cannot be unpacked: ",
-        "unknown.zip": "unknown.zip/a.txt: cannot be unpacked: That compression method is not supported",
-        "locked.zip": "locked.zip: a.txt needs a password; ", "empty.zip": "empty.zip: the zip file holds no files",
-    }.items():  # fmt: skip
-        assert refusal(InputError, opened, name).startswith(reason)
+    whole = zipped({"a.txt": TEXT})
+    listed = whole.index(b"PK\1\2")
+    for places, value, reason in (
+        ((200,), whole[200] ^ 255, "/a.txt: cannot be unpacked: "),
+        ((8, listed + 10), 97, "/a.txt: cannot be unpacked: That compression method is not supported"),
+        ((listed + 8,), 1, ": a.txt needs a password; "), ((), 0, ": the zip file holds no files"),
+    ):  # fmt: skip
+        harmed = bytearray(whole if places else zipped({}))
+        for place in places:
+            harmed[place] = value
+        make(tmp_path, {"harmed.zip": bytes(harmed)})
+        assert refusal(InputError, opened, "harmed.zip").startswith(f"harmed.zip{reason}")
 
 
 def test_a_file_that_is_not_text_is_named_for_what_it_is(tmp_path, opened):
@@ -171,43 +168,32 @@ def test_parquet_needs_pyarrow_and_a_field(tmp_path, opened, monkeypatch):
     assert said.endswith("needs pyarrow: pip install -c constraints.txt -e '.[parquet]'")
 
 
-def test_a_damaged_byte_in_utf8_is_not_another_encoding(tmp_path, opened):
-    make(tmp_path, {"windows.txt": b"it\x92s \x93here\x94\n" * 200, "one.txt": b"plain\n" * 200 + b"it\x92s"})
-    for name in ("windows.txt", "one.txt"):
-        assert refusal(InputError, opened, name).endswith("data.encoding=, such as cp1252 or latin-1")
-    assert refusal(InputError, opened, "one.txt").startswith("one.txt, line 201: byte 1,202 is not utf-8")
-    assert refusal(InputError, opened, "windows.txt").startswith("windows.txt, line 1: byte 2 is not utf-8")
-    text = ("größe und Öl\n" * 20_000).encode()
-    for at, line in ((0, 1), (11, 1), (CHUNK + 8, (CHUNK + 8) // 16 + 1)):
-        for more, said in ((b"", "one damaged byte"), (b"\xfe\xfd", "the first of 3 damaged bytes")):
-            hurt = text[:at] + b"\xff" + text[at:] + more
-            (tmp_path / "hurt.txt").write_bytes(hurt)
-            message = refusal(InputError, opened, "hurt.txt")
-            assert message.startswith(f"hurt.txt, line {line:,}: byte {at:,} is not utf-8 (invalid start byte): {said}")
-            assert "data.encoding" not in message
-    make(tmp_path, {"hurt.txt.gz": gzip.compress(hurt)})
-    assert "the first of 3 damaged bytes" in refusal(InputError, opened, "hurt.txt.gz")
-
-
-def test_a_file_that_ends_in_the_middle_of_a_character(tmp_path, opened):
-    end = "the file ends in the middle of a character; get the whole file, or remove its incomplete end"
-    text = "größe und Öl\n" * 20_000
-    size = len(text.encode())
-    for letter, kept in (("ö", 1), ("€", 2), ("\U0001f600", 3)):
-        (tmp_path / "cut.txt").write_bytes(text.encode() + letter.encode()[:kept])
-        said = f"cut.txt, line 20,001: byte {size:,} is not utf-8 (unexpected end of data): {end}"
-        assert refusal(InputError, opened, "cut.txt") == said
-        (tmp_path / "cut.txt").write_bytes((tmp_path / "cut.txt").read_bytes()[:-kept])
-        opened("cut.txt")
-    utf16 = text.encode("utf-16")
-    plain = b"plain\n" * 200
-    make(tmp_path, {"cut.gz": gzip.compress(text.encode()[:-3]), "utf16.txt": utf16[:-1]})
-    assert refusal(InputError, opened, "cut.gz").endswith(end)
-    said = f"byte {len(utf16) - 2:,} is not utf-16 (truncated data): {end}"
-    assert refusal(InputError, opened, "utf16.txt", encoding="utf-16") == f"utf16.txt: {said}"
-    make(tmp_path, {"few.txt": "€".encode() + plain + b"\xe2\x82", "latin.txt": plain + b"caf\xe9"})
-    assert refusal(InputError, opened, "few.txt").endswith(end), "one character suffices to know UTF-8"
-    make(tmp_path, {"kanji.txt": ("日本語" * 300).encode("shift-jis")[:-1]})
-    either = "; get the whole file if it was cut, or name its encoding with data.encoding=, such as"
-    assert refusal(InputError, opened, "latin.txt").endswith(f"{either} cp1252 or latin-1")
-    assert refusal(InputError, opened, "kanji.txt", encoding="shift-jis").endswith(f"{either} utf-8")
+def test_a_damaged_byte_a_cut_end_and_another_encoding_are_told_apart(tmp_path, opened):
+    text, plain, wide = ("größe und Öl\n" * 20_000).encode(), b"plain\n" * 200, "日本語" * 300
+    cut = ": the file ends in the middle of a character; get the whole file, or remove its incomplete end"
+    other = "name its encoding with data.encoding=, such as "
+    cases = [  # content, its encoding, line and byte of what is wrong, the end of the message
+        (b"it\x92s \x93here\x94\n" * 200, "utf-8", 1, 2, f"{other}cp1252 or latin-1"),
+        (plain + b"it\x92s", "utf-8", 201, 1202, f"{other}cp1252 or latin-1"),
+        (plain + b"caf\xe9", "utf-8", 201, 1203, f"if it was cut, or {other}cp1252 or latin-1"),
+        (wide.encode("shift-jis")[:-1], "shift-jis", 0, 1798, f"if it was cut, or {other}utf-8"),
+        (b"a" * (CHUNK - 1) + b"\xe8\xaa", "utf-8", 1, CHUNK - 1, f"if it was cut, or {other}cp1252 or latin-1"),
+        ("€".encode() + plain + b"\xe2\x82", "utf-8", 201, 1203, cut),  # one character suffices to know UTF-8
+        (wide.encode("utf-16")[:-1], "utf-16", 0, 1800, cut),
+        *((text + each.encode()[:-1], "utf-8", 20_001, len(text), cut) for each in "ö€\U0001f600"),
+    ]
+    for at in (0, 11, *range(CHUNK - 2, CHUNK + 2), 3 * CHUNK + 8):
+        for mark, wrong, more, number in (
+            (b"", b"\xff", b"", "one damaged byte"), (b"", b"\xe8", b"\xfe\xfd", "the first of 3 damaged bytes"),
+            (b"\xef\xbb\xbf", b"\xff", b"", "one damaged byte"),
+        ):  # fmt: skip
+            said = f": {number} in a text that is otherwise UTF-8; correct it"
+            cases.append((mark + text[:at] + wrong + text[at:] + more, "utf-8", 1 + at // 16, at + len(mark), said))
+    for content, encoding, line, byte, said in cases:
+        make(tmp_path, {"a.txt": content, "a.gz": gzip.compress(content)})
+        for name in ("a.txt", "a.gz"):
+            message = refusal(InputError, opened, name, encoding=encoding)
+            where = f"{name}, line {line:,}" if line else name
+            assert message.startswith(f"{where}: byte {byte:,} is not {encoding} (") and message.endswith(said), message
+    make(tmp_path, {"a.txt": text})
+    opened("a.txt")  # is whole

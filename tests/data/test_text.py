@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import data.hash_order
 import data.text
 from base.errors import InputError
 from data.config import DataConfig
@@ -183,16 +184,6 @@ def test_a_cache_that_is_damaged_is_redone_and_one_that_cannot_be_written_is_one
         opened(cache="file")
 
 
-def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monkeypatch):
-    make(tmp_path, {"text": "abab" * 250})
-    os.utime(tmp_path / "text", (0, 0))  # clocks of file systems may tick every few milliseconds
-    monkeypatch.setattr(data.text, "scan", data.text.scan)  # put back afterwards
-    faults.after(data.text, "scan", lambda *_: make(tmp_path, {"text": "abab" * 249 + "abba"}))
-    with pytest.raises(InputError, match="changed while it was being read"):
-        opened()
-    assert os.listdir(tmp_path / "cache/encoded") == [".lock"]
-
-
 def test_a_bad_or_short_text_is_one_line(tmp_path, opened):
     every = "".join(chr(point) for point in range(32, 70_000) if not 0xD800 <= point <= 0xDFFF)
     for whole, settings, said in [
@@ -210,20 +201,41 @@ def test_a_bad_or_short_text_is_one_line(tmp_path, opened):
             assert re.match("text(, line 1)?: ", message) and re.search(said, message), message
         if "context" not in settings and "split" not in settings:
             assert [path.name for path in (tmp_path / "cache").rglob("*")] in ([], ["encoded", ".lock"])
-    make(tmp_path, {"text": every})
-    assert len(opened(tokenizer="byte").train) > 100_000
+    # Splits of their own.
+    make(tmp_path, {"a.txt": lines(50), "b.txt": "ab", "c.txt": " \n\n"})
+    for settings, said in [
+        ({"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation="),
+        ({"validation": "a.txt", "split": [0.8, 0.1, 0.1]}, r"data\.split=\[0\.8,0\.1,0\.1\]: cannot be combined with"),
+        ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
+        ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*an empty name"),
+        ({"validation": "b.txt"}, "validation holds 2 of 492 characters but needs at least 5.*name a longer text$"),
+        ({"validation": "c.txt", "documents": "line"}, r"a\.txt \(validation\): has 0 documents.*at least one is"),
+    ]:  # fmt: skip
+        assert re.search(said, refusal(InputError, opened, "a.txt", **settings)), said
+
+
+def test_a_text_may_be_just_long_enough(tmp_path, opened):
+    make(tmp_path, {"text": "abcde " * 17})
+    context = int(re.search(r"set model\.context=(\d+) or ", refusal(InputError, opened, context=31))[1])
+    opened(context=context)
+    refusal(InputError, opened, context=context + 1)
     make(tmp_path, {"text": "ab" * 500})  # just long enough
     assert len(opened(context=49).validation) == 50
     assert len(opened(split=[0.9, 0.1, 0.0]).test) == 0
     assert len(opened(split=[0.9, 0.098, 0.002]).test) == 2
 
 
-def test_the_context_that_fits_is_printed(tmp_path, opened):
-    make(tmp_path, {"text": "abcde " * 17})
-    message = refusal(InputError, opened, context=31)
-    context = int(re.search(r"set model\.context=(\d+) or ", message)[1])
-    opened(context=context)
-    refusal(InputError, opened, context=context + 1)
+@pytest.mark.parametrize(
+    ("owner", "name", "settings"), [(data.text, "scan", {}), (data.hash_order, "_check_counts", {"documents": "line"})]
+)
+def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monkeypatch, owner, name, settings):
+    make(tmp_path, {"text": lines(50)})
+    os.utime(tmp_path / "text", (0, 0))  # clocks of file systems may tick every few milliseconds
+    monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
+    faults.after(owner, name, lambda *_: make(tmp_path, {"text": lines(50, seed=1)}))
+    with pytest.raises(InputError, match="changed while it was being read"):
+        opened(**settings)
+    assert os.listdir(tmp_path / "cache/encoded") == [".lock"]
 
 
 def cut_and_read(config):
@@ -280,16 +292,3 @@ def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened,
     said = "; 6 of those for validation and test are also in training: they are not held out"
     assert describe_documents(documents).endswith(said)
     assert not opened("train.txt", documents="line").documents.copied
-
-
-def test_own_splits_that_cannot_be_are_one_line(tmp_path, opened):
-    make(tmp_path, {"a.txt": lines(50), "b.txt": "ab", "c.txt": " \n\n"})
-    for settings, said in [
-        ({"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation="),
-        ({"validation": "a.txt", "split": [0.8, 0.1, 0.1]}, r"data\.split=\[0\.8,0\.1,0\.1\]: cannot be combined with"),
-        ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
-        ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*an empty name"),
-        ({"validation": "b.txt"}, "validation holds 2 of 492 characters but needs at least 5.*name a longer text$"),
-        ({"validation": "c.txt", "documents": "line"}, r"a\.txt \(validation\): has 0 documents.*at least one is"),
-    ]:  # fmt: skip
-        assert re.search(said, refusal(InputError, opened, "a.txt", **settings)), said

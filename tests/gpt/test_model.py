@@ -14,8 +14,6 @@ from data.batches import Windows, batches_on_device
 from gpt.analysis import attention_maps
 from gpt.checkpoint import copy_weights, with_context
 from gpt.config import ModelConfig
-from gpt.inference.decoder import Decoder
-from gpt.inference.weights import Weights
 from gpt.model import GPT, Block
 from gpt.optim import make_optimizer
 from gpt.optim_config import OptimConfig
@@ -131,13 +129,6 @@ def test_initialisation() -> None:
             assert (unit**4).mean().item() == pytest.approx(3, abs=5 * math.sqrt(96 / count)), f"{key}: not normal"
 
 
-def test_number_of_parameters() -> None:
-    options = {"positions": "learned", "qk_norm": False, "tied": True, "token_shift": False, "conv_taps": 1}
-    with torch.device("meta"):
-        gpt2 = GPT(ModelConfig(12, 12, 768, 1024, bias=True, norm="layernorm", activation="gelu", **options), 50257)
-    assert gpt2.num_parameters() == 124_439_808
-
-
 def test_flops_are_those_that_torch_counts() -> None:
     tokens = draw(5, 12)
     for changes in ({"tied": True}, {"positions": "learned", "bias": True, "heads": 4}):
@@ -187,19 +178,6 @@ def test_the_models_of_the_oracles_have_every_value_of_every_choice() -> None:
     for models in (ALL, SOME, third(PLACES)):
         for field, values in CHOICES.items():
             assert {getattr(config, field) for config in models} == set(values), field
-
-
-def test_no_consumer_computes_an_unknown_choice_as_another() -> None:
-    """A value that only the configuration knows."""
-    model = GPT(tiny(), 5)
-    for field in ("norm", "activation", "positions", "attention"):
-        config = tiny()
-        object.__setattr__(config, field, "new")
-        with pytest.raises(KeyError, match="new"):
-            GPT(config, 5)(torch.zeros(1, 3, dtype=torch.int64))
-        if field != "attention":  # a choice of speed, which only the model has
-            with pytest.raises(KeyError, match="new"):
-                Decoder(Weights(config, model.state_dict())).read(np.zeros((1, 3), np.int64))
 
 
 def test_attention_maps_equal_loops() -> None:

@@ -10,6 +10,7 @@ from conf.schema import to_yaml
 from sweeps.table import write_table
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, one_line, summary, table
+from tests.faults.processes import run
 from tests.stores import make
 
 
@@ -92,9 +93,9 @@ def test_a_sweep_s_table_has_means_over_seeds(workplace: Path) -> None:
             assert float(row["val_loss"]) == pytest.approx(1.05) and float(row["val_loss_spread"]) == spread
 
 
-def test_a_split_of_the_runs_of_a_pattern(train: Call, score: Call) -> None:
+def test_a_split_of_the_runs_of_a_pattern(workplace: Path, score: Call) -> None:
     short = ["trainer.max_steps=2", "logger=none", "callbacks=[]"]
-    assert train("-m", "optim.lr=1e-3,1e-4", "name=abl", *short).status == 0
+    assert run("-m", "optim.lr=1e-3,1e-4", "name=abl", *short).status == 0
     # One model of a sweep is its best trial, and is named.
     ended = score("abl", "--split", "test", "--html", "page.html", "--compare", "abl")
     assert ended.err.count("abl: its best trial is abl/optim.lr=0.001\n") == 2, ended

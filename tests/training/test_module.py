@@ -1,3 +1,4 @@
+import csv
 import re
 from pathlib import Path
 from typing import Any
@@ -83,3 +84,8 @@ def test_a_list_is_evaluated_document_by_document(kind: str, tokenizer: str, tra
         if stride == 32:
             assert summary("a")["last_val_loss"] == pytest.approx(np.mean(nats), abs=1e-6)
             assert summary("a")["evaluation"]["mode"] == "documents" and name in ended.out
+    said = score("a", "--split", "validation", "--per-document", "--csv", "all.csv")
+    written = list(csv.DictReader(Path("all.csv").read_text("utf-8").splitlines()))
+    count, size = len(documents) - 1, text.characters["validation"]
+    assert f"validation split of a: {count} documents, {size:,} characters" in said.out
+    assert len(written) == count and sum(int(each["characters"]) for each in written) == size

@@ -4,6 +4,7 @@ import random
 import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -47,9 +48,9 @@ def test_the_folder_is_complete(tmp_path: Path) -> None:
     assert {*imported, WRAPPER.stem} == set(modules)
 
 
-BEGIN = """
+# Answers [program, what it is asked] line by line, as where chargpt is not installed.
+ELSEWHERE = """
 import importlib.util, json, sys
-# As where chargpt is not installed.
 sys.meta_path = [each for each in sys.meta_path if "chargpt" not in getattr(each, "__module__", "")]
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
@@ -59,78 +60,89 @@ def load(folder):
     kinds = AutoModelForCausalLM, AutoTokenizer
     return [kind.from_pretrained(folder, trust_remote_code=True) for kind in kinds]
 
-"""
-LOAD = """
 for line in sys.stdin:
-    asked, answer = json.loads(line), {}
-    model, tokenizer = load(asked["folder"])
-    with torch.no_grad():
-        answer["logits"] = model(torch.tensor(asked["tokens"])).logits.tolist()
-    answer["written"] = [
-        model.generate(torch.tensor(prompts), max_new_tokens=asked["count"], do_sample=False).tolist()
-        for prompts in asked["prompts"]
-    ]
-    answer["encoded"] = [tokenizer(text)["input_ids"] for text in asked["texts"]]
-    answer["decoded"] = [tokenizer.decode(tokens) for tokens in asked["decode"]]
-    print(json.dumps(answer))
+    program, asked = json.loads(line)
+    exec(program)
+    print(json.dumps(answer), flush=True)
 """
+Elsewhere = Callable[[str, Any], Any]
 
 
-def elsewhere(program: str, folder: Path, requests: list[Any]) -> list[Any]:
-    """Run a program from an empty folder, without this project and without a network."""
+@pytest.fixture(scope="module")
+def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+    """Runs programs in an empty folder, without this project and without a network."""
     needs("transformers", "tokenizers")
-    empty, home = folder / "empty", folder / "home"
-    empty.mkdir()
-    own = {"HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "warning", "TQDM_DISABLE": "1"}
+    place = tmp_path_factory.mktemp("elsewhere")
+    (empty := place / "empty").mkdir()
+    own = {"HF_HOME": str(place), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "warning", "TQDM_DISABLE": "1"}
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    asked = "".join(json.dumps(each) + "\n" for each in requests)
-    ended = subprocess.run(
-        [sys.executable, "-c", BEGIN + program], cwd=empty, env=kept | own, capture_output=True, text=True, input=asked
-    )
-    assert ended.returncode == 0, ended.stderr
-    assert ended.stderr == "" and os.listdir(empty) == []
-    return [json.loads(line) for line in ended.stdout.splitlines()]
+    command, pipe = [sys.executable, "-c", ELSEWHERE], subprocess.PIPE
+    complaints = place / "stderr"
+    with (
+        open(complaints, "w") as file,
+        subprocess.Popen(
+            command, cwd=empty, env=kept | own, stdin=pipe, stdout=pipe, stderr=file, text=True
+        ) as process,
+    ):
+
+        def ask(program: str, asked: Any) -> Any:
+            print(json.dumps([program, asked]), file=process.stdin, flush=True)
+            answer = process.stdout.readline()
+            assert answer, complaints.read_text()
+            return json.loads(answer)
+
+        yield ask
+    assert (process.returncode, complaints.read_text(), os.listdir(empty)) == (0, "", [])
+
+
+READS = """
+model, tokenizer = load(asked["folder"])
+with torch.no_grad():
+    logits = model(torch.tensor(asked["tokens"])).logits.tolist()
+written = [
+    model.generate(torch.tensor(prompts), max_new_tokens=asked["count"], do_sample=False).tolist()
+    for prompts in asked["prompts"]
+]
+encoded = [tokenizer(text)["input_ids"] for text in asked["texts"]]
+decoded = [tokenizer.decode(tokens) for tokens in asked["decode"]]
+answer = {"logits": logits, "written": written, "encoded": encoded, "decoded": decoded}
+"""
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_transformers_reads_and_writes_as_we_do(tmp_path: Path) -> None:
-    rng, requests, models = random.Random(0), [], []
+def test_transformers_reads_and_writes_as_we_do(tmp_path: Path, elsewhere: Elsewhere) -> None:
+    rng = random.Random(0)
     for i, config in enumerate([ModelConfig(layers=2, dim=32, context=16), *CONFIGS]):
         vocabulary = BYTES if i in (1, 2) else CHARACTERS
-        tokenizer, folder = tokenizer_from(vocabulary), tmp_path / f"model.{i}"
-        models.append((written(folder, config, vocabulary), tokenizer))
+        tokenizer, folder, what = tokenizer_from(vocabulary), tmp_path / f"model.{i}", name(config)
+        model = written(folder, config, vocabulary)
         V, T = tokenizer.size, config.context
         tokens = [[rng.randrange(V) for _ in range(T)] for _ in range(3)]
         prompts = [[tokens[0][:1]], [[*line, *line[:2], *line][: 2 * T + 1] for line in tokens]]
-        letters = "".join(rng.choices(LETTERS, k=1000))
-        requests.append({
-            "folder": str(folder), "tokens": tokens, "prompts": prompts, "count": 3 * T + 2,
-            "texts": [letters, *LETTERS, "A B\n\n  \t a .", " ", ""],
-            "decode": [tokenizer.encode(letters).tolist(), tokens[1]],
-        })  # fmt: skip
-    answers = elsewhere(LOAD, tmp_path, requests)
-    assert len(answers) == len(models)
-    for (model, tokenizer), asked, answer in zip(models, requests, answers, strict=True):
-        what = name(model.config)
-        logits = model(torch.tensor(asked["tokens"]))
+        letters, count = "".join(rng.choices(LETTERS, k=1000)), 3 * T + 2
+        texts, decode = [letters, *LETTERS, "A B\n\n  \t a .", " ", ""], [tokenizer.encode(letters).tolist(), tokens[1]]
+        asked = {"tokens": tokens, "prompts": prompts, "count": count, "texts": texts, "decode": decode}
+        answer = elsewhere(READS, asked | {"folder": str(folder)})
+        logits = model(torch.tensor(tokens))
         torch.testing.assert_close(torch.tensor(answer["logits"]), logits, rtol=0, atol=1e-5, msg=what)
-        for prompts, texts in zip(asked["prompts"], answer["written"], strict=True):
-            assert generate(model, prompts, asked["count"], temperature=0).tolist() == texts, what
-        assert answer["encoded"] == [tokenizer.encode(text).tolist() for text in asked["texts"]], what
-        assert answer["decoded"] == [tokenizer.decode(tokens) for tokens in asked["decode"]], what
+        expected = [generate(model, each, count, temperature=0).tolist() for each in prompts]
+        assert answer["written"] == expected, what
+        assert answer["encoded"] == [tokenizer.encode(text).tolist() for text in texts], what
+        assert answer["decoded"] == [tokenizer.decode(each) for each in decode], what
 
 
-MORE = """
-first, tokenizer = load("../a")
-second, _ = load("../b")
+TRAINS = """
+folder = asked
+first, tokenizer = load(f"{folder}/a")
+second, _ = load(f"{folder}/b")
 tokens = torch.arange(6)[None] % 5
 losses = [model.train()(tokens, labels=tokens).loss.item() for model in (first, second)]
 first(tokens, labels=tokens).loss.backward()
 grown = all(weight.grad is not None for weight in first.parameters())
-first.save_pretrained("../saved")
-tokenizer.save_pretrained("../saved")
-again, _ = load("../saved")
+first.save_pretrained(f"{folder}/saved")
+tokenizer.save_pretrained(f"{folder}/saved")
+again, _ = load(f"{folder}/saved")
 same = again(tokens).logits.equal(first.eval()(tokens).logits)
 padded = None
 try:
@@ -138,16 +150,17 @@ try:
 except ValueError as error:
     padded = str(error)
 unknown = tokenizer("AxB^é]\\\\C🙂")["input_ids"]
-written = pipeline("text-generation", model="../a", trust_remote_code=True)("dad ", max_new_tokens=9, do_sample=False)
-print(json.dumps([losses, grown, same, padded, unknown, written[0]["generated_text"]]))
+writer = pipeline("text-generation", model=f"{folder}/a", trust_remote_code=True)
+text = writer("dad ", max_new_tokens=9, do_sample=False)[0]["generated_text"]
+answer = [losses, grown, same, padded, unknown, text]
 """
 
 
 @pytest.mark.slow
-def test_transformers_trains_saves_and_refuses(tmp_path: Path) -> None:
+def test_transformers_trains_saves_and_refuses(tmp_path: Path, elsewhere: Elsewhere) -> None:
     ours = written(tmp_path / "a", tiny(tied=True, context=40, dropout=0.0), CHARACTERS)
     written(tmp_path / "b", tiny(dropout=0.5, positions="learned"), CHARACTERS)
-    ((losses, grown, same, padded, unknown, text),) = elsewhere(MORE, tmp_path, [])
+    losses, grown, same, padded, unknown, text = elsewhere(TRAINS, str(tmp_path))
     tokens = torch.arange(6)[None] % 5
     expected = torch.nn.functional.cross_entropy(ours(tokens)[0, :-1], tokens[0, 1:])
     assert losses[0] == pytest.approx(expected.item(), abs=1e-5) and losses[1] > 0
@@ -158,31 +171,26 @@ def test_transformers_trains_saves_and_refuses(tmp_path: Path) -> None:
 
 
 DOCUMENTS = """
-for line in sys.stdin:
-    folder, prompts = json.loads(line)
-    model, tokenizer = load(folder)
-    torch.manual_seed(0)
-    texts = [model.generate(max_new_tokens=300, do_sample=True).tolist()[0] for _ in range(5)]
-    tokens = torch.tensor(prompts)
-    batch = model.generate(tokens, max_new_tokens=300, do_sample=True).tolist()
-    spelled = tokenizer("a\\n\\n\\x03b")["input_ids"]
-    print(json.dumps([texts, batch, spelled, tokenizer.decode(spelled), tokenizer.eos_token, tokenizer.bos_token]))
+folder, prompts = asked
+model, tokenizer = load(folder)
+torch.manual_seed(0)
+texts = [model.generate(max_new_tokens=300, do_sample=True).tolist()[0] for _ in range(5)]
+batch = model.generate(torch.tensor(prompts), max_new_tokens=300, do_sample=True).tolist()
+spelled = tokenizer("a\\n\\n\\x03b")["input_ids"]
+answer = [texts, batch, spelled, tokenizer.decode(spelled), tokenizer.eos_token, tokenizer.bos_token]
 """
 
 
 @pytest.mark.slow
-def test_transformers_begins_and_ends_a_document(tmp_path: Path) -> None:
-    requests, marks = [], []
+def test_transformers_begins_and_ends_a_document(tmp_path: Path, elsewhere: Elsewhere) -> None:
     letters = {"kind": "char", "characters": "\x03\nab"}
     for i, (vocabulary, kind, end) in enumerate(
         [(letters, "line", "\n"), (letters, "paragraph", "\n\n"), (letters, "file", "\x03"), (BYTES, "line", "\n")]
     ):
         folder, tokenizer = tmp_path / f"model.{i}", tokenizer_from(vocabulary)
         written(folder, tiny(positions="learned"), vocabulary, documents={"kind": kind, "end": end, "name": ""})
-        marks.append((end, tokenizer))
-        requests.append([str(folder), [tokenizer.encode(text).tolist() for text in ("ab", "a\n", "ba")]])
-    answers = elsewhere(DOCUMENTS, tmp_path, requests)
-    for (end, tokenizer), (texts, batch, spelled, decoded, *special) in zip(marks, answers, strict=True):
+        prompts = [tokenizer.encode(text).tolist() for text in ("ab", "a\n", "ba")]
+        texts, batch, spelled, decoded, *special = elsewhere(DOCUMENTS, [str(folder), prompts])
         one = tokenizer.unit == "character" and len(end) == 1
         assert special == ([end, end] if one else [None, None])
         assert spelled == tokenizer.encode(decoded).tolist() and decoded == "a\n\n\x03b"

@@ -100,9 +100,6 @@ LOGITS = """([config, vocabulary, weights, tokens]) => {
   const model = new GPT(config, vocabulary, weights);
   return tokens.map((token) => (model.read(token), Array.from(model.predict())));
 }"""
-UNKNOWN = """([config, vocabulary]) => {
-  try { new GPT(config, vocabulary, {}); return "no error"; } catch (error) { return String(error); }
-}"""
 
 
 def test_logits_are_those_of_the_model(show: Show) -> None:
@@ -123,9 +120,6 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
         weights = {key: value.flatten().tolist() for key, value in model.named_parameters()}
         logits = page.evaluate(LOGITS, [vars(config), model.vocabulary, weights, tokens])
         np.testing.assert_allclose(logits, read(model, tokens)[0], rtol=1e-5, atol=1e-5, err_msg=str(config))
-    for field in ("norm", "activation", "positions"):
-        thrown = page.evaluate(UNKNOWN, [vars(tiny()) | {field: "new"}, model.vocabulary])
-        assert thrown.startswith("Error: unknown choice new"), thrown
 
 
 def test_weights_in_two_bytes(show: Show) -> None:
@@ -206,7 +200,7 @@ def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Sh
         assert page.text_content("#generate") == "Generate"
 
 
-@pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])
+@pytest.mark.parametrize("end", ["\n\n", "\x03"])
 def test_documents_begin_after_a_hidden_end_mark_and_end_visibly(show: Show, end: str) -> None:
     model, meta = make(SLIDING, CHARACTERS + "\x03")
     page = show(model, meta | {"documents": {"kind": "line", "end": end, "name": ""}})
@@ -287,7 +281,7 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
     model, meta = make(config)
     page, tokenizer = show(model, meta), tokenizer_from(meta["vocabulary"])
     page.fill("#prompt", "bad")
-    for length in (0, 3, 60, 62):
+    for length in (0, 3, 62):
         text = page.text_content("#text") if length == 0 else write(page, "bad", length=length, temperature=2)
         _, start, shares = read(model, tokenizer.encode(text).tolist())
         for back, layer in ((0, 0), (0, 1), (2, 1)):
@@ -392,7 +386,10 @@ def passage(seed: int) -> str:
 
 @pytest.mark.parametrize("end", ["", "\n\n"])
 def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
-    """On a phone, by its keyboard and by the buttons; of documents, the model reads their end mark first."""
+    """On a phone, by its keyboard and by the buttons; of documents, the model reads their end mark first.
+
+    The whole passage is played with documents, and its 40 characters that suffice without them.
+    """
     model, meta = make(SLIDING)
     documents = {"kind": "paragraph", "end": end, "name": ""} if end else None
     text = passage(0)
@@ -402,7 +399,7 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
     rng, you, them, nats = np.random.default_rng(2), [], [], []
     fill(page, temperature=0.3, top_k=2)  # of the writing part: the game has its own
     page.focus("#typed")
-    for at in range(100, 200):
+    for at in range(100, 200 if end else 140):
         wrong = [letter for letter in sorted(set(CHARACTERS) - {text[at]}) if letter not in " \n"]
         wrong = wrong[: rng.choice([0, 0, 0, 1, 2, 4, 5])]
         for letter in wrong:
@@ -431,13 +428,14 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
                 lower, upper = shannon_bounds(needed, 5, model.vocabulary)
                 assert page.text_content(f"#{id}-bits") == f"{lower:.2f} to {upper:.2f}"
             assert float(page.text_content("#exact")) == pytest.approx(np.mean(nats) / math.log(2), abs=0.0051)
-    said = page.text_content("#meaning")
-    assert said.startswith(f"You guessed {you.count(1)} of 100 characters on the first try, the model {them.count(1)}.")
+    if not end:
+        page.click("#finish")
+    counted = f"You guessed {you.count(1)} of {len(you)} characters on the first try, the model {them.count(1)}."
+    assert page.text_content("#meaning").startswith(counted)
     assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
     contrasts(page)
     page.click("#again")
-    for _ in range(40):
-        page.click("#reveal")
+    page.evaluate("for (let i = 0; i < 40; i++) document.querySelector('#reveal').click()")
     page.click("#finish")
     assert page.text_content("#meaning").startswith("You guessed 0 of 40 ")
     page.click("#again")  # after the last passage the first
