@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from base.command_line import Parser, main, output_path
-from base.errors import InputError, printable
+from base.errors import InputError, describe_os_error, printable
 from base.files import atomic
 from base.jobs import run_directory
 from base.progress import Progress
@@ -66,7 +66,11 @@ def run(options: argparse.Namespace) -> None:
         target = output_folder(options.out)
     try:
         with atomic(target) as new:
-            new.touch() if suffix else new.mkdir()  # fails here, before the slow work, if OUT cannot be written
+            try:
+                new.touch() if suffix else new.mkdir()  # fails here, before the slow work, if OUT cannot be written
+            except OSError as error:
+                error.filename = options.out
+                raise InputError(f"OUT {describe_os_error(error)}") from None
             step, *facts = export(options, file, new)
             size = sum(path.stat().st_size for path in (new.iterdir() if new.is_dir() else [new]))
     except ModuleNotFoundError as error:

@@ -9,7 +9,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -78,31 +78,35 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
     A file in `inputs` is never replaced, and an existing file only with `overwrite`.
     """
     path = Path(name)
-    if name in ("", "-") or (path.exists() and not path.is_file()):
+    if name in ("", "-") or path.is_dir():
         raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
-    if not os.access(path.parent, os.W_OK):
-        what = "Permission denied" if path.parent.is_dir() else "No such file or directory"
-        raise InputError(f"{option} {name}: {what}")
     if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
         raise InputError(f"{option} {name}: is also an input; write to another file")
-    if path.exists() and not overwrite:
+    if path.is_file() and not overwrite:
         raise InputError(f"{option} {name}: already exists; give another name, or --overwrite to replace it")
     return path.resolve()
 
 
 @contextmanager
 def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
-    """Write to the file that `option` names, atomically (see `output_path`).
+    """Write to the file that `option` names, atomically (see `output_path`), or to a device such as /dev/stdout.
 
     What was written before Ctrl-C is kept. After another exception the file is as before.
     """
-    stopped = False
-    path = output_path(name, option, inputs, overwrite=overwrite)
-    with atomic(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+    stopped, stack = False, ExitStack()
+    try:
+        path = output_path(name, option, inputs, overwrite=overwrite)
+        device = path.exists() and not path.is_file()
+        opened = path if device else stack.enter_context(atomic(path))
+        file = stack.enter_context(open(opened, "w", encoding="utf-8", newline=""))
+    except OSError as error:
+        error.filename = name
+        raise InputError(f"{option} {describe_os_error(error)}") from None
+    with stack:
         try:
             yield file
         except KeyboardInterrupt:
-            if not file.tell():
+            if device or not file.tell():
                 raise
             stopped = True  # raised again below, once the file has its name
     if stopped:
@@ -147,7 +151,7 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 
 def adapted(text: str, tokenizers: Sequence[Any], unknown: str) -> str:
     """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
-    forms = {letter: letter for letter in dict.fromkeys(text)}  # in the order in which they are printed
+    forms = {letter: letter for letter in set(text)}
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
             forms = {letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()}

@@ -22,7 +22,9 @@ from base.options import spell, wrong_value
 from conf.keys import KEYS, SEARCH_KEYS, add_folder, choice_values, groups, is_launch, is_literal, nearest_key
 from conf.schema import PLUGINS, SearchConfig
 
-FLAGS = ("-m", "--multirun", "-h", "--help", "--help=all", "-c", "--cfg", "--config-dir", "--runs", "--version")
+FLAGS = (
+    "-m", "--multirun", "-h", "--help", "--help=all", "-c", "--cfg", "-cd", "--config-dir", "--runs", "--version",
+)  # fmt: skip
 MAX_RUNS = 10_000  # runs of one sweep, so also the values of one key
 # Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
@@ -91,12 +93,13 @@ def read_command(arguments: list[str]) -> Command:
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("-cd", "--config-dir", action="append", default=[])
+    for each in arguments:
+        if each.startswith("-") and each.partition("=")[0] not in FLAGS:
+            near = nearest_key(each.partition("=")[0].lstrip("-").replace("-", "_"), FLAGS)
+            raise InputError(f"{each}: no such flag, must be one of {', '.join(FLAGS)}, or key=value{near}")
     flags, others = parser.parse_known_args(arguments)
     for folder in flags.config_dir:
         add_folder(folder)
-    if unknown := next((each for each in others if each.startswith("-")), ""):
-        near = nearest_key(unknown.partition("=")[0].lstrip("-").replace("-", "_"), FLAGS)
-        raise InputError(f"{unknown}: no such flag, must be one of {', '.join(FLAGS)}, or key=value{near}")
     own = [each for each in others if re.match(r"\+*hparams_search\b", each)]
     search, sweep = read_search(own), flags.multirun
     if search and flags.cfg:

@@ -80,7 +80,7 @@ class DataConfig:
         return {"path": self.path, "validation": self.validation, "test": self.test}
 
     def rows(self, devices: int) -> int:
-        """Return how many sequences a forward pass on one device has; an `InputError` if `batch` is no multiple."""
+        """Return how many sequences a forward pass on a device has; an `InputError` if they cannot be shared out."""
         batch = DataConfig.batch if self.batch == "auto" else self.batch
         if batch % devices or batch // devices % (self.micro_batch or 1):
             parts = f"{devices} devices" + (f" x data.micro_batch={self.micro_batch}" if self.micro_batch else "")

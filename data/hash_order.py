@@ -153,8 +153,7 @@ class HashOrder:
                 groups = np.append(np.unique(entries["hash"], return_index=True)[1], len(ends))
                 group_ends = ends[groups[1:] - 1]
                 middles = done + (group_ends + np.append(0, group_ends[:-1])) / 2
-                lacks_test = shares[2] > 0 and not counts["test"]
-                places = _places(middles, borders, first=not distinct, lacks_test=lacks_test)
+                places = _places(middles, borders, first=not distinct, lacks_test=shares[2] > 0 and not counts["test"])
                 distinct += len(places)
                 firsts = groups[np.searchsorted(places, range(4))]  # the first entry of each split, and their number
                 cuts = np.concatenate((firsts, np.searchsorted(ends, range(0, ends[-1], PIECE))))

@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence, Sized
 from types import MappingProxyType
 
-from base.errors import InputError
+from base.errors import InputError, printable
 from data.config import DataConfig
 from data.decoding import Corpus
 
@@ -16,22 +16,20 @@ Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
     """Raise an `InputError` if train or validation is shorter than one window, or test is shorter than two tokens."""
-    whole = sum(len(tokens) for tokens in arrays.values())
-    if config.overfit is not None and whole > context:  # each split is then the beginning of the whole text
-        return
+    if config.overfit is not None and sum(map(len, arrays.values())) > context:
+        return  # each split is then the beginning of the whole text
     # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
     least = dict.fromkeys(SPLITS, context + 1)
     least["test"] = 2 * (config.split[2] > 0 if config.validation is None else config.test is not None)
     for split, tokens in arrays.items():
         if len(tokens) < least[split]:
-            holds = f"{len(tokens):,} of {whole:,} {'characters' if corpus.encoding else 'bytes'}"
+            name = config.places()["path" if split == "train" else split] if config.validation else corpus.name
+            holds = f"{split} holds {len(tokens):,} {'characters' if corpus.encoding else 'bytes'}"
             needs = f"at least {least[split]:,}" + f" for model.context={context}" * (split != "test")
-            largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
-            shorter = f"set model.context={largest} or "
-            raise InputError(
-                f"{corpus.name}: {split} holds {holds} but needs {needs}; "
-                f"{shorter if 0 < largest < context else ''}name a longer text"
-            )
+            way, largest = "name a longer text", min(len(arrays["train"]), len(arrays["validation"])) - 1
+            if 0 < largest < context:
+                way = f"set model.context={largest} or {way}"
+            raise InputError(f"{printable(name)}: {holds} but needs {needs}; {way}")
 
 
 def split_by_file(

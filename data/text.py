@@ -111,7 +111,11 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config, context)
-    return replace(text, notes=text.notes + describe_likeness(meta["losses"], meta["ordered"] and not rule))
+    return replace(
+        text,
+        notes=text.notes
+        + describe_likeness(meta["losses"], meta["ordered"] and not rule and config.validation is None),
+    )
 
 
 def text_of_run(model: Path) -> Text:

@@ -59,11 +59,13 @@ def test_what_is_learned_by_heart_is_what_is_validated(train: Call) -> None:
 
 
 @pytest.mark.slow
-def test_profile_records_three_steps(train: Call) -> None:
-    linear = 3 * (4 * 2 + 1)  # products in forward passes of two layers: two of attention, two of the MLP, and the head
-    ended = train("debug=profile", *SMALL, "data.batch=8", "trainer.precision=32-true", defaults=False)
-    assert (ended.status, ended.err) == (0, "")
-    events = json.loads(Path("runs/debug-profile/trace.json").read_text("utf-8"))["traceEvents"]
-    assert sum(event.get("name") == "aten::linear" for event in events) == linear
-    (row,) = re.findall(r"^ +aten::mm .* (\d+) *$", ended.out, re.MULTILINE)
-    assert int(row) == 3 * linear, "a product forward and two backward"
+def test_profile_records_the_last_steps(train: Call) -> None:
+    """Three, or one of a short run, without the validation at its end."""
+    linear = 4 * 2 + 1  # products in a forward pass of two layers: two of attention, two of the MLP, and the head
+    for typed, steps in (([], 3), (["trainer.max_steps=2", "trainer.val_check_interval=1"], 1)):
+        ended = train("debug=profile", *SMALL, "data.batch=8", "trainer.precision=32-true", *typed, defaults=False)
+        assert (ended.status, ended.err) == (0, "")
+        events = json.loads(Path("runs/debug-profile/trace.json").read_text("utf-8"))["traceEvents"]
+        assert sum(event.get("name") == "aten::linear" for event in events) == steps * linear
+        (row,) = re.findall(r"^ +aten::mm .* (\d+) *$", ended.out, re.MULTILINE)
+        assert int(row) == 3 * steps * linear, "a product forward and two backward"

@@ -19,6 +19,7 @@ from training.callbacks.deadline import Deadline
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
+from training.choosing.hardware import compiled_marker
 from training.module import LitGPT
 from training.profiler import StepProfiler
 from training.run_plan import RunPlan
@@ -106,6 +107,9 @@ def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
             trainer.precision_plugin.convert_module(module).to(device)
             with trainer.precision_plugin.train_step_context():
                 module.compile_training_step(plan.config.data.rows(plan.machine.devices))
+        marker = compiled_marker(plan.config, plan.machine.devices)
+        marker.parent.mkdir(parents=True, exist_ok=True)
+        marker.touch()
     except (OSError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise

@@ -47,7 +47,7 @@ def device_kind(config: Config) -> str:
     import torch  # loading it takes a second
 
     present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    if config.trainer.accelerator in ("auto", "gpu" if present[0] != "cpu" else "auto"):
+    if config.trainer.accelerator == "auto" or (config.trainer.accelerator == "gpu" and present[0] != "cpu"):
         return present[0]
     if config.trainer.accelerator not in present:
         only = ", ".join(present)

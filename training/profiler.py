@@ -6,7 +6,7 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch.profiler import profile, schedule
+from torch.profiler import profile
 
 from base.log import log
 
@@ -18,25 +18,34 @@ NUM_ROWS = 20  # operators in the table
 class StepProfiler(L.Callback):
     """Profiles `NUM_STEPS` training steps, logs a table of the operators and writes a trace that Perfetto can display.
 
-    This callback must come before callbacks that save checkpoints, so that saving is not profiled.
+    A validation or the end of the run ends the profiling early. This callback must come before callbacks that save
+    checkpoints, so that saving is not profiled.
     """
 
     def __init__(self, path: Path) -> None:
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes to stderr otherwise
         self.path = path
+        self.recorder: profile | None = None
 
-    def on_train_start(self, *_: Any) -> None:
-        steps = schedule(skip_first=SKIPPED_STEPS - 1, wait=0, warmup=1, active=NUM_STEPS, repeat=1)
-        self.recorder = profile(schedule=steps, on_trace_ready=self._write, record_shapes=True)
-        self.recorder.start()
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        left = trainer.max_steps - trainer.global_step
+        self.first = trainer.global_step + min(SKIPPED_STEPS, max(0, left - NUM_STEPS))
 
-    def on_train_batch_end(self, *_: Any) -> None:
-        self.recorder.step()
+    def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.first:
+            self.recorder = profile(record_shapes=True)
+            self.recorder.start()
 
-    def on_train_end(self, *_: Any) -> None:
-        self.recorder.stop()
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.first + NUM_STEPS:
+            self._end()
 
-    def _write(self, recorded: profile) -> None:
-        recorded.export_chrome_trace(str(self.path))
-        order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-        log.info(recorded.key_averages().table(sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40))
+    def _end(self, *_: Any, **__: Any) -> None:
+        recorder, self.recorder = self.recorder, None
+        if recorder:
+            recorder.stop()
+            recorder.export_chrome_trace(str(self.path))
+            order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
+            log.info(recorder.key_averages().table(sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40))
+
+    on_validation_start = on_train_end = on_exception = _end

@@ -16,7 +16,7 @@ from training.module import LitGPT
 def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """torch.compile works until it calls its compiler, which is not there."""
     needs_compiler()
-    monkeypatch.setattr("training.choosing.hardware.COMPILING", 0.0)
+    monkeypatch.setattr("training.choosing.hardware.COLD", 0.0)
     monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
     torch._dynamo.reset()
     with torch._inductor.config.patch({"cpp.cxx": ("/nonexistent",)}):

@@ -52,52 +52,46 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
 
     With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains.
     """
+    chosen = replace(
+        config, model=with_defaults(config.model), data=with_defaults(config.data), optim=with_defaults(config.optim),
+        trainer=fill(config.trainer, num_nodes=1),
+    )  # fmt: skip
     precision, why_precision = choose_precision(config.trainer.precision, machine.device)
     threads, why_threads = choose_threads(config.threads)
-    chosen = replace(
-        config, threads=threads, model=with_defaults(config.model), data=with_defaults(config.data),
-        optim=with_defaults(config.optim), trainer=fill(config.trainer, precision=precision, num_nodes=1),
-    )  # fmt: skip
+    chosen = replace(chosen, threads=threads, trainer=replace(chosen.trainer, precision=precision))
     tokens, share = len(text.train), 1.0 if config.init_from is None else START_SHARE
     short = tokens < WHOLE and config.data.overfit is None
     steps = config.trainer.max_steps
     if steps == "auto":
         steps = TrainerConfig.max_steps if config.minutes is None else math.inf
         steps = steps_for(tokens, share) if short else steps
-    net, ends_at = untrained(chosen.model, text.tokenizer.size), started + 60 * (config.minutes or 0)
-    compiling = hardware.COMPILING * (LOADED if config.minutes is None else max(1.0, loaded))
-    seconds = TRAINING * (ends_at - time.perf_counter())
-    if config.minutes is None:
-        seconds = net.flops_per_token() * steps * chosen.data.batch * chosen.model.context / LAPTOP_FLOPS
-    saved = (1 - hardware.COMPILED[precision]) * seconds
-    compiled, why_compile = choose_compile(config.compile, machine.device, saved, compiling)
-    chosen = replace(chosen, compile=compiled)
-    by_clock, notes = config.minutes is not None and config.trainer.max_steps == "auto", list[str]()
-    check_memory(replace(chosen, compile="false") if by_clock else chosen, text.tokenizer.size, machine)
+    by_clock, fitting, notes = config.minutes is not None and config.trainer.max_steps == "auto", steps, list[str]()
     if by_clock:
         if machine.devices > 1:
             way = "use trainer.devices=1 or trainer.max_steps=N"
             raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
-        chosen, fitting, notes = fit_into_minutes(config, chosen, text, steps, ends_at, compiling)
-        net = untrained(chosen.model, text.tokenizer.size)
+        chosen, fitting, notes = fit_into_minutes(config, chosen, text, steps, started, machine, loaded)
         by_clock = steps > SURE * fitting  # a short text may need less than all the time
-        if by_clock:
-            steps = fitting
-            chosen = replace(chosen, optim=schedule_for(config.optim, steps))
-    if (
-        (short or by_clock)
-        and config.model.dropout == "auto"
-        and config.init_from is None
-        and config.data.overfit is None
-    ):
-        read = steps * chosen.data.batch * chosen.model.context
-        chosen = replace(chosen, model=replace(chosen.model, dropout=dropout_for(net.num_parameters(), tokens, read)))
-    if not by_clock:
+        steps = fitting if by_clock else steps
+    net, read = untrained(chosen.model, text.tokenizer.size), steps * chosen.data.batch * chosen.model.context
+    if by_clock:
+        chosen = replace(chosen, optim=schedule_for(config.optim, steps))
+    else:
         interval = interval_for(tokens, share, int(steps)) if short else TrainerConfig.val_check_interval
         chosen = replace(chosen, trainer=fill(chosen.trainer, max_steps=int(steps), val_check_interval=interval))
+    if (short or by_clock) and config.model.dropout == "auto" and not (config.init_from or config.data.overfit):
+        chosen = replace(chosen, model=replace(chosen.model, dropout=dropout_for(net.num_parameters(), tokens, read)))
     chosen = replace(chosen, callbacks=_callbacks(config, short))
     if short and (adapted := ", ".join(_adapted(config, chosen))):
         notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {adapted}")
+    seconds = net.flops_per_token() * read / LAPTOP_FLOPS
+    if config.minutes is not None:
+        seconds = TRAINING * (started + 60 * config.minutes - time.perf_counter()) * min(1.0, steps / fitting)
+    saved = (1 - hardware.COMPILED[precision]) * seconds
+    cost = hardware.compiling_seconds(chosen, machine.devices, loaded)
+    compiled, why_compile = choose_compile(config.compile, machine.device, saved, cost)
+    chosen = replace(chosen, compile=compiled)
+    check_memory(chosen, text.tokenizer.size, machine)
     line = f"{machine.device}, {precision} ({why_precision or AS_CONFIGURED})"
     line += f", {'not ' * (compiled == 'false')}compiled ({why_compile or AS_CONFIGURED})"
     line += f", {count(int(threads), 'thread')} ({why_threads})" if why_threads else ""

@@ -1,5 +1,6 @@
 """What the hardware decides: precision, threads, torch.compile, and whether a run fits into its memory."""
 
+import hashlib
 import math
 import os
 import re
@@ -22,8 +23,8 @@ from training.launch import Machine
 # is what compiling fuses (docs/experiments.md).
 COMPILED = {"bf16-mixed": 0.7, "bf16-true": 0.82, "32-true": 0.82, "64-true": 0.82}
 # Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which depend on the CPU in the
-# same way.
-COMPILING = 3.2
+# same way: without, and with the compiled code in torch's cache.
+COLD, WARM = 3.2, 0.3
 LOADED = 7.0  # those seconds on a laptop
 
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # in a container, its limit
@@ -120,6 +121,22 @@ def missing_to_compile() -> str:
     if not Path(sysconfig.get_path("include"), "Python.h").exists():
         return "Python.h, from a package such as python3-dev"
     return ""
+
+
+def compiled_marker(config: Config, devices: int) -> Path:
+    """Return the path of a marker file in torch's cache, which exists if this training step was compiled before."""
+    trainer, rows = config.trainer, config.data.rows(devices)
+    shape = (vars(config.model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
+    machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
+    name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]
+    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")
+
+
+def compiling_seconds(config: Config, devices: int, loaded: float) -> float:
+    """Return about how long torch.compile takes if importing PyTorch took `loaded` seconds."""
+    if config.minutes is None:  # then every machine makes the same choice
+        return COLD * LOADED
+    return (WARM if compiled_marker(config, devices).exists() else COLD) * max(1.0, loaded)
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:

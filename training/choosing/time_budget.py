@@ -7,6 +7,7 @@ from typing import Any
 
 import lightning as L
 
+from base.errors import InputError
 from base.progress import Progress, count
 from conf.keys import presets
 from conf.schema import Config
@@ -14,7 +15,8 @@ from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
-from training.choosing.hardware import COMPILED
+from training.choosing.hardware import COMPILED, check_memory, choose_compile, compiling_seconds
+from training.launch import Machine
 from training.module import LitGPT
 
 EPOCHS = 10.0  # a text that is read more often is memorised without dropout
@@ -58,7 +60,7 @@ class _Clock(L.Callback):
 def time_step(config: Config, text: Text, limit: float) -> float:
     """Train the configured model for a few steps, `limit` seconds at most; return the seconds of the fastest."""
     clock = _Clock(limit)
-    module = LitGPT(replace(config, compile="false"), text.tokenizer, {}, {}, "")
+    module = LitGPT(config, text.tokenizer, {}, {}, "")
     where: dict[str, Any] = {
         key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")
     }
@@ -72,20 +74,25 @@ def time_step(config: Config, text: Text, limit: float) -> float:
 
 
 def fit_into_minutes(
-    config: Config, default: Config, text: Text, most: float, ends_at: float, compiling: float
+    config: Config, default: Config, text: Text, most: float, started: float, machine: Machine, loaded: float
 ) -> tuple[Config, float, list[str]]:
-    """Choose model size and batch, where `config` has `auto`, so that the loss is lowest at the time `ends_at`.
+    """Choose model size and batch, where `config` has `auto`, so that the loss is lowest when the time is over.
 
-    Return `default` with the chosen values, how many steps fit, and notes. No more than `most` steps are needed;
-    torch.compile takes `compiling` seconds.
+    Return `default`, in which each `auto` is a default, with the chosen values, how many steps fit, and notes. No more
+    than `most` steps are needed. The process began at `started` and took `loaded` seconds to import PyTorch.
     """
+    minutes = config.minutes or 0.0
+    left = lambda: started + 60 * minutes - time.perf_counter()  # noqa: E731
 
     def fit(model: ModelConfig) -> tuple[float, float]:
         """Return the seconds of a training step, and how many steps fit into the time left."""
-        step = time_step(replace(default, model=model), text, TIMING * (ends_at - time.perf_counter()))
-        seconds = TRAINING * (ends_at - time.perf_counter())
-        if default.compile == "true":
-            step, seconds = COMPILED[default.trainer.precision] * step, seconds - compiling
+        candidate = replace(default, model=model, compile="false")
+        check_memory(candidate, text.tokenizer.size, machine)
+        step = time_step(candidate, text, TIMING * left())
+        seconds, cost = TRAINING * left(), compiling_seconds(candidate, machine.devices, loaded)
+        saved = (1 - COMPILED[default.trainer.precision]) * min(seconds, most * step)
+        if choose_compile(config.compile, machine.device, saved, cost)[0] == "true":
+            step, seconds = COMPILED[default.trainer.precision] * step, seconds - cost
         return step, max(1e-3, seconds) / step
 
     batch, lowest, candidates = default.data.batch, math.inf, [default.model]
@@ -94,11 +101,18 @@ def fit_into_minutes(
         candidates = [replace(default.model, layers=each.layers, heads=each.heads, dim=each.dim) for each in sizes]
     for model in candidates:
         weights = untrained(model, text.tokenizer.size).num_parameters()
-        step, fitting = fit(model)
+        least = weights if len(candidates) > 1 and model.dim > ModelConfig.dim else 0
+        if len(text.train) < TEXT_PER_WEIGHT * least:
+            break
+        try:
+            step, fitting = fit(model)
+        except InputError:
+            if lowest < math.inf:  # a smaller model fits into the memory
+                break
+            raise
         read = min(fitting, most) * batch * model.context
-        suited = min(read / CHARACTERS_PER_WEIGHT, len(text.train) / TEXT_PER_WEIGHT) >= weights
         loss = predicted_loss(weights, read)
-        if loss > WORSE * lowest or lowest < math.inf and model.dim > ModelConfig.dim and not suited:
+        if loss > WORSE * lowest or read < CHARACTERS_PER_WEIGHT * least:
             break
         if loss < lowest:
             lowest, best = loss, (model, step, fitting)
@@ -106,8 +120,8 @@ def fit_into_minutes(
     read = fitting * batch * model.context
     if config.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
         batch, step, fitting = 2 * batch, 2 * step, fitting / 2
-    notes = [f"minutes    {config.minutes:g}: a step takes about {1000 * step:.3g} ms here"]
+    notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
     if fitting < MIN_STEPS:
         few = count(int(fitting), "step")
-        notes.append(f"minutes={config.minutes:g}: {few} will learn next to nothing; allow more time")
+        notes.append(f"minutes={minutes:g}: {few} will learn next to nothing; allow more time")
     return replace(default, model=model, data=replace(default.data, batch=batch)), fitting, notes

@@ -59,7 +59,7 @@ def test_a_machine_that_becomes_slower_or_faster(monkeypatch: pytest.MonkeyPatch
         assert 60 * (1 - 2 * OFF) < ended < 60 * (1 + 2 * OFF), (begins, before, after)
 
 
-SMALL = (  # nothing is left to choose, so no step is timed
+SMALL = (
     "model.layers=1 model.dim=32 model.context=32 data.batch=4 model.dropout=0 callbacks=[] logger=none compile=false "
     "optim.lr=0.006 optim.warmup=50 trainer.accelerator=cpu data.path=book.txt watch.pictures=false"
 ).split()
@@ -87,7 +87,7 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, m
 @pytest.mark.slow
 def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(train: Call, workplace: Path) -> None:
     often = "trainer.checkpoint_minutes=1e-6"
-    killed = run("name=cut", "minutes=0.5", *SMALL, often, fault=(faults.at_step, 12))
+    killed = run("name=cut", "minutes=0.5", *SMALL, often, fault=(faults.before_rename, 12, "last.ckpt"))
     assert killed.status < 0 and read_config(Path("runs/cut")).trainer.max_steps == "auto"
     started = time.monotonic()
     ended = train("resume=cut", defaults=False)
