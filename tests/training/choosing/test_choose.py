@@ -14,7 +14,7 @@ from gpt.model import untrained
 from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, summary
-from training.choosing import time_budget
+from training.choosing import hardware, time_budget
 from training.choosing.choose import WHOLE, Choice, choose, steps_for
 from training.launch import Machine
 
@@ -85,6 +85,9 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
     widths = [width(seconds) for seconds in (10, 60, 600, 6000, 60_000)]
     assert widths == sorted(widths) and widths[0] < ModelConfig.dim < widths[-1]
     assert width(60_000, text=800_000) < widths[-1], "a larger one would memorise the text"
+    with monkeypatch.context() as patched:
+        patched.setattr(hardware, "available", lambda device: 0.75 * 2**30)
+        assert ModelConfig.dim < width(60_000) < widths[-1], "the largest that fits into the memory"
     assert torch.equal(state, torch.random.get_rng_state()), "nothing is drawn at random"
 
 
