@@ -87,7 +87,8 @@ def fit_into_minutes(
     def fit(model: ModelConfig) -> tuple[float, float]:
         """Return the seconds of a training step, and how many steps fit into the time left."""
         candidate = replace(default, model=model, compile="false")
-        check_memory(candidate, text.tokenizer.size, machine)
+        batch = default.data.batch * (2 if config.data.batch == "auto" else 1)  # it may be doubled below
+        check_memory(replace(candidate, data=replace(default.data, batch=batch)), text.tokenizer.size, machine)
         step = time_step(candidate, text, TIMING * left())
         seconds, cost = TRAINING * left(), compiling_seconds(candidate, machine.devices, loaded)
         saved = (1 - COMPILED[default.trainer.precision]) * min(seconds, most * step)

@@ -88,7 +88,9 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, m
 def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(train: Call, workplace: Path) -> None:
     Path("long.txt").write_text(26 * Path("book.txt").read_text())  # a short one needs less than the time
     often = "trainer.checkpoint_minutes=1e-6"
-    killed = run("name=cut", "minutes=0.5", *SMALL, often, "data.path=long.txt", fault=(faults.before_rename, 12, "last.ckpt"))
+    killed = run(
+        "name=cut", "minutes=0.5", *SMALL, often, "data.path=long.txt", fault=(faults.before_rename, 12, "last.ckpt")
+    )
     assert killed.status < 0 and read_config(Path("runs/cut")).trainer.max_steps == "auto"
     started = time.monotonic()
     ended = train("resume=cut", defaults=False)

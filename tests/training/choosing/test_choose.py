@@ -19,6 +19,7 @@ from training.choosing.choose import WHOLE, Choice, choose, steps_for
 from training.launch import Machine
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
+UNCOMPILED = ("compile=false", "trainer.precision=32-true")
 LETTERS = CharTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 96))))  # which the model in docs/demo does not know
 
 
@@ -78,7 +79,7 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
         return 0.2 * untrained(config.model, 96).flops_per_token() / default
 
     def width(seconds: float, text: int = 10**9) -> int:
-        return chosen(text, f"minutes={seconds / 60}", "compile=false", seconds=seconds).config.model.dim
+        return chosen(text, f"minutes={seconds / 60}", *UNCOMPILED, seconds=seconds).config.model.dim
 
     monkeypatch.setattr(time_budget, "time_step", time_step)
     state = torch.random.get_rng_state()
@@ -86,7 +87,7 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
     assert widths == sorted(widths) and widths[0] < ModelConfig.dim < widths[-1]
     assert width(60_000, text=800_000) < widths[-1], "a larger one would memorise the text"
     with monkeypatch.context() as patched:
-        patched.setattr(hardware, "available", lambda device: 0.75 * 2**30)
+        patched.setattr(hardware, "available", lambda device: 2**30)
         assert ModelConfig.dim < width(60_000) < widths[-1], "the largest that fits into the memory"
     assert torch.equal(state, torch.random.get_rng_state()), "nothing is drawn at random"
 
