@@ -15,7 +15,7 @@ from typing import TextIO
 
 import numpy as np
 
-from base.command_line import ABOUT_UNKNOWN, Parser, adapted, add_unknown, device, main, number, writing_to
+from base.command_line import ABOUT_UNKNOWN, Parser, add_unknown, device, main, number, replace_unknown, writing_to
 from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
@@ -142,7 +142,7 @@ def read_prompt(name: str, newline: str | None) -> str:
 def adapt(prompt: str, unknown: str, tokenizer: Tokenizer) -> str:
     """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
     if unknown != "error":
-        return adapted(tokenizer.canonical(prompt), [tokenizer], unknown)
+        return replace_unknown(tokenizer.canonical(prompt), [tokenizer], unknown)
     try:
         tokenizer.encode(prompt)
     except UnknownCharacter as error:

@@ -149,7 +149,7 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
     )
 
 
-def adapted(text: str, tokenizers: Sequence[Any], unknown: str) -> str:
+def replace_unknown(text: str, tokenizers: Sequence[Any], unknown: str) -> str:
     """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
     forms = {letter: letter for letter in set(text)}
     for replace in [True, False] if unknown == "replace" else [False]:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from base.command_line import ABOUT_UNKNOWN, adapted
+from base.command_line import ABOUT_UNKNOWN, replace_unknown
 from base.errors import InputError, printable
 from base.jobs.run_directory import Run
 from base.processes import command
@@ -119,7 +119,7 @@ def encode_text(text: str, tokenizers: list[Tokenizer], options: argparse.Namesp
     for tokenizer in tokenizers:
         text = tokenizer.canonical(text)
     if options.unknown != "error":
-        text = adapted(text, tokenizers, options.unknown)
+        text = replace_unknown(text, tokenizers, options.unknown)
     models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
     encoded = []
     for model, tokenizer in zip(models, tokenizers, strict=True):

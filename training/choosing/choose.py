@@ -13,7 +13,6 @@ from data.text import Text
 from gpt.model import untrained
 from gpt.optim_config import OptimConfig
 from training.choosing import hardware
-from training.choosing.hardware import LOADED, check_memory, choose_compile, choose_precision, choose_threads
 from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes
 from training.launch import Machine
 
@@ -47,7 +46,7 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = LOADED) -> Choice:
+def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
     With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains.
@@ -56,8 +55,8 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         config, model=with_defaults(config.model), data=with_defaults(config.data), optim=with_defaults(config.optim),
         trainer=fill(config.trainer, num_nodes=1),
     )  # fmt: skip
-    precision, why_precision = choose_precision(config.trainer.precision, machine.device)
-    threads, why_threads = choose_threads(config.threads)
+    precision, why_precision = hardware.choose_precision(config.trainer.precision, machine.device)
+    threads, why_threads = hardware.choose_threads(config.threads)
     chosen = replace(chosen, threads=threads, trainer=replace(chosen.trainer, precision=precision))
     tokens, share = len(text.train), 1.0 if config.init_from is None else START_SHARE
     short = tokens < WHOLE and config.data.overfit is None
@@ -89,11 +88,11 @@ def choose(config: Config, text: Text, machine: Machine, started: float, loaded:
         seconds = TRAINING * (started + 60 * config.minutes - time.perf_counter()) * min(1.0, steps / fitting)
     saved = (1 - hardware.COMPILED[precision]) * seconds
     cost = hardware.compiling_seconds(chosen, machine.devices, loaded)
-    compiled, why_compile = choose_compile(config.compile, machine.device, saved, cost)
+    compiled, why_compile = hardware.choose_compile(config.compile, machine.device, saved, cost)
     chosen = replace(chosen, compile=compiled)
-    check_memory(chosen, text.tokenizer.size, machine)
+    hardware.check_memory(chosen, text.tokenizer.size, machine)
     line = f"{machine.device}, {precision} ({why_precision or AS_CONFIGURED})"
-    line += f", {'not ' * (compiled == 'false')}compiled ({why_compile or AS_CONFIGURED})"
+    line += f", {'not compiled' if compiled == 'false' else 'compiled'} ({why_compile or AS_CONFIGURED})"
     line += f", {count(int(threads), 'thread')} ({why_threads})" if why_threads else ""
     return Choice(chosen, line, tuple(notes))
 
