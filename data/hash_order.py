@@ -84,11 +84,14 @@ class _Runs:
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
-    """Join the slices `tokens[start : start + size]` of all `starts` and `sizes`."""
+    """Join the slices `tokens[start : start + size]` of all `starts` and `sizes` >= 1."""
     ends = sizes.cumsum(dtype=np.int64)
     if ends[-1] > LONG * len(ends):
         return np.concatenate([tokens[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
-    return tokens[np.repeat(starts - ends + sizes, sizes) + np.arange(ends[-1])]
+    index = np.ones(ends[-1], np.int64)  # from each place to the next; its sum is the place
+    index[0] = starts[0]
+    index[ends[:-1]] = starts[1:] - starts[:-1] - sizes[:-1] + 1
+    return tokens.take(index.cumsum(out=index))
 
 
 def _run(batch: Batch, tokenizer: Tokenizer, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
