@@ -151,7 +151,7 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 
 def replace_unknown(text: str, tokenizers: Sequence[Any], unknown: str) -> str:
     """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
-    forms = {letter: letter for letter in set(text)}
+    forms = {letter: letter for letter in dict.fromkeys(text)}  # in the order in which they are printed
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
             forms = {letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()}
