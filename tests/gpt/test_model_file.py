@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gpt.model_file import CheckpointError, read
+from gpt.model_file import CheckpointError, parse, read
 from tests.model_files import filled, write_model_file
 from tests.reference.models import tiny
 
@@ -59,3 +59,13 @@ def test_a_file_that_is_rewritten_while_it_is_read_ends_no_process(tmp_path: Pat
                     assert "\n" not in str(error)
         finally:
             over.set()
+
+
+def test_what_is_not_a_description_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such model file"):
+        read(tmp_path / "none.safetensors")
+    with pytest.raises(ValueError, match="not a JSON object"):
+        parse("[]")
+    longer = {"kind": "part", "end": "a" * 101, "name": "x"}
+    with pytest.raises(CheckpointError, match="the end mark of documents must have 1 to 100"):
+        read(write_model_file(tmp_path / "a.safetensors", filled(tiny(layers=1)), documents=longer))

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from base.errors import InputError
+from base.jobs.run_directory import Run
 from conf.compose import read_config
 from conf.schema import Config
 from data.text import Text
@@ -17,6 +19,7 @@ from tests.conftest import Call, summary
 from training.choosing import hardware, time_budget
 from training.choosing.choose import WHOLE, Choice, choose, steps_for
 from training.launch import Machine
+from training.run_plan import RunPlan
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
 UNCOMPILED = ("compile=false", "trainer.precision=32-true")
@@ -90,6 +93,19 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
         patched.setattr(hardware, "available", lambda device: 2**30)
         assert ModelConfig.dim < width(60_000) < widths[-1], "the largest that fits into the memory"
     assert torch.equal(state, torch.random.get_rng_state()), "nothing is drawn at random"
+    monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
+    compiled = chosen(10**9, "minutes=100", "compile=true", seconds=6000).config
+    assert compiled.compile == "true" and compiled.model.dim >= width(6000), "a step is faster"
+    with pytest.raises(InputError, match="GiB of memory"):
+        chosen(10**9, "minutes=1", "compile=false", "model.dim=16384", "model.layers=64", "model.heads=2")
+
+
+def test_the_device_is_a_condition_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A10")
+    for device, named in (("cuda", "cuda NVIDIA A10"), ("mps", "mps"), ("cpu", "cpu with ")):
+        choice, text = chosen(WHOLE), a_text(WHOLE)
+        plan = RunPlan(Run(Path("runs/a")), choice, text, Machine(device, 1), None, None, False, True, 0.0, 0.0)
+        assert str(plan.conditions["device"]).startswith(named)
 
 
 def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call) -> None:

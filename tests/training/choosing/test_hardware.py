@@ -1,15 +1,28 @@
+import math
 import os
 import re
 import shutil
 import sys
 import sysconfig
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
 from base import processes
-from training.choosing.hardware import choose_compile, choose_precision, choose_threads
+from base.errors import InputError
+from tests.conf.test_defaults import compose
+from training.choosing.choose import with_defaults
+from training.choosing.hardware import (
+    available,
+    check_memory,
+    choose_compile,
+    choose_precision,
+    choose_threads,
+    peak_flops,
+)  # fmt: skip
+from training.launch import Machine
 
 
 @pytest.fixture
@@ -76,3 +89,20 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
     for has, precision in ((True, "bf16-mixed"), (False, "32-true")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
         assert choose_precision("auto", "cuda")[0] == precision
+
+
+def test_a_gpu_is_known_by_its_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, peak in (("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None)):
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
+        assert peak_flops(torch.device("cuda"), "bf16-mixed") == peak
+
+
+def test_the_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 2**30))
+    assert available("cuda") == 2**30
+    large = compose(["threads=1", "trainer.precision=32-true", "model.layers=24", "model.heads=2", "model.dim=2048"])
+    filled = replace(large, model=with_defaults(large.model), data=with_defaults(large.data))
+    with pytest.raises(InputError, match=r"GiB of memory, but there are 1\.0; lower model\.dim=2048"):
+        check_memory(filled, 65, Machine("cuda", 1))
+    monkeypatch.setattr(sys, "platform", "win32")
+    assert available("cpu") == math.inf, "unknown there"
