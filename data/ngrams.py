@@ -123,12 +123,6 @@ def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
     return packed
 
 
-def compare(train: np.ndarray, validation: np.ndarray, tokenizer: Any) -> dict[str, Any]:
-    """Return what `describe_likeness` needs to say about the splits of a text."""
-    losses = losses_of_passages(train, validation, tokenizer.size)
-    return {"losses": losses, "ordered": are_sorted(tokenizer.decode(train[:MOST_LINES]))}
-
-
 def describe_likeness(losses: list[float], ordered: bool) -> tuple[str, ...]:
     """Return a one-tuple with a warning if validation is unlike training or a copy of it, otherwise ().
 

@@ -22,7 +22,7 @@ from data.corpus import open_corpus
 from data.decoding import Corpus, Tick
 from data.documents import END, WHITESPACE, Batch, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
-from data.ngrams import compare, describe_likeness
+from data.ngrams import MOST_LINES, are_sorted, describe_likeness, losses_of_passages
 from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.model_file import TextRead
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -112,9 +112,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     if config.overfit is not None:
         return _overfitted(text, config, context)
     return replace(
-        text,
-        notes=text.notes
-        + describe_likeness(meta["losses"], meta["ordered"] and not rule and config.validation is None),
+        text, notes=text.notes + describe_likeness(meta["losses"], meta["ordered"] and config.validation is None)
     )
 
 
@@ -309,5 +307,6 @@ def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.nd
                     counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
         meta |= {"vocabulary": tokenizer.vocabulary, "characters": counts, "checksums": checksums}
         train, validation = (_open(unfinished / f"{split}.bin", tokenizer) for split in SPLITS[:2])
-        meta |= compare(train, validation, tokenizer)
+        meta["losses"] = losses_of_passages(train, validation, tokenizer.size)
+        meta["ordered"] = not meta["documents"] and are_sorted(tokenizer.decode(train[:MOST_LINES]))
         (unfinished / "meta.json").write_text(json.dumps(meta), encoding="ascii")
