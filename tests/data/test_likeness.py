@@ -40,8 +40,8 @@ def test_validation_on_a_licence_is_told(tmp_path, opened):
 def test_honest_text_has_no_line(tmp_path, opened):
     make(tmp_path / "text", {f"{n}.txt": prose(20_000, n) for n in range(3)})
     assert opened().notes == ("3 files, each divided 90/5/5 into training, validation and test",)
-    make(tmp_path, {"short": prose(2000) + "§" * 300})
-    assert notes(opened, "text") == notes(opened, "short") == []
+    make(tmp_path, {"short": prose(2000) + "§" * 300, "equal": "the same line\n" * 4000})
+    assert notes(opened, "text") == notes(opened, "short") == notes(opened, "equal") == []
 
 
 def test_validation_that_repeats_training_is_told(tmp_path, opened):
