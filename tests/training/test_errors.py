@@ -1,7 +1,4 @@
-import threading
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -10,7 +7,6 @@ from base.files import write_text
 from base.jobs.run_directory import Run
 from gpt.optim_config import OptimConfig
 from training.errors import LOWER, Diverged, resume_hint, with_advice
-from training.quiet_lightning import hide_failed_writes
 
 
 def test_an_error_that_ends_a_run_says_how_to_continue(workplace: Path) -> None:
@@ -28,12 +24,3 @@ def test_an_error_that_ends_a_run_says_how_to_continue(workplace: Path) -> None:
     run.checkpoints.mkdir()
     write_text(run.checkpoints / "last.ckpt", "")
     assert "the newest checkpoint is runs/a/checkpoints/last.ckpt" in resume_hint(run)
-
-
-def test_only_failed_writes_of_tensorboard_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[Any] = []
-    monkeypatch.setattr(threading, "__excepthook__", shown.append)
-    writer = type("Writer", (threading.Thread,), {"__module__": "tensorboard.summary.writer.event_file_writer"})()
-    for thread, kind, seen in ((writer, OSError, 0), (writer, ValueError, 1), (threading.Thread(), OSError, 2)):
-        hide_failed_writes(SimpleNamespace(thread=thread, exc_type=kind))  # type: ignore[arg-type]
-        assert len(shown) == seen

@@ -13,15 +13,8 @@ import torch
 from base import processes
 from base.errors import InputError
 from tests.conf.test_defaults import compose
+from training.choosing import hardware
 from training.choosing.choose import with_defaults
-from training.choosing.hardware import (
-    available,
-    check_memory,
-    choose_compile,
-    choose_precision,
-    choose_threads,
-    peak_flops,
-)  # fmt: skip
 from training.launch import Machine
 
 
@@ -41,13 +34,13 @@ def test_other_programs_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("OMP_NUM_THREADS")
     for busy, threads in ((0.0, 4), (0.4, 4), (0.5, 3), (1.6, 2), (4.0, 1)):
         monkeypatch.setattr(processes, "busy_cores", lambda busy=busy: busy)
-        assert choose_threads("auto") == (threads, f"other programs use {busy:.1f} of 4 cores" * (threads < 4))
-        assert choose_threads(3) == (3, ""), "what is typed or stored wins"
+        assert hardware.choose_threads("auto") == (threads, f"other programs use {busy:.1f} of 4 cores" * (threads < 4))
+        assert hardware.choose_threads(3) == (3, ""), "what is typed or stored wins"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    assert choose_threads("auto") == (4, "")
+    assert hardware.choose_threads("auto") == (4, "")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.setenv(name, "1")
-    assert choose_threads("auto") == ("auto", ""), "a launcher has chosen"
+    assert hardware.choose_threads("auto") == ("auto", ""), "a launcher has chosen"
 
 
 def test_a_container_s_quota_limits_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,17 +58,17 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
         ("auto", "cpu", 31.0, "true"), ("auto", "cpu", 19.0, "false"), ("auto", "cuda", 0.0, "true"),
         ("false", "cpu", 1e9, "false"), ("true", "cpu", 1.0, "true"),
     ):  # fmt: skip
-        assert choose_compile(asked, device, saved, 20.0)[0] == chosen, (asked, device, saved)
+        assert hardware.choose_compile(asked, device, saved, 20.0)[0] == chosen, (asked, device, saved)
     # Without what it needs.
     for missing, module, name, found in (("g++", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir")):
         with complete.context() as patched:
             patched.setattr(module, name, lambda _, found=found: found)
-            chosen, why = choose_compile("auto", "cpu", 1e9, 20.0)
+            chosen, why = hardware.choose_compile("auto", "cpu", 1e9, 20.0)
             assert chosen == "false" and missing in why
             with pytest.raises(ValueError, match=f"^compile=true: there is no .*{re.escape(missing)}"):
-                choose_compile("true", "cpu", 1e9, 20.0)
+                hardware.choose_compile("true", "cpu", 1e9, 20.0)
     complete.setattr(sys, "platform", "darwin")  # nobody tried it there
-    assert choose_compile("auto", "cpu", 1e9, 20.0)[0] == "false"
+    assert hardware.choose_compile("auto", "cpu", 1e9, 20.0)[0] == "false"
 
 
 def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -84,25 +77,28 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
         ("avx512_bf16 avx512_fp16", "32-true"), ("avx512_f", "32-true"),
     ):  # fmt: skip
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: dict.fromkeys(flags.split(), True))
-        assert choose_precision("auto", "cpu")[0] == precision, flags
-    assert choose_precision("64-true", "cpu")[0] == "64-true" and choose_precision("auto", "mps")[0] == "32-true"
+        assert hardware.choose_precision("auto", "cpu")[0] == precision, flags
+    assert (
+        hardware.choose_precision("64-true", "cpu")[0] == "64-true"
+        and hardware.choose_precision("auto", "mps")[0] == "32-true"
+    )
     for has, precision in ((True, "bf16-mixed"), (False, "32-true")):
         monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation, has=has: has)
-        assert choose_precision("auto", "cuda")[0] == precision
+        assert hardware.choose_precision("auto", "cuda")[0] == precision
 
 
 def test_a_gpu_is_known_by_its_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, peak in (("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None)):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
-        assert peak_flops(torch.device("cuda"), "bf16-mixed") == peak
+        assert hardware.peak_flops(torch.device("cuda"), "bf16-mixed") == peak
 
 
 def test_the_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (0, 2**30))
-    assert available("cuda") == 2**30
+    assert hardware.available("cuda") == 2**30
     large = compose(["threads=1", "trainer.precision=32-true", "model.layers=24", "model.heads=2", "model.dim=2048"])
     filled = replace(large, model=with_defaults(large.model), data=with_defaults(large.data))
     with pytest.raises(InputError, match=r"GiB of memory, but there are 1\.0; lower model\.dim=2048"):
-        check_memory(filled, 65, Machine("cuda", 1))
+        hardware.check_memory(filled, 65, Machine("cuda", 1))
     monkeypatch.setattr(sys, "platform", "win32")
-    assert available("cpu") == math.inf, "unknown there"
+    assert hardware.available("cpu") == math.inf, "unknown there"
