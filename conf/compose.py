@@ -186,7 +186,9 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
 def _presets(primary: str, settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> DictConfig:
     """Compose conf/`primary`.yaml with the presets in `settings`; `trained` replaces the defaults of `Config`."""
     chosen = tuple(each.text for each in settings if each.is_group)
-    return (_with_hydra if trained else _cached)(primary, chosen, tuple(FOLDERS), trained)
+    if trained:
+        return _with_hydra(primary, chosen, tuple(FOLDERS), trained)
+    return _cached(primary, chosen, tuple(FOLDERS))
 
 
 def _with_hydra(

@@ -88,7 +88,7 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
     ends = sizes.cumsum(dtype=np.int64)
     if ends[-1] > LONG * len(ends):
         return np.concatenate([tokens[a:b] for a, b in zip(starts.tolist(), (starts + sizes).tolist(), strict=True)])
-    index = np.ones(ends[-1], np.int64)  # from each place to the next; its sum is the place
+    index = np.ones(ends[-1], np.int64)  # the distance from each place to the next, then their sums: the places
     index[0] = starts[0]
     index[ends[:-1]] = starts[1:] - starts[:-1] - sizes[:-1] + 1
     return tokens.take(index.cumsum(out=index))

@@ -228,12 +228,13 @@ class LitGPT(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add descriptions of the model, the text and the last validation to the dict `checkpoint`."""
         score = self.score if self.scored_step == self.global_step else None
+        mode = self.trainer.datamodule.text.mode  # type: ignore[attr-defined]
         checkpoint |= {
             "format": CHECKPOINT_FORMAT,
             "model_config": vars(self.model_config).copy(),
             "vocabulary": self.vocabulary,
             "val_loss": score and score.loss,
-            "evaluation": score and measured(score, self.model_config.context, self.trainer.datamodule.text.mode),  # type: ignore[attr-defined]
+            "evaluation": score and measured(score, self.model_config.context, mode),
             "data": self.data,
             "conditions": self.conditions,
         }

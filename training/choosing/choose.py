@@ -124,7 +124,7 @@ def _adapted(config: Config, chosen: Config) -> Iterator[str]:
 
 
 def steps_for(tokens: int, share: float) -> int:
-    """Return the number of training steps, times `share`, for a training text with `tokens` tokens."""
+    """Return the number of training steps for a text of `tokens` training tokens; `share` is a fraction of them."""
     return max(1, round(TrainerConfig.max_steps * min(1.0, tokens / WHOLE) ** 0.5 * share / 10)) * 10
 
 
@@ -142,7 +142,7 @@ def interval_for(tokens: int, share: float, steps: int) -> int:
 
 
 def _callbacks(config: Config, short: bool) -> dict[str, Any]:
-    """Return the configured callbacks; early stopping with `patience: auto` is for a run of its own on a short text."""
+    """Return the configured callbacks; one with `patience: auto` stays only if a short text has chosen the steps."""
     found = {}
     for name, each in config.callbacks.items():
         if each.get("patience") != "auto":
