@@ -1,10 +1,14 @@
 """Export a model to another format: `python export.py MODEL --to onnx model.onnx`."""
 
 import argparse
+import os
 import sys
 from importlib import import_module
 from pathlib import Path
 from typing import Any
+
+if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from base.command_line import Parser, main, output_path
 from base.errors import InputError, describe_os_error, printable

@@ -15,6 +15,9 @@ from typing import TextIO
 
 import numpy as np
 
+if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
 from base.command_line import ABOUT_UNKNOWN, Parser, add_unknown, device, main, number, replace_unknown, writing_to
 from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory

@@ -7,6 +7,9 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TextIO
 
+if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+
 from base.command_line import Parser, add_unknown, device, main, number, writing_to
 from base.errors import InputError, nearest, printable
 from base.jobs.run_directory import Run, find_model, named, trials_of

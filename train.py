@@ -1,8 +1,12 @@
 """Train a character-level GPT, in one run or many. `python train.py --help` lists the options."""
 
 import gc
+import os
 import sys
 import time
+
+if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
+    sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
 from base import ranks
 from base.command_line import main

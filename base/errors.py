@@ -7,6 +7,13 @@ from collections.abc import Iterable
 from typing import TextIO
 
 HIDDEN = "***"  # replaces a password or a token
+# What nanoGPT, transformers and Lightning call our keys and options.
+ELSEWHERE = {
+    "n_layer": "layers", "n_head": "heads", "n_embd": "dim", "d_model": "dim", "hidden_size": "dim",
+    "block_size": "context", "batch_size": "batch", "learning_rate": "lr", "max_epochs": "max_steps",
+    "gpus": "devices", "out_dir": "name", "ckpt_path": "resume",
+    "start": "prompt", "max_new_tokens": "num-chars", "temp": "temperature",
+}  # fmt: skip
 SECRET = "token|sig|credential|password|passwd|secret|key"  # words in the names of URL query parameters that are secret
 
 
@@ -43,9 +50,16 @@ def describe_os_error(error: OSError, path: object = None) -> str:
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:
-    """Return the name most similar to `word`, ignoring case and `ending`, or None if no name is similar."""
+    """Return the name most similar to `word`, ignoring case and `ending`, or None if no name is similar.
+
+    A word of `ELSEWHERE` is similar to ours for the same thing.
+    """
     word, ending = word.casefold(), ending.casefold()
     folded = {name.casefold().removesuffix(ending): name for name in names}
+    ours = ELSEWHERE.get(word.lstrip("-").replace("-", "_"), "")
+    for name in (ours, f"--{ours}"):
+        if name in folded:
+            return folded[name]
     cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
     close = difflib.get_close_matches(word.removesuffix(ending), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None

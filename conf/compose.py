@@ -78,6 +78,7 @@ def read_config(run: Path) -> Config:
     """
     path = run / "config.yaml"
     try:
+        _check_aliases(path)
         with _one_line():
             values: Any = OmegaConf.to_container(OmegaConf.load(path))  # without resolving interpolations
         if not isinstance(values, dict):
@@ -104,6 +105,15 @@ def read_config(run: Path) -> Config:
         raise InputError(f"{path}: is nested too deeply") from None
     except (OSError, ValueError) as error:  # ValueError: also bytes that are not UTF-8
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
+
+
+def _check_aliases(path: Path) -> None:
+    """Refuse a YAML file with aliases: OmegaConf copies what they stand for, which a stranger can make exponential."""
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    with _one_line(), open(path, "rb") as file:
+        for event in yaml.parse(file, loader):
+            if isinstance(event, yaml.AliasEvent):
+                raise InputError(f"the alias *{event.anchor} is not accepted: a run's file has none")
 
 
 def show(settings: Sequence[Setting]) -> str:

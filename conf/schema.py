@@ -15,6 +15,7 @@ from gpt.config import ModelConfig
 from gpt.optim_config import OptimConfig
 
 PLUGINS = ("callbacks", "logger")  # keys that map the names of files in conf/ to classes and their arguments
+MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
 PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
 
 
@@ -141,10 +142,22 @@ class Config:
         check(self)
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", spell(self.compile))
+        for name, arguments in self.callbacks.items():
+            if str(arguments.get("_target_")).endswith(".EarlyStopping"):
+                _check_early_stopping(f"callbacks.{name}", arguments)
         parts = [] if self.name is None else self.name.split("/")
         wrong = (part.startswith(".") or "\\" in part or not part.isprintable() for part in parts)
         if len(parts) > 2 or any(wrong) or any(not 0 < len(os.fsencode(part)) <= 200 for part in parts):
             raise InputError(f"name={str(self.name)[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL")
+
+
+def _check_early_stopping(key: str, arguments: Mapping[str, Any]) -> None:
+    monitor = arguments.get("monitor")
+    if monitor not in MONITORED:
+        raise wrong_value(f"{key}.monitor", monitor, f"one of {', '.join(MONITORED)}", MONITORED)
+    patience = arguments.get("patience", 0)
+    if patience != "auto" and not fits(patience, int, {"least": 0}):
+        raise wrong_value(f"{key}.patience", patience, "a whole number of validations, at least 0, or auto")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

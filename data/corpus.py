@@ -24,6 +24,9 @@ WRAPPED = dict.fromkeys(
 WRAPPED[".parquet"] = "its columns compressed; data.field=NAME reads one of them"  # for the byte tokenizer
 WRAPPED[".ipynb"] = "the JSON around its cells; export it from Jupyter as a script (.py) or as text to leave it out"
 
+# In the name of a file, the split that it belongs to.
+ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[._-]|$)", re.IGNORECASE)
+
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
@@ -204,6 +207,17 @@ def about_format(document: Document, encoding: str) -> str:
     return what and f"{document.label} is read as plain text, with {what}"
 
 
+def about_roles(documents: list[Document]) -> list[str]:
+    """Return a line if the names of all files say which split each belongs to, such as train.txt and test.txt."""
+    roles = [ROLE.search(document.name) for document in documents]
+    kinds = {role[1].lower() for role in roles if role}
+    if not all(roles) or "train" not in kinds or len(kinds) == 1:
+        return []
+    names = ", ".join(printable(document.name) for document in documents[:3])
+    keys = "data.validation= and data.test=" if len(kinds) > 2 else "data.validation="
+    return [f"{names} are joined and split anew: use {keys} to keep the published splits"]
+
+
 def cache_dir(config: DataConfig) -> Path:
     """Return the folder in which encoded texts and downloads are stored.
 
@@ -239,6 +253,7 @@ def open_corpus(config: DataConfig) -> Corpus:
 
     documents = found(config.path)
     if config.validation is None:
+        notes += about_roles(documents)
         return Corpus(printable(name), tuple(documents), encoding, cache, notes=tuple(notes))
     documents = [replace(document, split="train") for document in documents]
     for split, path in (("validation", config.validation), ("test", config.test)):

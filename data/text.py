@@ -23,6 +23,7 @@ from data.decoding import Corpus, Tick
 from data.documents import END, WHITESPACE, Batch, Documents, Rule, batches, contents
 from data.hash_order import HashOrder
 from data.ngrams import MOST_LINES, are_sorted, describe_likeness, losses_of_passages
+from data.seen import file_hashes, was_read
 from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.model_file import TextRead
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -30,8 +31,9 @@ from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharac
 # Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because SIGBUS ends the process
 # if a mapped file is truncated.
 MAPPED_FROM = 2**24  # bytes
-FORMAT = 1  # part of the fingerprint: increment it when the same text would be split or encoded differently
-SEEN = "the starting model was trained on this text under another split, so the loss says nothing about new text"
+FORMAT = 2  # part of the fingerprint: increment it when the same text would be encoded differently
+SPLIT_FORMAT = 1  # increment it when the same text would be split differently: model files compare splits
+SEEN = "the starting model was trained on text that is held out here, so the loss says nothing about new text"
 Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, Any]]  # tokens of each split, tokenizer, meta.json
 
 
@@ -52,6 +54,7 @@ class Text:
     texts: Sequence[TextRead]  # this text, then those that the model of `init_from` has read
     documents: Documents | None = None  # how the text was divided into documents, or None if it was not divided
     notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
+    held_out: Sequence[str] = ()  # hashes of the files of which parts are held out (`data.seen`)
 
     @property
     def end(self) -> np.ndarray | None:
@@ -70,10 +73,12 @@ class Text:
 
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
         """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
-        texts = [each for each in texts if each not in self.texts]
-        if self.texts[0]["split"] and self.sha256 in (each["sha256"] for each in texts):
-            return replace(self, texts=[*self.texts, *texts], notes=(*self.notes, SEEN))
-        return replace(self, texts=[*self.texts, *texts])
+        own = self.texts[0]
+        others = [each for each in texts if (each["sha256"], each["split"]) != (own["sha256"], own["split"])]
+        notes = self.notes
+        if own["split"] and was_read(others, self.sha256, self.held_out):
+            notes += (SEEN,)
+        return replace(self, texts=[own, *others], notes=notes)
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
@@ -89,13 +94,12 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     with Progress("hashing the text", corpus.size(), "B") as progress:
         stamps, digests = corpus.stamps(), corpus.digests(progress.update)
     shares = [float(share) for share in config.split]
-    settings = [FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
+    settings = [SPLIT_FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
     rule = Rule.of(config)
     settings += [{rule.kind: rule.name}] if rule else []
     settings += [[document.split for document in corpus.documents]] if config.validation is not None else []
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
-    settings += [extra_chars] if extra_chars else []
-    fingerprint = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    fingerprint = hashlib.sha256(json.dumps([FORMAT, *settings, extra_chars]).encode()).hexdigest()
     folder = corpus.cache / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         found = _load(folder)
@@ -105,7 +109,8 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     sha256 = corpus.identity(digests)
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=meta["characters"],
-        extra_chars=extra_chars, sha256=sha256, texts=[{"sha256": sha256, "split": split_hash}],
+        extra_chars=extra_chars, sha256=sha256, held_out=meta["files"]["held_out"],
+        texts=[{"sha256": sha256, "split": split_hash, "files": meta["files"]["train"]}],
         documents=Documents(rule, **meta["documents"]) if rule else None,
         notes=corpus.notes + about_files,
     )  # fmt: skip
@@ -143,7 +148,7 @@ def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
         train = np.concatenate((text.train, text.validation, text.test))[: length + 2 * context]
     part = train[:length]
     characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
-    texts: list[TextRead] = [{"sha256": text.sha256, "split": ""}]  # because no text is held out
+    texts: list[TextRead] = [{**text.texts[0], "split": ""}]  # because no text is held out
     return replace(text, train=train, validation=part, test=part, characters=characters, texts=texts)
 
 
@@ -157,7 +162,7 @@ def _load(folder: Path) -> Encoded | None:
             arrays[split] = _open(folder / f"{split}.bin", tokenizer)
             if _checksum(folder / f"{split}.bin") != meta["checksums"][split]:
                 return None
-        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents", "losses", "ordered")}
+        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents", "files", "losses", "ordered")}
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -213,16 +218,19 @@ def _encode(
                 order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, tick)
                 parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
                 divided = order.found
+                files = file_hashes(corpus, None)
             else:
-                parts = _encode_parts(corpus, split_documents(corpus, sizes, shares, digests), tokenizer, tick)
+                parts_of = split_documents(corpus, sizes, shares, digests)
+                parts = _encode_parts(corpus, parts_of, tokenizer, tick)
                 divided = {}
+                files = file_hashes(corpus, parts_of)
 
             def encoded() -> Iterator[tuple[str, np.ndarray]]:
                 yield from parts
                 if corpus.stamps() != stamps:
                     raise changed
 
-            _save(folder, tokenizer, encoded(), {"documents": divided})
+            _save(folder, tokenizer, encoded(), {"documents": divided, "files": files})
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
     except OSError as error:  # from writing the cache, because a text that cannot be read raises an InputError

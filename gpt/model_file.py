@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, NamedTuple, NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
 
 import numpy as np
 
@@ -31,6 +31,7 @@ class TextRead(TypedDict):
 
     sha256: str  # hash of the text's file or, if it has several files, of their names and hashes
     split: str  # hash of the text and of how it was split, "" if nothing was held out
+    files: NotRequired[list[str]]  # hashes of the texts of its training files (`data.seen`); absent: unknown
 
 
 class Documents(TypedDict):
@@ -184,7 +185,8 @@ def check_value(name: str, value: Any, kind: Any) -> None:
         raise ValueError(f"{name} is out of range")
     if is_typeddict(kind):
         for field, inner in get_type_hints(kind).items():
-            check_value(field, value.get(field, ...), inner)
+            if field in value or field in kind.__required_keys__:
+                check_value(field, value.get(field, ...), inner)
     elif isinstance(value, list):
         for each in value:
             check_value(name, each, get_args(kind)[0])

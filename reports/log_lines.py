@@ -22,6 +22,7 @@ FAR_BELOW = 0.8  # a model that has memorised its text has a lower training loss
 RISEN = 1.02  # and a higher last validation loss / best validation loss
 READ_OFTEN = 2.0  # and has read the text more often, in epochs
 SAMPLE_LINES, SAMPLE_WIDTH = 2, 100  # lines and characters of the sample at the end of a run
+WORSE_THAN_GUESSING = 1.2  # validation loss / loss of uniform guessing, from which a run has diverged
 HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
@@ -144,6 +145,12 @@ def describe_baselines(summary: Summary, unit: str) -> str:
     return f"{losses} nats per {unit}{without}"
 
 
+def has_diverged(summary: Summary) -> bool:
+    """Return whether a finished run predicts its text worse than uniform guessing."""
+    assert summary.val_loss is not None and summary.uniform_loss is not None
+    return summary.val_loss > WORSE_THAN_GUESSING * summary.uniform_loss
+
+
 def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enough: int) -> list[str]:
     """Return a sentence for each problem of a finished run: it memorised its text, or n-grams predict better.
 
@@ -151,6 +158,9 @@ def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enoug
     """
     best, last, steps, epochs = summary.val_loss, summary.last_val_loss, summary.steps, summary.epochs
     assert best is not None and last is not None and steps is not None and epochs is not None
+    if has_diverged(summary):
+        guessing = f"Guessing uniformly has a loss of {summary.uniform_loss:.2f} nats"
+        return [f"{guessing}: training has diverged. What helps: lower optim.lr and optim.muon_lr"]
     said = []
     if losses and losses[-1][1] < FAR_BELOW * best and last > RISEN * best and epochs > READ_OFTEN:
         read = f"The text was read {epochs:,.0f} times and memorised from step {summary.best_step:,} on"

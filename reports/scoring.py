@@ -18,6 +18,7 @@ import torch
 from base.errors import InputError, printable
 from base.jobs.run_directory import Run
 from base.progress import count, hidden
+from data.seen import was_read
 from gpt.analysis import Surprisals
 from gpt.checkpoint import build, with_context
 from gpt.evaluation import Score, describe_windows, make_score, totals
@@ -77,9 +78,11 @@ def print_scores(
             scores = score_in_detail(candidates, mode, options, file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
-        comparable = mode == validated and options.split == "test" and options.context is None
-        if comparable and (saved := save_test_score(checkpoints[0], scores[0])):
-            print(f"saved in {saved}: test_loss, test_bpc", file=sys.stderr)
+        if mode == validated and options.split == "test" and options.context is None:
+            if options.compare:  # the other model may decide how the text is read
+                print("--compare: the test loss is not saved in summary.json", file=sys.stderr)
+            else:
+                save_test_score(checkpoints[0], scores[0])
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{display_name(options)}: {length}", file=out)
@@ -133,14 +136,14 @@ def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
     return render_page("score_page", about["title"], about, packed)
 
 
-def save_test_score(model: Path, score: Score) -> Path | None:
-    """Store the test loss in summary.json if `model` is the best model of a run, and return that file's path."""
+def save_test_score(model: Path, score: Score) -> None:
+    """Store the test loss in summary.json if `model` is the best model of a run, and print the file's path."""
     run = Run(model.resolve().parents[1])
-    path, summary = run.directory / "summary.json", run.summary
-    if model.name != run.model("best").name or summary.status is None:
-        return None
-    replace(summary, test_loss=score.loss, test_bpc=score.bpc).write(path)
-    return path
+    summary = run.summary
+    if model.name == run.model("best").name and summary.status is not None:
+        path = run.directory / "summary.json"
+        replace(summary, test_loss=score.loss, test_bpc=score.bpc).write(path)
+        print(f"saved in {path}: test_loss, test_bpc", file=sys.stderr)
 
 
 def candidates_of(
@@ -159,7 +162,7 @@ def candidates_of(
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
         stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        trained = any(each["sha256"] == text.sha256 for each in meta["texts"])
+        trained = was_read(meta["texts"], text.sha256, text.files)
         shared = rules[0] if rules[0] == rules[-1] else None
         candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, shared))
     return candidates

@@ -17,6 +17,7 @@ from base.progress import Progress
 from data.corpus import Document
 from data.decoding import decode, suffix
 from data.documents import WHITESPACE, Rule, divide, is_divided
+from data.seen import text_hash
 from data.text import text_of_run
 from gpt.model_file import Model
 from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -28,6 +29,7 @@ PIECE = 2**20  # characters that are encoded at once, because that needs several
 class EncodedText(NamedTuple):
     encoded: list[bytes]  # for each model, the tokens in the `dtype` of its tokenizer
     sha256: str  # hash of the file, or "" for a split of a run
+    files: list[str]  # hash of the file's text (`data.seen`), or [] for a split of a run
 
 
 def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
@@ -48,11 +50,18 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
         raise InputError(f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes")
     with Progress("reading"):
         if options.split:
-            raw, sha256 = split_of_run(checkpoints[0], options.split), ""
-            text: Any = raw if only_bytes else raw.decode()
+            raw = split_of_run(checkpoints[0], options.split)
+            sha256 = ""
+            files = []
+            try:
+                text: Any = raw if only_bytes else raw.decode()
+            except UnicodeDecodeError:  # bytes are split anywhere
+                whose = f"which {printable(options.compare)} cannot read; score a text file instead"
+                raise InputError(f"--split {options.split}: begins or ends inside a character, {whose}") from None
         else:
             raw, label = read_file(options)
-            sha256, text = hashlib.sha256(raw).hexdigest(), raw
+            text = raw
+            sha256 = hashlib.sha256(raw).hexdigest()
             rule = dividing_rule(loaded, label, options.per_document)
             is_row = rule is not None and rule.kind == "row"
             if (not only_bytes or is_row) and not (is_row and suffix(label) == ".parquet"):
@@ -62,6 +71,7 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
                 empty = "" if is_row else text[:0]
                 mark = rule.end if isinstance(empty, str) else rule.end.encode()
                 text = empty.join(document + mark for document in documents)
+            files = [text_hash(io.BytesIO(raw), options.encoding)]
         if only_bytes:
             encoded = [text.encode() if isinstance(text, str) else text] * len(loaded)
         else:
@@ -70,7 +80,7 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     if options.html is not None and len(encoded[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
-    return EncodedText(encoded, sha256)
+    return EncodedText(encoded, sha256, files)
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:

@@ -17,7 +17,7 @@ from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
 
 from base.errors import InputError, one_line
 from base.jobs import run_lock
-from base.jobs.run_directory import RUNS
+from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from conf.compose import compose
 from conf.keys import KEYS, is_launch
@@ -147,6 +147,8 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     same += [each for each in fixed if not is_launch(each.partition("=")[0])]
     name = command.literal("name") or sweep_name(same, "search")
     directory = check_sweep(name, list(space), command.literal("resume"))
+    if Run(directory).is_sweep and not (directory / FILE).exists():
+        raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
     ends = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}
     runs = []
     for index in range(max(map(len, ends.values()))):  # a few trials with every choice and both ends of every range
@@ -154,7 +156,7 @@ def begin_search(config: SearchConfig, command: Command) -> int:
         parsed = parse_overrides([*single, *corner], search=True)
         chosen = [*itertools.chain(*map(settings, parsed)), *literals]
         runs.append((chosen, compose(chosen)))
-    same += [f"text={text}" for text in check_inputs(runs)]
+    same += [f"text={sha256}" for sha256 in sorted(set(check_inputs(runs)))]
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
     return run_sweep(Search(name, config, space, fixed, same), runs[0][1].workers)

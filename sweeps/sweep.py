@@ -15,7 +15,7 @@ from subprocess import DEVNULL, STDOUT
 
 from base.errors import InputError, one_line, printable
 from base.jobs import run_lock, slurm
-from base.jobs.run_directory import RUNS, Run, find_model
+from base.jobs.run_directory import RUNS, Run, check_writable, find_model
 from base.log import log
 from base.processes import command, cores
 from base.progress import clock, count
@@ -141,6 +141,7 @@ def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
         raise InputError(f"name={name}: the name of a sweep must not contain a slash")
     if (directory / "config.yaml").exists() or (os.path.lexists(directory) and not directory.is_dir()):
         raise InputError(f"name={name}: {directory} is not a sweep; use another name")
+    check_writable(name)
     return directory
 
 
@@ -155,29 +156,41 @@ def has_finished(run: Run, config: Config) -> bool:
 
 
 def check_inputs(runs: Iterable[tuple[list[Setting], Config]]) -> list[str]:
-    """Check the text, batch size and initial model of each run, and return the texts' SHA-256 hashes, sorted."""
+    """Check the text, batch size and initial model of each run, and return the SHA-256 of each run's text."""
+    texts: dict[str, str] = {}  # by what is checked, because reading a text is slow
+    hashes = []
+    for settings, config in runs:
+        start = config.init_from and (config.init_from, config.model)
+        inputs = repr((config.data, config.model.context, config.trainer, start))
+        if inputs not in texts:
+            texts[inputs] = check_input(settings, config)
+        hashes.append(texts[inputs])
+    return hashes
+
+
+def check_input(settings: list[Setting], config: Config) -> str:
     from data.corpus import open_corpus
     from data.text import open_text
 
-    texts = set()
-    distinct = {}  # by what is checked, one run: reading a text is slow
-    for settings, config in runs:
-        start = config.init_from and (config.init_from, config.model)
-        distinct[repr((config.data, config.model.context, config.trainer, start))] = settings, config
-    for settings, config in distinct.values():
-        if isinstance(config.trainer.devices, int):
-            config.data.rows(config.trainer.devices)
-        if config.init_from is None:
-            texts.add(open_text(config.data, config.model.context).sha256)
-        else:  # the context, which the fingerprint depends on, may be that model's
-            from gpt import model_file
+    if isinstance(config.trainer.devices, int):
+        config.data.rows(config.trainer.devices)  # raises if the batch cannot be shared out
+    if config.init_from is None:
+        return open_text(config.data, config.model.context).sha256
+    from gpt import model_file
 
-            model, _, meta = model_file.read(find_model(config.init_from))
-            trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
-            check_trained(compose(settings, trained), trained)
-            corpus = open_corpus(config.data)
-            texts.add(corpus.identity(corpus.digests()))
-    return sorted(texts)
+    # The context, which the fingerprint depends on, may be that model's.
+    model, _, meta = model_file.read(find_model(config.init_from))
+    trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
+    check_trained(compose(settings, trained), trained)
+    corpus = open_corpus(config.data)
+    return corpus.identity(corpus.digests())
+
+
+def check_text(trial: Trial, sha256: str) -> None:
+    """Refuse a trial that an earlier command has finished on another text."""
+    trained_on = trial.run.summary.text_sha256
+    if trial.outcome == "finished" and trained_on not in (None, sha256):
+        raise InputError(f"{trial.run}: its text has changed since it was trained; use another name=…")
 
 
 @dataclass
@@ -287,12 +300,15 @@ def begin_sweep(command: Command) -> int:
     directory = check_sweep(name, varied, command.literal("resume"))
     if "debug" in command.overrides:
         raise InputError("debug: only works for one run, without -m")
-    trials = dict[str, Trial]()
+    trials = []
     for settings, config in runs:
         trial = make_trial(name, varied, [each.text for each in settings])
-        trial.outcome = "finished" if has_finished(trial.run, config) else None
-        trials[trial.name] = trial
-    check_inputs(runs)
+        if has_finished(trial.run, config):
+            trial.outcome = "finished"
+        trials.append(trial)
+    for trial, sha256 in zip(trials, check_inputs(runs), strict=True):
+        check_text(trial, sha256)
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
-    return run_sweep(Sweep(name, len(trials), trials), runs[0][1].workers)
+    by_name = {trial.name: trial for trial in trials}
+    return run_sweep(Sweep(name, len(by_name), by_name), runs[0][1].workers)

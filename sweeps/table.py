@@ -42,10 +42,17 @@ def write_table(directory: Path, trials: Varied, outcomes: Mapping[Run, str]) ->
             if row["directory"] and Path(row["directory"]).is_dir():
                 own = {key: value for key, value in row.items() if key not in (*RESULTS, *SEEDS)}
                 varied[Run(Path(row["directory"]))] = own
-    table = rows_of(varied | dict(trials), outcomes)
-    settings, averages = means(table)
+    varied |= trials
+    keys = list(dict.fromkeys(itertools.chain(*varied.values())))
+    for run, settings in varied.items():
+        if not all(settings.get(key) for key in keys):  # another command varied other keys
+            with suppress(InputError):  # the run has not begun
+                values = spelled(read_config(run.directory))
+                varied[run] = {key: settings.get(key) or values.get(key, "") for key in keys}
+    table = rows_of(varied, outcomes)
+    names, averages = means(table)
     text = io.StringIO()
-    columns = [*settings, *(SEEDS if averages else ()), *RESULTS]
+    columns = [*names, *(SEEDS if averages else ()), *RESULTS]
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows([*averages, *table])

@@ -26,7 +26,7 @@ from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
 from reports import scoring, text_to_score
-from tests.conftest import Call, one_line, pages
+from tests.conftest import Call, one_line, pages, summary
 from tests.model_files import nats_of, write_model_file
 from tests.reference import model as reference
 from tests.reference.losses import read_by_document, surprisal
@@ -499,3 +499,37 @@ def test_splits_that_cannot_be_scored(trained: Path, score: Call, sample: Call, 
     Path("moved.txt").write_text("Another text.\n" * 1000)
     one_line(score("first", "--split", "test"), 2, "has changed since", program="score.py")
     one_line(sample("first", "--novelty"), 2, "--novelty: ", "has changed since", program="sample.py")
+
+
+def test_a_comparison_saves_no_test_loss(trained: Path, score: Call) -> None:
+    before = summary("first")
+    ended = score("first", "--split", "test", "--compare", str(trained))
+    assert ended.status == 0 and "--compare: the test loss is not saved in summary.json\n" in ended.err, ended
+    assert summary("first") == before
+
+
+def test_a_split_of_bytes_that_begins_inside_a_character(trained: Path, train: Call, score: Call) -> None:
+    Path("greek.txt").write_text("αβγδε ζηθ " * 500, encoding="utf-8")
+    split = "data.split=[0.9,0.0502,0.0498]"
+    assert train("data.path=greek.txt", "data.tokenizer=byte", split, "name=bytes", "trainer.max_steps=2").status == 0
+    text = open_text(DataConfig(path="greek.txt", tokenizer="byte", split=[0.9, 0.0502, 0.0498]), 32)
+    assert text.test[0] & 0xC0 == 0x80, "it continues a character"
+    assert score("bytes", "--split", "test").status == 0
+    ended = score("bytes", "--split", "test", "--compare", "first")
+    one_line(ended, 2, "--split test: begins or ends inside a character", "first", program="score.py")
+
+
+COPIES = {  # the text, as other files hold it
+    "line ends": lambda text: text.replace("\n", "\r\n").encode(),
+    "a byte order mark": lambda text: text.encode("utf-8-sig"),
+    "decomposed accents": lambda text: unicodedata.normalize("NFD", text).encode(),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_copy_of_a_text_that_was_trained_on_is_named(workplace: Path, train: Call, score: Call, kind: str) -> None:
+    text = Path("book.txt").read_text().replace("e", "é")
+    Path("accents.txt").write_text(text, encoding="utf-8")
+    Path("copy.txt").write_bytes(COPIES[kind](text))
+    assert train("data.path=[accents.txt,book.txt]", "name=both", "trainer.max_steps=2").status == 0
+    assert "was trained on this text" in score("both", "copy.txt", "--window", "disjoint").out

@@ -90,6 +90,17 @@ def test_a_short_run_evaluates_a_part_of_its_split(train: Call, monkeypatch: pyt
         assert entries[-1][1] == summary(name)["last_val_loss"], "the last validation is the final one"
 
 
+def test_the_page_hparams_has_a_row_for_a_run(trained: Path) -> None:
+    from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+
+    found = board("first")
+    metadata = found.SummaryMetadata("_hparams_/session_start_info")
+    start = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info
+    assert start.hparams["model.dim"].number_value == 32 and start.hparams["optim.name"].string_value == "muon"
+    (loss,) = found.Scalars("best/val_loss")
+    assert loss.value == pytest.approx(summary("first")["val_loss"])
+
+
 def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         patch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
@@ -145,7 +156,17 @@ def test_rates_that_ruin_the_model(train: Call) -> None:
     ended = train("optim.lr=1e30", "optim.muon_lr=1e30", "minutes=1")
     assert ended.status == 1 and ended.err.count("\n") == 1, ended.err
     assert "step 2: the loss is nan (batch 1 of seed 0): training has diverged" in ended.err
+    assert ended.err.endswith("; start again with lower rates, usually optim.lr=0.006 optim.muon_lr=0.01\n")
     assert not Path("runs").exists(), "found while steps are timed; tests/training/test_module.py: found in a run"
+
+
+def test_a_model_that_is_worse_than_guessing_has_diverged(train: Call) -> None:
+    ended = train("optim.lr=40", "name=a")
+    one_line(ended, 1, "training has diverged", "optim.lr=0.006 optim.muon_lr=0.01")
+    assert "resume=" not in ended.err and "What helps: lower optim.lr" in ended.out
+    found = summary("a")
+    assert found["status"] == "diverged" and found["val_loss"] > 1.2 * found["uniform_loss"]
+    assert "training has diverged" in Path("runs/a/report.html").read_text()
 
 
 @pytest.mark.slow

@@ -11,14 +11,20 @@ from base.jobs.run_directory import Run
 from base.log import log
 from gpt.optim_config import OptimConfig
 
+FAR_ABOVE = 10.0  # times its default: so high a learning rate ruins the weights in its first steps
 LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step
 
 
 class Diverged(RunFailed):
-    """Raised when training has diverged: the loss, a gradient or a weight is NaN or infinite."""
+    """Raised when training has diverged: a value is NaN or infinite, or the model is worse than guessing.
 
-    def __init__(self, seen: str) -> None:
-        super().__init__(f"{seen}: training has diverged; lower the learning rate")
+    `ruined` says that no checkpoint is worth continuing from.
+    """
+
+    def __init__(self, seen: str, *, ruined: bool = False) -> None:
+        self.what = f"{seen}: training has diverged"
+        self.ruined = ruined
+        super().__init__(f"{self.what}; lower the learning rate")
 
 
 class Stopped(SystemExit):
@@ -49,21 +55,39 @@ def resume_hint(run: Run, *changes: str) -> str:
 
 
 @contextmanager
-def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
-    """Context manager for training that adds advice to the message of an error that ends the run early.
+def stoppable(run: Run) -> Iterator[None]:
+    """Context manager that raises `Stopped` after a signal, and logs the command that continues the run.
 
-    If a signal has stopped the run (`Stopped`), log the command that continues the run. If SLURM sent the signal
-    because the time of the job is up, also requeue the job.
+    If SLURM sent the signal because the time of the job is up, also requeue the job. While a run trains, the callback
+    `StopSignals` decides when `Stopped` is raised.
     """
+
+    def stop(number: int, _: object) -> None:
+        raise Stopped(number)
+
+    previous = {number: signal.signal(number, stop) for number in slurm.STOPS}
     try:
         yield
-    except Stopped as stop:
-        log.info(f"{stop.reason}; {resume_hint(run)}")
-        if slurm.time_is_up(stop.number) and ranks.rank() == 0:
+    except Stopped as stopped:
+        log.info(f"{stopped.reason}; {resume_hint(run)}")
+        if slurm.time_is_up(stopped.number) and ranks.rank() == 0:
             slurm.requeue()
         raise
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
+    """Context manager for training that adds advice to the message of an error that ends the run early."""
+    try:
+        yield
     except Diverged as error:
-        error.args = (f"{error}; {resume_hint(run, *_lower_rates(optim))}",)
+        if error.ruined or _far_above(optim):
+            error.args = (f"{error.what}; start again with lower rates, usually {' '.join(_usual_rates(optim))}",)
+        else:
+            error.args = (f"{error}; {resume_hint(run, *_lower_rates(optim))}",)
         raise
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
@@ -74,8 +98,24 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
         raise RunFailed(f"{lost}; {resume_hint(run)}") from error
 
 
+def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
+    """Return each peak learning rate of the optimizer with its default, by key."""
+    rates = {"optim.lr": (optim.lr, OptimConfig.lr)}
+    if optim.name == "muon":
+        rates["optim.muon_lr"] = (optim.muon_lr, OptimConfig.muon_lr)
+    return rates
+
+
+def _far_above(optim: OptimConfig) -> bool:
+    return any(rate > FAR_ABOVE * usual for rate, usual in _rates(optim).values())
+
+
+def _usual_rates(optim: OptimConfig) -> list[str]:
+    return [f"{key}={usual:g}" for key, (_, usual) in _rates(optim).items()]
+
+
 def _lower_rates(optim: OptimConfig) -> list[str]:
     """Return the `key=value` arguments with which a diverged run continues at half its learning rates."""
-    rates = {"optim.lr": max(optim.lr / 2, optim.min_lr)}
-    rates |= {"optim.muon_lr": optim.muon_lr / 2} if optim.name == "muon" else {}
-    return [*(f"{key}={rate:g}" for key, rate in rates.items()), f"allow=[{','.join(rates)}]"]
+    halves = {key: rate / 2 for key, (rate, _) in _rates(optim).items()}
+    halves["optim.lr"] = max(halves["optim.lr"], optim.min_lr)
+    return [*(f"{key}={rate:g}" for key, rate in halves.items()), f"allow=[{','.join(halves)}]"]

@@ -2,6 +2,7 @@
 
 import shutil
 from collections.abc import Iterable
+from typing import Any
 
 import lightning as L
 
@@ -11,12 +12,13 @@ from base.files import write_text
 from base.jobs import run_directory, run_lock
 from base.jobs.summary import Summary
 from base.log import to_file
-from conf.schema import by_key, to_yaml
+from conf.schema import Config, by_key, to_yaml
 from data.datamodule import TextDataModule
 from reports.log_lines import introduce
 from training import assemble
 from training.callbacks.stop_signals import StopSignals
 from training.errors import Stopped, with_advice
+from training.loggers import boards
 from training.quiet_lightning import quiet_lightning
 from training.results import recording, write_missing, write_results, write_summary
 from training.resume import remove_leftovers
@@ -47,6 +49,13 @@ def fit(plan: RunPlan) -> None:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
             whole = 0 < trainer.max_steps <= saved["global_step"]  # then the last validation evaluated the whole split
             write_results(plan, saved, module.score if whole else None)
+            for board in boards(trainer):  # a row of TensorBoard's page HPARAMS
+                board.log_hyperparams(public_settings(plan.config), {"best/val_loss": plan.run.summary.val_loss})
+                board.save()
+
+
+def public_settings(config: Config) -> dict[str, Any]:
+    return {key: public(value) if isinstance(value, str) else value for key, value in by_key(config).items()}
 
 
 def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
@@ -60,10 +69,9 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
             for left in set(directory.iterdir()) - {directory / ".lock"}:
                 shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
     remove_leftovers(run)
-    settings = {key: public(value) if isinstance(value, str) else value for key, value in by_key(plan.config).items()}
     for logger in loggers:
         try:
-            logger.log_hyperparams(settings)
+            logger.log_hyperparams(public_settings(plan.config))
         except OSError:
             raise
         except Exception as error:  # whatever the library of a logger raises, such as W&B without a key

@@ -20,7 +20,7 @@ from conf.compose import compose
 from conf.overrides import Command
 from conf.resume_rules import check_trained
 from conf.schema import Config
-from training.errors import resume_hint, with_advice
+from training.errors import resume_hint, stoppable, with_advice
 from training.launch import count_devices, find_machine, launch, share_out
 from training.resume import InitModel, ResumePoint, check_resumed, find_point, find_run, load_init_model
 
@@ -43,10 +43,11 @@ def main(command: Command, config: Config, started: float) -> int:
         if command.literal("name") is not None and config.resume == "auto":
             settled = []  # each rank finds the run by its name
         return launch(devices, settled, partial(resume_hint, run))
-    plan = settle(command, config, run, resumed, started)
-    from training.fit import fit  # loads what evaluates and reports
+    with stoppable(run):
+        plan = settle(command, config, run, resumed, started)
+        from training.fit import fit  # loads what evaluates and reports
 
-    fit(plan)
+        fit(plan)
     return 0
 
 
@@ -68,14 +69,13 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
     text = open_run_text(config, point or start, stored, found)
     with Progress("loading PyTorch and Lightning"):
         loaded = loading[0].result()
-        from training.callbacks.stop_signals import StopSignals
         from training.choosing.choose import choose
         from training.quiet_lightning import quiet_lightning
         from training.run_plan import RunPlan
 
     processes.keep_freed_memory()
     machine = find_machine(config)
-    with quiet_lightning(), StopSignals(), with_advice(run, config.optim, machine.devices):
+    with quiet_lightning(), with_advice(run, config.optim, machine.devices):
         choice = choose(replace(config, name=run.name, resume=None, allow=[]), text, machine, started, loaded)
     plan = RunPlan(run, choice, text, machine, start, point, resumed, config.resume is None, started, loaded)
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too

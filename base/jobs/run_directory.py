@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
+from tempfile import TemporaryFile
 
 from base import processes, ranks
-from base.errors import InputError
+from base.errors import InputError, describe_os_error
 from base.jobs.summary import Summary
 
 RUNS = Path("runs")
@@ -126,11 +127,15 @@ def to_resume(resume: str, name: str | None) -> Run | None:
     if not os.path.exists(path):
         raise InputError(f"resume={resume}: no such checkpoint, nor a run in {RUNS}/")
     whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
-    run = Run(whole.parent.parent if path.suffix == ".ckpt" and not path.is_dir() else whole)
+    is_checkpoint = path.suffix == ".ckpt" and not path.is_dir()
+    run = Run(whole.parent.parent if is_checkpoint else whole)
     if run.is_sweep:
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not run.config.exists():
         raise InputError(f"resume={resume}: is not a run that can continue: {run.config} is missing")
+    if is_checkpoint and whole.parent.name != run.checkpoints.name:
+        newest = shlex.quote(f"resume={run.checkpoints / 'last.ckpt'}")
+        raise InputError(f"resume={resume}: a run continues from its newest checkpoint, {newest}; move the file there")
     _check_checkpoints(run, f"resume={resume}")
     return run
 
@@ -154,6 +159,17 @@ def check_free(name: str) -> None:
             return
     if os.path.lexists(run.directory):
         raise InputError(f"name={name}: {run} exists and is not a run; use another name")
+
+
+def check_writable(name: str) -> None:
+    """Raise an `InputError` if the directory of a new run or sweep cannot be created, before slow work begins."""
+    directory = RUNS / name
+    existing = next(folder for folder in (directory, *directory.parents) if os.path.lexists(folder))
+    try:
+        with TemporaryFile(dir=existing):
+            pass
+    except OSError as error:
+        raise InputError(f"{directory}: cannot be created: {describe_os_error(error, existing)}") from None
 
 
 def _place(name: str) -> Run:

@@ -15,15 +15,21 @@ from torch.export import Dim, ExportedProgram
 
 from base.errors import InputError
 from gpt.model import GPT
-from gpt.positions import position_tables
+from gpt.positions import TABLES, position_tables
 
 TOLERANCE = 1e-5  # largest allowed difference, relative to the largest logit
+MAX_BYTES = 2**31 - 2**24  # of the weights: protobuf cannot write a larger file, which has a graph, too
+MAX_TABLES = 2**22  # numbers in the position tables, unless the model has more weights: limits the memory of the export
 MAX_COMPARED = 2**23  # attention scores per layer: limits the memory of the comparison
 
 
 def trace(model: GPT) -> ExportedProgram:
     """Return the model as a `torch.export` program, for any batch size and for lengths from 1 to the context."""
     config, context = model.config, model.config.context
+    channels = config.rotary_dims or config.dim
+    if config.positions in TABLES and context * channels > max(MAX_TABLES, model.num_parameters()):
+        what = f"the position tables of {context:,} tokens would be larger than the model"
+        raise InputError(f"model.context={context}: {what}; an ONNX file contains them")
     length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
     example = torch.zeros(2, min(3, context), dtype=torch.int64)
     # Fill the cache of the tables first: tables computed during tracing would be symbols without values.
@@ -67,6 +73,8 @@ def write(model: GPT, meta: dict[str, Any], path: Path) -> str:
 
     The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
     """
+    if 4 * model.num_parameters() > MAX_BYTES:
+        raise InputError(f"one ONNX file can hold 2 GB, but the weights are {4e-9 * model.num_parameters():.1f} GB")
     os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
     import onnx
     import onnxruntime

@@ -114,3 +114,16 @@ def test_the_nearest_name_is_said_and_none_of_what_is_unlike() -> None:
         assert refused(typed).endswith(f"; nearest: {meant}"), refused(typed)
     for typed in UNLIKE:
         assert "nearest" not in refused(typed), refused(typed)
+
+
+ELSEWHERE = {  # what nanoGPT, transformers and Lightning call a key
+    "n_layer=1": "model.layers", "n_head=1": "model.heads", "n_embd=1": "model.dim", "hidden_size=1": "model.dim",
+    "d_model=1": "model.dim", "model.block_size=1": "model.context", "--batch_size=1": "data.batch",
+    "learning_rate=1": "optim.lr", "--learning-rate=1": "optim.lr", "max_epochs=1": "trainer.max_steps",
+    "gpus=1": "trainer.devices", "out_dir=a": "name", "ckpt_path=a": "resume",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", ELSEWHERE)
+def test_a_name_of_another_project_leads_to_ours(typed: str) -> None:
+    assert refused(typed).endswith(f"; nearest: {ELSEWHERE[typed]}")

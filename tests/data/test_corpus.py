@@ -127,3 +127,19 @@ def test_the_standard_library_without_comments_and_rulers(tmp_path, monkeypatch)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "test" / "none")})
     with pytest.raises(InputError, match="data.path="):
         open_corpus(DataConfig())
+
+
+ROLES = {  # names of the files of a text, and what a run says of them
+    "a list": (["train.txt", "valid.txt", "test.txt"], "data.validation= and data.test="),
+    "one is held out": (["wiki.train.tokens", "wiki.dev.tokens"], "use data.validation= to"),
+    "a folder of code": (["train.py", "test_a.py", "model.py"], ""),
+    "no held-out file": (["train.txt"], ""),
+}
+
+
+@pytest.mark.parametrize("kind", ROLES)
+def test_published_splits_that_are_joined_are_named(tmp_path, kind):
+    names, said = ROLES[kind]
+    make_named(tmp_path, *names)
+    notes = [note for note in open_corpus(DataConfig(path=str(tmp_path))).notes if "published" in note]
+    assert len(notes) == bool(said) and all(said in note for note in notes)

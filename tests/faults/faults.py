@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch.distributed.elastic.multiprocessing.api import PContext
 
+import data.text
 import gpt.optim
 import gpt.training_checkpoint
 import training.callbacks.checkpoints
@@ -117,7 +118,7 @@ def before_rename(number: int, name: str) -> None:
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
     action = the(call, sending(number))
-    for module in (training.choosing.choose, training.results):
+    for module in (data.text, training.choosing.choose, training.results):
         if hasattr(module, name):
             before(module, name, action)
 

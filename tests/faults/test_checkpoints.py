@@ -79,6 +79,23 @@ def test_an_explicit_path_that_is_missing_or_broken_is_an_error(killed: Path) ->
     assert run(f"resume={PREVIOUS}", defaults=False).status == 0
 
 
+def test_a_copy_of_a_checkpoint_is_not_taken_for_the_newest(killed: Path) -> None:
+    backup = killed / "backup" / LAST.name
+    backup.parent.mkdir()
+    shutil.copy(LAST, backup)
+    before = contents_of(killed)
+    one_line(run(f"resume={backup}", defaults=False), 2, str(backup), f"resume={LAST}")
+    assert contents_of(killed) == before
+
+
+def test_two_damaged_checkpoints_are_refused_and_left(killed: Path) -> None:
+    for path in (LAST, PREVIOUS):
+        path.write_bytes(path.read_bytes()[:-100])
+    before = contents_of(killed)
+    one_line(run(*RESUMED), 2, "has no usable checkpoint", str(LAST), str(PREVIOUS))
+    assert contents_of(killed) == before
+
+
 def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged(killed: Path) -> None:
     before = contents_of(killed)
     disk, memory = OSError(errno.EIO, "Input/output error"), MemoryError()

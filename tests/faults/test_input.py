@@ -48,6 +48,8 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
     "data.cache_dir=~nosuch/x": "there is no such home directory", "init_from=nothing": "no such model",
     "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "nor a run in",
+    "callbacks=[early_stopping] callbacks.early_stopping.monitor=val_loss": "must be one of val/loss, val/bpc, val/bpb",
+    "callbacks=[early_stopping] callbacks.early_stopping.patience=-1": "callbacks.early_stopping.patience=-1: must be",
     "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
 }  # fmt: skip
 
@@ -59,7 +61,8 @@ def test_wrong_words(train: Call, workplace: Path) -> None:
     make(Path("many"), {f"{number}.txt": "one\n" if number else "a long text\n" * 500 for number in range(40)})
     before = set(workplace.rglob("*"))
     for typed, said in WRONG.items():
-        ended = train(*([typed] if isinstance(typed, str) else typed))
+        arguments = typed if isinstance(typed, tuple) else typed.split(" ") if "callbacks" in typed else [typed]
+        ended = train(*arguments)
         one_line(ended, 2, said)
         made = [path for path in set(workplace.rglob("*")) - before if "cache" not in path.parts]
         assert ended.out == "" and not made, (typed, made)
@@ -67,7 +70,8 @@ def test_wrong_words(train: Call, workplace: Path) -> None:
 
 SAMPLE = {
     "book.txt": "is damaged or not a model file", "x" * 300: "no such model", "runs/\nx": "no such",
-    "--promt=x": "nearest: --prompt", "--temp=1": "--temp",
+    "--promt=x": "nearest: --prompt", "--temp=1": "nearest: --temperature", "--start=x": "nearest: --prompt",
+    "--max_new_tokens=1": "nearest: --num-chars", "--max-new-tokens=1": "nearest: --num-chars",
     "--num-chars": "expected one argument", "--num-chars=-1": "at least 1", "--num-chars=0": "at least 1",
     "--num-chars=1000000001": "at most 1000000000", "--num-samples=0": "at least 1",
     "--temperature=-0.1": "at least 0", "--temperature=nan": "must be a number", "--temperature=inf": "at most",
@@ -149,3 +153,25 @@ def test_a_file_name_that_is_not_utf8_works(train: Call, score: Call, sample: Ca
         assert export("cafe", "--to", kind, out).status == 0
     for path in (*Path("runs/cafe").glob("*.html"), Path("card.md"), Path("page.html")):
         assert "\\udce9" not in path.read_text("utf-8")
+
+
+def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(train: Call) -> None:
+    Path("runs").touch()
+    for arguments in ((), ("name=a",), ("-m", "seed=1,2")):
+        one_line(train(*arguments), 2, "runs/", "cannot be created: ", "Not a directory")
+    assert not Path("cache").exists()
+
+
+WITHOUT_FOLDER = {  # commands that PYTHONSAFEPATH starts without their folder on the path, and what they say
+    "train.py --runs": "no run in runs/ yet", "sample.py x": "x: no such model", "score.py x y": "x: no such model",
+    "export.py x --to card y.md": "x: no such model",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("command", WITHOUT_FOLDER)
+def test_commands_start_without_their_folder_on_the_path(workplace: Path, command: str) -> None:
+    script, *arguments = command.split()
+    environment = os.environ | {"PYTHONSAFEPATH": "1"}
+    given = [sys.executable, str(ROOT / script), *arguments]
+    ended = subprocess.run(given, env=environment, capture_output=True, text=True)
+    assert WITHOUT_FOLDER[command] in ended.stdout + ended.stderr

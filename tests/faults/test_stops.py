@@ -78,11 +78,12 @@ def test_a_job_of_an_array_that_cannot_be_requeued(workplace: Path) -> None:
     scontrol.chmod(0o755)
     job = {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
     job |= {"PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}", "ASKED": str(workplace / "asked")}
-    for fault, begun in (((faults.before_call, "choose"), False), ((faults.at_step, 12), True)):
+    reading = (faults.before_call, "encode_corpus")
+    for fault, begun in ((reading, False), ((faults.before_call, "choose"), False), ((faults.at_step, 12), True)):
         ended = run(fault=(*fault, signal.SIGUSR1), environment=job)
         assert ended.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in ended.err, ended
         assert Path("runs").exists() == begun
-    assert Path("asked").read_text() == 2 * "requeue 4712_3\n"
+    assert Path("asked").read_text() == 3 * "requeue 4712_3\n"
 
 
 def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace: Path) -> None:

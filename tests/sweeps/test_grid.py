@@ -157,3 +157,13 @@ def test_a_password_in_a_swept_address_is_not_in_names() -> None:
     assert spelled(compose(["data.path=https://me:pw@a.org/b"]))["data.path"] == "https://***@a.org/b"
     one, other = (make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n")
     assert one.name != other.name
+
+
+@pytest.mark.slow
+def test_a_finished_trial_whose_text_has_changed_is_refused(workplace: Path) -> None:
+    given = ["-m", "seed=1,2", "name=s", "trainer.max_steps=2", "logger=none"]
+    assert run(*given).status == 0
+    before = table("s")
+    Path("book.txt").write_text(Path("book.txt").read_text()[::-1])
+    one_line(run(*given), 2, "runs/s/seed=1: its text has changed", "use another name")
+    assert table("s") == before

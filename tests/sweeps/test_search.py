@@ -115,3 +115,9 @@ def test_what_is_wrong_is_said_before_anything_exists(train: Call) -> None:
         one_line(ended, 2)
         assert re.search(said, ended.err) and not Path("runs").exists(), (typed, ended)
     one_line(train("hparams_search.trials=5"), 2, "hparams_search.trials: only works with hparams_search=default")
+
+
+def test_a_search_needs_a_directory_of_its_own(train: Call) -> None:
+    Path("runs/found").mkdir(parents=True)
+    Path("runs/found/sweep.csv").touch()
+    one_line(train(*COMMAND), 2, "name=found: runs/found is a sweep, not a search")

@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 from dataclasses import replace
@@ -93,13 +94,29 @@ def test_a_sweep_s_table_has_means_over_seeds(workplace: Path) -> None:
             assert float(row["val_loss"]) == pytest.approx(1.05) and float(row["val_loss_spread"]) == spread
 
 
+def test_seeds_that_are_added_later_join_their_setting(workplace: Path) -> None:
+    earlier, later = {}, {}
+    for rate, seed in itertools.product(("1", "2"), ("0", "1")):
+        store(name := f"abl/lr={rate},seed={seed}", f"seed={seed}", f"optim.lr={rate}")
+        earlier[Run(Path("runs", name))] = {"optim.lr": rate, "seed": seed}
+    write_table(Path("runs/abl"), earlier, {})
+    for seed in ("7", "8"):  # another command, in which optim.lr has one value
+        store(name := f"abl/seed={seed}", f"seed={seed}", "optim.lr=1")
+        later[Run(Path("runs", name))] = {"seed": seed}
+    write_table(Path("runs/abl"), later, {})
+    means = [row for row in table("abl") if row["status"] == "mean"]
+    assert sorted((float(row["optim.lr"]), row["runs"]) for row in means) == [(1.0, "4"), (2.0, "2")]
+
+
 def test_a_split_of_the_runs_of_a_pattern(workplace: Path, score: Call) -> None:
     short = ["trainer.max_steps=2", "logger=none", "callbacks=[]"]
     assert run("-m", "optim.lr=1e-3,1e-4", "name=abl", *short).status == 0
     # One model of a sweep is its best trial, and is named.
-    ended = score("abl", "--split", "test", "--html", "page.html", "--compare", "abl")
-    assert ended.err.count("abl: its best trial is abl/optim.lr=0.001\n") == 2, ended
-    assert "test split of abl/optim.lr=0.001: " in ended.out and summary("abl/optim.lr=0.001")["test_loss"]
+    compared = score("abl", "--split", "test", "--html", "page.html", "--compare", "abl")
+    assert compared.err.count("abl: its best trial is abl/optim.lr=0.001\n") == 2, compared
+    assert "test split of abl/optim.lr=0.001: " in compared.out
+    assert score("abl", "--split", "test", "--html", "page.html", "--overwrite").status == 0
+    assert summary("abl/optim.lr=0.001")["test_loss"]
     assert summary("abl/optim.lr=0.0001")["test_loss"] is None
     ended = score("abl/*", "--split", "test")
     losses = [summary(f"abl/optim.lr={rate}")["test_loss"] for rate in ("0.001", "0.0001")]

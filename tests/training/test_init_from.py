@@ -69,6 +69,32 @@ def test_a_model_that_was_trained_on_the_text_under_another_split_is_named(workp
     assert [len(text.texts) for text in (through, plain.read_before(through.texts))] == [2, 2], "a text counts once"
 
 
+COPIES = {  # what a model was trained on, the text that begins from it, and whether that one holds it out
+    "a file of a list": ("[a.txt,c.txt]", {"path": "a.txt"}, True),
+    "a file of a folder": ("folder", {"path": "a.txt"}, True),
+    "other line ends": ("a.txt", {"path": "crlf.txt"}, True),
+    "its validation text": ("a.txt", {"path": "c.txt", "validation": "a.txt"}, True),
+    "its training text": ("a.txt", {"path": "a.txt", "validation": "c.txt"}, False),
+    "another text": ("a.txt", {"path": "c.txt"}, False),
+}
+
+
+@pytest.mark.parametrize("kind", COPIES)
+def test_a_model_that_was_trained_on_what_is_held_out_is_named(workplace: Path, prose: str, kind: str) -> None:
+    Path("folder").mkdir()
+    for name in ("a.txt", "folder/x.txt"):
+        Path(name).write_text(prose)
+    for name in ("c.txt", "folder/y.txt"):
+        Path(name).write_text(prose[:3000])
+    Path("crlf.txt").write_bytes(prose.replace("\n", "\r\n").encode())
+    trained_on, given, seen = COPIES[kind]
+    model = open_text(DataConfig(path=trained_on), 16)
+    text = open_text(DataConfig(**given), 16).read_before(model.texts)
+    assert (SEEN in text.notes) is seen
+    old = [{key: each[key] for key in ("sha256", "split")} for each in model.texts]  # a file of an earlier version
+    assert SEEN not in open_text(DataConfig(**given), 16).read_before(old).notes
+
+
 def test_what_a_run_started_from_is_said(base: Call) -> None:
     ended = base("name=fine", *FINE)
     assert ended.status == 0 and ended.err == ""

@@ -5,15 +5,18 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 
 from base import processes, ranks
-from base.errors import InputError
+from base.errors import InputError, one_line
 from conf.schema import Config
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model import untrained
@@ -76,10 +79,12 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
 
 def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tuple[str, str]:
     """Return whether to use torch.compile, as the string `true` or `false`, and the reason, "" if it is set."""
+    if compiled == "false":
+        return compiled, ""
+    if compiled == "auto" and sys.platform != "linux":
+        return "false", "not tested on this system"
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
     if compiled == "auto":
-        if sys.platform != "linux":
-            return "false", "not tested on this system"
         if missing:
             return "false", f"there is no {missing}"
         if device == "cuda":
@@ -88,7 +93,7 @@ def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tup
             "true" if saved > cost else "false",
             f"takes about {cost:.0f} s, saves {max(0.0, saved):.0f} s of training",
         )
-    if compiled != "false" and missing:
+    if missing:
         raise InputError(f"compile={compiled}: there is no {missing}; use compile=false")
     return compiled, ""
 
@@ -114,12 +119,22 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
     return threads, why
 
 
+@cache
 def missing_to_compile() -> str:
-    """Return what this machine lacks for torch.compile, a C++ compiler or Python.h, or "" if it has both."""
-    if not any(shutil.which(name) for name in ("c++", "g++", "clang++")):
-        return "C++ compiler, such as g++"
-    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+    """Return what this machine lacks for torch.compile, a working C++ compiler or Python.h, or "" if it has both."""
+    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # the one that Inductor uses
+    if not shutil.which(compiler):
+        return f"C++ compiler {compiler}"
+    include = sysconfig.get_path("include")
+    if not Path(include, "Python.h").exists():
         return "Python.h, from a package such as python3-dev"
+    with TemporaryDirectory() as folder:
+        source = Path(folder, "try.cpp")
+        source.write_text("#include <cmath>\n#include <Python.h>\n")
+        command = [compiler, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(source.with_suffix(".so"))]
+        attempt = subprocess.run(command, capture_output=True, text=True, errors="replace")
+    if attempt.returncode:
+        return f"working C++ compiler ({compiler}: {one_line(attempt.stderr)[:100] or 'failed'})"
     return ""
 
 

@@ -1,5 +1,6 @@
 import itertools
 import json
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from base.errors import InputError
 from gpt.config import ModelConfig
 from gpt.export.to_onnx import TOLERANCE, largest_difference, write
 from gpt.model import GPT
-from tests.conftest import ROOT, needs
+from tests.conftest import ROOT, needs, refusal
 from tests.model_files import filled
 from tests.reference.models import MIXED, name, tiny
 
@@ -73,3 +74,22 @@ def test_the_difference_is_a_share_of_the_largest_logit_in_every_shape() -> None
         for factor in (1 + 2 * TOLERANCE, torch.nan):
             with pytest.raises(InputError):
                 largest_difference(model, lambda x, f=factor, at=differs: model(x) * (f if at(*x.shape) else 1))
+
+
+def test_what_one_file_cannot_hold_is_refused_before_the_work(tmp_path: Path) -> None:
+    needs("onnx", "onnxscript", "onnxruntime")
+    with torch.device("meta"):
+        large = GPT(tiny(dim=8192, heads=8, layers=1), 11)
+    said = refusal(InputError, write, large, meta(large), tmp_path / "model.onnx")
+    assert said == "one ONNX file can hold 2 GB, but the weights are 3.2 GB"
+
+
+@pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
+def test_a_small_file_with_a_huge_context_costs_little(tmp_path: Path, positions: str) -> None:
+    needs("onnx", "onnxscript", "onnxruntime")
+    model = filled(tiny(positions=positions, context=2**20))
+    tracemalloc.start()
+    said = refusal(InputError, write, model, meta(model), tmp_path / "model.onnx")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert said.startswith("model.context=1048576: ") and peak < 50e6

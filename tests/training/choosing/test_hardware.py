@@ -2,10 +2,12 @@ import math
 import os
 import re
 import shutil
+import subprocess
 import sys
 import sysconfig
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -13,6 +15,7 @@ import torch
 from base import processes
 from base.errors import InputError
 from tests.conf.test_defaults import compose
+from tests.conftest import needs_compiler, refusal
 from training.choosing import hardware
 from training.choosing.choose import with_defaults
 from training.launch import Machine
@@ -25,6 +28,8 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)  # not cached
+    monkeypatch.setattr(subprocess, "run", lambda command, **_: Mock(returncode=0))
     return monkeypatch
 
 
@@ -69,6 +74,19 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
                 hardware.choose_compile("true", "cpu", 1e9, 20.0)
     complete.setattr(sys, "platform", "darwin")  # nobody tried it there
     assert hardware.choose_compile("auto", "cpu", 1e9, 20.0)[0] == "false"
+
+
+def test_a_compiler_that_fails_is_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    needs_compiler()
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'cc1plus: not found' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)  # not cached
+    monkeypatch.setenv("CXX", str(broken))
+    chosen, why = hardware.choose_compile("auto", "cpu", 1e9, 20.0)
+    assert chosen == "false" and "working C++ compiler" in why and "cc1plus: not found" in why
+    said = refusal(InputError, hardware.choose_compile, "true", "cpu", 1e9, 20.0)
+    assert said.startswith("compile=true: there is no working C++ compiler") and said.endswith("use compile=false")
 
 
 def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) -> None:
