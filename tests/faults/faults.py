@@ -145,10 +145,10 @@ def break_best() -> None:
 
 
 def limit(size: int) -> None:
-    """Let this process take 1 GB and four times `size` more of addresses than it has, and 10 s of work."""
-    addresses = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    most = addresses + 2**30 + 4 * size
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    """Let this process use 200 MB and four times `size` more of private memory than it has, and 10 s of work."""
+    data = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")  # and stacks
+    most = data + 200 * 2**20 + 4 * size
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 
 
