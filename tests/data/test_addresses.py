@@ -158,7 +158,7 @@ def test_an_address_with_a_hash_is_downloaded_once_and_never_used_damaged(tmp_pa
         path = f"{server.url}/{page}#name=A Book&sha256={hashlib.sha256(content).hexdigest()}"
         opened = open_corpus(DataConfig(path=path, cache_dir=str(tmp_path), **settings))
         assert opened.name == "A Book"
-        return list(opened.read(opened.documents[0]))
+        return list(opened.read(opened.files[0]))
 
     target = tmp_path / "downloads" / hashlib.sha256(CONTENT).hexdigest()
     for page, reason in (("wrong", "the expected checksum"), ("cut", "payload is not completed")):
