@@ -29,7 +29,8 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
             way, largest = "name a longer text", min(len(arrays["train"]), len(arrays["validation"])) - 1
             if 0 < largest < context:
                 way = f"set model.context={largest} or {way}"
-            raise InputError(f"{printable(name)}: {holds} but needs {needs}; {way}")
+            about_files = "; ".join([way, *corpus.notes])  # files that were left out may be why
+            raise InputError(f"{printable(name)}: {holds} but needs {needs}", advice=about_files)
 
 
 def split_by_file(

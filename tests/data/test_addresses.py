@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
         "BUCKET/no/*.txt": "no file matches", "[BUCKET/a.txt,BUCKET/b.txt]": r"data\.path=BUCKET/b\.txt: no such file",
         "s33://books/a.txt": "unknown kind of address; nearest: s3",
         "file:///no/such/dir": "no such file, directory or bucket",
-        "BUCKET/latin": r"BUCKET/latin/1\.txt, line 1: byte 400 is not utf-8 .*data\.encoding=",
+        "BUCKET/latin": r"BUCKET/latin/1\.txt: byte 400 \(line 1\) is not utf-8 .*data\.encoding=",
     }.items():  # fmt: skip
         message = refusal(InputError, opened, path.replace("BUCKET", bucket.address))
         assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
