@@ -16,7 +16,7 @@ from base.errors import InputError, nearest, one_line, printable
 from base.files import atomic, remove_unfinished, write_text
 from base.log import log
 from base.progress import Progress
-from data.decoding import part_of, suffix
+from data.decoding import texts_first, to_read_all
 
 TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # the first one reported identifies a version
 # Without this, a whole file must arrive within 300 s and HTTPS_PROXY is ignored.
@@ -88,10 +88,7 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
             return {root: info}
         found = store.find(root, detail=True)
         found = {name: found[name] for name in found if "/." not in "/" + name.removeprefix(info["name"])}
-        texts = {name: found[name] for name in found if suffix(name) == ".txt"}
-        if 0 < len(texts) < len(found):
-            notes.append(part_of(len(texts), len(found), f"{entry.rstrip('/')}/**/*"))
-        found = texts or found
+        found = texts_first(found, notes, to_read_all(entry))
     found = {name: info for name, info in found.items() if info["type"] == "file"}
     if not found:
         raise ValueError("no file matches")

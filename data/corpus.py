@@ -14,7 +14,18 @@ from urllib.parse import parse_qsl
 from base.errors import InputError, nearest, printable
 from base.progress import count
 from data.config import DataConfig
-from data.decoding import CHUNK, Corpus, Document, NotText, decode, part_of, suffix
+from data.decoding import (
+    CHUNK,
+    Corpus,
+    NotText,
+    SourceFile,
+    WrongEncoding,
+    decode,
+    first_three,
+    suffix,
+    texts_first,
+    to_read_all,
+)
 from data.tables import TABLES, columns
 
 # What a text is wrapped in, by the suffix of its file.
@@ -36,37 +47,47 @@ STDLIB_WITHOUT = {
 def _stdlib(encoding: str | None, cache: Path) -> Corpus:
     """Return the default text: the source files of the running Python's standard library that contain only ASCII."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    documents = [
-        document
-        for document in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # some Pythons store it in a zip file
-        if document.name.endswith(".py") and not document.name.startswith("_sysconfigdata")
+    files = [
+        source
+        for source in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # some Pythons store it in a zip file
+        if source.name.endswith(".py")
+        and not source.name.startswith("_sysconfigdata")
+        and source.path.read_bytes().isascii()
     ]
-    documents = [document for document in documents if document.path.read_bytes().isascii()]
-    if not documents:
+    if not files:
         raise InputError(
             f"{printable(root)}: contains no source of the standard library; name your own text with data.path="
         )
     version = platform.python_version()
-    return Corpus(f"Python {version} standard library", tuple(documents), encoding, cache, python=version)
+    return Corpus(f"Python {version} standard library", tuple(files), encoding, cache, python=version)
 
 
-def _walk(root: Path, without: Collection[str] = ()) -> list[Document]:
-    """Return a document for each file in and below `root`, except hidden files and folders and folders in `without`."""
+def _is_apart(folder: Path) -> bool:
+    """Return whether a folder is an environment, a run, or contains runs, as a sweep does: it is not part of a text."""
+    if folder.name == "node_modules" or (folder / "pyvenv.cfg").exists():
+        return True
+    checkpoints = (*folder.glob("checkpoints"), *folder.glob("*/checkpoints"))
+    return any(each.with_name("config.yaml").exists() for each in checkpoints)
+
+
+def _walk(root: Path, without: Collection[str] = ()) -> list[SourceFile]:
+    """Return each file in and below `root` that is not hidden, in a folder in `without` or in one that `_is_apart`."""
 
     def fail(error: OSError) -> None:
         raise InputError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
 
     paths = []
     for folder, folders, files in os.walk(root, onerror=fail):
-        folders[:] = [name for name in folders if not name.startswith(".") and name not in without]
+        visible = [name for name in folders if not name.startswith(".") and name not in without]
+        folders[:] = [name for name in visible if not _is_apart(Path(folder, name))]
         paths += [Path(folder, name) for name in files if not name.startswith(".")]
-    return _documents(filter(os.path.isfile, paths), root)
+    return _sources(filter(os.path.isfile, paths), root)
 
 
-def _documents(paths: Iterable[Path], root: Path) -> list[Document]:
-    """Return a document for each file in `paths`, named by the file's path relative to `root`, sorted by name."""
-    documents = [Document(path.relative_to(root).as_posix(), path) for path in paths]
-    return sorted(documents, key=lambda document: document.name)
+def _sources(paths: Iterable[Path], root: Path) -> list[SourceFile]:
+    """Return each file in `paths`, named by its path relative to `root`, sorted by name."""
+    files = [SourceFile(path.relative_to(root).as_posix(), path) for path in paths]
+    return sorted(files, key=lambda source: source.name)
 
 
 def entries(path: str) -> list[str]:
@@ -92,11 +113,12 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
     return address, given.get("name", address), sha256
 
 
-def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Document]:
-    """Return a document for each file that `path`, a value of `data.path`, stands for, sorted by name.
+def find_files(path: str, downloads: Path, notes: list[str]) -> list[SourceFile]:
+    """Return each file that `path`, a value of `data.path`, stands for, sorted by name.
 
     It is a file, a directory (of which only `*.txt` are read if there are any), a glob, an address, or a list of these.
-    A name that exists is never a glob, so `[a].txt` is found. Hidden files and links to directories must be named.
+    A name that exists is never a glob, so `[a].txt` is found. Hidden files and links to directories must be named, and
+    so must a folder that `_is_apart`.
     """
     names = entries(path)
     if len(names) > 1 or "://" in path:
@@ -104,15 +126,12 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
     path = names[0]
     expanded, key = os.path.expanduser(path), f"data.path={printable(path)}"
     if os.path.isdir(expanded):
-        documents = _walk(Path(expanded))
-        if not documents:
+        files = {source.name: source for source in _walk(Path(expanded))}
+        if not files:
             raise InputError("the directory holds no files", key)
-        texts = [document for document in documents if suffix(document.name) == ".txt"]
-        if 0 < len(texts) < len(documents):
-            notes.append(part_of(len(texts), len(documents), f"{glob.escape(path).rstrip('/')}/**/*"))
-        return texts or documents
+        return list(texts_first(files, notes, to_read_all(glob.escape(path))).values())
     if os.path.isfile(expanded):
-        return _documents([Path(expanded)], Path(expanded).parent)
+        return _sources([Path(expanded)], Path(expanded).parent)
     if os.path.exists(expanded):
         raise InputError("is neither a file nor a directory", key)
     if not glob.has_magic(path):
@@ -122,79 +141,85 @@ def find_documents(path: str, downloads: Path, notes: list[str]) -> list[Documen
         if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
             near = f"; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}; for a run on each: add -m"
         raise InputError(f"no such file or directory{near}", key)
-    matches = {Path(match) for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)}
-    if not matches:
-        raise InputError("no file matches", key)
     fixed = Path(expanded[: re.search(r"[*?[]", expanded).start()] + "_").parent  # type: ignore[union-attr]
     if "**" in expanded:
         _walk(fixed)  # raises for a folder that cannot be read, which `glob` would skip
-    return _documents(matches, fixed)
+    matches = {Path(match) for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)}
+    folders = {folder for match in matches for folder in match.parents if fixed in folder.parents}
+    apart = set(filter(_is_apart, folders))
+    matches = {match for match in matches if apart.isdisjoint(match.parents)}
+    if not matches:
+        raise InputError("no file matches", key)
+    return _sources(matches, fixed)
 
 
-def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Document]:
+def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[SourceFile]:
     """Return each file at `entries` (paths or addresses) once, named without the folders that all files share."""
-    found: dict[str, Document] = {}  # by absolute path or address
+    found: dict[str, SourceFile] = {}  # by absolute path or address
     for entry in entries:
         if "://" in entry:
             from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
 
             address, _, sha256 = split_fragment(entry)
             fetched = fetch(address, downloads, notes, sha256)
-            found |= {where: Document("", path, address=where) for where, path in fetched.items()}
+            found |= {where: SourceFile("", path, address=where) for where, path in fetched.items()}
         else:
-            found |= {each.path.absolute().as_posix(): each for each in find_documents(entry, downloads, notes)}
+            found |= {each.path.absolute().as_posix(): each for each in find_files(entry, downloads, notes)}
     parts = {where: where.split("/") for where in sorted(found)}
     shared = len(os.path.commonprefix([each[:-1] for each in parts.values()]))
     return [replace(found[where], name="/".join(parts[where][shared:])) for where in parts]
 
 
-def _unzipped(documents: list[Document], notes: list[str]) -> list[Document]:
-    """Return `documents`, each zip file replaced by its `*.txt` files or, if it has none, by all files in it."""
-    found = []
-    for document in documents:
-        files = document.unzip()
-        texts = [each for each in files if suffix(each.name) == ".txt"]
-        if 0 < len(texts) < len(files):
-            what = f"{document.label}: {len(texts):,} of {len(files):,} files (*.txt)"
-            notes.append(f"{what}; unpack it to read others")
-        found += texts or files
-    if len(documents) == 1:
-        found = [replace(document, name=document.member or document.name) for document in found]
+def _unzipped(files: list[SourceFile], notes: list[str]) -> list[SourceFile]:
+    """Return `files`, each zip file replaced by its `*.txt` files or, if it has none, by all files in it."""
+    found = list[SourceFile]()
+    for source in files:
+        members = {each.name: each for each in source.unzip()}
+        found += texts_first(members, notes, f"unpack {source.label} to read all").values()
+    if len(files) == 1:
+        found = [replace(source, name=source.member or source.name) for source in found]
     return found
 
 
-def _texts(documents: list[Document], encoding: str, notes: list[str], field: str | None) -> list[Document]:
-    """Return `documents` without binary files, which a line in `notes` names; a single file is never left out.
+def _texts(files: list[SourceFile], encoding: str, notes: list[str], field: str | None) -> list[SourceFile]:
+    """Return `files` without binary files, which a line in `notes` names; a single file is never left out.
 
     Tables of which a `field` is read are not left out, either.
     """
-    texts, refused = [], list[tuple[Document, NotText]]()
-    for document in documents:
+    if len(files) == 1:
+        return files
+    texts = []
+    binary = list[str]()
+    wrong = list[str]()
+    only_ascii = True  # whether the other files are the same in another encoding
+    for source in files:
         try:
-            if len(documents) > 1 and not (field and suffix(document.label) in TABLES):
-                with document.open() as file:
-                    next(decode(file, document.label, encoding), "")
-        except NotText as error:
-            refused.append((document, error))
+            if not (field and suffix(source.label) in TABLES):
+                with source.open() as file:
+                    only_ascii &= next(decode(file, source.label, encoding), "").isascii()
+        except NotText:
+            binary.append(source.name)
             continue
+        except WrongEncoding:
+            wrong.append(source.label)
         except InputError:  # raised where the text is read
             pass
-        texts.append(document)
-    if refused:
-        if not texts:
-            raise refused[0][1]
-        names = ", ".join(printable(document.name) for document, _ in refused[:3]) + ", …" * (len(refused) > 3)
-        notes.append(f"left out {count(len(refused), 'binary file')}: {names}")
-    return texts
+        texts.append(source)
+    if wrong and not only_ascii:
+        what = f"not {encoding}: {len(wrong):,} of {len(texts):,} files ({first_three(wrong)})"
+        raise InputError(what, advice=f"convert these: iconv -f ENCODING -t {encoding} FILE")
+    if binary:
+        notes.append(f"left out {count(len(binary), 'binary file')}: {first_three(binary)}")
+    return texts or files[:1]  # a binary file is refused where it is read
 
 
-def about_format(document: Document, encoding: str) -> str:
+def about_format(source: SourceFile, encoding: str) -> str:
     """Return a line about a file that contains more than a person reads in it, otherwise ""."""
-    kind = suffix(document.label)
+    kind = suffix(source.label)
     what = WRAPPED.get(kind, "")
-    with document.open() as file:
+    with source.open() as file:
         if kind in TABLES:
-            names = columns(file, document.label, encoding)
+            names = columns(file, source.label, encoding)
             way = f"; data.field=NAME makes a field ({', '.join(map(printable, names[:20]))}) of each row a document"
             if names or kind not in (".json", ".parquet"):
                 what = "the syntax of its table" + way * bool(names)
@@ -204,16 +229,16 @@ def about_format(document: Document, encoding: str) -> str:
                 what = r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
             elif first.lstrip(b"\xef\xbb\xbf \t\r\n")[:9].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
                 what = WRAPPED[".html"]
-    return what and f"{document.label} is read as plain text, with {what}"
+    return what and f"{source.label} is read as plain text, with {what}"
 
 
-def about_roles(documents: list[Document]) -> list[str]:
+def about_roles(files: list[SourceFile]) -> list[str]:
     """Return a line if the names of all files say which split each belongs to, such as train.txt and test.txt."""
-    roles = [ROLE.search(document.name) for document in documents]
+    roles = [ROLE.search(source.name) for source in files]
     kinds = {role[1].lower() for role in roles if role}
     if not all(roles) or "train" not in kinds or len(kinds) == 1:
         return []
-    names = ", ".join(printable(document.name) for document in documents[:3])
+    names = ", ".join(printable(source.name) for source in files[:3])
     keys = "data.validation= and data.test=" if len(kinds) > 2 else "data.validation="
     return [f"{names} are joined and split anew: use {keys} to keep the published splits"]
 
@@ -232,7 +257,8 @@ def cache_dir(config: DataConfig) -> Path:
 
 def open_corpus(config: DataConfig) -> Corpus:
     """Return the corpus that `config` names: its files, downloaded if they are at addresses, without binary files."""
-    encoding, cache = {"byte": None, "char": "utf-8"}[config.tokenizer], cache_dir(config)
+    encoding = None if config.tokenizer == "byte" else config.encoding
+    cache = cache_dir(config)
     if config.path is None:
         if config.field is not None:
             raise InputError(f"data.field={config.field}: needs data.path= with a table ({', '.join(TABLES)})")
@@ -241,24 +267,26 @@ def open_corpus(config: DataConfig) -> Corpus:
         return _stdlib(encoding, cache)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
-    encoding, notes = encoding and config.encoding, list[str]()
+    notes = list[str]()
 
-    def found(path: str) -> list[Document]:
-        documents = _unzipped(find_documents(path, cache / "downloads", notes), notes)
-        documents = _texts(documents, encoding, notes, config.field) if encoding else documents
+    def found(path: str) -> list[SourceFile]:
+        files = _unzipped(find_files(path, cache / "downloads", notes), notes)
+        files = _texts(files, encoding, notes, config.field) if encoding else files
         if config.field is None:
-            odd = [each for each in documents if suffix(each.label) in (*TABLES, *WRAPPED)]
-            notes.extend(filter(None, (about_format(each, encoding or "utf-8") for each in (odd or documents)[:1])))
-        return documents
+            odd = [each for each in files if suffix(each.label) in (*TABLES, *WRAPPED)]
+            notes.extend(filter(None, (about_format(each, encoding or "utf-8") for each in (odd or files)[:1])))
+        return files
 
-    documents = found(config.path)
+    files = found(config.path)
     if config.validation is None:
-        notes += about_roles(documents)
-        return Corpus(printable(name), tuple(documents), encoding, cache, notes=tuple(notes))
-    documents = [replace(document, split="train") for document in documents]
+        notes += about_roles(files)
+    else:
+        files = [replace(source, split="train") for source in files]
     for split, path in (("validation", config.validation), ("test", config.test)):
+        if path is None:
+            continue
         try:
-            documents += [replace(document, split=split) for document in found(path)] if path is not None else []
+            files += [replace(source, split=split) for source in found(path)]
         except InputError as error:
             raise InputError(str(error).replace("data.path=", f"data.{split}=")) from None
-    return Corpus(printable(name), tuple(documents), encoding, cache, notes=tuple(notes))
+    return Corpus(printable(name), tuple(files), encoding, cache, notes=tuple(notes))

@@ -9,6 +9,7 @@ import shlex
 import sys
 import zipfile
 import zlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -17,17 +18,21 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from base.errors import InputError, one_line, printable
+from base.progress import count
 
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
 # Modules with the same `open`. fsspec reads these formats, too, but its fallback for .zst ignores a truncated file.
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
-RTF = b"{\\rtf"  # RTF is ASCII, so `_is_binary` does not recognise it
+FORMATTED = (b"{\\rtf", b"%PDF-")  # RTF is ASCII, so `_is_binary` does not recognise it
 SAVE = "save it as plain text (.txt) in the program that opens it"
 # How to read the tables of other files, by suffix.
 TABLE_FILES = dict.fromkeys((".xls", ".xlsx", ".ods"), "save its sheet as CSV, which data.field=NAME reads")
 TABLE_FILES |= dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table as CSV, which data.field=NAME reads")
 TABLE_FILES[".parquet"] = "data.field=NAME reads one of its columns"
-CUT = ("unexpected end of data", "truncated data", "incomplete multibyte sequence")  # Python's words for it
+ENCODINGS = (
+    "cp1252 (Western), cp1250 (Central European), cp1251 (Cyrillic), gbk or big5 (Chinese), "
+    "shift_jis (Japanese), euc-kr (Korean), utf-16-le, …"
+)
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # rare in text
@@ -38,8 +43,12 @@ class NotText(InputError):
     """The error for a file that is not text in any encoding, such as a picture or a PDF."""
 
 
+class WrongEncoding(InputError):
+    """The error for a text whose encoding is not the given one."""
+
+
 @dataclass(frozen=True)
-class Document:
+class SourceFile:
     """One file of a text."""
 
     name: str  # path of the file relative to the folder of the text
@@ -50,12 +59,12 @@ class Document:
 
     @property
     def label(self) -> str:
-        """The document's path or address, with its path inside a zip file appended if it is in one, for messages."""
+        """The file's path or address, with its path inside a zip file appended if it is in one, for messages."""
         return printable(f"{self.address or self.path}{self.member and '/'}{self.member}")
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
-        """Context manager that yields a file of the document's decompressed bytes. Nothing is extracted to disk."""
+        """Context manager that yields a file of the decompressed bytes. Nothing is extracted to disk."""
         with (
             readable(self.label),
             archive(self.path).open(self.member) if self.member else open(self.path, "rb") as file,
@@ -63,8 +72,8 @@ class Document:
         ):
             yield content
 
-    def unzip(self) -> "list[Document]":
-        """Return a document for each file in this zip file, or [self] if this document is not a zip file."""
+    def unzip(self) -> "list[SourceFile]":
+        """Return each file in this zip file, or [self] if this is not a zip file."""
         if self.member or not self.label.lower().endswith(".zip"):
             return [self]
         with readable(self.label):
@@ -77,17 +86,15 @@ class Document:
             raise InputError(f"{self.label}: the zip file holds no files")
         names = sorted({info.filename for info in files})
         found = [name for name in names if "/." not in f"/{name}"] or names  # hidden files only if all are hidden
-        if len(found) == 1:
-            return [replace(self, member=found[0])]
         return [replace(self, name=f"{self.name}/{member}", member=member) for member in found]
 
 
 @dataclass(frozen=True)
 class Corpus:
-    """The files of a text (`documents`), how to read them, and the text's `name` for messages."""
+    """The `files` of a text, how to read them, and the text's `name` for messages."""
 
     name: str  # for messages, such as `Python 3.11.7 standard library` or `book.txt`
-    documents: tuple[Document, ...]  # sorted by name; with data.validation, within each split
+    files: tuple[SourceFile, ...]  # sorted by name; with data.validation, within each split
     encoding: str | None  # of the files; None reads bytes
     cache: Path  # folder of downloads and encoded texts
     python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
@@ -98,14 +105,14 @@ class Corpus:
 
     def stamps(self) -> list[tuple[int, int]]:
         """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""
-        stats = [path.stat() for path in dict.fromkeys(document.path for document in self.documents)]
+        stats = [path.stat() for path in dict.fromkeys(source.path for source in self.files)]
         return [(each.st_size, each.st_mtime_ns) for each in stats]
 
     def digests(self, tick: Tick = lambda size: None) -> list[str]:
-        """Return each document's SHA-256 in hexadecimal, and call `tick` with the number of bytes after each read."""
+        """Return each file's SHA-256 in hexadecimal, and call `tick` with the number of bytes after each read."""
         found = []
-        for document in self.documents:
-            with document.open() as file:
+        for source in self.files:
+            with source.open() as file:
                 sha256 = hashlib.sha256()
                 while chunk := file.read(CHUNK):
                     sha256.update(chunk)
@@ -114,31 +121,31 @@ class Corpus:
         return found
 
     def digest(self, contents: Iterable[str]) -> str:
-        """Return one SHA-256 of the documents' hashes, `contents`, and, if there are several documents, their names."""
+        """Return one SHA-256 of the files' hashes, `contents`, and, if there are several files, their names."""
         total = hashlib.sha256()
-        for document, each in zip(self.documents, contents, strict=True):
-            name = document.name if len(self.documents) > 1 else ""  # a renamed single file is the same text
+        for source, each in zip(self.files, contents, strict=True):
+            name = source.name if len(self.files) > 1 else ""  # a renamed single file is the same text
             total.update(f"{name!r} {each}\n".encode())
         return total.hexdigest()
 
     def identity(self, contents: list[str]) -> str:
-        """Return `digest` of the documents' hashes, `contents`, or the hash itself if there is only one document."""
+        """Return `digest` of the files' hashes, `contents`, or the hash itself if there is only one file."""
         return contents[0] if len(contents) == 1 else self.digest(contents)
 
-    def read(self, document: Document, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
-        """Yield a document in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
-        with document.open() as file:
+    def read(self, source: SourceFile, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
+        """Yield a file in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
+        with source.open() as file:
             if self.python:
-                source = file.read()
-                tick(len(source))
-                text = without_rulers(source.decode("ascii").replace("\r\n", "\n"))
+                code = file.read()
+                tick(len(code))
+                text = without_rulers(code.decode("ascii").replace("\r\n", "\n"))
                 yield text if self.encoding else text.encode()
             elif self.encoding is None:
                 while chunk := file.read(CHUNK):
                     tick(len(chunk))
                     yield chunk
             else:
-                yield from decode(file, document.label, self.encoding, tick)
+                yield from decode(file, source.label, self.encoding, tick)
 
 
 def without_rulers(source: str) -> str:
@@ -196,99 +203,103 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
     return zipfile.ZipFile(path)
 
 
-def part_of(texts: int, files: int, everything: str) -> str:
-    return f"{texts:,} of {files:,} files (*.txt); to read all: {shlex.quote(f'data.path={everything}')}"
+def texts_first(files: dict[str, Any], notes: list[str], way: str) -> dict[str, Any]:
+    """Return the `*.txt` of files, which are given by name, or all if there are none; a note counts the others."""
+    kinds = Counter(suffix(name) or "without a suffix" for name in files)
+    texts = kinds.pop(".txt", 0)
+    if not texts or not kinds:
+        return files
+    others = first_three([f"{number:,} {kind}" for kind, number in kinds.most_common()])
+    left = count(kinds.total(), "other file")
+    notes.append(f"{count(texts, '*.txt file')} read, {left} left out: {others}; {way}")
+    return {name: file for name, file in files.items() if suffix(name) == ".txt"}
+
+
+def first_three(names: list[str]) -> str:
+    more = ", …" if len(names) > 3 else ""
+    return ", ".join(map(printable, names[:3])) + more
+
+
+def to_read_all(folder: str) -> str:
+    everything = f"data.path={folder.rstrip('/')}/**/*"
+    return f"to read all: {shlex.quote(everything)}"
 
 
 def decode(
     file: IO[bytes], name: str, encoding: str, tick: Tick = lambda size: None, option: str = "data.encoding="
 ) -> Iterator[str]:
-    """Yield the text of a file in chunks, without its byte order mark and with LF line ends."""
+    """Yield the text of a file in chunks, without byte order marks and with LF line ends."""
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
         raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
-    offset, chunk, first, at_start = 0, b"", b"", True
+    first = chunk = b""
+    offset = 0  # bytes read
+    line = 1
     try:
-        while chunk := file.read(CHUNK):
+        for chunk in iter(partial(file.read, CHUNK), b""):
             if not first:
                 first = chunk
-                if first.startswith((RTF, b"%PDF-")):
+                if first.startswith(FORMATTED):
                     raise NotText(f"{printable(name)}: is a formatted document, not plain text; {SAVE}")
             offset += len(chunk)
             text = decoder.decode(chunk)
             tick(len(chunk))
-            _check_characters(text, at_start)
-            if text:
-                yield text.removeprefix("\ufeff") if at_start else text
-                at_start = False
+            _check_characters(text, at_start=offset == len(chunk))
+            line += text.count("\n")
+            yield text.replace("\ufeff", "")
         yield decoder.decode(b"", final=True)
     except UnicodeError as error:
-        raise _refusal(error, file, name, encoding, option, first, offset) from None
+        what = f"is not {encoding} ({error})"
+        if isinstance(error, UnicodeDecodeError):
+            # `error.object` may begin with the end of the previous chunk. It ends at `offset`, where reading stopped.
+            byte = offset - len(error.object) + error.start
+            line += error.object[: error.start].decode(encoding, "ignore").count("\n")
+            what = f"byte {byte:,} (line {line:,}) is not {encoding} ({error.reason})"
+        raise _refusal(name, what, encoding, option, first, chunk) from None
 
 
 def _check_characters(text: str, at_start: bool) -> None:
     """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in the given encoding."""
     if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
         raise UnicodeError("over a quarter of its characters are NUL")
-    if at_start and sum(map(text.count, CONTROLS)) > len(text) / 20:  # such as a picture read as latin-1
+    if at_start and _controls(text) > len(text) / 20:  # such as a picture read as latin-1
         raise UnicodeError("over 5 % of its characters are control characters")
 
 
-def _refusal(
-    error: UnicodeError, file: IO[bytes], name: str, encoding: str, option: str, first: bytes, offset: int
-) -> InputError:
-    """Return the error for a file that is not in its encoding, of which `offset` bytes were read."""
-    label, codec, utf16, wrong, end = printable(name), codecs.lookup(encoding).name, _utf16(first), 0, ""
-    what = f"is not {encoding} ({error})"
-    if isinstance(error, UnicodeDecodeError):
-        # `error.object` may begin with bytes of the previous chunk. It ends at `offset`, where reading stopped.
-        wrong = offset - len(error.object) + error.start
-        what = f"byte {wrong:,} is not {encoding} ({error.reason})"
-        if error.reason in CUT:
-            end = "the file ends in the middle of a character; get the whole file, or remove its incomplete end"
-    if utf16 and codec.startswith("utf-16"):
-        return InputError(f"{label}: {what}: {end or 'the file is damaged there'}")
-    if not utf16 and _is_binary(first):
-        way = SAVE + ", or read its bytes with data.tokenizer=byte" * option.startswith("data.")
-        way = TABLE_FILES.get(suffix(name), way)
-        return NotText(f"{label}: is a binary file, not text: {what}", advice=way)
-    likely = f"{utf16}, which it looks like" if utf16 else "cp1252 or latin-1" if codec == "utf-8" else "utf-8"
-    if codec == "utf-8" and not utf16 and file.seekable():
-        line, damaged, letters = _damage(file, wrong)
-        label += f", line {line:,}"
-        if letters >= (1 if end else 10 * damaged):  # another encoding would spoil the other letters
-            number = "one damaged byte" if damaged == 1 else f"the first of {damaged:,} damaged bytes"
-            return InputError(f"{label}: {what}: {end or f'{number} in a text that is otherwise UTF-8; correct it'}")
-    whole = "get the whole file if it was cut, or " * bool(end)
-    return InputError(f"{label}: {what}", advice=f"{whole}name its encoding with {option.rstrip()}, such as {likely}")
+def _refusal(name: str, what: str, encoding: str, option: str, first: bytes, chunk: bytes) -> InputError:
+    """Return the error for a file that begins with `first` and cannot be decoded in `chunk`."""
+    reason = f"{printable(name)}: {what}"
+    codec = codecs.lookup(encoding).name
+    sure = _sure_encoding(first, chunk)
+    if "utf-16" not in (sure, codec[:6]) and _is_binary(first):
+        way = SAVE
+        if option.startswith("data."):
+            way += ", or read its bytes with data.tokenizer=byte"
+        reason = f"{printable(name)}: is a binary file, not text: {what}"
+        return NotText(reason, advice=TABLE_FILES.get(suffix(name), way))
+    if not sure:
+        return WrongEncoding(reason, advice=f"name its encoding with {option}NAME: {ENCODINGS}")
+    if codec.startswith(sure):
+        return InputError(reason, advice=f"the text around it is {sure}, so the file is damaged or cut there")
+    return WrongEncoding(reason, advice=f"it is {sure}: use {option}{sure}")
 
 
-def _damage(file: IO[bytes], wrong: int) -> tuple[int, int, int]:
-    """Return (line of the byte `wrong`, number of damaged bytes, number of other letters beyond ASCII) in UTF-8."""
-    file.seek(0)
-    line = 1 + sum(file.read(CHUNK)[: wrong - begin].count(b"\n") for begin in range(0, wrong, CHUNK))
-    file.seek(0)
-    damaged = letters = 0
-    for text in codecs.iterdecode(iter(partial(file.read, CHUNK), b""), "utf-8-sig", "surrogateescape"):
-        found = len(re.findall("[^\0-\x7f]", text))
-        bad = len(re.findall("[\udc80-\udcff]", text))
-        damaged, letters = damaged + bad, letters + found - bad
-    return line, damaged, letters
-
-
-def _utf16(chunk: bytes) -> str:
-    """Return the likely encoding if the beginning of a file looks like UTF-16, otherwise ""."""
-    if chunk[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+def _sure_encoding(first: bytes, chunk: bytes) -> str:
+    """Return an encoding if the mark at the beginning of a file or many letters of a chunk prove it, otherwise ""."""
+    if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
-    first, second = chunk[::2].count(0), chunk[1::2].count(0)
-    if bool(first) == bool(second) or first + second < len(chunk) / 100:
-        return ""
-    return "utf-16-le" if second else "utf-16-be"
+    text = chunk.decode("utf-8", "replace")
+    letters = len(re.findall("[^\0-\x7f]", text))
+    damaged = text.count("\N{REPLACEMENT CHARACTER}")
+    return "utf-8" if letters > 10 * damaged else ""
 
 
 def _is_binary(chunk: bytes) -> bool:
     """Return whether `chunk` contains NUL or over 1 % control characters, which UTF-8 and 8-bit encodings do not."""
-    controls = bytes(set(range(32)) - set(b"\t\n\f\r\x1a\x1b"))
-    return b"\0" in chunk or len(chunk) - len(chunk.translate(None, controls)) > len(chunk) / 100
+    return b"\0" in chunk or _controls(chunk.decode("latin-1")) > len(chunk) / 100
+
+
+def _controls(text: str) -> int:
+    return sum(map(text.count, CONTROLS))

@@ -74,7 +74,7 @@ def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 
 def _batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
     if rule.kind not in ("file", "row"):
-        for document in corpus.documents:
+        for document in corpus.files:
             yield from _cut_all(corpus.read(document, tick), rule)
         return
     empty: Any = "" if corpus.encoding else b""
@@ -90,7 +90,7 @@ def _batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
 
 def _files_or_rows(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Any]:
     """Yield each document of a corpus: a str or, with the byte tokenizer, bytes."""
-    for document in corpus.documents:
+    for document in corpus.files:
         if rule.kind == "file":
             chunks: Any = corpus.read(document, tick)
             yield ("" if corpus.encoding else b"").join(chunks)

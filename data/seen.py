@@ -41,11 +41,11 @@ def file_hashes(corpus: Corpus, parts_of: Sequence[Sequence[Part]] | None) -> di
     `parts_of` has the parts of each file, or is None if each document of a file is in a split of its own.
     """
     hashes: dict[str, set[str]] = {"train": set(), "held_out": set()}
-    for number, document in enumerate(corpus.documents):
-        with document.open() as file:
+    for number, source in enumerate(corpus.files):
+        with source.open() as file:
             found = text_hash(file, corpus.encoding or "utf-8")
-        if document.split:
-            splits = {document.split}
+        if source.split:
+            splits = {source.split}
         elif parts_of is None:
             splits = {"train", "validation"}
         else:

@@ -29,7 +29,8 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
             way, largest = "name a longer text", min(len(arrays["train"]), len(arrays["validation"])) - 1
             if 0 < largest < context:
                 way = f"set model.context={largest} or {way}"
-            raise InputError(f"{printable(name)}: {holds} but needs {needs}; {way}")
+            about_files = "; ".join([way, *corpus.notes])  # files that were left out may be why
+            raise InputError(f"{printable(name)}: {holds} but needs {needs}", advice=about_files)
 
 
 def split_by_file(
@@ -68,10 +69,10 @@ def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], diges
 
     Equal files share a split or are divided at the same positions.
     """
-    if corpus.documents[0].split:
-        return [[(document.split, 0, size)] for document, size in zip(corpus.documents, sizes, strict=True)]
+    if corpus.files[0].split:
+        return [[(source.split, 0, size)] for source, size in zip(corpus.files, sizes, strict=True)]
     if len(sizes) >= BY_FILE:
-        names = [document.name for document in corpus.documents]
+        names = [source.name for source in corpus.files]
         alike = {} if corpus.python else dict(zip(names, digests, strict=True))
         placed = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
         return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
@@ -84,8 +85,8 @@ def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[floa
     number = len(digests)
     if number == 1 or corpus.python:
         return ()
-    if corpus.documents[0].split:
-        pairs = list(zip(digests, (each.split for each in corpus.documents), strict=True))
+    if corpus.files[0].split:
+        pairs = list(zip(digests, (each.split for each in corpus.files), strict=True))
         trained = {digest for digest, split in pairs if split == "train"}
         copies = sum(split != "train" and digest in trained for digest, split in pairs)
         what = f"{copies:,} of {number - sum(split == 'train' for _, split in pairs):,} files for validation and test"

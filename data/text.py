@@ -97,7 +97,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     settings = [SPLIT_FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
     rule = Rule.of(config)
     settings += [{rule.kind: rule.name}] if rule else []
-    settings += [[document.split for document in corpus.documents]] if config.validation is not None else []
+    settings += [[source.split for source in corpus.files]] if config.validation is not None else []
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     fingerprint = hashlib.sha256(json.dumps([FORMAT, *settings, extra_chars]).encode()).hexdigest()
     folder = corpus.cache / "encoded" / fingerprint
@@ -200,21 +200,21 @@ def _encode(
             if found := _load(folder):  # another process has just encoded it
                 return found
             tick = progress.update
-            texts: Iterable[Any] = (corpus.read(document, tick) for document in corpus.documents)
+            texts: Iterable[Any] = (corpus.read(source, tick) for source in corpus.files)
             if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
                 texts = [contents(corpus, rule, tick)]
             sizes, characters = scan(texts)
             if rule:
                 end = rule.end
             else:
-                filled = [each.split for each, size in zip(corpus.documents, sizes, strict=True) if size]
+                filled = [each.split for each, size in zip(corpus.files, sizes, strict=True) if size]
                 end = "\n" * (len(filled) > len(set(filled)))  # joins the files of a split
             tokenizer = _make_tokenizer(corpus, characters, end, extra_chars)
             if rule:
                 own = dict[str, Iterator[Batch]]()  # by split; "" without data.validation
-                for split in dict.fromkeys(document.split for document in corpus.documents):
-                    documents = tuple(document for document in corpus.documents if document.split == split)
-                    own[split] = batches(replace(corpus, documents=documents), rule, tick)
+                for split in dict.fromkeys(source.split for source in corpus.files):
+                    files = tuple(source for source in corpus.files if source.split == split)
+                    own[split] = batches(replace(corpus, files=files), rule, tick)
                 order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, tick)
                 parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
                 divided = order.found
@@ -284,9 +284,9 @@ def _encode_parts(
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Encode the files of a corpus one after the other, and yield pairs (split, tokens)."""
     begun = set()
-    for document, parts in zip(corpus.documents, parts_of, strict=True):
+    for source, parts in zip(corpus.files, parts_of, strict=True):
         position = 0
-        for chunk in corpus.read(document, tick):
+        for chunk in corpus.read(source, tick):
             tokens = np.frombuffer(chunk, np.uint8) if isinstance(chunk, bytes) else tokenizer.pack(chunk)
             for split, begin, end in parts:
                 piece = tokens[max(begin - position, 0) : max(end - position, 0)]

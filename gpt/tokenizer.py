@@ -15,6 +15,7 @@ from numpy.typing import ArrayLike
 from base.errors import InputError
 
 MAX_CHARACTERS = 65_536  # tokens are uint16
+ALIKE = ("'’‘", '"“”', "-–—")  # straight and typographic forms, which replace each other
 
 
 class UnknownCharacter(InputError):
@@ -66,11 +67,13 @@ class CharTokenizer:
     def nearest(self, character: str) -> str:
         """Return a replacement of one or more characters that the vocabulary can spell, or "" if there is none.
 
-        Candidates: the character, its normal forms NFC and NFKC, without accents, and these four with swapped case.
+        Candidates: the character, its normal forms NFC and NFKC, without accents, these four with swapped case, and
+        the other quotes or dashes if it is one.
         """
         plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
         forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
         forms += [form.swapcase() for form in forms]
+        forms += [other for group in ALIKE if character in group for other in group]
         return next((form for form in forms if form and set(form) <= set(self.characters)), "")
 
     def canonical(self, text: str) -> str:

@@ -53,9 +53,9 @@ def game_passages(
         try:
             corpus = open_corpus(DataConfig(path=source))
             texts = list[str]()
-            for document in corpus.documents:
-                whole = "".join(map(str, corpus.read(document)))
-                texts += divide(whole, rule, document.label) if rule and is_divided(rule, document.label) else [whole]
+            for each in corpus.files:
+                whole = "".join(map(str, corpus.read(each)))
+                texts += divide(whole, rule, each.label) if rule and is_divided(rule, each.label) else [whole]
         except InputError as error:
             raise InputError(f"--guess {source}: {error.reason}") from None
         guessed = mark.join(["", *texts])

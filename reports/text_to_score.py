@@ -14,8 +14,7 @@ from base.errors import InputError, printable
 from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
-from data.corpus import Document
-from data.decoding import decode, suffix
+from data.decoding import SourceFile, decode, suffix
 from data.documents import WHITESPACE, Rule, divide, is_divided
 from data.seen import text_hash
 from data.text import text_of_run
@@ -117,11 +116,11 @@ def read_file(options: argparse.Namespace) -> tuple[bytes, str]:
     name = display_name(options)
     if options.file == "-":
         return sys.stdin.buffer.read(), name
-    document, *others = Document(name, Path(options.file)).unzip()
+    source, *others = SourceFile(name, Path(options.file)).unzip()
     if others:
         raise InputError(f"{name}: contains {1 + len(others):,} files; unpack it and score one of them")
-    with document.open() as file:
-        return file.read(), document.label
+    with source.open() as file:
+        return file.read(), source.label
 
 
 def encode_text(text: str, tokenizers: list[Tokenizer], options: argparse.Namespace) -> list[bytes]:

@@ -210,7 +210,7 @@ def test_texts_as_short_as_can_be(files: Path, score: Call, monkeypatch: pytest.
 
 WRONG = {
     "model.st unknown.txt": "unknown.txt, line 3: character 'ż' (U+017C) at position 70001 is not in",
-    "model.st latin.txt": "byte 1 is not utf-8 (unexpected end of data); ",
+    "model.st latin.txt": "(line 1) is not utf-8 (unexpected end of data); name its encoding with --encoding NAME:",
     "model.st text.txt --encoding utf-9": "--encoding utf-9: is not an encoding", "model.st empty.txt": "empty.txt: is",
     "bytes.st text.txt --encoding latin-1": "latin-1: does not apply to a byte", "model.st .": ".: cannot be read: Is",
     "model.st txet.txt": "txet.txt: no such file; nearest: text.txt",

@@ -144,7 +144,7 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
         "BUCKET/no/*.txt": "no file matches", "[BUCKET/a.txt,BUCKET/b.txt]": r"data\.path=BUCKET/b\.txt: no such file",
         "s33://books/a.txt": "unknown kind of address; nearest: s3",
         "file:///no/such/dir": "no such file, directory or bucket",
-        "BUCKET/latin": r"BUCKET/latin/1\.txt, line 1: byte 400 is not utf-8 .*data\.encoding=",
+        "BUCKET/latin": r"BUCKET/latin/1\.txt: byte 400 \(line 1\) is not utf-8 .*data\.encoding=",
     }.items():  # fmt: skip
         message = refusal(InputError, opened, path.replace("BUCKET", bucket.address))
         assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
@@ -158,7 +158,7 @@ def test_an_address_with_a_hash_is_downloaded_once_and_never_used_damaged(tmp_pa
         path = f"{server.url}/{page}#name=A Book&sha256={hashlib.sha256(content).hexdigest()}"
         opened = open_corpus(DataConfig(path=path, cache_dir=str(tmp_path), **settings))
         assert opened.name == "A Book"
-        return list(opened.read(opened.documents[0]))
+        return list(opened.read(opened.files[0]))
 
     target = tmp_path / "downloads" / hashlib.sha256(CONTENT).hexdigest()
     for page, reason in (("wrong", "the expected checksum"), ("cut", "payload is not completed")):

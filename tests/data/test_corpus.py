@@ -1,6 +1,8 @@
+import gzip
 import os
 import platform
 import random
+import shlex
 import sysconfig
 
 import pytest
@@ -15,7 +17,7 @@ from tests.stores import make
 
 def read(path, **settings):
     opened = open_corpus(DataConfig(path=path if path is None else str(path), **settings))
-    return (b"" if settings.get("tokenizer") == "byte" else "").join(opened.read(opened.documents[0]))
+    return (b"" if settings.get("tokenizer") == "byte" else "").join(opened.read(opened.files[0]))
 
 
 def make_named(folder, *names):
@@ -23,7 +25,7 @@ def make_named(folder, *names):
 
 
 def names(path):
-    return [document.name for document in open_corpus(DataConfig(path=str(path))).documents]
+    return [document.name for document in open_corpus(DataConfig(path=str(path))).files]
 
 
 def test_text_is_what_python_reads(tmp_path):
@@ -45,23 +47,93 @@ def test_text_is_what_python_reads(tmp_path):
         for end in ("\r\n\r\n\r\nb\r\n", "\r\r\rb\r", "\n\n\nb\n", "\U0001f600語é" * 2):
             path.write_bytes((begin + end).encode())
             assert read(path) == begin + end.replace("\r\n", "\n").replace("\r", "\n"), (shift, end)
-    # Only a mark at the start is dropped, and none of bytes.
-    for text in ("\ufeffa\ufeffb", "a" * CHUNK + "\ufeffb"):
-        path.write_bytes(text.encode())
-        assert read(path) == text.removeprefix("\ufeff")
     content = b"\xef\xbb\xbfa\r\nb\r\xff\x00" + random.Random(0).randbytes(2 * CHUNK)
     path.write_bytes(content)
     assert read(path, tokenizer="byte") == content
 
 
-def test_another_encoding_is_named(tmp_path):
-    path = tmp_path / "text.txt"
-    for content, encoding, words in [
-        ("wide".encode("utf-16"), "utf-8", "such as utf-16, which it looks like"), ("größe".encode(), "ascii", "utf-8"),
-        (b"a\0b\0", "utf-16", "is not utf-16"), (b"6162", "hex", "data.encoding=hex"),  # decodes to no text
-    ]:  # fmt: skip
-        path.write_bytes(content)
-        assert words in refusal(InputError, read, path, encoding=encoding)
+@pytest.mark.parametrize(
+    "text",
+    [
+        pytest.param("\ufeffone\n\ufefftwo\n", id="joined files"),
+        *(pytest.param("a" * (CHUNK + at) + "\ufeffb", id=f"{at:+d} bytes from a chunk") for at in range(-4, 2)),
+    ],
+)
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_a_byte_order_mark_is_dropped_wherever_it_stands(tmp_path, text, encoding):
+    (tmp_path / "text.txt").write_bytes(text.encode(encoding))
+    assert read(tmp_path / "text.txt", encoding=encoding) == text.replace("\ufeff", "")
+    assert read(tmp_path / "text.txt", tokenizer="byte") == text.encode(encoding)
+
+
+RUSSIAN = "дом мора на поле ворон\n" * 9
+CHINESE = "今天天气很好我们去公园玩\n" * 9
+DAMAGED = "the text around it is {}, so the file is damaged or cut there"
+NAMES = "data.encoding=NAME: cp1252 (Western), cp1250 (Central European), cp1251 (Cyrillic), gbk or big5"
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding", "what", "way"),
+    [
+        pytest.param("né\nñ".encode("cp1252"), "utf-8", "byte 1 (line 1) is not utf-8", NAMES, id="cp1252"),
+        pytest.param(b"ab\n" * 65_536 + b"caf\xe9", "utf-8", "byte 196,611 (line 65,537)", NAMES, id="cut or cp1252"),
+        pytest.param(RUSSIAN.encode("cp1251"), "utf-8", "byte 0 (line 1)", NAMES, id="Cyrillic"),
+        pytest.param(CHINESE.encode("gbk"), "utf-8", "byte 0 (line 1)", NAMES, id="Chinese"),
+        pytest.param(CHINESE.encode("gbk")[:-2], "gbk", "byte 222 (line 9) is not gbk", NAMES, id="cut Chinese"),
+        pytest.param(b"a\0b\0", "utf-16", "is not utf-16", NAMES, id="UTF-16 without a mark"),
+        pytest.param("wide".encode("utf-16"), "utf-8", "byte 0", "it is utf-16: use data.encoding=utf-16", id="UTF-16"),
+        pytest.param("größe".encode(), "ascii", "byte 2", "it is utf-8: use data.encoding=utf-8", id="UTF-8"),
+        pytest.param(RUSSIAN.encode()[:-2], "utf-8", "byte 366 (line 9)", DAMAGED.format("utf-8"), id="cut UTF-8"),
+        *(
+            pytest.param(
+                b"a" * at + RUSSIAN.encode() + b"\xff" + RUSSIAN.encode(),
+                "utf-8", f"byte {at + 369:,} (line 10) is not utf-8", DAMAGED.format("utf-8"), id=f"damaged after {at}",
+            )
+            for at in (0, CHUNK - 400, CHUNK)
+        ),
+        pytest.param(
+            (RUSSIAN.encode("utf-16") + b"\x00\xd8x\x00"), "utf-16", "byte 416 (line 10)", DAMAGED.format("utf-16"),
+            id="damaged UTF-16",
+        ),
+        pytest.param(b"6162", "hex", "data.encoding=hex", "is not an encoding of text files", id="no encoding of text"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_decoded_is_named_with_its_byte_and_line(tmp_path, content, encoding, what, way):
+    (tmp_path / "text.txt").write_bytes(content)
+    with gzip.open(tmp_path / "text.gz", "wb") as packed:
+        packed.write(content)
+    for name in ("text.txt", "text.gz"):
+        said = refusal(InputError, read, tmp_path / name, encoding=encoding)
+        assert what in said and way in said
+
+
+WESTERN = "né\n".encode("cp1252")
+WIDE = "né\n".encode("utf-16")
+
+
+@pytest.mark.parametrize(
+    ("notes", "said"),
+    [
+        pytest.param(
+            [WESTERN, "né", "naïve", WESTERN, "plain", WIDE], "not utf-8: 3 of 6 files (0.md, 3.md, 5.md); ", id="three"
+        ),
+        pytest.param([WESTERN, *[WIDE] * 4, "né"], "not utf-8: 5 of 6 files (0.md, 1.md, 2.md, …); ", id="many"),
+        pytest.param(["né", WIDE], "not utf-8: 1 of 2 files (1.md); ", id="one"),
+        pytest.param(["plain", WESTERN], "data.encoding=NAME: cp1252", id="the others are ASCII"),
+        pytest.param([WESTERN, WESTERN], "data.encoding=NAME: cp1252", id="all alike"),
+    ],
+)
+def test_an_encoding_that_would_spoil_other_files_is_not_advised(tmp_path, monkeypatch, notes, said):
+    make(tmp_path, {f"{number}.md": note for number, note in enumerate(notes)})
+    monkeypatch.chdir(tmp_path)
+
+    def read_all():
+        opened = open_corpus(DataConfig(path="."))
+        return [list(opened.read(source)) for source in opened.files]
+
+    message = refusal(InputError, read_all)
+    assert said in message
+    assert ("convert these: iconv -f ENCODING -t utf-8 FILE" in message) == ("data.encoding" not in message)
 
 
 def test_any_name_is_taken_literally(tmp_path):
@@ -87,6 +159,42 @@ def test_directories_and_globs(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert names("c.txt") == names("*.txt") == names("./*.txt") == ["c.txt"] and names(".") == ["c.txt", "deep/d.txt"]
     assert names("~/b.txt") == names("~/*.txt") == names("../*.txt") == ["b.txt"]
+
+
+RUN = ("config.yaml", "train.log", "report.html", "checkpoints/last.ckpt")
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        pytest.param([f"runs/a/{name}" for name in RUN], id="a run"),
+        pytest.param(["runs/a.html", *(f"runs/a/{name}" for name in RUN)], id="beside runs"),
+        pytest.param(["runs/s/sweep.csv", *(f"runs/s/1/{name}" for name in RUN)], id="a sweep"),
+        pytest.param([f"old/{name}" for name in RUN], id="a run elsewhere"),
+        pytest.param(["venv/pyvenv.cfg", "venv/lib/a.md"], id="an environment"),
+        pytest.param([".venv/pyvenv.cfg", ".venv/lib/a.md"], id="a hidden environment"),
+        pytest.param(["sub/node_modules/a/README.md"], id="packages"),
+    ],
+)
+def test_runs_and_environments_are_not_part_of_a_text(tmp_path, monkeypatch, others):
+    notes = ["a.md", "config.yaml", "sub/b.md", "sub/checkpoints/c.md"]  # no checkpoints beside the config.yaml
+    make_named(tmp_path, *notes, *others)
+    monkeypatch.chdir(tmp_path)
+    assert names(".") == names("**/*") == names("./**/*") == names(tmp_path) == notes
+    assert names("**/*.md") == [name for name in notes if name.endswith(".md")]
+    assert names(others[0]) == [others[0].rpartition("/")[2]]  # but can be named
+
+
+def test_a_folder_of_which_only_txt_is_read_counts_the_others(tmp_path):
+    make_named(tmp_path, *"a.txt b.TXT c.md d.md.gz e.py LICENSE f.csv sub/g.md".split(), "runs/a/config.yaml")
+    (tmp_path / "runs/a/checkpoints").mkdir()
+    opened = open_corpus(DataConfig(path=str(tmp_path)))
+    kinds = "3 .md, 1 without a suffix, 1 .py, …"
+    assert [source.name for source in opened.files] == ["a.txt", "b.TXT"]
+    (note,) = opened.notes
+    assert note.startswith(f"2 *.txt files read, 6 other files left out: {kinds}; to read all: ")
+    (way,) = shlex.split(note.partition("to read all: ")[2])
+    assert len(names(way.removeprefix("data.path="))) == 8
 
 
 def test_what_is_not_there(tmp_path):
@@ -116,13 +224,13 @@ def test_the_standard_library_without_comments_and_rulers(tmp_path, monkeypatch)
     assert without_rulers(source) == 'a = 1  # stays\n"""\n----\nxxxxxx\n"""'
     opened, version = open_corpus(DataConfig()), platform.python_version()
     assert opened.name == f"Python {version} standard library" and opened.python == version
-    assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= {each.name for each in opened.documents}
+    assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= {each.name for each in opened.files}
     make_named(tmp_path, "b.py", "json/e.py", "test/d.py", "json/tests/d.py", "site-packages/d.py")
     make(tmp_path, {"_sysconfigdata_x.py": "", "g.txt": "", "a.py": "x = 1\r\n# gone\r\ny = 2\r\n", "h.py": "é = 1"})
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     opened = open_corpus(DataConfig())
-    assert [document.name for document in opened.documents] == ["a.py", "b.py", "json/e.py"]
-    assert list(opened.read(opened.documents[0])) == ["x = 1\ny = 2\n"]
+    assert [document.name for document in opened.files] == ["a.py", "b.py", "json/e.py"]
+    assert list(opened.read(opened.files[0])) == ["x = 1\ny = 2\n"]
     assert read(None, tokenizer="byte") == b"x = 1\ny = 2\n"
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "test" / "none")})
     with pytest.raises(InputError, match="data.path="):

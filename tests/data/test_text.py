@@ -292,3 +292,11 @@ def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened,
     said = "; 6 of those for validation and test are also in training: they are not held out"
     assert describe_documents(documents).endswith(said)
     assert not opened("train.txt", documents="line").documents.copied
+
+
+def test_a_text_that_is_too_short_names_the_files_that_were_left_out(tmp_path, opened):
+    make(tmp_path / "text", {"sample.txt": "one line\n", "a.md": "# a" * 99, "b.md": "# b" * 99})
+    said = refusal(InputError, opened)
+    left = "1 *.txt file read, 2 other files left out: 2 .md; to read all: 'data.path=text/**/*'"
+    assert said.startswith("text: validation holds ") and said.endswith(f"; name a longer text; {left}"), said
+    assert opened("text/**/*").notes

@@ -56,6 +56,25 @@ def test_an_unknown_character_is_named():
     assert [CharTokenizer("aE").nearest(each) for each in "Aéeß"] == ["a", "E", "E", ""]
 
 
+@pytest.mark.parametrize(
+    ("known", "text", "form"),
+    [
+        pytest.param("l’ami", "l'ami", "l’ami", id="a straight apostrophe"),
+        pytest.param("l'ami", "l’ami‘", "l'ami'", id="typographic apostrophes"),
+        pytest.param("“ami”", '"ami', "“ami", id="a straight quote"),
+        pytest.param('"ami', "“ami”", '"ami"', id="typographic quotes"),
+        pytest.param("a-b", "a—b–a", "a-b-a", id="dashes"),
+        pytest.param("a—b", "a-b", "a—b", id="a hyphen"),
+        pytest.param("'\"ab", "a'b\"", "a'b\"", id="known ones stay"),
+        pytest.param("ab", "a'b", "ab", id="none is known"),
+    ],
+)
+def test_straight_and_typographic_forms_replace_each_other(known, text, form):
+    tokenizer = CharTokenizer(known)
+    assert tokenizer.adapt(text, replace=True) == form
+    assert tokenizer.adapt(text, replace=False) == "".join(letter for letter in text if letter in known)
+
+
 def test_canonically_equal_characters_are_the_same():
     for characters, text, form in [
         ("nabé e", "né bé", "né bé"), ("nabé e", "ne\u0301 a", "né a"), ("nae\u0301 ", "né a", "ne\u0301 a"),
