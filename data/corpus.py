@@ -14,7 +14,7 @@ from urllib.parse import parse_qsl
 from base.errors import InputError, nearest, printable
 from base.progress import count
 from data.config import DataConfig
-from data.decoding import CHUNK, Corpus, Document, NotText, decode, part_of, suffix
+from data.decoding import CHUNK, TABLE_FILES, Corpus, Document, NotText, decode, part_of, suffix
 from data.tables import TABLES, columns
 
 # What a text is wrapped in, by the suffix of its file.
@@ -23,6 +23,7 @@ WRAPPED = dict.fromkeys(
 )
 WRAPPED[".parquet"] = "its columns compressed; data.field=NAME reads one of them"  # for the byte tokenizer
 WRAPPED[".ipynb"] = "the JSON around its cells; export it from Jupyter as a script (.py) or as text to leave it out"
+ASSIGNED = re.compile(rb'[\w.$ ]+=\s*[{[][\s{[]*"')  # JSON in JavaScript, such as window.YTD.tweets.part0 = [{"id"
 
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
@@ -201,6 +202,8 @@ def about_format(document: Document, encoding: str) -> str:
                 what = r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
             elif first.lstrip(b"\xef\xbb\xbf \t\r\n")[:9].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
                 what = WRAPPED[".html"]
+            elif kind == ".js" and ASSIGNED.match(first):
+                what = f"the assignment and syntax of its JSON; {TABLE_FILES[kind]}"
     return what and f"{document.label} is read as plain text, with {what}"
 
 

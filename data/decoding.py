@@ -27,6 +27,7 @@ SAVE = "save it as plain text (.txt) in the program that opens it"
 TABLE_FILES = dict.fromkeys((".xls", ".xlsx", ".ods"), "save its sheet as CSV, which data.field=NAME reads")
 TABLE_FILES |= dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table as CSV, which data.field=NAME reads")
 TABLE_FILES[".parquet"] = "data.field=NAME reads one of its columns"
+TABLE_FILES[".js"] = "keep what follows the = as .json, which data.field=NAME reads"
 CUT = ("unexpected end of data", "truncated data", "incomplete multibyte sequence")  # Python's words for it
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
