@@ -37,11 +37,13 @@ def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -
         raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {label}{way and '; '}{way}")
     pattern, names = _template(field)
     try:
+        chunks = decode(file, label, encoding, tick)  # reads nothing yet
         if kind == ".parquet":
             rows = _parquet(file, label, names, tick)
+        elif kind in (".csv", ".tsv"):
+            rows = _delimited(_lines(chunks), kind, names)
         else:
-            chunks = decode(file, label, encoding, tick)
-            rows = _objects(chunks, kind) if "j" in kind else _delimited(_lines(chunks), kind, names)
+            rows = _objects(chunks, kind)
         for line, value in _texts(rows, pattern, names):
             value.encode()  # raises if it has half of a surrogate pair
             yield line, value.replace("\r\n", "\n").replace("\r", "\n")
@@ -177,18 +179,18 @@ def _template(field: str) -> tuple[str, list[str]]:
 
 def _texts(rows: Rows, pattern: str, names: list[str]) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the row, its text), which is empty if all its fields are."""
-    head, _, rest = pattern.partition(": ")
+    head, colon, rest = pattern.partition(": ")
     lacking = names
     seen = dict[str, None]()
     number = index = 0
     for line, row in rows:
         if not isinstance(row, dict):
             raise _BadRow("is not an object with fields", line or index + 1)
-        if head not in names and any(isinstance(each, list) for each in _follow(row, head)):
+        if colon and head not in names and any(isinstance(each, list) for each in _follow(row, head)):
             names = lacking = [f"{head}.{name}" for name in names]
             pattern = rest
-            head = ""
-        columns = [list(_follow(row, name)) for name in names]
+            colon = ""
+        columns = [_follow(row, name) for name in names]
         if len(set(map(len, columns))) > 1:
             raise _BadRow(f"{', '.join(names)}: must be fields of the same object", line or index + 1)
         for values in zip(*columns, strict=True):
@@ -212,18 +214,16 @@ def _texts(rows: Rows, pattern: str, names: list[str]) -> Iterator[tuple[int, st
         raise _BadRow(_no_field(lacking[0], list(seen)), number)
 
 
-def _follow(value: Any, path: str) -> Iterator[Any]:
-    """Yield the values at a path such as `messages.text`, in which a key may contain a dot."""
+def _follow(value: Any, path: str) -> list[Any]:
+    """Return the values at a path such as `messages.text`, in which a key may contain a dot."""
     if isinstance(value, list):
-        for each in value:
-            yield from _follow(each, path)
-    elif not isinstance(value, dict):
-        yield MISSING
-    elif path in value or "." not in path:
-        yield value.get(path, MISSING)
-    else:
-        name, _, rest = path.partition(".")
-        yield from _follow(value.get(name), rest)
+        return [inner for each in value for inner in _follow(each, path)]
+    if not isinstance(value, dict):
+        return [MISSING]
+    if path in value or "." not in path:
+        return [value.get(path, MISSING)]
+    name, _, rest = path.partition(".")
+    return _follow(value.get(name), rest)
 
 
 def _paths(value: Any, path: str = "") -> Iterator[str]:
