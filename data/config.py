@@ -29,8 +29,9 @@ class DataConfig:
         None, "what a document is: line, paragraph, file, or a separator such as <|endoftext|>", literal=True
     )
     field: str | None = option(
-        None, "the field of *.csv, *.tsv, *.json, *.jsonl or *.parquet files to read; a row is a document", literal=True
-    )
+        None, "field of tables and JSON; its text in a row is a document: text, messages.text, '{from}: {text}'",
+        literal=True,
+    )  # fmt: skip
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
     split: list[float] = option([*SPLIT], "fractions for training, validation and test", least=0, most=1)

@@ -16,6 +16,7 @@ from base.progress import count
 from data.config import DataConfig
 from data.decoding import (
     CHUNK,
+    TABLE_FILES,
     Corpus,
     NotText,
     SourceFile,
@@ -34,6 +35,7 @@ WRAPPED = dict.fromkeys(
 )
 WRAPPED[".parquet"] = "its columns compressed; data.field=NAME reads one of them"  # for the byte tokenizer
 WRAPPED[".ipynb"] = "the JSON around its cells; export it from Jupyter as a script (.py) or as text to leave it out"
+ASSIGNED = re.compile(rb'[\w.$ ]+=\s*[{[][\s{[]*"')  # JSON in JavaScript, such as window.YTD.tweets.part0 = [{"id"
 
 # In the name of a file, the split that it belongs to.
 ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[._-]|$)", re.IGNORECASE)
@@ -229,6 +231,8 @@ def about_format(source: SourceFile, encoding: str) -> str:
                 what = r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
             elif first.lstrip(b"\xef\xbb\xbf \t\r\n")[:9].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
                 what = WRAPPED[".html"]
+            elif kind == ".js" and ASSIGNED.match(first):
+                what = f"the assignment and syntax of its JSON; {TABLE_FILES[kind]}"
     return what and f"{source.label} is read as plain text, with {what}"
 
 

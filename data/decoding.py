@@ -29,6 +29,7 @@ SAVE = "save it as plain text (.txt) in the program that opens it"
 TABLE_FILES = dict.fromkeys((".xls", ".xlsx", ".ods"), "save its sheet as CSV, which data.field=NAME reads")
 TABLE_FILES |= dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table as CSV, which data.field=NAME reads")
 TABLE_FILES[".parquet"] = "data.field=NAME reads one of its columns"
+TABLE_FILES[".js"] = "keep what follows the = as .json, which data.field=NAME reads"
 ENCODINGS = (
     "cp1252 (Western), cp1250 (Central European), cp1251 (Cyrillic), gbk or big5 (Chinese), "
     "shift_jis (Japanese), euc-kr (Korean), utf-16-le, …"

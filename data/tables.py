@@ -1,10 +1,12 @@
-"""Read one field of each row of a table (`data.field`): CSV, TSV, JSON, lines of JSON, Parquet."""
+"""Read the fields of each row of a table or JSON tree (`data.field`): CSV, TSV, JSON, lines of JSON, Parquet."""
 
 import csv
 import io
 import json
+import re
+from collections import Counter
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain, islice, zip_longest
 from typing import IO, Any
 
 from base.errors import InputError, nearest, one_line, printable
@@ -12,30 +14,37 @@ from data.decoding import CHUNK, TABLE_FILES, Tick, decode, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 QUOTES = 'a field that begins with a double quote ends at the next one: write "" for a quote in it'
-SEARCHED = 1000  # rows of JSON of which at least one must have the field
+SEARCHED = 1000  # rows of which at least one must have the field
 BATCH = 2**10  # rows of Parquet that are read at once
-MAX_ARRAY = 2**28  # bytes of a JSON array, which need several times their memory
-Rows = Iterator[tuple[int, Any]]  # pairs (number of the line or, in an array and in Parquet, of the row; row)
+MAX_TREE = 2**28  # bytes of JSON that is not in lines, which need several times their memory
+TEMPLATE = re.compile(r"(\{\{|\}\})|\{([^{}!:]+)\}")  # a brace of the text, or a field
+TOKEN = re.compile(r'"(?:\\.|[^"\\])*"?|[][{}]')  # of JSON: a string, which may be cut off, or a bracket
+CLOSING = {"{": "}", "[": "]"}
+MISSING = object()  # the value of a field that a row lacks
+Rows = Iterator[tuple[int, Any]]  # pairs (number of the line, or 0 in JSON without lines and in Parquet; row)
 
 
 def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -> Iterator[tuple[int, str]]:
-    """Yield pairs (line number, text of the field) for each row of a table.
+    """Yield pairs (number of the line or row, text) for each row of a table, as `data.field` says.
 
-    The field of an object in a field is named like `review.text`. A list of texts or of messages is one text.
+    `messages.text` is followed through objects and into each element of a list: each text is a row. In a template,
+    `{from}: {text}`, a name stands in braces; `messages: {from}: {text}` first names the list of the rows.
     """
     kind, line = suffix(label), 0
     where = f"{label}, {'row' if kind in ('.json', '.parquet') else 'line'} "
     if kind not in TABLES:
         allowed, way = ", ".join(f"*{end}" for end in TABLES), TABLE_FILES.get(kind, "")
         raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {label}{way and '; '}{way}")
-    chunks = iter(()) if kind == ".parquet" else decode(file, label, encoding, tick)
+    pattern, names = _template(field)
     try:
-        if kind in (".csv", ".tsv"):
-            found = _delimited(_lines(chunks), kind, field)
+        chunks = decode(file, label, encoding, tick)  # reads nothing yet
+        if kind == ".parquet":
+            rows = _parquet(file, label, names, tick)
+        elif kind in (".csv", ".tsv"):
+            rows = _delimited(_lines(chunks), kind, names)
         else:
-            rows = _parquet(file, label, field, tick) if kind == ".parquet" else _objects(chunks, kind)
-            found = _values(rows, field)
-        for line, value in found:
+            rows = _objects(chunks, kind)
+        for line, value in _texts(rows, pattern, names):
             value.encode()  # raises if it has half of a surrogate pair
             yield line, value.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeEncodeError:
@@ -46,15 +55,24 @@ def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -
 
 
 def columns(file: IO[bytes], label: str, encoding: str) -> list[str]:
-    """Return the fields of a table's first row that `data.field` may name; none if it cannot be read."""
+    """Return what `data.field` may name in a table: fields of text that occur several times; none if unreadable."""
     kind, chunks = suffix(label), decode(file, label, encoding)
     try:
         if kind in (".csv", ".tsv"):
             return [name.strip() for name in next(_reader(_lines(chunks), kind), [])]
-        first = next(chunks, "").lstrip()  # not the whole file, which may be one large array
-        is_array = kind == ".json" and first.startswith("[")
-        row, _ = json.JSONDecoder().raw_decode(first[1:].lstrip() if is_array else first.partition("\n")[0])
-        return [name for name, value in _leaves(row) if _text(value) is not None]
+        text = "".join(islice(chunks, 2**20 // CHUNK))  # the first megabyte, cut after the last bracket that closes
+        closing = unclosed = ""
+        end = 0
+        for token in TOKEN.finditer(text):
+            if token[0] in CLOSING:
+                unclosed = CLOSING[token[0]] + unclosed
+            elif token[0] in "}]":
+                unclosed = unclosed[1:]
+                closing = unclosed
+                end = token.end()
+        rows = re.sub(r"}\s*\n\s*{", "},{", text[:end])  # of lines
+        counts = Counter(_paths(json.loads(f"[{rows}{closing}]")))
+        return [path for path, number in counts.items() if number > 1]
     except (InputError, ValueError, RecursionError, csv.Error):
         return []
 
@@ -77,20 +95,26 @@ def _lines(chunks: Iterable[str]) -> Iterator[str]:
 
 
 def _reader(lines: Iterator[str], kind: str) -> Any:
-    header = next(lines, "")
-    delimiter = "\t" if kind == ".tsv" else max(",;\t", key=header.count)
-    return csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
+    first = next(lines, "")
+    declared = re.fullmatch('(?i)"?sep=(.)"?\n', first)  # Excel's line before the header
+    delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
+    if declared:
+        delimiter = declared[1]
+    reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
+    if declared:
+        next(reader)
+    return reader
 
 
-def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (number of the row's last line, text of `field`) for each row of a CSV or TSV file."""
+def _delimited(lines: Iterator[str], kind: str, wanted: list[str]) -> Rows:
+    """Yield pairs (number of the row's last line, its fields by name) for each row of a CSV or TSV file."""
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
     rows = _reader(lines, kind)
     try:
         names = [name.strip() for name in next(rows, [])]
-        if names.count(field) != 1:
-            raise _BadRow(_no_field(field, names), 1)
-        column = names.index(field)
+        for name in wanted:
+            if names.count(name) != 1:
+                raise _BadRow(_no_field(name, names), rows.line_num or 1)
         for row in rows:
             if any(row[len(names) :]):  # empty fields at the end of a row do no harm
                 way = "put a field that contains the separator in double quotes"
@@ -98,7 +122,7 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
             if kind == ".tsv" and any("\t" in each and "\n" in each for each in row):
                 raise _BadRow(f"a field spans several rows; {QUOTES}", rows.line_num)
             if row:  # a blank line is not a row
-                yield rows.line_num, row[column] if len(row) > column else ""
+                yield rows.line_num, dict(zip_longest(names, row))
     except csv.Error as error:
         raise _BadRow(f"cannot be read as a table: {one_line(error)}; {QUOTES}", rows.line_num) from None
     finally:
@@ -106,15 +130,17 @@ def _delimited(lines: Iterator[str], kind: str, field: str) -> Iterator[tuple[in
 
 
 def _objects(chunks: Iterator[str], kind: str) -> Rows:
-    """Yield the rows of a JSON array (only in *.json) or of lines of JSON, except blank lines."""
+    """Yield the rows of a JSON array or object over lines (only in *.json) or of lines of JSON, except blank lines."""
     first = next(chunks, "").lstrip()
     chunks, number = chain([first], chunks), 1
+    line, newline, _ = first.partition("\n")
     try:
-        if kind == ".json" and first.startswith("["):
-            text = "".join(islice(chunks, MAX_ARRAY // CHUNK))
+        if kind == ".json" and (first.startswith("[") or newline and not line.rstrip().endswith("}")):
+            text = "".join(islice(chunks, MAX_TREE // CHUNK))
             if next(chunks, ""):
-                raise _BadRow(f"an array of over {MAX_ARRAY >> 20} MB is not read; write an object on each line", 1)
-            yield from enumerate(json.loads(text), 1)
+                raise _BadRow(f"JSON of over {MAX_TREE >> 20} MB is only read if it has an object on each line", 1)
+            tree = json.loads(text)
+            yield from ((0, row) for row in (tree if isinstance(tree, list) else [tree]))
             return
         for number, line in enumerate(_lines(chunks), 1):
             if not line.isspace():
@@ -123,84 +149,119 @@ def _objects(chunks: Iterator[str], kind: str) -> Rows:
         raise _BadRow(f"is not JSON: {one_line(error)}; write an object on each line", number) from None
 
 
-def _parquet(file: IO[bytes], label: str, field: str, tick: Tick) -> Rows:
-    """Yield the rows of a Parquet file, each with no other column than that of `field`."""
+def _parquet(file: IO[bytes], label: str, wanted: list[str], tick: Tick) -> Rows:
+    """Yield the rows of a Parquet file, with the columns of the fields or, if one is not a column, with all."""
     try:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
         raise InputError(f"{label}: needs pyarrow: pip install -c constraints.txt -e '.[parquet]'") from None
     try:
-        table, number, size = ParquetFile(file), 0, file.seek(0, io.SEEK_END)
+        table, size = ParquetFile(file), file.seek(0, io.SEEK_END)
         names = table.schema_arrow.names
-        name = field if field in names else field.partition(".")[0]
-        if name not in names:
-            raise _BadRow(_no_field(field, names), 1)
-        for batch in table.iter_batches(BATCH, columns=[name]):
-            for value in batch.column(0).to_pylist():
-                number += 1
-                yield number, {name: value}
+        needed = {name if name in names else name.partition(".")[0] for name in wanted}
+        for batch in table.iter_batches(BATCH, columns=list(needed) if needed <= set(names) else None):
+            yield from ((0, row) for row in batch.to_pylist())
             tick(size * len(batch) // table.metadata.num_rows)
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{label}: cannot be read as Parquet: {one_line(error)}") from None
 
 
-def _values(rows: Rows, field: str) -> Iterator[tuple[int, str]]:
-    """Yield pairs (number of the row, text of `field`), which is empty in a row without the field."""
-    known, number, seen = False, 0, dict[str, None]()
-    for index, (number, row) in enumerate(rows, 1):
+def _template(field: str) -> tuple[str, list[str]]:
+    """Return a template such as `{from}: {text}` as a pattern, here `{}: {}`, and the names of its fields."""
+    names = [name for _, name in TEMPLATE.findall(field) if name]
+    if re.search("[{}]", TEMPLATE.sub("", field)):
+        raise InputError(f"data.field={printable(field)}: braces must hold the name of a field; write {{{{ for a brace")
+    if not names:
+        return "{}", [field.format()]
+    return TEMPLATE.sub(lambda part: part[1] or "{}", field), names
+
+
+def _texts(rows: Rows, pattern: str, names: list[str]) -> Iterator[tuple[int, str]]:
+    """Yield pairs (number of the row, its text), which is empty if all its fields are."""
+    head, colon, rest = pattern.partition(": ")
+    lacking = names
+    seen = dict[str, None]()
+    number = index = 0
+    for line, row in rows:
         if not isinstance(row, dict):
-            raise _BadRow("is not an object with fields", number)
-        try:
-            value, known = _at(row, field), True
-        except KeyError:
-            value = None
-            seen |= dict.fromkeys(name for name, _ in _leaves(row))
-            if not known and index >= SEARCHED:
+            raise _BadRow("is not an object with fields", line or index + 1)
+        if colon and head not in names and any(isinstance(each, list) for each in _follow(row, head)):
+            names = lacking = [f"{head}.{name}" for name in names]
+            pattern = rest
+            colon = ""
+        columns = [_follow(row, name) for name in names]
+        if len(set(map(len, columns))) > 1:
+            raise _BadRow(f"{', '.join(names)}: must be fields of the same object", line or index + 1)
+        for values in zip(*columns, strict=True):
+            index += 1
+            number = line or index
+            texts = []
+            for name, value in zip(names, values, strict=True):
+                text = _text(value)
+                if text is None:
+                    inner = ", ".join(dict.fromkeys(_paths(value, name)))
+                    what = f"has its own fields: {inner}" if inner else f"is {type(value).__name__}"
+                    raise _BadRow(f"data.field={name}: must be text, texts or messages, but {what}", number)
+                texts.append(text)
+            yield number, pattern.format(*texts) if any(map(str.strip, texts)) else ""
+        lacking = [name for name in lacking if all(each is MISSING for each in _follow(row, name))]
+        if lacking:
+            seen |= dict.fromkeys(_paths(row))
+            if index >= SEARCHED:
                 break
-        text = _text(value)
-        if text is None:
-            inner = ", ".join(f"{field}.{name}" for name, _ in _leaves(value))
-            what = f"an object; name one of its fields: {inner}" if inner else type(value).__name__
-            raise _BadRow(f"data.field={field}: must be text, texts or messages, but is {what}", number)
-        yield number, text
-    if number and not known:
-        raise _BadRow(_no_field(field, list(seen)), number)
+    if index and lacking:
+        raise _BadRow(_no_field(lacking[0], list(seen)), number)
 
 
-def _at(row: dict[str, Any], field: str) -> Any:
-    """Return the value of a field, such as `review.text`; a `KeyError` is raised if there is none."""
-    name, _, rest = field.partition(".")
-    if field not in row and rest and isinstance(row.get(name), dict):
-        return _at(row[name], rest)
-    return row[field]
+def _follow(value: Any, path: str) -> list[Any]:
+    """Return the values at a path such as `messages.text`, in which a key may contain a dot."""
+    if isinstance(value, list):
+        return [inner for each in value for inner in _follow(each, path)]
+    if not isinstance(value, dict):
+        return [MISSING]
+    if path in value or "." not in path:
+        return [value.get(path, MISSING)]
+    name, _, rest = path.partition(".")
+    return _follow(value.get(name), rest)
 
 
-def _leaves(row: Any) -> Iterator[tuple[str, Any]]:
-    """Yield (name, value) of each field, and of the fields in it, like `review.text`."""
-    for name, value in row.items() if isinstance(row, dict) else ():
-        if isinstance(value, dict):
-            yield from ((f"{name}.{inner}", each) for inner, each in _leaves(value))
-        else:
-            yield name, value
+def _paths(value: Any, path: str = "") -> Iterator[str]:
+    """Yield the path to each text in an object or a list."""
+    if isinstance(value, list):
+        for each in value:
+            yield from _paths(each, path)
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            inner_path = f"{path}.{name}" if path else name
+            parts = inner if isinstance(inner, list) else [inner]
+            if _text(inner) is None or all(map(_is_piece, parts)):
+                yield from _paths(inner, inner_path)
+            else:
+                yield inner_path
+
+
+def _is_piece(value: Any) -> bool:
+    return isinstance(value, dict) and value.keys().isdisjoint(("role", "from"))  # which a message has
 
 
 def _text(value: Any) -> str | None:
-    """Return the text of a field: texts in a list are joined by newlines; None if the value has another type."""
+    """Return a text; pieces in a list are joined as they are, texts and messages by newlines; None if it is no text.
+
+    A message such as {"role": "user", "content": "hi"} is `user: hi`.
+    """
     if isinstance(value, list):
-        parts = [_message(each) for each in value]
-        return None if None in parts else "\n".join(map(str, parts))
-    return value if isinstance(value, str) else "" if value is None else None
-
-
-def _message(value: Any) -> str | None:
-    """Return a text, or a message such as {"role": "user", "content": "hi"} as `user: hi`."""
+        parts = [_text(each) for each in value]
+        separator = "" if any(map(_is_piece, value)) else "\n"
+        return None if None in parts else separator.join(map(str, parts))
     if isinstance(value, dict):
-        for role, content in (("role", "content"), ("from", "value")):
-            text = _text(value.get(content))
-            if isinstance(value.get(role), str) and text is not None:
-                return f"{value[role]}: {text}"
-        value = value.get("text")  # a part of a message
+        if _is_piece(value):
+            return _text(value.get("text", 0))
+        content = value.get("content") if "role" in value else value.get("value", 0)
+        text = _text(content)
+        return None if text is None else f"{value.get('role', value.get('from'))}: {text}"
+    if value in (None, MISSING):
+        return ""
     return value if isinstance(value, str) else None
 
 

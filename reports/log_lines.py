@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from base.errors import one_line
 from base.jobs.run_directory import Run
 from base.jobs.summary import Summary
 from base.log import log
@@ -85,7 +86,7 @@ def describe_documents(documents: Documents) -> str:
     said = count(sum(documents.counts.values()), documents.rule.kind)
     said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
     blank = count(documents.blank, f"blank {documents.rule.kind}") if documents.rule.kind != "row" else ""
-    blank = blank or f"{count(documents.blank, 'row')} without {documents.rule.name}"
+    blank = blank or f"{count(documents.blank, 'row')} without {one_line(documents.rule.name)}"
     said += f"; {blank} dropped" if documents.blank else ""
     copied = f"{documents.copied:,} of those for validation and test are also in training: they are not held out"
     return said + (f"; {copied}" if documents.copied else "")

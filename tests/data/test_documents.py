@@ -183,7 +183,7 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
     for field, values in {
         "review.text": [f"good {i}" for i in range(8)], "lines": [f"a{i}\nb" for i in range(8)],
         "messages": (3 * ["user: hi", "user: hi\nassistant: hello", "user: hi\nassistant: hello\nuser: "])[:8],
-        "parts": [f"user: look {i}\nhere" for i in range(8)],
+        "parts": [f"user: look {i}here" for i in range(8)],
         "conversations": [f"human: {i}\n{i}\n" for i in range(8)], "a.b": [f"x{i}" for i in range(8)],
     }.items():  # fmt: skip
         check(text_of(files, field=field), values, "row", "\x03", field)
@@ -224,7 +224,7 @@ def test_refusals_are_one_line(opened):
                 "j": "abcdefghij" * 3 + "\r\n\x03", "k.csv": "text\n\"a", "l.csv": "",
                 "one": "abc\nabc\nabc\n", "n.csv": "text\na\nb, c\n", "p.csv": "text,id,text\na,b,c\n",
                 "r.jsonl": '{"b": "c"}\n' * 1000 + '{"text": "late"}\n', "s.json": '[{"text": {"a": "b"}}]',
-                "t.json": '[{"text": "a"}', "u.json": '{\n"text": "a"}', "v.xlsx": "PK",
+                "t.json": '[{"text": "a"}', "u.json": '{\n"text": "a"}\n{\n"text": "b"}', "v.xlsx": "PK",
                 "q.tsv": 'id\ttext\n1\t"a\n2\tb"\n3\tc\n'}  # fmt: skip
     make(Path(), numbered)
     for path, options, said in [

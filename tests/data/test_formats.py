@@ -4,6 +4,7 @@ import io
 import json
 import lzma
 import random
+import re
 import subprocess
 import sys
 import zipfile
@@ -14,8 +15,10 @@ from base.errors import InputError
 from data.config import DataConfig
 from data.corpus import open_corpus
 from data.decoding import CHUNK, ZSTD, NotText
+from data.documents import END, Rule, divide, rows
 from data.tables import columns
 from tests.conftest import refusal
+from tests.data.test_documents import parquet
 from tests.data.test_text import random_text
 from tests.stores import make
 
@@ -160,9 +163,166 @@ def test_a_file_that_wraps_its_text_says_so_and_its_advice_can_be_followed(tmp_p
     assert plain.stdout == TEXT
 
 
-def test_the_fields_of_a_large_array_are_those_of_its_first_object():
-    file = io.BytesIO(b'[{"text": "a"},' + b" " * 10**6 + b"no JSON")
-    assert columns(file, "a.json", "utf-8") == ["text"] and file.tell() == CHUNK
+@pytest.mark.parametrize(
+    ("beginning", "paths"),
+    [
+        pytest.param('[{"text": "a }", "id": 1}, {"text": "b", "id": 2},', ["text"], id="array"),
+        pytest.param(
+            '{"name": "x", "messages": [{"from": "a", "text": ["{", {"text": "]"}]}, '
+            '{"from": "b", "text": "c"}, {"late": "d"}, {"late": "',
+            ["messages.from", "messages.text"], id="object",
+        ),
+        pytest.param(
+            '{"text": "a", "of": {"text": "b"}}\n\n{"text": "c", "of": {"text": "d"}}\n{"text": "',
+            ["text", "of.text"], id="lines",
+        ),
+    ],
+)  # fmt: skip
+def test_the_fields_of_a_large_file_are_those_in_its_first_megabyte(beginning, paths):
+    file = io.BytesIO((beginning + " " * 2**21 + "no JSON").encode())
+    assert columns(file, "a.json", "utf-8") == paths and file.tell() == 2**20
+
+
+CHAT = {
+    "name": "Zorb",
+    "messages": [
+        {"id": 1, "type": "service", "actor": "Mip", "text": ""},
+        {"id": 2, "from": "Mip", "text": "plim\nquat"},
+        {"id": 3, "from": "Voss", "text": ["see ", {"type": "link", "text": "snee.example"}, " {frub}"]},
+        {"id": 4, "from": "Mip"},
+        {"id": 5, "text": "delk", "tags": ["a", "b"]},
+    ],
+}
+SAID = ["", "plim\nquat", "see snee.example {frub}", "", "delk"]
+SPOKEN = ["", "Mip: plim\nquat", "Voss: see snee.example {frub}", "Mip: ", ": delk"]
+PHOTO = {"sender_name": "Mip", "photos": [{"uri": "a.jpg"}]}
+ALBUM = {"messages": [PHOTO, {"sender_name": "Voss", "content": "tarn"}]}
+TWEETS = [{"tweet": {"id": "1", "full_text": "gleb"}}, {"tweet": {"id": "2", "full_text": "vumm"}}]
+STUDIO = [{"id": 1, "data": {"text": "ost"}, "annotations": []}, {"id": 2, "data": {"text": "irb"}}]
+PARTS = [{"type": "text", "text": "a"}, {"text": "b"}]
+TURNS = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": PARTS}]}
+REVIEWS = [{"review": {"text": "ost"}}, {"review": {"text": "irb"}}]
+
+
+def lines(*rows):
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def tree(value):
+    return json.dumps(value, indent=1)
+
+
+# Where each text is: a file's suffix and content, the field, and the documents.
+TREES = {
+    "telegram": ("json", tree(CHAT), "messages.text", SAID),
+    "telegram on one line": ("json", json.dumps(CHAT), "messages.text", SAID),
+    "telegram, who says what": ("json", tree(CHAT), "messages: {from}: {text}", SPOKEN),
+    "telegram, paths in a template": ("json", tree(CHAT), "{messages.from}: {messages.text}", SPOKEN),
+    "telegram, a list in an object": ("json", tree({"chats": {"list": [CHAT]}}), "chats.list: {name}", ["Zorb"]),
+    "chats": ("json", tree([CHAT, {"messages": []}, CHAT]), "messages.text", SAID * 2),
+    "chats on lines": ("jsonl", lines(CHAT, {}, CHAT), "messages.text", [*SAID, "", *SAID]),
+    "rows in lines": ("jsonl", lines({}, CHAT), "messages: {from}: {text}", ["", *SPOKEN]),
+    "facebook": ("json", tree(ALBUM), "messages.content", ["", "tarn"]),
+    "facebook, who says what": (
+        "json", tree(ALBUM), "messages: {sender_name}: {content}", ["Mip: ", "Voss: tarn"],
+    ),
+    "data": ("json", json.dumps({"data": [{"text": "ost"}, {"text": "irb"}]}), "data.text", ["ost", "irb"]),
+    "label studio": ("json", json.dumps(STUDIO), "data.text", ["ost", "irb"]),
+    "twitter": ("json", tree(TWEETS), "tweet.full_text", ["gleb", "vumm"]),
+    "twitter, a template": ("json", tree(TWEETS), "{tweet.id}. {tweet.full_text}", ["1. gleb", "2. vumm"]),
+    "messages of a row": ("jsonl", lines(TURNS), "messages", ["user: hi\nassistant: ab"]),
+    "an object in a line": ("jsonl", lines(*REVIEWS), "review.text", ["ost", "irb"]),
+    "lines in json": ("json", lines(*REVIEWS), "review.text", ["ost", "irb"]),
+    "a key with a dot": ("jsonl", lines({"a.b": "x", "a": {"b": "y"}}, {"a": {"b": "z"}}), "a.b", ["x", "z"]),
+    "a template that begins with text": (
+        "jsonl", lines({"q": "x", "a": "y"}, {"q": " "}), "Q: {q}\nA: {a}", ["Q: x\nA: y", ""],
+    ),
+    "a list in a template": ("jsonl", lines({"tags": ["x", "y"]}), "tags: {tags}", ["tags: x\ny"]),
+    "csv": ("csv", "id,text\n1,ost\n2\n,irb\n,\n", "{{{id}}} {text}", ["{1} ost", "{2} ", "{} irb", ""]),
+    "tsv": ("tsv", "id\ttext\n1\tost\n", "{text}{text}", ["ostost"]),
+    "a brace in a name": ("csv", "{id},text\n1,ost\n", "{{id}}", ["1"]),
+    "excel": ("csv", "sep=;\r\nid;text\r\n1;ost, irb\r\n", "text", ["ost, irb"]),
+    "excel with a bar": ("csv", '"sep=|"\nid|text\n1|ost; irb\n', "text", ["ost; irb"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "content", "field", "documents"), TREES.values(), ids=TREES)
+def test_a_field_is_followed_to_its_texts(kind, content, field, documents):
+    assert list(rows(io.BytesIO(content.encode()), f"a.{kind}", field)) == documents
+    divided = divide(content, Rule("row", END, field), f"a.{kind}")
+    assert divided == [document for document in documents if document.strip()]
+
+
+@pytest.mark.parametrize(
+    ("table", "field", "documents"),
+    [
+        (TWEETS, "{tweet.id}. {tweet.full_text}", ["1. gleb", "2. vumm"]),
+        (TWEETS, "Id: {tweet.id}", ["Id: 1", "Id: 2"]),
+        ([ALBUM], "messages: {sender_name}: {content}", ["Mip: ", "Voss: tarn"]),
+        ([ALBUM], "messages.content", ["", "tarn"]),
+    ],
+    ids=["columns", "text first", "list of rows", "path"],
+)
+def test_a_field_of_parquet_is_followed_to_its_texts(table, field, documents):
+    assert list(rows(io.BytesIO(parquet(table)), "a.parquet", field)) == documents
+
+
+BRACES = "data.field={.*: braces must hold the name of a field; write {{ for a brace"
+REFUSALS = {
+    "name": (
+        "json", tree(CHAT), "messages.txt",
+        "a.json, row 5: data.field=messages.txt: no such field; nearest: messages.text; the fields are "
+        "name, messages.type, messages.actor, messages.text, messages.from, messages.tags$",
+    ),
+    "name in a template": (
+        "json", tree(CHAT), "messages: {from}: {txt}", "=messages.txt: no such field; nearest: messages.text; the",
+    ),
+    "list of a template": (
+        "json", tree(CHAT), "mesages: {from}: {text}", "=from: no such field; the fields are name, messages.type,",
+    ),
+    "list": (
+        "json", tree(CHAT), "messages", "must be text, texts or messages, but has its own fields: messages.type,",
+    ),
+    "number": ("json", tree(CHAT), "messages.id", "row 1: data.field=messages.id: must be text, .*, but is int"),
+    "number in a list": ("json", json.dumps([CHAT, {"messages": [{"text": 7}]}]), "messages.text", "a.json, row 6: "),
+    "lists of two lengths": ("json", tree(CHAT), "{name}: {messages.text}", "name, messages.text: must be fields of"),
+    "column": ("csv", "sep=;\nid;text\n", "{id}: {txt}", "line 2: data.field=txt: no such field; nearest: text;"),
+    "javascript": ("js", "a = []", "text", "but not a.js; keep what follows the = as .json, "),
+    "no end": ("csv", "text\n", "{text", BRACES), "no beginning": ("csv", "text\n", "{text}}", BRACES),
+    "format": ("csv", "text\n", "{text:>9}", BRACES), "conversion": ("csv", "text\n", "{text!r}", BRACES),
+    "no name": ("csv", "text\n", "{}", BRACES),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "content", "field", "said"), REFUSALS.values(), ids=REFUSALS)
+def test_a_wrong_field_is_refused_with_what_there_is(kind, content, field, said):
+    message = refusal(InputError, lambda: list(rows(io.BytesIO(content.encode()), f"a.{kind}", field)))
+    assert re.search(said, message) and "\n" not in message, message
+
+
+@pytest.mark.parametrize("value", [[{"text": "a"}], {"rows": [{"text": "a"}]}], ids=["array", "object"])
+def test_a_large_tree_is_refused(monkeypatch, value):
+    monkeypatch.setattr("data.tables.MAX_TREE", 2 * CHUNK)
+    file = io.BytesIO((tree(value) + " " * 2 * CHUNK).encode())
+    message = refusal(InputError, lambda: list(rows(file, "a.json", "rows.text")))
+    assert message == "a.json, row 1: JSON of over 0 MB is only read if it has an object on each line"
+
+
+def test_an_export_says_that_it_is_a_table(tmp_path, opened):
+    chat = CHAT | {"messages": CHAT["messages"] * 20}
+    make(tmp_path, {"result.json": tree(chat), "tweets.js": f"window.YTD.tweets.part0 = {tree(TWEETS * 20)}"})
+    make(tmp_path, {"code.js": 'const zorb = [{plim: "quat"}]\n' * 50, "name.js": 'const name = "zorb"\n' * 50})
+    assert opened("result.json").notes == (
+        "result.json is read as plain text, with the syntax of its table; data.field=NAME makes a field "
+        "(messages.type, messages.actor, messages.text, messages.from, messages.tags) of each row a document",
+    )
+    assert opened("tweets.js").notes == (
+        "tweets.js is read as plain text, with the assignment and syntax of its JSON; "
+        "keep what follows the = as .json, which data.field=NAME reads",
+    )
+    assert opened("code.js").notes == () == opened("name.js").notes
+    text = opened("result.json", field="messages: {from}: {text}")
+    assert text.documents.rule.name == "messages: {from}: {text}" and text.documents.blank == 20
 
 
 def test_parquet_needs_pyarrow_and_a_field(tmp_path, opened, monkeypatch):
