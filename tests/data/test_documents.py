@@ -18,7 +18,7 @@ import data.documents
 import data.hash_order
 from base.errors import InputError
 from data.config import DataConfig
-from data.documents import Documents, Rule
+from data.documents import DocumentRule, DocumentStats
 from data.splits import SPLITS
 from data.text import open_text
 from tests.conftest import needs, refusal
@@ -57,7 +57,7 @@ def check(text, documents, kind, end, name="", shares=SHARES, utf8=False):
         assert text.tokenizer.decode(getattr(text, split)) == "".join(each + end for each in expected[split]), split
     counts = {split: len(each) for split, each in expected.items()}
     repeated = len(full) - len(set(full))
-    assert text.documents == Documents(Rule(kind, end, name), counts, repeated, len(documents) - len(full), 0)
+    assert text.documents == DocumentStats(DocumentRule(kind, end, name), counts, repeated, len(documents) - len(full), 0)
     return expected
 
 
