@@ -30,7 +30,7 @@ class DocumentRule:
 
     @classmethod
     def of(cls, config: DataConfig) -> "DocumentRule | None":
-        """Return the `DocumentRule` for the options in `config`, or None if neither data.documents nor data.field is set."""
+        """Return the rule that `config` sets, or None if neither data.documents nor data.field is set."""
         if config.field is not None:
             return cls("row", END, config.field)
         if config.documents is None:

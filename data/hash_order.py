@@ -1,11 +1,12 @@
-"""Shuffle, split and encode documents by a hash of their content, so that copies of a document share a split."""
+"""Shuffle, split and encode documents by a hash of their content: copies share a split."""
 
+import math
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from gpt.tokenizer import ByteTokenizer, Tokenizer
 ORDER = ("validation", "test", "train")  # splits by increasing hash
 PIECE = 2**18  # tokens that are yielded at once, unless a document is longer
 LONG = 64  # mean length in tokens from which copying slices is faster than gathering tokens
-BLOCK = 2**16  # characters, hashes or documents that are handled at once: they fit into the CPU's cache
+BLOCK = 2**16  # characters or documents that are handled at once: they fit into the CPU's cache
 BASE = 0xD1342543DE82EF95  # of the polynomial hash: odd, so that it has an inverse modulo 2**64
 LENGTH_FACTOR = 0x9E3779B97F4A7C15
 
@@ -27,22 +28,24 @@ LENGTH_FACTOR = 0x9E3779B97F4A7C15
 def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> np.ndarray:
     """Return the hash of each document `points[start:end]` of a batch: (documents,) uint64.
 
-    The hash of a document of n points is n * LENGTH_FACTOR + the sum of points[start + i] * BASE ** i, modulo 2**64,
-    with its bits mixed. `points` are code points or bytes, and `starts` and `ends` must be sorted.
+    The hash of a document of n points is n * LENGTH_FACTOR plus the sum of points[start + i] *
+    BASE**i, modulo 2**64, with its bits mixed. `points`, (points,), are the code points or bytes of the batch;
+    `starts` and `ends`, (documents,), must be sorted.
     """
     hashes = (ends - starts).astype(np.uint64) * LENGTH_FACTOR
     inverse_powers = powers(pow(BASE, -1, 2**64), BLOCK)
-    sums = np.zeros(BLOCK + 1, np.uint64)  # sums[k]: of block[i] * BASE ** i for all i < k
+    sums = np.zeros(BLOCK + 1, np.uint64)  # sums[k] is the sum of block[i] * BASE**i for i < k
     for begin in range(0, len(points), BLOCK):
         block = points[begin : begin + BLOCK]
         stop = begin + len(block)
-        np.cumsum(block * powers(BASE, BLOCK)[: len(block)], out=sums[1 : len(block) + 1])
+        weighted = block * powers(BASE, BLOCK)[: len(block)]
+        np.cumsum(weighted, out=sums[1 : len(block) + 1])
         first = np.searchsorted(ends, begin, "right")
         last = np.searchsorted(starts, stop)
-        # In this block are parts of the documents `first` to `last - 1`: block[left:right].
+        # The documents from `first` to `last - 1` have points in this block: block[left:right].
         left = starts[first:last].clip(min=begin) - begin
         right = ends[first:last].clip(max=stop) - begin
-        parts = (sums[right] - sums[left]) * inverse_powers[left]  # the power of a part's first point is 0
+        parts = (sums[right] - sums[left]) * inverse_powers[left]  # counts i from `left`
         if first < last and starts[first] < begin:  # the first document began in an earlier block
             parts[:1] *= pow(BASE, int(begin - starts[first]), 2**64)
         hashes[first:last] += parts
@@ -68,13 +71,13 @@ class Shuffled(NamedTuple):
     tokens: np.ndarray  # of all documents in reading order, mapped from a file: (tokens,)
     begins: np.ndarray  # where each document begins in `tokens`: (documents,) int64
     ends: np.ndarray  # number of tokens of each document and all before it: (documents,) int64
-    is_new: np.ndarray  # whether each document differs from the one before it: (documents + 1,) bool, the last is True
+    is_new: np.ndarray  # whether each differs from the one before it, then True: (documents + 1,)
 
-    def divide(self, shares: list[float]) -> "list[Part]":
+    def divide(self, shares: list[float]) -> "list[SplitPart]":
         """Divide the documents between the splits.
 
-        All tokens are divided according to `shares`. Validation contains at least one document, and so does test if its
-        share is above 0.
+        All tokens are divided according to `shares`. Validation contains at least one document,
+        and so does test if its share is above 0.
         """
         documents = len(self.ends)
         tokens = int(self.ends[-1])
@@ -83,13 +86,13 @@ class Shuffled(NamedTuple):
         if shares[2] > 0 and train == test < documents:
             train = self._copies_end(test)
         return [
-            Part("validation", self, 0, test),
-            Part("test", self, test, train),
-            Part("train", self, train, documents),
+            SplitPart("validation", self, 0, test),
+            SplitPart("test", self, test, train),
+            SplitPart("train", self, train, documents),
         ]
 
     def pieces(self, begin: int, end: int) -> Iterator[np.ndarray]:
-        """Yield the tokens of the documents from `begin` to `end`, several documents at once: (n,)."""
+        """Yield the tokens, (n,), of several of the documents from `begin` to `end` at once."""
         while begin < end:
             tokens_before = self._tokens_before(begin)
             fitting = np.searchsorted(self.ends[begin:end], tokens_before + PIECE, "right")
@@ -99,11 +102,13 @@ class Shuffled(NamedTuple):
             begin = stop
 
     def _cut(self, border: float) -> int:
-        """Return the number of documents before a border, in tokens, which is moved so that copies stay together.
+        """Return the number of documents before a border, which is given in tokens.
 
-        A document and its copies are before the border if the middle of their tokens is.
+        Copies stay together: all of them are before the border if the middle of their tokens is.
         """
-        document = min(int(np.searchsorted(self.ends, border)), len(self.ends) - 1)  # contains the border
+        token = math.ceil(border)  # because searching for a float would convert all `ends`
+        document = int(np.searchsorted(self.ends, token))  # contains the border
+        document = min(document, len(self.ends) - 1)  # rounding may move the border beyond the end
         begin = document - int(self.is_new[document::-1].argmax())
         end = self._copies_end(document)
         middle = (self._tokens_before(begin) + self._tokens_before(end)) / 2
@@ -117,7 +122,7 @@ class Shuffled(NamedTuple):
         return int(self.ends[document - 1]) if document else 0
 
 
-class Part(NamedTuple):
+class SplitPart(NamedTuple):
     """The documents of one split."""
 
     split: str
@@ -129,45 +134,50 @@ class Part(NamedTuple):
 def encode_documents(
     corpus: Corpus, rule: DocumentRule, tokenizer: Tokenizer, shares: list[float], folder: Path, tick: Tick
 ) -> tuple[Iterator[tuple[str, np.ndarray]], dict[str, Any]]:
-    """Encode the documents of a text in the order of their hashes, with temporary files in `folder`.
+    """Encode documents in the order of their hashes, with temporary files in `folder`.
 
-    With data.validation, each split has documents of its own; otherwise `shares` divides them. Memory, beyond fixed
-    buffers: at most 30 bytes per document.
+    With data.validation, each split has documents of its own; otherwise `shares` divides them.
+    Memory, beyond fixed buffers and pages of the mapped files: at most 30 bytes per document.
 
     Returns:
-        (pairs (split, tokens of some of its documents), the fields of `DocumentStats` without `rule`).
+        pairs: (split, tokens of some of its documents), with each document's end mark.
+        stats: the fields of `DocumentStats` without `rule`.
     """
     end = tokenizer.pack(rule.end)
-    parts = list[Part]()
-    held_out = list[np.ndarray]()  # with data.validation: hashes of the validation and test documents
+    parts = list[SplitPart]()
+    held_out = list[np.ndarray]()  # sorted hashes, with data.validation only
     repeated = blank = copied = 0
-    for own in ("", *ORDER):  # "" without data.validation
-        files = tuple(document for document in corpus.documents if document.split == own)
+    for split in ("", *ORDER):  # "" is the whole text, without data.validation
+        files = tuple(file for file in corpus.documents if file.split == split)
         if not files:
             continue
-        found = batches(replace(corpus, documents=files), rule, tick)
-        tokens, hashes, bounds, dropped = _write(found, tokenizer, end, folder)
+        documents = batches(replace(corpus, documents=files), rule, tick)
+        tokens, hashes, sizes, blank_here = _write(documents, tokenizer, end, folder)
         order, is_new = _sort(hashes)
         distinct = int(np.count_nonzero(is_new[:-1]))
-        _check_distinct(corpus.name, own, rule, len(order), distinct)
+        _check_distinct(corpus.name, split, rule, len(order), distinct)
         repeated += len(order) - distinct
-        blank += dropped
-        if own == "train":
+        blank += blank_here
+        if split == "train":
             copied = sum(_count_common(each, hashes) for each in held_out)
-        elif own:
+        elif split:
             held_out.append(hashes)
-        del hashes  # because the arrays of `_locate` need as much memory
-        documents = Shuffled(tokens, *_locate(order, bounds), is_new)
-        if own:
-            parts.append(Part(own, documents, 0, len(order)))
+        del hashes  # because the arrays of `_locate` need the memory
+        begins, ends = _locate(order, sizes)
+        shuffled = Shuffled(tokens, begins, ends, is_new)
+        if split:
+            parts.append(SplitPart(split, shuffled, 0, len(ends)))
         else:
-            parts += documents.divide(shares)
-    counts = dict.fromkeys(ORDER, 0) | {part.split: part.end - part.begin for part in parts}
+            parts += shuffled.divide(shares)
+    counts = dict.fromkeys(ORDER, 0)
+    for part in parts:
+        counts[part.split] = part.end - part.begin
     _check_train(shares, counts)
-    return _pieces(parts, tick), {"counts": counts, "repeated": repeated, "blank": blank, "copied": copied}
+    stats = {"counts": counts, "repeated": repeated, "blank": blank, "copied": copied}
+    return _pieces(parts, tick), stats
 
 
-def _pieces(parts: list[Part], tick: Tick) -> Iterator[tuple[str, np.ndarray]]:
+def _pieces(parts: list[SplitPart], tick: Tick) -> Iterator[tuple[str, np.ndarray]]:
     for split, documents, begin, end in parts:
         for tokens in documents.pieces(begin, end):
             tick(len(tokens))
@@ -175,41 +185,57 @@ def _pieces(parts: list[Part], tick: Tick) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _write(
-    found: Iterable[Batch], tokenizer: Tokenizer, end: np.ndarray, folder: Path
+    documents: Iterable[Batch], tokenizer: Tokenizer, end: np.ndarray, folder: Path
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, int]:
-    """Write the tokens of all documents, each followed by its end mark, into a temporary file in `folder`.
+    """Write all documents, encoded and with end marks, into a temporary file in `folder`.
 
     Returns:
-        (tokens, mapped from the file: (tokens,); hash of each document: (documents,) uint64; size of each document in
-        tokens, after a 0: (documents + 1,) int64; number of blank documents).
+        tokens: in reading order, mapped from the file: (tokens,).
+        hashes: hash of each document: (documents,) uint64.
+        sizes: 0, then the number of tokens of each document: (documents + 1,) int64.
+        blank: number of blank documents, which are dropped.
     """
-    hashes = array("Q")  # this type grows in place
+    hashes = array("Q")  # grows in place, unlike an array of NumPy
     sizes = array("q", [0])
     blank = 0
     with TemporaryFile(dir=folder) as file:
-        for batch in found:
+        for batch in documents:
             blank += batch.blank
             if not len(batch.starts):
                 continue
-            text, points, starts, ends, _ = batch
-            hashes.frombytes(content_hashes(points, starts, ends).tobytes())
-            tokens = points if isinstance(tokenizer, ByteTokenizer) else tokenizer.pack(text)
-            marked_sizes = ends - starts + len(end)
-            sizes.frombytes(marked_sizes.tobytes())
-            marked = _gathered(np.concatenate((tokens, end)), starts, marked_sizes)
-            marked[marked_sizes.cumsum()[:, None] + np.arange(-len(end), 0)] = end
-            file.write(marked.data)
+            batch_hashes = content_hashes(batch.points, batch.starts, batch.ends)
+            batch_tokens, batch_sizes = _mark_ends(batch, tokenizer, end)
+            hashes.frombytes(batch_hashes.tobytes())
+            sizes.frombytes(batch_sizes.tobytes())
+            file.write(batch_tokens.data)
         file.flush()
-        mapped = np.zeros(0, tokenizer.dtype)
-        if hashes:
-            mapped = np.asarray(np.memmap(file, tokenizer.dtype, mode="r"))  # outlives the open file
-    return mapped, np.frombuffer(hashes, np.uint64), np.frombuffer(sizes, np.int64), blank
+        tokens = np.zeros(0, tokenizer.dtype)
+        if hashes:  # an empty file cannot be mapped
+            mapped = np.memmap(file, tokenizer.dtype, mode="r")  # outlives the open file
+            tokens = np.asarray(mapped)
+    return tokens, np.frombuffer(hashes, np.uint64), np.frombuffer(sizes, np.int64), blank
+
+
+def _mark_ends(batch: Batch, tokenizer: Tokenizer, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (tokens of a batch, with an end mark after each document; sizes with end marks)."""
+    if isinstance(tokenizer, ByteTokenizer):
+        tokens = batch.points
+    else:
+        tokens = tokenizer.pack(batch.text)
+    sizes = batch.ends - batch.starts + len(end)
+    # Each document with the tokens that follow it, which the end mark replaces.
+    marked = _gathered(np.concatenate((tokens, end)), batch.starts, sizes)
+    mark_starts = sizes.cumsum() - len(end)
+    for offset, token in enumerate(end):
+        marked[mark_starts + offset] = token
+    return marked, sizes
 
 
 def _sort(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort hashes in place, and return their order and whether each hash differs from the one before it.
+    """Sort hashes in place; return their former indices, and whether each differs from the last.
 
-    The order is (documents,) int64, equal ones in reading order. The other array has a last True: (documents + 1,).
+    The indices are (documents,) int64; equal hashes keep their order. For the other array, see
+    `Shuffled.is_new`.
     """
     order = hashes.argsort(kind="stable")
     hashes.sort()
@@ -219,14 +245,16 @@ def _sort(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _locate(order: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return `begins` and `ends` of `Shuffled`, for which the arguments are overwritten to save memory."""
-    ends = sizes[1:][order]
-    np.cumsum(ends, out=ends)
-    bounds = np.cumsum(sizes, out=sizes)
-    begins = order
-    for block in np.array_split(begins, 1 + len(begins) // BLOCK):
-        block[:] = bounds[block]
-    return begins, ends
+    """Return `begins` and `ends` of `Shuffled`. To save memory, the arguments are overwritten.
+
+    `order` are the indices of the documents, (documents,); for `sizes`, see `_write`.
+    """
+    sorted_sizes = sizes[1:][order]
+    ends = np.cumsum(sorted_sizes, out=sorted_sizes)
+    file_begins = np.cumsum(sizes, out=sizes)  # where each document begins in the file
+    for block in np.array_split(order, 1 + len(order) // BLOCK):
+        block[:] = file_begins[block]
+    return order, ends  # `order` has become `begins`
 
 
 def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.ndarray:
@@ -242,33 +270,39 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
 
 
 def _count_common(held_out: np.ndarray, trained: np.ndarray) -> int:
-    """Return how many of the hashes `held_out` are among those of training, `trained`; both are sorted."""
+    """Return how many of the hashes `held_out` are among those of training. Both are sorted."""
     common = 0
     for block in np.array_split(held_out, 1 + len(held_out) // BLOCK):
         places = np.searchsorted(trained, block)
-        common += np.count_nonzero(trained.take(places, mode="clip") == block)
-    return int(common)
+        common += int(np.count_nonzero(trained.take(places, mode="clip") == block))
+    return common
 
 
-def _check_distinct(name: str, own: str, rule: DocumentRule, number: int, distinct: int) -> None:
-    """Raise an `InputError` if a text, or the split `own` of data.validation, has too few different documents."""
-    if distinct >= (1 if own else 3):
+def _check_distinct(name: str, split: str, rule: DocumentRule, number: int, distinct: int) -> None:
+    """Raise an `InputError` if a text, or a split with files of its own, has too few documents."""
+    least = 1 if split else 3
+    if distinct >= least:
         return
     key = "data.field" if rule.kind == "row" else "data.documents"
     escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t"})  # see `DocumentRule.of`
     value = printable(rule.name.translate(escapes) or rule.kind)
-    label = f"{name} ({own})" if own else name
-    needed = "at least one is needed" if own else "at least 3 different ones are needed"
+    if split:
+        name += f" ({split})"
+        needed = "at least one is needed"
+    else:
+        needed = "at least 3 different ones are needed"
     if rule.kind == "part":
         needed += nearest(value, DOCUMENT_KINDS)
-    elif rule.kind == "file" and not own:
+    if rule.kind == "file" and not split:
         needed += "; leave data.documents out to divide each file, or set data.validation=NAME"
-    documents = f"{number:,} document{'' if number == 1 else 's'}"
-    raise InputError(f"{label}: has {documents}, {distinct:,} different with {key}={value}; {needed}")
+    documents = f"{number:,} document{'' if number == 1 else 's'}, {distinct:,} different"
+    raise InputError(f"{name}: has {documents} with {key}={value}; {needed}")
 
 
 def _check_train(shares: list[float], counts: dict[str, int]) -> None:
-    if not counts["train"]:
-        shown = ",".join(f"{share:g}" for share in shares)
-        split = ", ".join(f"{counts[split]:,} for {split}" for split in ORDER)
-        raise InputError(f"data.split=[{shown}]: leaves no document for training: {split}; raise the first share")
+    if counts["train"]:
+        return
+    setting = ",".join(f"{share:g}" for share in shares)
+    numbers = ", ".join(f"{counts[split]:,} for {split}" for split in ORDER)
+    what = f"data.split=[{setting}]: leaves no document for training"
+    raise InputError(f"{what}: {numbers}; raise the first share")
