@@ -20,7 +20,7 @@ SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last
 
 
 @dataclass(frozen=True)
-class Rule:
+class DocumentRule:
     """How a text is divided into documents, and which characters mark the end of each document."""
 
     # What a document is: a line, a paragraph, a file, a row (of a table), or a part (the text between two separators).
@@ -29,8 +29,8 @@ class Rule:
     name: str = ""  # the separator of parts, or the field of a row, otherwise ""
 
     @classmethod
-    def of(cls, config: DataConfig) -> "Rule | None":
-        """Return the `Rule` for the options in `config`, or None if neither data.documents nor data.field is set."""
+    def of(cls, config: DataConfig) -> "DocumentRule | None":
+        """Return the rule that `config` sets, or None if neither data.documents nor data.field is set."""
         if config.field is not None:
             return cls("row", END, config.field)
         if config.documents is None:
@@ -42,10 +42,10 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Documents:
+class DocumentStats:
     """How a text was divided into documents, and how many documents there are."""
 
-    rule: Rule  # how the text was divided
+    rule: DocumentRule  # how the text was divided
     counts: Mapping[str, int]  # number of documents by split
     repeated: int  # number of documents that equal an earlier document
     blank: int  # number of documents that were dropped because they contain only whitespace
@@ -62,17 +62,17 @@ class Batch(NamedTuple):
     blank: int = 0  # number of documents that were left out because they contain only whitespace
 
 
-def contents(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Any]:
+def contents(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Any]:
     """Yield a text in chunks, without separators between documents and the syntax of tables."""
     return (batch.text for batch in _batches(corpus, rule, tick))
 
 
-def batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
+def batches(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Batch]:
     """Yield the documents of a corpus that are not blank, without end marks, in batches of about `BATCH` characters."""
     return map(_without_blank, _batches(corpus, rule, tick))
 
 
-def _batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
+def _batches(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Batch]:
     if rule.kind not in ("file", "row"):
         for document in corpus.files:
             yield from _cut_all(corpus.read(document, tick), rule)
@@ -88,7 +88,7 @@ def _batches(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Batch]:
     yield _joined(held, empty)
 
 
-def _files_or_rows(corpus: Corpus, rule: Rule, tick: Tick) -> Iterator[Any]:
+def _files_or_rows(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Any]:
     """Yield each document of a corpus: a str or, with the byte tokenizer, bytes."""
     for document in corpus.files:
         if rule.kind == "file":
@@ -110,7 +110,7 @@ def rows(
         yield value
 
 
-def divide(text: Any, rule: Rule, label: str) -> list[Any]:
+def divide(text: Any, rule: DocumentRule, label: str) -> list[Any]:
     """Divide the whole `text` of one file as `rule` says, and return a list of the documents that are not blank."""
     if rule.kind == "row":
         raw = text if isinstance(text, bytes) else text.encode()
@@ -123,12 +123,12 @@ def divide(text: Any, rule: Rule, label: str) -> list[Any]:
     return [text[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
 
 
-def is_divided(rule: Rule, label: str) -> bool:
+def is_divided(rule: DocumentRule, label: str) -> bool:
     # A model of `rule` never reads separators and the syntax of a table.
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 
-def _cut_all(chunks: Iterable[Any], rule: Rule) -> Iterator[Batch]:
+def _cut_all(chunks: Iterable[Any], rule: DocumentRule) -> Iterator[Batch]:
     """Divide a file, given in chunks, and yield its documents in batches."""
     held, size, wanted = [], 0, BATCH
     for chunk in chunks:
@@ -143,7 +143,7 @@ def _cut_all(chunks: Iterable[Any], rule: Rule) -> Iterator[Batch]:
         yield _cut(held[0][:0].join(held), rule, last=True)[0]
 
 
-def _cut(text: Any, rule: Rule, *, last: bool) -> tuple[Batch, Any]:
+def _cut(text: Any, rule: DocumentRule, *, last: bool) -> tuple[Batch, Any]:
     """Return (the complete documents of a text, the incomplete rest); the `last` document is complete."""
     if rule.kind != "part":
         return (_cut_lines if rule.kind == "line" else _cut_paragraphs)(text, last)

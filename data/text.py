@@ -20,8 +20,8 @@ from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import open_corpus
 from data.decoding import Corpus, Tick
-from data.documents import END, WHITESPACE, Batch, Documents, Rule, batches, contents
-from data.hash_order import HashOrder
+from data.documents import END, WHITESPACE, DocumentRule, DocumentStats, contents
+from data.hash_order import encode_documents
 from data.ngrams import MOST_LINES, are_sorted, describe_likeness, losses_of_passages
 from data.seen import file_hashes, was_read
 from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
@@ -52,7 +52,7 @@ class Text:
     extra_chars: str  # characters that are in the vocabulary whether the text contains them or not
     sha256: str  # SHA-256 of the file or, if there are several, a hash of their names and hashes
     texts: Sequence[TextRead]  # this text, then those that the model of `init_from` has read
-    documents: Documents | None = None  # how the text was divided into documents, or None if it was not divided
+    documents: DocumentStats | None = None  # how the text was divided into documents, or None if it was not divided
     notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
     held_out: Sequence[str] = ()  # hashes of the files of which parts are held out (`data.seen`)
 
@@ -95,7 +95,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
         stamps, digests = corpus.stamps(), corpus.digests(progress.update)
     shares = [float(share) for share in config.split]
     settings = [SPLIT_FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
-    rule = Rule.of(config)
+    rule = DocumentRule.of(config)
     settings += [{rule.kind: rule.name}] if rule else []
     settings += [[source.split for source in corpus.files]] if config.validation is not None else []
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
@@ -111,7 +111,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=fingerprint, characters=meta["characters"],
         extra_chars=extra_chars, sha256=sha256, held_out=meta["files"]["held_out"],
         texts=[{"sha256": sha256, "split": split_hash, "files": meta["files"]["train"]}],
-        documents=Documents(rule, **meta["documents"]) if rule else None,
+        documents=DocumentStats(rule, **meta["documents"]) if rule else None,
         notes=corpus.notes + about_files,
     )  # fmt: skip
     if config.overfit is not None:
@@ -184,7 +184,7 @@ def _checksum(path: Path) -> int:
 
 def _encode(
     corpus: Corpus,
-    rule: Rule | None,
+    rule: DocumentRule | None,
     stamps: list[tuple[int, int]],
     digests: list[str],
     shares: list[float],
@@ -211,13 +211,7 @@ def _encode(
                 end = "\n" * (len(filled) > len(set(filled)))  # joins the files of a split
             tokenizer = _make_tokenizer(corpus, characters, end, extra_chars)
             if rule:
-                own = dict[str, Iterator[Batch]]()  # by split; "" without data.validation
-                for split in dict.fromkeys(source.split for source in corpus.files):
-                    files = tuple(source for source in corpus.files if source.split == split)
-                    own[split] = batches(replace(corpus, files=files), rule, tick)
-                order = HashOrder(corpus.name, rule, tokenizer, sum(sizes), folder.parent, tick)
-                parts = order.encode_own(own) if "train" in own else order.encode(own[""], shares)
-                divided = order.found
+                parts, divided = encode_documents(corpus, rule, tokenizer, shares, folder.parent, tick)
                 files = file_hashes(corpus, None)
             else:
                 parts_of = split_documents(corpus, sizes, shares, digests)

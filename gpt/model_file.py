@@ -35,7 +35,7 @@ class TextRead(TypedDict):
 
 
 class Documents(TypedDict):
-    """How the training text was divided into documents (`data.documents.Rule`)."""
+    """How the training text was divided into documents (`data.documents.DocumentRule`)."""
 
     kind: str
     end: str

@@ -35,7 +35,7 @@ class Candidate(NamedTuple):
     tokens: np.ndarray  # the whole text, (N,) uint8 or uint16
     stride: int  # tokens between window starts if windows are strided
     trained: bool  # whether the model was trained on this text
-    documents: dict[str, str] | None = None  # `data.documents.Rule` by which the text is divided
+    documents: dict[str, str] | None = None  # `data.documents.DocumentRule` by which the text is divided
 
     def end(self, mode: str) -> np.ndarray | None:
         """Return the end mark of documents, (M,) tokens, which precedes the text, or None if nothing precedes it."""

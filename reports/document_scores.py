@@ -8,7 +8,7 @@ import numpy as np
 
 from base.errors import InputError, printable
 from base.progress import count
-from data.documents import WHITESPACE, Rule, divide
+from data.documents import WHITESPACE, DocumentRule, divide
 from gpt.scoring import Candidate, measure_documents
 
 ROWS = 20  # maximum documents in the printed table
@@ -21,7 +21,7 @@ def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> Non
     The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
     """
     assert candidate.documents
-    tokenizer, rule = candidate.tokenizer, Rule(**candidate.documents)
+    tokenizer, rule = candidate.tokenizer, DocumentRule(**candidate.documents)
     end, is_bytes = rule.end, tokenizer.unit == "byte"
     whole: Any = candidate.tokens.tobytes() if is_bytes else tokenizer.decode(candidate.tokens)
     if rule.kind in WHITESPACE:

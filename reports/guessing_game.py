@@ -8,7 +8,7 @@ from base.errors import InputError
 from base.progress import count
 from data.config import DataConfig
 from data.corpus import open_corpus
-from data.documents import END, Rule, divide, is_divided
+from data.documents import END, DocumentRule, divide, is_divided
 from data.text import text_of_run
 from gpt.tokenizer import Tokenizer
 
@@ -36,7 +36,7 @@ def game_passages(
 
     A passage begins a document or a line, has only characters of the vocabulary, and was not trained on.
     """
-    rule = Rule(**documents) if documents else None
+    rule = DocumentRule(**documents) if documents else None
     end = rule.end if rule else ""
     mark = end or "\n"
     if tokenizer.unit == "byte":

@@ -13,7 +13,7 @@ from base.processes import command
 from base.progress import count
 from conf.schema import Config
 from data.batches import num_validated
-from data.documents import Documents
+from data.documents import DocumentStats
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.evaluation import Score, describe_windows
@@ -81,7 +81,7 @@ def describe(text: Text) -> list[str]:
     return [*lines, f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"]
 
 
-def describe_documents(documents: Documents) -> str:
+def describe_documents(documents: DocumentStats) -> str:
     """Return how many documents a text contains, such as `200 lines, 3 of them repeated`."""
     said = count(sum(documents.counts.values()), documents.rule.kind)
     said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""

@@ -15,7 +15,7 @@ from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
 from data.decoding import SourceFile, decode, suffix
-from data.documents import WHITESPACE, Rule, divide, is_divided
+from data.documents import WHITESPACE, DocumentRule, divide, is_divided
 from data.seen import text_hash
 from data.text import text_of_run
 from gpt.model_file import Model
@@ -102,12 +102,12 @@ def split_of_run(model: Path, split: str) -> bytes:
     return text.tokenizer.utf8(getattr(text, split))
 
 
-def dividing_rule(loaded: list[Model], label: str, per_document: bool) -> Rule | None:
+def dividing_rule(loaded: list[Model], label: str, per_document: bool) -> DocumentRule | None:
     """Return the rule by which the text is divided before all models read it, or None if they read it as it is."""
     first, *others = (model.meta["documents"] for model in loaded)
     if first is None or any(other != first for other in others):
         return None
-    rule = Rule(**first)  # the end marks of lines and paragraphs are part of the text
+    rule = DocumentRule(**first)  # the end marks of lines and paragraphs are part of the text
     return rule if rule.kind not in WHITESPACE and (per_document or is_divided(rule, label)) else None
 
 

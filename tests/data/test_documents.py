@@ -5,6 +5,7 @@ import os
 import random
 import re
 import tempfile
+import tracemalloc
 from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
@@ -18,7 +19,7 @@ import data.documents
 import data.hash_order
 from base.errors import InputError
 from data.config import DataConfig
-from data.documents import Documents, Rule
+from data.documents import DocumentRule, DocumentStats
 from data.splits import SPLITS
 from data.text import open_text
 from tests.conftest import needs, refusal
@@ -28,7 +29,7 @@ from tests.stores import make
 SHARES = [0.6, 0.25, 0.15]
 MARKS = {"line": "\n", "paragraph": "\n\n"}
 KINDS = ["line", "paragraph", "file", "<|endoftext|>", "\n%\n", "aa"]
-SMALL = {"BATCH": 11, "BLOCK": 4, "BUCKET": 16, "PIECE": 8}  # so that borders are everywhere
+SMALL = {"BATCH": 11, "BLOCK": 4, "PIECE": 8}  # so that borders are everywhere
 
 
 def text_of(files, **options):
@@ -57,7 +58,9 @@ def check(text, documents, kind, end, name="", shares=SHARES, utf8=False):
         assert text.tokenizer.decode(getattr(text, split)) == "".join(each + end for each in expected[split]), split
     counts = {split: len(each) for split, each in expected.items()}
     repeated = len(full) - len(set(full))
-    assert text.documents == Documents(Rule(kind, end, name), counts, repeated, len(documents) - len(full), 0)
+    assert text.documents == DocumentStats(
+        DocumentRule(kind, end, name), counts, repeated, len(documents) - len(full), 0
+    )
     return expected
 
 
@@ -230,6 +233,8 @@ def test_refusals_are_one_line(opened):
     for path, options, said in [
         ("text", {"documents": "line"}, "text: has 2 documents, 2 different with data.documents=line; at least 3"),
         ("one", {"documents": "line"}, "has 3 documents, 1 different with"),
+        ("[text,one]", {"documents": "file"}, "has 2 documents, .*; at least 3 different ones are needed; "
+         "leave data.documents out to divide each file, or set data.validation=NAME$"),
         ("text", {"documents": "lines"}, "data.documents=lines;.*nearest: line$"),
         ("j", {"documents": "file"}, r"j: contains U\+0003"),
         ("text", {"documents": "\n%\n"}, r"has 1 document, 1 different with data.documents=\\n%\\n; at least"),
@@ -263,9 +268,22 @@ def test_refusals_are_one_line(opened):
         opened(documents="line", split=[0.01, 0.9, 0.09])
 
 
+def test_memory_per_document_is_bounded(opened, monkeypatch):
+    monkeypatch.setattr(data.documents, "BATCH", 2**14)  # so that buffers are small
+    monkeypatch.setattr("data.text.losses_of_passages", lambda *_: [])
+    peaks = []
+    for count in (100_000, 300_000):
+        make(Path(), {"text": "".join(f"{number}\n" for number in range(count))})
+        tracemalloc.start()
+        opened(documents="line")
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] - peaks[0] <= 30 * 200_000  # bytes
+
+
 def test_an_interrupted_encoding_leaves_nothing_behind(opened, monkeypatch):
     make(Path(), {"text": "\n".join(words(200))})
-    monkeypatch.setattr("data.hash_order._places", Mock(side_effect=KeyboardInterrupt))
+    monkeypatch.setattr("data.hash_order.Shuffled.pieces", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         opened(documents="line")
     assert os.listdir("cache/encoded") == [".lock"]

@@ -15,7 +15,7 @@ from base.errors import InputError
 from data.config import DataConfig
 from data.corpus import open_corpus
 from data.decoding import CHUNK, ZSTD, NotText
-from data.documents import END, Rule, divide, rows
+from data.documents import END, DocumentRule, divide, rows
 from data.tables import columns
 from tests.conftest import refusal
 from tests.data.test_documents import parquet
@@ -249,7 +249,7 @@ TREES = {
 @pytest.mark.parametrize(("kind", "content", "field", "documents"), TREES.values(), ids=TREES)
 def test_a_field_is_followed_to_its_texts(kind, content, field, documents):
     assert list(rows(io.BytesIO(content.encode()), f"a.{kind}", field)) == documents
-    divided = divide(content, Rule("row", END, field), f"a.{kind}")
+    divided = divide(content, DocumentRule("row", END, field), f"a.{kind}")
     assert divided == [document for document in documents if document.strip()]
 
 

@@ -226,7 +226,8 @@ def test_a_text_may_be_just_long_enough(tmp_path, opened):
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "settings"), [(data.text, "scan", {}), (data.hash_order, "_check_counts", {"documents": "line"})]
+    ("owner", "name", "settings"),
+    [(data.text, "scan", {}), (data.hash_order, "_check_distinct", {"documents": "line"})],
 )
 def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monkeypatch, owner, name, settings):
     make(tmp_path, {"text": lines(50)})
@@ -283,7 +284,7 @@ def test_each_split_is_exactly_its_files(tmp_path, opened):
 
 
 def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr("data.hash_order.BUCKET", 16)
+    monkeypatch.setattr("data.hash_order.BLOCK", 16)
     train, validation, test = (lines(30, seed).split() for seed in (1, 2, 3))
     files = {"train": train + train[:3], "valid": [*validation, *train[:4], train[0]], "test": [*test, train[9]]}
     make(tmp_path, {f"{name}.txt": "\n".join(documents) for name, documents in files.items()})
