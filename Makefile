@@ -24,7 +24,7 @@ test-all: $(VENV)/.installed-ci
 check: $(VENV)/.installed-ci
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
-	@$(RUN) -m mypy
+	@for system in linux darwin win32; do $(RUN) -m mypy --platform $$system || exit 1; done
 	@$(VENV)/bin/lint-imports
 	@$(RUN) -m codespell_lib
 

@@ -36,7 +36,9 @@ def cores() -> int:
         if not first.isdecimal() or not int(first):
             raise InputError(f"OMP_NUM_THREADS={given}: this environment variable must be a whole number, at least 1")
         return int(first)
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    allowed = os.cpu_count() or 1
+    if sys.platform == "linux":
+        allowed = len(os.sched_getaffinity(0))
     with suppress(OSError, ValueError):  # no such file, or "max"
         quota, period = map(int, CPU_MAX.read_text().split())  # of a container (`docker run --cpus=1.5`)
         return min(allowed, math.ceil(quota / period))
@@ -45,6 +47,8 @@ def cores() -> int:
 
 def _used_elsewhere() -> float:
     """Return the CPU seconds of other processes since boot on the cores that this process may use."""
+    if sys.platform != "linux":
+        return 0.0
     with suppress(OSError, LookupError, ValueError):  # in some containers the file is hidden, empty or shorter
         lines = [line.split() for line in STAT.read_text().splitlines()]
         ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}

@@ -55,8 +55,12 @@ def rank() -> int:
     return _number("RANK", otherwise="0")
 
 
+def local_rank() -> int:
+    return _number("LOCAL_RANK", otherwise="0")  # among the processes on this machine
+
+
 def is_local_rank_0() -> bool:
-    return _number("LOCAL_RANK", otherwise="0") == 0
+    return local_rank() == 0
 
 
 def _number(variable: str, otherwise: str = "1") -> int:

@@ -158,6 +158,9 @@ def _check_early_stopping(key: str, arguments: Mapping[str, Any]) -> None:
     patience = arguments.get("patience", 0)
     if patience != "auto" and not fits(patience, int, {"least": 0}):
         raise wrong_value(f"{key}.patience", patience, "a whole number of validations, at least 0, or auto")
+    min_delta = arguments.get("min_delta", 0.0)
+    if not fits(min_delta, float, {}):
+        raise wrong_value(f"{key}.min_delta", min_delta, "a number")
 
 
 def to_dict(config: Config) -> dict[str, Any]:

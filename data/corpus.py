@@ -38,7 +38,7 @@ WRAPPED[".ipynb"] = "the JSON around its cells; export it from Jupyter as a scri
 ASSIGNED = re.compile(rb'[\w.$ ]+=\s*[{[][\s{[]*"')  # JSON in JavaScript, such as window.YTD.tweets.part0 = [{"id"
 
 # In the name of a file, the split that it belongs to.
-ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[._-]|$)", re.IGNORECASE)
+ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[/._-]|$)", re.IGNORECASE)
 
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",

@@ -21,7 +21,9 @@ def text_hash(file: IO[bytes], encoding: str) -> str:
     rest = ""
     for chunk in iter(partial(text.read, CHUNK), ""):
         rest += chunk
-        border = max(rest.rfind(" "), rest.rfind("\n"), 0)  # a space is never composed with what precedes it
+        border = max(rest.rfind(" ", 1), rest.rfind("\n", 1))  # neither is composed with what precedes it
+        if border < 0:
+            border = len(rest)  # a text without spaces, such as DNA
         sha256.update(_canonical(rest[:border]))
         rest = rest[border:]
     sha256.update(_canonical(rest))

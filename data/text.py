@@ -33,7 +33,10 @@ from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharac
 MAPPED_FROM = 2**24  # bytes
 FORMAT = 2  # part of the fingerprint: increment it when the same text would be encoded differently
 SPLIT_FORMAT = 1  # increment it when the same text would be split differently: model files compare splits
-SEEN = "the starting model was trained on text that is held out here, so the loss says nothing about new text"
+SEEN = (
+    "the starting model was trained on files of this text, perhaps on what is held out here, "
+    "so the loss may say nothing about new text"
+)
 Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, Any]]  # tokens of each split, tokenizer, meta.json
 
 

@@ -13,8 +13,10 @@ from gpt.model import GPT
 from gpt.optim_config import OptimConfig
 
 
-def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -> torch.optim.Optimizer:
+def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch.optim.Optimizer:
     """Return the optimizer that `config.name` names for all weights of the model. Call `set_rates` before each step.
+
+    With `bf16`, Muon's matrix products are in bf16: for devices that have it.
 
     Weight decay applies to matrices and embeddings, but not to vectors such as gains and biases.
     """
@@ -36,7 +38,7 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16_on_cpu: bool = False) -
     for turn in range(config.muon_every):
         blocks = model.blocks[turn :: config.muon_every]
         hidden.append(settings | {"params": [p for p in blocks.parameters() if p in matrices], "turn": turn})
-    return Muon([group for group in [*hidden, *groups] if group["params"]], config.lr, bf16_on_cpu)
+    return Muon([group for group in [*hidden, *groups] if group["params"]], config.lr, bf16)
 
 
 def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None) -> None:
@@ -89,14 +91,13 @@ class Muon(torch.optim.Optimizer):
     Args:
         groups: the parameter groups, as for any PyTorch optimizer.
         lr: learning rate of groups that do not set `lr`.
-        bf16_on_cpu: orthogonalise in bf16 on a CPU, too. The default is fp32, because a CPU that has to emulate bf16 is
-            60 times slower with it. Other devices always use bf16, which is precise enough.
+        bf16: orthogonalise in bf16, which is precise enough, but up to 60 times slower where it must be emulated.
     """
 
-    def __init__(self, groups: list[dict[str, Any]], lr: float, bf16_on_cpu: bool = False) -> None:
+    def __init__(self, groups: list[dict[str, Any]], lr: float, bf16: bool = False) -> None:
         defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
         super().__init__(groups, defaults | {"beta2": 0.0, "due": True})
-        self.bf16_on_cpu = bf16_on_cpu
+        self.bf16 = bf16
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -130,7 +131,7 @@ class Muon(torch.optim.Optimizer):
                 stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
         for stack in stacks.values():
             stacked = torch.stack([wide for wide, _ in stack])  # (N, R, C)
-            dtype = torch.bfloat16 if self.bf16_on_cpu or stacked.device.type != "cpu" else torch.float32
+            dtype = torch.bfloat16 if self.bf16 else torch.float32
             for result, (wide, scale) in zip(orthogonalise(stacked.to(dtype)), stack, strict=True):
                 wide.copy_(result).mul_(scale)  # `wide` is a view of its update
         kept = 1 - group["lr"] * group["weight_decay"]

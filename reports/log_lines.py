@@ -146,9 +146,11 @@ def describe_baselines(summary: Summary, unit: str) -> str:
     return f"{losses} nats per {unit}{without}"
 
 
-def has_diverged(summary: Summary) -> bool:
-    """Return whether a finished run predicts its text worse than uniform guessing."""
+def has_diverged(summary: Summary, losses: Sequence[Sequence[float]]) -> bool:
+    """Return whether a finished run predicts its validation and its training text worse than uniform guessing."""
     assert summary.val_loss is not None and summary.uniform_loss is not None
+    if losses and losses[-1][1] <= summary.uniform_loss:
+        return False  # the validation text is unlike the training text
     return summary.val_loss > WORSE_THAN_GUESSING * summary.uniform_loss
 
 
@@ -159,9 +161,9 @@ def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enoug
     """
     best, last, steps, epochs = summary.val_loss, summary.last_val_loss, summary.steps, summary.epochs
     assert best is not None and last is not None and steps is not None and epochs is not None
-    if has_diverged(summary):
+    if has_diverged(summary, losses):
         guessing = f"Guessing uniformly has a loss of {summary.uniform_loss:.2f} nats"
-        return [f"{guessing}: training has diverged. What helps: lower optim.lr and optim.muon_lr"]
+        return [f"{guessing}: training has diverged. What helps: lower learning rates"]
     said = []
     if losses and losses[-1][1] < FAR_BELOW * best and last > RISEN * best and epochs > READ_OFTEN:
         read = f"The text was read {epochs:,.0f} times and memorised from step {summary.best_step:,} on"

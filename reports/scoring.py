@@ -80,7 +80,7 @@ def print_scores(
             scores = [measure(candidate, mode) for candidate in candidates]
         if mode == validated and options.split == "test" and options.context is None:
             if options.compare:  # the other model may decide how the text is read
-                print("--compare: the test loss is not saved in summary.json", file=sys.stderr)
+                print("--compare: the test loss is not saved in summary.json; without --compare it is", file=sys.stderr)
             else:
                 save_test_score(checkpoints[0], scores[0])
         if mode == modes[0]:

@@ -44,11 +44,12 @@ def write_table(directory: Path, trials: Varied, outcomes: Mapping[Run, str]) ->
                 varied[Run(Path(row["directory"]))] = own
     varied |= trials
     keys = list(dict.fromkeys(itertools.chain(*varied.values())))
+    complete = all(settings.get(key) for settings in varied.values() for key in keys)
     for run, settings in varied.items():
-        if not all(settings.get(key) for key in keys):  # another command varied other keys
+        if not complete:  # another command varied other keys
             with suppress(InputError):  # the run has not begun
                 values = spelled(read_config(run.directory))
-                varied[run] = {key: settings.get(key) or values.get(key, "") for key in keys}
+                varied[run] = {key: values.get(key, settings.get(key, "")) for key in keys}
     table = rows_of(varied, outcomes)
     names, averages = means(table)
     text = io.StringIO()

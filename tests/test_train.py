@@ -163,7 +163,7 @@ def test_rates_that_ruin_the_model(train: Call) -> None:
 def test_a_model_that_is_worse_than_guessing_has_diverged(train: Call) -> None:
     ended = train("optim.lr=40", "name=a")
     one_line(ended, 1, "training has diverged", "optim.lr=0.006 optim.muon_lr=0.01")
-    assert "resume=" not in ended.err and "What helps: lower optim.lr" in ended.out
+    assert "resume=" not in ended.err and "What helps: lower learning rates" in ended.out
     found = summary("a")
     assert found["status"] == "diverged" and found["val_loss"] > 1.2 * found["uniform_loss"]
     assert "training has diverged" in Path("runs/a/report.html").read_text()

@@ -68,6 +68,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
+    options |= {"accelerator": plan.machine.device, "devices": plan.machine.local, "num_nodes": plan.machine.nodes}
     if options["max_steps"] == "auto":
         options["max_steps"] = -1  # until `Deadline` has chosen
     if options["val_check_interval"] == "auto":
@@ -107,7 +108,7 @@ def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
             trainer.precision_plugin.convert_module(module).to(device)
             with trainer.precision_plugin.train_step_context():
                 module.compile_training_step(plan.config.data.rows(plan.machine.devices))
-        marker = compiled_marker(plan.config, plan.machine.devices)
+        marker = compiled_marker(plan.config, plan.machine)
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()
     except (OSError, RuntimeError) as error:

@@ -1,4 +1,4 @@
-"""Find the devices of a run, start a process (rank) on each, and divide the batch among them."""
+"""Start a process (rank) on each device of a run, and check that all ranks start alike."""
 
 import logging
 import os
@@ -6,7 +6,6 @@ import platform
 import signal
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Any, cast
 
 from base import ranks
@@ -15,72 +14,33 @@ from base.jobs.run_directory import RUNS
 from base.log import log
 from base.options import spell
 from conf.schema import Config
+from training.machine import choose_accelerator, look, number_of
 
-PER_MACHINE = {"device", "threads"}  # the conditions that may differ between machines
 SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
 
 
-def share_out(config: Config) -> Config:
-    """Check the numbers of devices and machines in the configuration, and return the configuration."""
-    trainer, launched = config.trainer, ranks.launched()
+def check_launch(config: Config) -> None:
+    """Check the numbers of devices and machines in the configuration before any process is started."""
+    trainer = config.trainer
+    launched = ranks.launched()
     if trainer.accelerator not in ("auto", "cpu"):
-        device_kind(config)  # report a missing device before processes are started
+        choose_accelerator(trainer.accelerator, look())  # raises if there is no such device
     if launched:
-        for key, found, what in zip(("devices", "num_nodes"), launched, ("ranks per machine", "machines"), strict=True):
-            given = getattr(trainer, key)
-            if given not in ("auto", found) and not (isinstance(given, list) and len(given) == found):
-                started = f"torchrun or srun started {found} {what}"
-                raise InputError(f"trainer.{key}={spell(given)}: {started}; leave this key out")
-        listed = isinstance(trainer.devices, list)
-        trainer = replace(trainer, devices=trainer.devices if listed else launched[0], num_nodes=launched[1])
-        config = replace(config, trainer=trainer)
-    elif trainer.num_nodes not in ("auto", 1):
+        ranks_here, machines = launched
+        if trainer.devices != "auto" and number_of(trainer.devices) != ranks_here:
+            raise _set_by_launcher("devices", trainer.devices, f"{ranks_here} ranks per machine")
+        if trainer.num_nodes not in ("auto", machines):
+            raise _set_by_launcher("num_nodes", trainer.num_nodes, f"{machines} machines")
+        config.data.rows(ranks_here * machines)  # raises if the batch cannot be shared out
+        return
+    if trainer.num_nodes not in ("auto", 1):
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
-    if isinstance(trainer.devices, int):  # otherwise checked once torch is loaded and has counted the devices
-        config.data.rows(trainer.devices * (launched[1] if launched else 1))
-    return config
+    config.data.rows(number_of(trainer.devices))  # raises, too
 
 
-def device_kind(config: Config) -> str:
-    """Return the kind of device that `trainer.accelerator` selects on this machine: `cuda`, `mps` or `cpu`."""
-    import torch  # loading it takes a second
-
-    present = ["cuda"] * torch.cuda.is_available() + ["mps"] * torch.backends.mps.is_available() + ["cpu"]
-    if config.trainer.accelerator == "auto" or (config.trainer.accelerator == "gpu" and present[0] != "cpu"):
-        return present[0]
-    if config.trainer.accelerator not in present:
-        only = ", ".join(present)
-        raise InputError(f"trainer.accelerator={config.trainer.accelerator}: this machine has only {only}")
-    return config.trainer.accelerator
-
-
-def count_devices(config: Config) -> int:
-    """Return the number of devices that the run uses on this machine."""
-    devices = config.trainer.devices
-    if devices != "auto":
-        return len(devices) if isinstance(devices, list) else devices
-    import torch
-
-    return torch.cuda.device_count() if device_kind(config) == "cuda" else 1
-
-
-@dataclass(frozen=True)
-class Machine:
-    """The devices that a run uses."""
-
-    device: str  # the kind of the devices: cuda, mps or cpu
-    devices: int  # the number of devices, over all machines
-
-
-def find_machine(config: Config) -> Machine:
-    """Return the kind and the number of the devices that the run uses."""
-    trainer, device = config.trainer, device_kind(config)
-    if device == "cpu" and isinstance(trainer.devices, list):
-        raise InputError(f"trainer.devices={spell(trainer.devices)}: a list is for GPUs; set a number for CPUs")
-    devices = count_devices(config) * (1 if trainer.num_nodes == "auto" else trainer.num_nodes)
-    config.data.rows(devices)
-    return Machine(device, devices)
+def _set_by_launcher(key: str, value: Any, what: str) -> InputError:
+    return InputError(f"trainer.{key}={spell(value)}: torchrun or srun started {what}; leave this key out")
 
 
 def check_same_start(start: dict[str, Any]) -> None:
@@ -89,14 +49,21 @@ def check_same_start(start: dict[str, Any]) -> None:
 
     everyone: list[Any] = [None] * distributed.get_world_size()  # (machine, start) by rank
     distributed.all_gather_object(everyone, (platform.node(), start))
-    (first, wanted), *others = everyone
+    (first, expected), *others = everyone
     for rank, (machine, found) in enumerate(others, start=1):
-        for name in wanted.keys() - PER_MACHINE:
-            if found.get(name) != wanted[name]:
-                raise InputError(
-                    f"{name}: rank {rank} on {machine} has {spell(found.get(name))}, rank 0 on {first} has "
-                    f"{spell(wanted[name])}: all machines must see the same text and the same {RUNS}/"
-                )
+        for name, value in expected.items():
+            if found.get(name) == value or _may_differ(name, value):
+                continue
+            same = "use equal GPUs" if name == "device" else f"see the same text and the same {RUNS}/"
+            raise InputError(
+                f"{name}: rank {rank} on {machine} has {spell(found.get(name))}, rank 0 on {first} has "
+                f"{spell(value)}: all machines must {same}"
+            )
+
+
+def _may_differ(name: str, value: Any) -> bool:
+    # With unequal GPUs, Muon would move the weights of the ranks apart, and only those of rank 0 are saved.
+    return name == "threads" or (name == "device" and not str(value).startswith("cuda"))
 
 
 def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> int:
@@ -122,7 +89,7 @@ def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> 
         try:
             started.close(stop.sigval, SAVE_SECONDS)
         except SignalException:  # a second one: end at once
-            started.close(signal.SIGKILL)
+            started.close(getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
         first = cast(SubprocessContext, started).subprocess_handlers[0].proc.returncode
         raise SystemExit(first if first is not None and first >= 0 else 128 + stop.sigval) from None
     if not result or not result.failures:

@@ -68,7 +68,7 @@ class LitGPT(L.LightningModule):
             check_same_start(self.conditions | {"start": self.start})
 
     def configure_optimizers(self) -> Optimizer:
-        return make_optimizer(self.net, self.optim_config, "bf16" in str(self.trainer.precision))
+        return make_optimizer(self.net, self.optim_config, bf16="bf16" in str(self.trainer.precision))
 
     def on_train_start(self) -> None:
         if self.compile_step:

@@ -147,11 +147,12 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     for sentence in log_lines.verdict(run, summary, record.losses, MIN_STEPS):
         log.info(f"           {sentence}")
     report = write_report(plan, summary, record, best.model, samples)
-    if log_lines.has_diverged(summary):
+    diverged = log_lines.has_diverged(summary, record.losses)
+    if diverged:
         summary = replace(summary, status="diverged")
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
-    if log_lines.has_diverged(summary):
+    if diverged:
         raise Diverged(f"the validation loss is {best.score.loss:,.4g} nats", ruined=True)
 
 

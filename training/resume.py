@@ -121,9 +121,18 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
 def check_resumed(run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
     """Check that a resumed run will match an uninterrupted one, then remove unfinished files."""
     before = point.conditions if point else {**now, **settings(read_config(run.directory))}
+    if is_other_gpu(before, now) and spell(now["trainer.deterministic"]) != "true":
+        devices = f"device={now['device']} (the run has {before['device']})"
+        log.info(f"resume: continues with {devices}, so it will not match the original run bit for bit")
+        before = {**before, "device": now["device"]}
     if differing := check_unchanged(before, now, allow, run.directory):
         log.info(f"resume: continues with {differing}, so it will not match the original run bit for bit")
     remove_leftovers(run)
+
+
+def is_other_gpu(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
+    devices = {str(before["device"]), str(now["device"])}
+    return len(devices) == 2 and all(device.startswith("cuda ") for device in devices)
 
 
 def remove_leftovers(run: Run) -> None:

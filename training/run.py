@@ -21,7 +21,8 @@ from conf.overrides import Command
 from conf.resume_rules import check_trained
 from conf.schema import Config
 from training.errors import resume_hint, stoppable, with_advice
-from training.launch import count_devices, find_machine, launch, share_out
+from training.launch import check_launch, launch
+from training.machine import StartUp, find_machine, number_of
 from training.resume import InitModel, ResumePoint, check_resumed, find_point, find_run, load_init_model
 
 if TYPE_CHECKING:
@@ -36,8 +37,9 @@ def main(command: Command, config: Config, started: float) -> int:
     process for each device and waits for them.
     """
     config, run, resumed = find_run(command, config)
-    config = share_out(config)
-    if not ranks.launched() and (devices := count_devices(config)) > 1:
+    check_launch(config)
+    devices = number_of(config.trainer.devices)
+    if devices > 1 and not ranks.launched():
         run_lock.release()  # because rank 0, another process, locks the run
         settled = [f"resume={run}" if resumed else f"name={run.name}"]
         if command.literal("name") is not None and config.resume == "auto":
@@ -68,7 +70,7 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
     stored = run if resumed and not command.sets("data") else None
     text = open_run_text(config, point or start, stored, found)
     with Progress("loading PyTorch and Lightning"):
-        loaded = loading[0].result()
+        startup = StartUp(started, import_seconds=loading[0].result())
         from training.choosing.choose import choose
         from training.quiet_lightning import quiet_lightning
         from training.run_plan import RunPlan
@@ -76,8 +78,8 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
     processes.keep_freed_memory()
     machine = find_machine(config)
     with quiet_lightning(), with_advice(run, config.optim, machine.devices):
-        choice = choose(replace(config, name=run.name, resume=None, allow=[]), text, machine, started, loaded)
-    plan = RunPlan(run, choice, text, machine, start, point, resumed, config.resume is None, started, loaded)
+        choice = choose(replace(config, name=run.name, resume=None, allow=[]), text, machine, startup)
+    plan = RunPlan(run, choice, text, machine, start, point, resumed, config.resume is None, startup)
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
         check_resumed(run, plan.conditions, point, config.allow)
     if config.resume == "auto":

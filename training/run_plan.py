@@ -13,7 +13,7 @@ from conf.resume_rules import settings
 from conf.schema import Config
 from data.text import Text
 from training.choosing.choose import Choice
-from training.launch import Machine
+from training.machine import Machine, StartUp
 from training.resume import InitModel, ResumePoint
 
 VALIDATIONS = 6  # of a run with a time limit, at equal intervals
@@ -31,8 +31,7 @@ class RunPlan:
     resume_point: ResumePoint | None  # the checkpoint from which a resumed run continues, if it has one
     resumed: bool  # whether the run's config.yaml, changed by the command line, is its configuration
     new: bool  # whether the run directory must not exist yet; False also for resume=auto, which found no run
-    started: float  # value of `time.perf_counter()` when the process began
-    loaded: float  # seconds in which PyTorch and Lightning were imported
+    startup: StartUp
 
     @property
     def config(self) -> Config:
@@ -41,8 +40,14 @@ class RunPlan:
     @property
     def notes(self) -> list[str]:
         """Lines to log at the start of the run."""
-        start = [self.init_model.describe(self.text.tokenizer.vocabulary)] if self.init_model else []
-        return [*start, *([] if self.resumed else self.choice.notes)]
+        lines = list[str]()
+        if self.machine.note:
+            lines.append(f"GPU        {self.machine.note}")
+        if self.init_model:
+            lines.append(self.init_model.describe(self.text.tokenizer.vocabulary))
+        if not self.resumed:
+            lines += self.choice.notes
+        return lines
 
     def with_steps(self, steps: int) -> "RunPlan":
         """Return the plan with `trainer.max_steps` set to `steps`, which `Deadline` chooses while the run trains."""
@@ -66,8 +71,8 @@ class RunPlan:
         if device == "cpu":
             amx = torch.cpu.get_capabilities().get("amx_bf16")
             device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
-        elif device == "cuda":
-            device += f" {torch.cuda.get_device_name()}"
+        elif self.machine.gpu:
+            device += f" {self.machine.gpu.name}"
         return settings(self.config) | {
             "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
             "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",

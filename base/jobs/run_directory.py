@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from base import processes, ranks
-from base.errors import InputError, describe_os_error
+from base.errors import InputError
 from base.jobs.summary import Summary
 
 RUNS = Path("runs")
@@ -135,7 +135,9 @@ def to_resume(resume: str, name: str | None) -> Run | None:
         raise InputError(f"resume={resume}: is not a run that can continue: {run.config} is missing")
     if is_checkpoint and whole.parent.name != run.checkpoints.name:
         newest = shlex.quote(f"resume={run.checkpoints / 'last.ckpt'}")
-        raise InputError(f"resume={resume}: a run continues from its newest checkpoint, {newest}; move the file there")
+        raise InputError(
+            f"resume={resume}: a run continues from its newest checkpoint, {newest}; to go back, copy the file there"
+        )
     _check_checkpoints(run, f"resume={resume}")
     return run
 
@@ -169,7 +171,7 @@ def check_writable(name: str) -> None:
         with TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise InputError(f"{directory}: cannot be created: {describe_os_error(error, existing)}") from None
+        raise InputError(f"{directory}: cannot be created: {existing}: {error.strerror or error}") from None
 
 
 def _place(name: str) -> Run:

@@ -58,7 +58,7 @@ def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every: int) -> No
     """
     config = OptimConfig(lr=0.01, muon_lr=0.05, weight_decay=0.3, muon_beta2=0, muon_every=every, warmup=0, cooldown=0)
     model = fill(GPT(tiny(layers=2, heads=2, dim=8, context=6, bias=True), 7))
-    ours = make_optimizer(model, config, bf16_on_cpu=True)
+    ours = make_optimizer(model, config, bf16=True)
     matrices = [[value for value in block.parameters() if value.ndim == 2] for block in model.blocks]
 
     def apart(packed: list[torch.Tensor]) -> list[torch.Tensor]:

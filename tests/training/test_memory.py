@@ -9,7 +9,7 @@ from gpt.model import GPT
 from tests.conf.test_defaults import compose
 from tests.conftest import ROOT, refusal
 from training.choosing import hardware as memory
-from training.launch import Machine
+from training.machine import Machine
 
 CPU = Machine("cpu", 1)
 SET = "model.layers=2 model.heads=2 model.dim=32 model.context=16 data.batch=8 compile=false trainer.precision=32-true"

@@ -39,8 +39,8 @@ class Deadline(L.Callback):
     def __init__(self, plan: RunPlan, checkpoints: Checkpoints) -> None:
         self.plan, self.checkpoints, self.cooldown = plan, checkpoints, plan.config.optim.cooldown
         before = plan.resume_point.record.seconds if plan.resume_point else 0.0  # of training in earlier processes
-        self.ends_at = plan.started + 60 * (plan.config.minutes or 0) - before
-        self.end_seconds = max(END_SECONDS, END_SHARE * plan.loaded)
+        self.ends_at = plan.startup.began + 60 * (plan.config.minutes or 0) - before
+        self.end_seconds = max(END_SECONDS, END_SHARE * plan.startup.import_seconds)
         self.validates = plan.config.trainer.val_check_interval == "auto"
         self.validated = 0  # the step of the last validation
         self.began: tuple[int, float] | None = None  # step and time after the first step, which is slow
@@ -100,7 +100,7 @@ class Deadline(L.Callback):
         if not timed or step == trainer.max_steps:
             return False
         off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
-        return abs(off) > max(OFF_SECONDS, OFF * (self.ends_at - self.plan.started))
+        return abs(off) > max(OFF_SECONDS, OFF * (self.ends_at - self.plan.startup.began))
 
     def _validation_is_due(self, trainer: L.Trainer) -> bool:
         """Return whether an interval has passed since the last validation, and half of one is left to the last step."""

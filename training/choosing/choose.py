@@ -1,7 +1,6 @@
 """Before the first step, replace each `auto` in the configuration by a value, which config.yaml then stores."""
 
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,10 +12,9 @@ from data.text import Text
 from gpt.model import untrained
 from gpt.optim_config import OptimConfig
 from training.choosing import hardware
-from training.choosing.time_budget import EPOCHS, TRAINING, fit_into_minutes
-from training.launch import Machine
+from training.choosing.time_budget import EPOCHS, TRAINING, Fitting, fit_into_minutes
+from training.machine import Machine, StartUp, describe
 
-LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every machine makes the same choice
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
 
 # The choices for the default model, by training characters; docs/experiments/short_texts.csv lists the runs.
@@ -46,55 +44,110 @@ class Choice:
     notes: tuple[str, ...] = ()
 
 
-def choose(config: Config, text: Text, machine: Machine, started: float, loaded: float = hardware.LOADED) -> Choice:
+def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
     With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains.
     """
-    chosen = replace(
-        config, model=with_defaults(config.model), data=with_defaults(config.data), optim=with_defaults(config.optim),
-        trainer=fill(config.trainer, num_nodes=1),
-    )  # fmt: skip
-    precision, why_precision = hardware.choose_precision(config.trainer.precision, machine.device)
+    precision, why_precision = hardware.choose_precision(config.trainer.precision, machine)
     threads, why_threads = hardware.choose_threads(config.threads)
-    chosen = replace(chosen, threads=threads, trainer=replace(chosen.trainer, precision=precision))
-    tokens, share = len(text.train), 1.0 if config.init_from is None else START_SHARE
-    short = tokens < WHOLE and config.data.overfit is None
-    steps = config.trainer.max_steps
-    if steps == "auto":
-        steps = TrainerConfig.max_steps if config.minutes is None else math.inf
-        steps = steps_for(tokens, share) if short else steps
-    by_clock, fitting, notes = config.minutes is not None and config.trainer.max_steps == "auto", steps, list[str]()
-    if by_clock:
-        if machine.devices > 1:
-            way = "use trainer.devices=1 or trainer.max_steps=N"
-            raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
-        chosen, fitting, notes = fit_into_minutes(config, chosen, text, steps, started, machine, loaded)
-        by_clock = steps > SURE * fitting  # a short text may need less than all the time
-        steps = fitting if by_clock else steps
-    net, read = untrained(chosen.model, text.tokenizer.size), steps * chosen.data.batch * chosen.model.context
-    if by_clock:
+    chosen = with_constants(config, precision, threads)
+    notes = list[str]()
+
+    is_short = len(text.train) < WHOLE and config.data.overfit is None
+    steps = choose_steps(config, text, is_short)
+    fitting = None
+    if config.minutes is not None and config.trainer.max_steps == "auto":
+        check_one_device(config, machine)
+        fitting = fit_into_minutes(config, chosen, text, steps, machine, startup)
+        notes += describe_fitting(config, fitting)
+        chosen = replace(chosen, model=fitting.model, data=replace(chosen.data, batch=fitting.batch))
+    by_clock = fitting is not None and steps > SURE * fitting.steps  # a short text may need less than all the time
+    if fitting and by_clock:
+        steps = fitting.steps
         chosen = replace(chosen, optim=schedule_for(config.optim, steps))
     else:
-        interval = interval_for(tokens, share, int(steps)) if short else TrainerConfig.val_check_interval
+        interval = choose_interval(config, text, int(steps), is_short)
         chosen = replace(chosen, trainer=fill(chosen.trainer, max_steps=int(steps), val_check_interval=interval))
-    if (short or by_clock) and config.model.dropout == "auto" and not (config.init_from or config.data.overfit):
-        chosen = replace(chosen, model=replace(chosen.model, dropout=dropout_for(net.num_parameters(), tokens, read)))
-    chosen = replace(chosen, callbacks=_callbacks(config, short))
-    if short and (adapted := ", ".join(_adapted(config, chosen))):
-        notes.append(f"short text {tokens:,} training {text.tokenizer.unit}s: {adapted}")
-    seconds = net.flops_per_token() * read / LAPTOP_FLOPS
+
+    net = untrained(chosen.model, text.tokenizer.size)
+    tokens_seen = steps * chosen.data.batch * chosen.model.context
+    if (is_short or by_clock) and not (config.init_from or config.data.overfit):
+        dropout = dropout_for(net.num_parameters(), len(text.train), tokens_seen)
+        chosen = replace(chosen, model=replace(chosen.model, dropout=set_or(config.model.dropout, dropout)))
+    chosen = replace(chosen, callbacks=choose_callbacks(config, is_short))
+    if is_short:
+        notes += describe_short(config, chosen, text)
+
+    seconds = net.flops_per_token() * tokens_seen / hardware.estimated_flops(machine, precision)
     if config.minutes is not None:
-        seconds = TRAINING * (started + 60 * config.minutes - time.perf_counter()) * min(1.0, steps / fitting)
-    saved = (1 - hardware.COMPILED[precision]) * seconds
-    cost = hardware.compiling_seconds(chosen, machine.devices, loaded)
-    compiled, why_compile = hardware.choose_compile(config.compile, machine.device, saved, cost)
+        share = min(1.0, steps / fitting.steps) if fitting else 1.0
+        seconds = TRAINING * startup.seconds_left(config.minutes) * share
+    saved = (1 - hardware.compiled_fraction(precision, machine.device)) * seconds
+    cost = hardware.compiling_seconds(chosen, machine, startup.import_seconds)
+    compiled, why_compiled = hardware.choose_compile(config.compile, machine.device, saved, cost)
     chosen = replace(chosen, compile=compiled)
     hardware.check_memory(chosen, text.tokenizer.size, machine)
-    line = f"{machine.device}, {precision} ({why_precision or AS_CONFIGURED})"
-    line += f", {'not compiled' if compiled == 'false' else 'compiled'} ({why_compile or AS_CONFIGURED})"
-    line += f", {count(int(threads), 'thread')} ({why_threads})" if why_threads else ""
-    return Choice(chosen, line, tuple(notes))
+
+    compiling = "not compiled" if compiled == "false" else "compiled"
+    line = [describe(machine, chosen), f"{precision} ({why_precision or AS_CONFIGURED})"]
+    line.append(f"{compiling} ({why_compiled or AS_CONFIGURED})")
+    if why_threads:
+        line.append(f"{count(int(threads), 'thread')} ({why_threads})")
+    return Choice(chosen, ", ".join(line), tuple(notes))
+
+
+def with_constants(config: Config, precision: str, threads: int | str) -> Config:
+    """Return `config` with the precision, the threads, and each default that does not depend on the text."""
+    return replace(
+        config,
+        model=with_defaults(config.model),
+        data=with_defaults(config.data),
+        optim=with_defaults(config.optim),
+        trainer=replace(config.trainer, precision=precision),
+        threads=threads,
+    )
+
+
+def set_or(value: Any, choice: Any) -> Any:
+    return choice if value == "auto" else value
+
+
+def check_one_device(config: Config, machine: Machine) -> None:
+    if machine.devices > 1:
+        way = "use trainer.devices=1 or trainer.max_steps=N"
+        raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
+
+
+def choose_steps(config: Config, text: Text, is_short: bool) -> float:
+    """Return the number of steps that the text needs, infinite if only the time limits it."""
+    if config.trainer.max_steps != "auto":
+        return config.trainer.max_steps
+    if is_short:
+        return steps_for(len(text.train), share_of_steps(config))
+    return TrainerConfig.max_steps if config.minutes is None else math.inf
+
+
+def share_of_steps(config: Config) -> float:
+    return 1.0 if config.init_from is None else START_SHARE
+
+
+def choose_interval(config: Config, text: Text, steps: int, is_short: bool) -> int:
+    if is_short:
+        return interval_for(len(text.train), share_of_steps(config), steps)
+    return TrainerConfig.val_check_interval
+
+
+def describe_fitting(config: Config, fitting: Fitting) -> list[str]:
+    first, *warnings = fitting.notes
+    return [f"minutes    {config.minutes:g}: {first}", *(f"minutes={config.minutes:g}: {each}" for each in warnings)]
+
+
+def describe_short(config: Config, chosen: Config, text: Text) -> list[str]:
+    """Return a line that says what was chosen for a short text in place of the usual values, if anything was."""
+    adapted = ", ".join(_adapted(config, chosen))
+    unit = text.tokenizer.unit
+    return [f"short text {len(text.train):,} training {unit}s: {adapted}"] if adapted else []
 
 
 def fill(config: Any, **values: Any) -> Any:
@@ -141,7 +194,7 @@ def interval_for(tokens: int, share: float, steps: int) -> int:
     return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))
 
 
-def _callbacks(config: Config, short: bool) -> dict[str, Any]:
+def choose_callbacks(config: Config, short: bool) -> dict[str, Any]:
     """Return the configured callbacks; one with `patience: auto` stays only if a short text has chosen the steps."""
     found = {}
     for name, each in config.callbacks.items():

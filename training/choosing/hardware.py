@@ -20,7 +20,7 @@ from base.errors import InputError, one_line
 from conf.schema import Config
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model import untrained
-from training.launch import Machine
+from training.machine import Machine
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
@@ -28,7 +28,12 @@ COMPILED = {"bf16-mixed": 0.7, "bf16-true": 0.82, "32-true": 0.82, "64-true": 0.
 # Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which depend on the CPU in the
 # same way: without, and with the compiled code in torch's cache.
 COLD, WARM = 3.2, 0.3
-LOADED = 7.0  # those seconds on a laptop
+# The same on a GPU, where the step is a CUDA graph with and without compiling, and seconds (docs/results.md, an H200;
+# the fraction is an estimate).
+COMPILED_ON_GPU = 0.55
+COLD_ON_GPU, WARM_ON_GPU = 33.0, 3.0
+LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every CPU makes the same choice
+REACHED = 0.1  # fraction of its peak FLOP/s that a GPU reaches in an uncompiled step (docs/results.md, an H200)
 
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # in a container, its limit
 LOADED_BYTES = 0.45 * 2**30  # of PyTorch and Lightning
@@ -56,14 +61,20 @@ TFLOPS: dict[str, tuple[float | None, float | None]] = {
 }
 
 
-def choose_precision(precision: str, device: str) -> tuple[str, str]:
-    """Return the precision of the run, such as `bf16-mixed`, and the reason for it, "" if it is set."""
+def choose_precision(precision: str, machine: Machine) -> tuple[str, str]:
+    """Return the precision of the run, such as `bf16-mixed`, and the reason for it, "" if it is set.
+
+    It is also that of Muon's matrix products.
+    """
+    gpu = machine.gpu
     if precision != "auto":
+        if gpu and precision.startswith("bf16") and not gpu.has_bf16:
+            way = "use trainer.precision=32-true, and 'allow=[trainer.precision]' to resume with it"
+            raise InputError(f"trainer.precision={precision}: {gpu.name} has no bf16; {way}")
         return precision, ""
-    if device == "cuda":
-        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
-        return ("bf16-mixed", "the GPU has bf16") if has_bf16 else ("32-true", "the GPU has no bf16")
-    if device == "cpu":
+    if gpu:
+        return ("bf16-mixed", "the GPU has bf16") if gpu.has_bf16 else ("32-true", "the GPU has no bf16")
+    if machine.device == "cpu":
         flags = torch.cpu.get_capabilities()
         if flags.get("amx_bf16"):
             return "bf16-mixed", "the CPU has amx_bf16"
@@ -78,24 +89,28 @@ def choose_precision(precision: str, device: str) -> tuple[str, str]:
 
 
 def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tuple[str, str]:
-    """Return whether to use torch.compile, as the string `true` or `false`, and the reason, "" if it is set."""
+    """Return whether to use torch.compile, as the string `true` or `false`, and the reason, "" if it is set.
+
+    Compiling takes about `cost` seconds, and saves about `saved` seconds of training.
+    """
     if compiled == "false":
         return compiled, ""
     if compiled == "auto" and sys.platform != "linux":
         return "false", "not tested on this system"
     missing = missing_to_compile() if device in ("cpu", "cuda") else ""
-    if compiled == "auto":
-        if missing:
-            return "false", f"there is no {missing}"
-        if device == "cuda":
-            return "true", "on a GPU"
-        return (
-            "true" if saved > cost else "false",
-            f"takes about {cost:.0f} s, saves {max(0.0, saved):.0f} s of training",
-        )
-    if missing:
+    if missing and compiled == "true":
         raise InputError(f"compile={compiled}: there is no {missing}; use compile=false")
-    return compiled, ""
+    if compiled == "true":
+        return compiled, ""
+    if missing:
+        return "false", f"there is no {missing}"
+    pays = "true" if saved > cost else "false"
+    return pays, f"takes about {cost:.0f} s, saves {max(0.0, saved):.0f} s of training"
+
+
+def compiled_fraction(precision: str, device: str) -> float:
+    """Return which fraction of the time of an uncompiled step a compiled one takes."""
+    return COMPILED_ON_GPU if device == "cuda" else COMPILED[precision]
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
@@ -122,7 +137,8 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
 @cache
 def missing_to_compile() -> str:
     """Return what this machine lacks for torch.compile, a working C++ compiler or Python.h, or "" if it has both."""
-    compiler = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")  # the one that Inductor uses
+    usual = "clang++" if sys.platform == "darwin" else "g++"
+    compiler = os.environ.get("CXX") or usual  # the one that Inductor uses
     if not shutil.which(compiler):
         return f"C++ compiler {compiler}"
     include = sysconfig.get_path("include")
@@ -138,25 +154,40 @@ def missing_to_compile() -> str:
     return ""
 
 
-def compiled_marker(config: Config, devices: int) -> Path:
+def compiled_marker(config: Config, machine: Machine) -> Path:
     """Return the path of a marker file in torch's cache, which exists if this training step was compiled before."""
-    trainer, rows = config.trainer, config.data.rows(devices)
+    trainer = config.trainer
+    rows = config.data.rows(machine.devices)
     shape = (vars(config.model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
-    machine = (torch.__version__, torch.backends.cpu.get_cpu_capability(), sys.version)
-    name = hashlib.sha256(repr((shape, machine)).encode()).hexdigest()[:16]
+    device = machine.gpu or torch.backends.cpu.get_cpu_capability()
+    name = hashlib.sha256(repr((shape, torch.__version__, device, sys.version)).encode()).hexdigest()[:16]
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")
 
 
-def compiling_seconds(config: Config, devices: int, loaded: float) -> float:
-    """Return about how long torch.compile takes if importing PyTorch took `loaded` seconds."""
-    if config.minutes is None:  # then every machine makes the same choice
-        return COLD * LOADED
-    return (WARM if compiled_marker(config, devices).exists() else COLD) * max(1.0, loaded)
+def compiling_seconds(config: Config, machine: Machine, import_seconds: float) -> float:
+    """Return about how long torch.compile takes if importing PyTorch took `import_seconds`."""
+    is_warm = compiled_marker(config, machine).exists()
+    if machine.device == "cuda":
+        return WARM_ON_GPU if is_warm else COLD_ON_GPU
+    # One more second is the least in which anything is compiled.
+    return (WARM if is_warm else COLD) * max(1.0, import_seconds)
+
+
+def estimated_flops(machine: Machine, precision: str) -> float:
+    """Return about how many FLOP/s an uncompiled training step reaches; a GPU that is not in `TFLOPS` is like a T4."""
+    if machine.gpu is None:
+        return LAPTOP_FLOPS
+    peak = peak_of(machine.gpu.name, precision) or peak_of("Tesla T4", "32-true")
+    assert peak
+    return REACHED * peak * machine.devices
 
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    return peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+
+
+def peak_of(name: str, precision: str) -> float | None:
     for pattern, (bf16, fp32) in TFLOPS.items():
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower
             tflops = {"bf16-mixed": bf16, "bf16-true": bf16, "32-true": fp32}.get(precision)
@@ -169,18 +200,23 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
 
     Without this check, Linux might kill the run, or other programs, without a word.
     """
-    there, model, rows = available(machine.device), config.model, config.data.rows(machine.devices)
+    model = config.model
+    rows = config.data.rows(machine.devices)
+    memory = available(machine.device)
     if machine.device == "cpu":
-        there = there * (config.trainer.num_nodes / machine.devices) - LOADED_BYTES
+        memory = memory * machine.nodes / machine.devices - LOADED_BYTES
     row = step_memory(config, vocabulary, machine.device)
     # Bytes: each weight has a gradient and at most two moments, in fp32.
     state = 4 * 4 * untrained(model, vocabulary).num_parameters()
-    if (need := state + rows * row) > there:
-        fitting = [each for each in range(1, rows) if rows % each == 0 and state + each * row <= there]
-        lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
-        lower = f"use data.micro_batch={max(fitting)}" if fitting else lower
-        need, there = need / 2**30, max(0.0, there) / 2**30
-        raise InputError(f"a step needs about {need:,.1f} GiB of memory, but there are {there:,.1f}; {lower}")
+    needed = state + rows * row
+    if needed <= memory:
+        return
+    fitting = [each for each in range(1, rows) if rows % each == 0 and state + each * row <= memory]
+    lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
+    if fitting:
+        lower = f"use data.micro_batch={max(fitting)}"
+    there = f"there are {max(0.0, memory) / 2**30:,.1f}"
+    raise InputError(f"a step needs about {needed / 2**30:,.1f} GiB of memory, but {there}; {lower}")
 
 
 def step_memory(config: Config, vocabulary: int, device: str) -> float:
@@ -199,8 +235,8 @@ def step_memory(config: Config, vocabulary: int, device: str) -> float:
 
 def available(device: str) -> float:
     """Return the number of bytes of memory that this process can use on a device, or infinity if it is unknown."""
-    if device == "cuda":
-        return float(torch.cuda.mem_get_info()[1])
+    if device == "cuda":  # what other programs leave, and what torch keeps for the next step
+        return float(torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved())
     if sys.platform == "win32":
         return math.inf
     import resource

@@ -2,7 +2,7 @@
 
 import math
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
@@ -15,8 +15,8 @@ from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
-from training.choosing.hardware import COMPILED, check_memory, choose_compile, compiling_seconds
-from training.launch import Machine
+from training.choosing.hardware import check_memory, choose_compile, compiled_fraction, compiling_seconds
+from training.machine import Machine, StartUp
 from training.module import LitGPT
 
 EPOCHS = 10.0  # a text that is read more often is memorised without dropout
@@ -54,75 +54,110 @@ class _Clock(L.Callback):
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
         float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
-        trainer.should_stop = sum(self.steps) > self.limit or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
+        # The first step does not count: on a GPU it starts CUDA and its libraries, which takes seconds.
+        trainer.should_stop = sum(self.steps[1:]) > self.limit or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
 
 
-def time_step(config: Config, text: Text, limit: float) -> float:
-    """Train the configured model for a few steps, `limit` seconds at most; return the seconds of the fastest."""
+def time_step(config: Config, text: Text, machine: Machine, limit: float) -> float:
+    """Train the configured model for a few steps; return the seconds of the fastest.
+
+    The steps after the first take `limit` seconds at most.
+    """
     clock = _Clock(limit)
     module = LitGPT(config, text.tokenizer, {}, {}, "")
-    where: dict[str, Any] = {
-        key: getattr(config.trainer, key) for key in ("accelerator", "devices", "precision", "deterministic")
-    }
     trainer = L.Trainer(
-        **where, barebones=True, callbacks=[clock], max_steps=10**6, max_epochs=-1, limit_val_batches=0,
+        accelerator=machine.device,
+        devices=machine.local,
+        precision=config.trainer.precision,  # type: ignore[arg-type]
+        deterministic=config.trainer.deterministic,
+        barebones=True,
+        callbacks=[clock],
+        max_steps=10**6,  # the clock stops it
+        max_epochs=-1,
+        limit_val_batches=0,
         use_distributed_sampler=False,
-    )  # fmt: skip
+    )
     with Progress("timing"):
         trainer.fit(module, TextDataModule(text, config.data, config.model.context, config.seed))
     return min(clock.steps)
 
 
+@dataclass(frozen=True)
+class Fitting:
+    """A model and a batch with which a run fits into its time limit."""
+
+    model: ModelConfig
+    batch: int
+    steps: float  # how many steps fit into the time
+    step_seconds: float
+
+    @property
+    def notes(self) -> list[str]:
+        """Lines for the log, of which the second warns of too few steps."""
+        lines = [f"a step takes about {1000 * self.step_seconds:.3g} ms here"]
+        if self.steps < MIN_STEPS:
+            lines.append(f"{count(int(self.steps), 'step')} will learn next to nothing; allow more time")
+        return lines
+
+
 def fit_into_minutes(
-    config: Config, default: Config, text: Text, most: float, started: float, machine: Machine, loaded: float
-) -> tuple[Config, float, list[str]]:
+    config: Config, default: Config, text: Text, most: float, machine: Machine, startup: StartUp
+) -> Fitting:
     """Choose model size and batch, where `config` has `auto`, so that the loss is lowest when the time is over.
 
-    Return `default`, in which each `auto` is a default, with the chosen values, how many steps fit, and notes. No more
-    than `most` steps are needed. The process began at `started` and took `loaded` seconds to import PyTorch.
+    In `default` each `auto` is replaced by a default. No more than `most` steps are needed.
     """
-    minutes = config.minutes or 0.0
-    left = lambda: started + 60 * minutes - time.perf_counter()  # noqa: E731
-
-    def fit(model: ModelConfig) -> tuple[float, float]:
-        """Return the seconds of a training step, and how many steps fit into the time left."""
-        candidate = replace(default, model=model, compile="false")
-        batch = default.data.batch * (2 if config.data.batch == "auto" else 1)  # it may be doubled below
-        check_memory(replace(candidate, data=replace(default.data, batch=batch)), text.tokenizer.size, machine)
-        step = time_step(candidate, text, TIMING * left())
-        seconds, cost = TRAINING * left(), compiling_seconds(candidate, machine.devices, loaded)
-        saved = (1 - COMPILED[default.trainer.precision]) * min(seconds, most * step)
-        if choose_compile(config.compile, machine.device, saved, cost)[0] == "true":
-            step, seconds = COMPILED[default.trainer.precision] * step, seconds - cost
-        return step, max(1e-3, seconds) / step
-
-    batch, lowest, candidates = default.data.batch, math.inf, [default.model]
-    if config.model.layers == config.model.heads == config.model.dim == "auto":
-        sizes = (*SMALLER, *presets())  # from small to large
-        candidates = [replace(default.model, layers=each.layers, heads=each.heads, dim=each.dim) for each in sizes]
-    for model in candidates:
+    batch = default.data.batch
+    tokens_per_step = batch * default.model.context
+    lowest = math.inf
+    for model in candidates(config, default):
         weights = untrained(model, text.tokenizer.size).num_parameters()
-        least = weights if len(candidates) > 1 and model.dim > ModelConfig.dim else 0
-        if len(text.train) < TEXT_PER_WEIGHT * least:
+        is_large = model.dim > ModelConfig.dim and config.model.dim == "auto"
+        if is_large and len(text.train) < TEXT_PER_WEIGHT * weights:
             break
         try:
-            step, fitting = fit(model)
+            fitting = fit_model(model, config, default, text, most, machine, startup)
         except InputError:
             if lowest < math.inf:  # a smaller model fits into the memory
                 break
             raise
-        read = min(fitting, most) * batch * model.context
-        loss = predicted_loss(weights, read)
-        if loss > WORSE * lowest or read < CHARACTERS_PER_WEIGHT * least:
+        tokens_seen = min(fitting.steps, most) * tokens_per_step
+        loss = predicted_loss(weights, tokens_seen)
+        if loss > WORSE * lowest or (is_large and tokens_seen < CHARACTERS_PER_WEIGHT * weights):
             break
         if loss < lowest:
-            lowest, best = loss, (model, step, fitting)
-    model, step, fitting = best[0], best[1], max(1.0, best[2])
-    read = fitting * batch * model.context
-    if config.data.batch == "auto" and fitting >= DOUBLED_FROM and read <= EPOCHS * len(text.train):
-        batch, step, fitting = 2 * batch, 2 * step, fitting / 2
-    notes = [f"minutes    {minutes:g}: a step takes about {1000 * step:.3g} ms here"]
-    if fitting < MIN_STEPS:
-        few = count(int(fitting), "step")
-        notes.append(f"minutes={minutes:g}: {few} will learn next to nothing; allow more time")
-    return replace(default, model=model, data=replace(default.data, batch=batch)), fitting, notes
+            lowest = loss
+            best = fitting
+    best = replace(best, steps=max(1.0, best.steps))
+    epochs = best.steps * tokens_per_step / len(text.train)
+    if config.data.batch == "auto" and best.steps >= DOUBLED_FROM and epochs <= EPOCHS:
+        best = replace(best, batch=2 * batch, steps=best.steps / 2, step_seconds=2 * best.step_seconds)
+    return best
+
+
+def candidates(config: Config, default: Config) -> list[ModelConfig]:
+    """Return the models of which one is chosen, from small to large."""
+    if not config.model.layers == config.model.heads == config.model.dim == "auto":
+        return [default.model]
+    sizes = [*SMALLER, *presets()]
+    return [replace(default.model, layers=each.layers, heads=each.heads, dim=each.dim) for each in sizes]
+
+
+def fit_model(
+    model: ModelConfig, config: Config, default: Config, text: Text, most: float, machine: Machine, startup: StartUp
+) -> Fitting:
+    """Time a step of a model, and return how many steps fit into the time left, compiled if that pays."""
+    candidate = replace(default, model=model, compile="false")
+    batch = default.data.batch
+    largest_batch = 2 * batch if config.data.batch == "auto" else batch  # it may be doubled
+    check_memory(replace(candidate, data=replace(default.data, batch=largest_batch)), text.tokenizer.size, machine)
+    minutes = config.minutes or 0.0
+    step_seconds = time_step(candidate, text, machine, TIMING * startup.seconds_left(minutes))
+    seconds = TRAINING * startup.seconds_left(minutes)
+    fraction = compiled_fraction(default.trainer.precision, machine.device)
+    saved = (1 - fraction) * min(seconds, most * step_seconds)
+    cost = compiling_seconds(candidate, machine, startup.import_seconds)
+    if choose_compile(config.compile, machine.device, saved, cost)[0] == "true":
+        step_seconds *= fraction
+        seconds -= cost
+    return Fitting(model, batch, max(1e-3, seconds) / step_seconds, step_seconds)

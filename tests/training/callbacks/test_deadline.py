@@ -14,6 +14,7 @@ from tests.faults import faults
 from tests.faults.processes import run
 from training.callbacks import deadline
 from training.callbacks.deadline import END_SECONDS, OFF, Deadline
+from training.machine import StartUp
 
 
 class Clock:
@@ -24,7 +25,7 @@ class Clock:
         monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
         trainer, optim = SimpleNamespace(val_check_interval="auto"), SimpleNamespace(cooldown=cooldown)
         config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
-        plan: Any = SimpleNamespace(config=config, started=0.0, loaded=0.0, resume_point=None)
+        plan: Any = SimpleNamespace(config=config, startup=StartUp(0.0, 0.0), resume_point=None)
         self.callback = Deadline(plan, checkpoints=None)  # type: ignore[arg-type]
         monkeypatch.setattr(self.callback, "save", self.chosen.append)
         data = SimpleNamespace(num_validated=lambda last_step=0: 1000 if last_step else 100, tokens_per_step=10)

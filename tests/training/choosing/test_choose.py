@@ -18,7 +18,7 @@ from tests.conf.test_defaults import compose
 from tests.conftest import Call, summary
 from training.choosing import hardware, time_budget
 from training.choosing.choose import WHOLE, Choice, choose, steps_for
-from training.launch import Machine
+from training.machine import Gpu, Machine, StartUp
 from training.run_plan import RunPlan
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
@@ -35,17 +35,17 @@ def a_text(tokens: int) -> Text:
 def chosen(tokens: int, *arguments: str, seconds: float = 60.0) -> Choice:
     config = compose(["threads=1", *arguments])
     started = time.perf_counter() + seconds - 60 * (config.minutes or 0)
-    return choose(config, a_text(tokens), Machine("cpu", 1), started)
+    return choose(config, a_text(tokens), Machine("cpu"), StartUp(started))
 
 
 def test_what_a_long_text_gets() -> None:
     found = chosen(WHOLE)
     config = found.config
     assert (config.model, config.data.batch, config.callbacks) == (ModelConfig(), 8, {}) and found.notes == ()
-    assert (config.trainer.max_steps, config.trainer.val_check_interval, config.trainer.num_nodes) == (1500, 300, 1)
+    assert (config.trainer.max_steps, config.trainer.val_check_interval, config.trainer.devices) == (1500, 300, "auto")
     assert "auto" not in (config.trainer.precision, config.compile, config.threads)
     assert "as configured" not in found.machine
-    again = choose(config, a_text(WHOLE), Machine("cpu", 1), 0.0)
+    again = choose(config, a_text(WHOLE), Machine("cpu"), StartUp(0.0))
     assert (again.config, again.notes) == (config, ()), "what is chosen stays"
     assert again.machine.count("(as configured)") == 2
 
@@ -100,11 +100,11 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
         chosen(10**9, "minutes=1", "compile=false", "model.dim=16384", "model.layers=64", "model.heads=2")
 
 
-def test_the_device_is_a_condition_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda: "NVIDIA A10")
-    for device, named in (("cuda", "cuda NVIDIA A10"), ("mps", "mps"), ("cpu", "cpu with ")):
+def test_the_device_is_a_condition_of_a_run() -> None:
+    a10 = Machine("cuda", gpu=Gpu("NVIDIA A10", (8, 6)))
+    for machine, named in ((a10, "cuda NVIDIA A10"), (Machine("mps"), "mps"), (Machine("cpu"), "cpu with ")):
         choice, text = chosen(WHOLE), a_text(WHOLE)
-        plan = RunPlan(Run(Path("runs/a")), choice, text, Machine(device, 1), None, None, False, True, 0.0, 0.0)
+        plan = RunPlan(Run(Path("runs/a")), choice, text, machine, None, None, False, True, StartUp(0.0))
         assert str(plan.conditions["device"]).startswith(named)
 
 

@@ -1,0 +1,202 @@
+"""Machines that people have, pretended, and what a run does on each."""
+
+import subprocess
+from typing import Any
+
+import pytest
+import torch
+
+from base.errors import InputError, is_out_of_memory
+from tests.conf.test_defaults import compose
+from tests.conftest import refusal
+from tests.training.choosing.test_choose import a_text
+from training import machine
+from training.choosing import hardware, time_budget
+from training.choosing.choose import WHOLE, Choice, choose
+from training.launch import _may_differ
+from training.machine import Gpu, Hardware, Machine, StartUp, choose_accelerator, choose_devices, has_kernels
+from training.resume import is_other_gpu
+
+CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")  # of torch 2.13
+T4, P100 = Gpu("Tesla T4", (7, 5)), Gpu("Tesla P100-PCIE-16GB", (6, 0))
+H200, RTX = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA GeForce RTX 4090", (8, 9))
+BUILT = {"architectures": CUDA_13, "pytorch": "2.13.0+cu130", "cuda": "13.0"}
+CPU_BUILD = {"pytorch": "2.13.0+cpu"}
+
+# What is there; then the device, its precision and what the line about the machine begins with.
+MACHINES: dict[str, tuple[Hardware, str, str, str]] = {
+    "a CPU": (Hardware(**CPU_BUILD), "cpu", "", "cpu, "),
+    "one T4": (Hardware((T4,), **BUILT), "cuda", "32-true (the GPU has no bf16)", "cuda, 32-true"),
+    "one H200": (Hardware((H200,), **BUILT), "cuda", "bf16-mixed (the GPU has bf16)", "cuda, bf16-mixed"),
+    "two T4s": (Hardware((T4, T4), **BUILT), "cuda", "32-true", "cuda (1 of 2 GPUs; trainer.devices=2 uses all), 32"),
+    "four GPUs": (Hardware((RTX,) * 4, **BUILT), "cuda", "bf16", "cuda (1 of 4 GPUs; trainer.devices=4 uses all), bf"),
+    "three GPUs": (Hardware((RTX,) * 3, **BUILT), "cuda", "bf16-mixed", "cuda (1 of 3 GPUs), bf16"),
+    "eight GPUs": (Hardware((H200,) * 8, **BUILT), "cuda", "bf16", "cuda (1 of 8 GPUs; trainer.devices=8 uses all)"),
+    "a P100": (Hardware((P100,), **BUILT), "cpu", "", "cpu, "),
+    "a CPU build": (Hardware(driver="550.54", **CPU_BUILD), "cpu", "", "cpu, "),
+    "an old driver": (Hardware(driver="550.54", pytorch="2.13.0+cu130", cuda="13.0"), "cpu", "", "cpu, "),
+    "a Mac": (Hardware(pytorch="2.13.0", has_mps=True), "cpu", "", "cpu, "),
+}
+# Of those that cannot use their GPU, what the run says.
+NOTES = {
+    "a P100": "Tesla P100-PCIE-16GB has compute capability 6.0, but PyTorch 2.13.0+cu130 needs 7.5 or more; ",
+    "a CPU build": "there is a GPU of NVIDIA (driver 550.54), but PyTorch 2.13.0+cpu was built without CUDA; ",
+    "an old driver": "NVIDIA's driver 550.54 is too old for PyTorch 2.13.0+cu130, which was built for CUDA 13.0; docs/",
+}
+
+
+@pytest.fixture(params=MACHINES)
+def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The name of a machine that this one pretends to be."""
+    monkeypatch.setattr(machine, "look", lambda: MACHINES[request.param][0])
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    monkeypatch.setattr(hardware, "available", lambda device: 16 * 2**30)
+    return request.param
+
+
+def chosen(*arguments: str) -> tuple[Machine, Choice]:
+    config = compose(["threads=1", *arguments])
+    found = machine.find_machine(config)
+    return found, choose(config, a_text(WHOLE), found, StartUp(0.0))
+
+
+def test_what_the_first_command_does_on_a_machine(pretended: str) -> None:
+    _, device, precision, line = MACHINES[pretended]
+    found, choice = chosen()
+    assert (found.device, found.devices, found.local) == (device, 1, 1)
+    assert choice.machine.startswith(line) and precision in choice.machine
+    assert found.note.startswith(NOTES.get(pretended, "")) and bool(found.note) is (pretended in NOTES)
+    trainer = choice.config.trainer
+    assert (trainer.devices, trainer.num_nodes, trainer.accelerator) == ("auto", "auto", "auto"), (
+        "decided anew elsewhere"
+    )
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_a_gpu_that_is_asked_for_and_cannot_be_used_is_refused_with_the_reason(name: str) -> None:
+    said = refusal(InputError, choose_accelerator, "gpu", MACHINES[name][0])
+    assert said.startswith(f"trainer.accelerator=gpu: {NOTES[name]}")
+
+
+def test_apple_s_gpu_is_used_only_if_asked_for() -> None:
+    device, note = choose_accelerator("mps", MACHINES["a Mac"][0])
+    assert device == "mps" and "untried" in note
+    assert refusal(InputError, choose_accelerator, "mps", Hardware()).endswith("this machine has only cpu")
+
+
+@pytest.mark.parametrize(("capability", "architectures", "runs"), [
+    ((7, 5), CUDA_13, True), ((8, 9), CUDA_13, True), ((6, 0), CUDA_13, False), ((7, 0), CUDA_13, False),
+    ((9, 0), ("sm_90a",), True), ((12, 1), CUDA_13, True), ((13, 0), CUDA_13, True), ((10, 3), ("sm_90",), False),
+    ((9, 4), ("gfx942",), True),
+])  # fmt: skip
+def test_which_gpus_a_build_has_kernels_for(
+    capability: tuple[int, int], architectures: tuple[str, ...], runs: bool
+) -> None:
+    assert has_kernels(capability, architectures) is runs
+
+
+DEVICES: list[tuple[Any, str, int, Any]] = [  # trainer.devices, device, GPUs, and what is used or said
+    ("auto", "cuda", 4, 1), (2, "cuda", 4, 2), ([1, 3], "cuda", 4, [1, 3]), ("auto", "cpu", 0, 1), (3, "cpu", 0, 3),
+    (4, "cuda", 2, "trainer.devices=4: this machine has 2 GPUs"), ([2], "cuda", 2, "trainer.devices=[2]: this machine has 2"),
+    ([0], "cpu", 0, "trainer.devices=[0]: a list is for GPUs"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("devices", "device", "gpus", "expected"), DEVICES)
+def test_which_devices_a_run_uses(devices: Any, device: str, gpus: int, expected: Any) -> None:
+    if isinstance(expected, str):
+        assert refusal(InputError, choose_devices, devices, device, gpus).startswith(expected)
+    else:
+        assert choose_devices(devices, device, gpus) == expected
+
+
+def test_each_rank_uses_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    used = list[int]()
+    monkeypatch.setattr(machine, "look", lambda: Hardware((H200,) * 4, **BUILT))
+    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+    for name, value in {"RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
+        monkeypatch.setenv(name, value)
+    found = machine.find_machine(compose([]))
+    assert (found.devices, found.local, found.nodes, used) == (8, 4, 2, [2])
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
+    said = refusal(InputError, machine.find_machine, compose([]))
+    assert said == "torchrun or srun started 8 ranks here: this machine has 4 GPUs"
+
+
+def test_bf16_that_is_set_needs_a_gpu_that_has_it() -> None:
+    said = refusal(InputError, hardware.choose_precision, "bf16-mixed", Machine("cuda", gpu=T4))
+    assert "Tesla T4 has no bf16" in said and "'allow=[trainer.precision]'" in said
+    assert hardware.choose_precision("bf16-mixed", Machine("cuda", gpu=H200)) == ("bf16-mixed", "")
+
+
+COMPILED = {  # what a run on a GPU chooses, without minutes; a slower card saves more
+    "a short run on a fast GPU": (H200, ["trainer.max_steps=1500"], "false"),
+    "a long run on a fast GPU": (H200, ["model=base", "trainer.max_steps=100000"], "true"),
+    "a run of minutes on a slow GPU": (T4, ["model=small", "trainer.max_steps=20000"], "true"),
+    "an unknown GPU is like a T4": (Gpu("A new one", (9, 0)), ["model=small", "trainer.max_steps=20000"], "true"),
+}
+
+
+@pytest.mark.parametrize("kind", COMPILED)
+def test_a_gpu_compiles_if_that_saves_more_than_it_costs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpu, arguments, expected = COMPILED[kind]
+    monkeypatch.setattr(hardware, "available", lambda device: 1e15)
+    monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
+    config = compose(["threads=1", *arguments])
+    assert choose(config, a_text(WHOLE), Machine("cuda", gpu=gpu, gpus=1), StartUp(0.0)).config.compile == expected
+
+
+def test_one_minute_on_a_gpu_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hardware, "available", lambda device: 1e15)
+    monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
+    monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.003)
+    for minutes, expected in ((1, "false"), (10, "true")):
+        config = compose(["threads=1", f"minutes={minutes}"])
+        startup = StartUp(machine.time.perf_counter())
+        found = choose(config, a_text(10**9), Machine("cuda", gpu=T4, gpus=1), startup)
+        assert found.config.compile == expected, minutes
+
+
+def test_compiled_code_is_known_by_its_device() -> None:
+    config = compose(["threads=1", "trainer.precision=32-true", "data.batch=8"])
+    machines = [Machine("cpu"), Machine("cuda", gpu=T4), Machine("cuda", gpu=H200)]
+    assert len({hardware.compiled_marker(config, each) for each in machines}) == 3
+
+
+def test_the_first_step_does_not_count_as_timing() -> None:
+    clock = time_budget._Clock(limit=1.0)
+    trainer, moment = Any, iter([0.0, 30.0, 30.0, 30.1, 30.1, 30.2])  # the first step starts CUDA
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time_budget.time, "perf_counter", lambda: next(moment))
+        trainer = type("Trainer", (), {"should_stop": False})()
+        for _ in range(3):
+            clock.on_train_batch_start()
+            clock.on_train_batch_end(trainer, None, {"loss": torch.zeros(())})  # type: ignore[arg-type]
+    assert not trainer.should_stop and min(clock.steps) == pytest.approx(0.1)
+
+
+def test_another_gpu_of_a_resumed_run_is_another_only_to_the_bit() -> None:
+    a, b, cpu = ({"device": name} for name in ("cuda NVIDIA H200", "cuda Tesla T4", "cpu with AVX512"))
+    assert is_other_gpu(a, b) and not is_other_gpu(a, a) and not is_other_gpu(a, cpu)
+
+
+def test_ranks_must_have_equal_gpus() -> None:
+    assert not _may_differ("device", "cuda NVIDIA H200") and _may_differ("device", "cpu with AVX2")
+    assert _may_differ("threads", 2) and not _may_differ("text", "a")
+
+
+@pytest.mark.parametrize("message", [
+    "MPS backend out of memory (MPS allocated: 1 GB)", "CUDA error: out of memory", "CUDA out of memory. Tried to",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+])  # fmt: skip
+def test_memory_that_runs_out_is_recognised(message: str) -> None:
+    assert is_out_of_memory(RuntimeError(message)) and not is_out_of_memory(RuntimeError("a bug"))
+
+
+def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
+    answer = subprocess.CompletedProcess([], 0, "550.54.15\n550.54.15\n")
+    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: answer)
+    assert machine.nvidia_driver() == "550.54.15"
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert machine.nvidia_driver() is None

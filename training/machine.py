@@ -1,0 +1,210 @@
+"""Find the devices of this machine, and decide which of them a run uses. Loads torch only when it looks for them."""
+
+import os
+import shutil
+import subprocess
+import time
+from dataclasses import dataclass
+
+from base import ranks
+from base.errors import InputError
+from base.options import spell
+from base.progress import count
+from conf.schema import Config
+
+PAGE = "docs/cluster.md says what to install"
+BF16_FROM = (8, 0)  # the compute capability from which a GPU multiplies in bf16; torch emulates it below
+
+
+@dataclass(frozen=True)
+class StartUp:
+    """When this process began, and how long its imports took, which depends on the CPU as compiling does."""
+
+    began: float  # value of `time.perf_counter()`
+    import_seconds: float = 7.0  # of PyTorch and Lightning; the default is a laptop's
+
+    def seconds_left(self, minutes: float) -> float:
+        """Return how many seconds are left of a time limit that began with the process."""
+        return self.began + 60 * minutes - time.perf_counter()
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """What CUDA says about a GPU."""
+
+    name: str  # such as Tesla T4
+    capability: tuple[int, int]  # its compute capability, such as (7, 5)
+
+    @property
+    def has_bf16(self) -> bool:
+        return self.capability >= BF16_FROM
+
+
+@dataclass(frozen=True)
+class Hardware:
+    """What PyTorch and the system say about the accelerators of this machine."""
+
+    gpus: tuple[Gpu, ...] = ()  # those that CUDA sees
+    architectures: tuple[str, ...] = ()  # for which this build of PyTorch has kernels, such as sm_80
+    pytorch: str = ""  # version of PyTorch, such as 2.13.0+cpu
+    cuda: str | None = None  # version of CUDA with which PyTorch was built
+    driver: str | None = None  # version of NVIDIA's driver, if CUDA sees no GPU although one is there
+    has_mps: bool = False  # whether this is a Mac with Apple's GPU
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices that a run uses."""
+
+    device: str  # the kind of the devices: cuda, mps or cpu
+    devices: int = 1  # their number, over all machines
+    local: int | list[int] = 1  # on this machine, their number or their indices
+    nodes: int = 1  # number of machines
+    gpu: Gpu | None = None  # the GPU of this process
+    gpus: int = 0  # number of GPUs of this machine, also of those that the run does not use
+    note: str = ""  # why a GPU is not used, or what to know of one that is
+
+
+def look() -> Hardware:
+    """Return what this machine has. It is torch that looks, so the first call loads it."""
+    import torch
+
+    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [torch.cuda.get_device_name(index) for index in range(number)]
+    capabilities = [torch.cuda.get_device_capability(index) for index in range(number)]
+    return Hardware(
+        gpus=tuple(map(Gpu, names, capabilities)),
+        architectures=tuple(torch.cuda.get_arch_list()) if number else (),
+        pytorch=torch.__version__,
+        cuda=torch.version.cuda,
+        driver=None if number else nvidia_driver(),
+        has_mps=torch.backends.mps.is_available(),
+    )
+
+
+def nvidia_driver() -> str | None:
+    """Return the version of NVIDIA's driver, or None if no GPU of NVIDIA is there or all are hidden on purpose."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not shutil.which("nvidia-smi"):
+        return None
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.partition("\n")[0].strip() or None
+
+
+def has_kernels(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
+    """Return whether a GPU runs one of the kernels of a build of PyTorch.
+
+    Machine code (`sm_80`) runs on GPUs of the same major version, PTX (`compute_80`) on all later ones.
+    """
+    versions = _versions(architectures)
+    if not versions:
+        return True  # AMD's GPUs have other names
+    for kind, major, minor in versions:
+        if kind == "sm" and major == capability[0] and minor <= capability[1]:
+            return True
+        if kind == "compute" and (major, minor) <= capability:
+            return True
+    return False
+
+
+def _versions(architectures: tuple[str, ...]) -> list[tuple[str, int, int]]:
+    versions = []
+    for architecture in architectures:
+        kind, _, digits = architecture.rstrip("af").partition("_")  # sm_90a
+        if kind in ("sm", "compute") and digits.isdecimal():
+            versions.append((kind, int(digits) // 10, int(digits) % 10))
+    return versions
+
+
+def why_unusable(hardware: Hardware) -> str:
+    """Return a line about a GPU that this PyTorch cannot use, or "" if there is none."""
+    for gpu in hardware.gpus[:1]:
+        if not has_kernels(gpu.capability, hardware.architectures):
+            major, minor = gpu.capability
+            lowest = min((major, minor) for _, major, minor in _versions(hardware.architectures))
+            needed = f"PyTorch {hardware.pytorch} needs {lowest[0]}.{lowest[1]}"
+            return f"{gpu.name} has compute capability {major}.{minor}, but {needed} or more; {PAGE}"
+    if hardware.gpus or hardware.driver is None:
+        return ""
+    if hardware.cuda is None:
+        there = f"there is a GPU of NVIDIA (driver {hardware.driver})"
+        return f"{there}, but PyTorch {hardware.pytorch} was built without CUDA; {PAGE}"
+    built = f"PyTorch {hardware.pytorch}, which was built for CUDA {hardware.cuda}"
+    return f"NVIDIA's driver {hardware.driver} is too old for {built}; {PAGE}"
+
+
+def choose_accelerator(accelerator: str, hardware: Hardware) -> tuple[str, str]:
+    """Return the kind of device that `trainer.accelerator` selects (cuda, mps or cpu), and a note about it."""
+    problem = why_unusable(hardware)
+    has_cuda = bool(hardware.gpus) and not problem
+    untried = "Apple's GPU (MPS) is untried; trainer.accelerator=cpu is tested"
+    if accelerator == "auto":
+        return ("cuda", "") if has_cuda else ("cpu", problem)
+    if accelerator == "cpu":
+        return "cpu", ""
+    if accelerator in ("gpu", "cuda") and has_cuda:
+        return "cuda", ""
+    if accelerator in ("gpu", "mps") and hardware.has_mps:
+        return "mps", untried
+    present = ["cuda"] * has_cuda + ["mps"] * hardware.has_mps + ["cpu"]
+    reason = problem or f"this machine has only {', '.join(present)}"
+    raise InputError(f"trainer.accelerator={accelerator}: {reason}")
+
+
+def choose_devices(devices: int | str | list[int], device: str, present: int) -> int | list[int]:
+    """Return the number or the indices of the devices that a run uses on this machine, of which `present` are GPUs.
+
+    `auto` is one device, unless torchrun or srun has started a process for each of several.
+    """
+    launched = ranks.launched()
+    if isinstance(devices, list):
+        if device == "cpu":
+            raise InputError(f"trainer.devices={spell(devices)}: a list is for GPUs; set a number for CPUs")
+        if device == "cuda" and max(devices) >= present:
+            raise InputError(f"trainer.devices={spell(devices)}: this machine has {count(present, 'GPU')}, from 0 on")
+        return devices
+    number = launched[0] if launched else 1 if devices == "auto" else int(devices)
+    if device == "cuda" and number > present:
+        what = f"torchrun or srun started {number} ranks here" if launched else f"trainer.devices={number}"
+        raise InputError(f"{what}: this machine has {count(present, 'GPU')}")
+    return number
+
+
+def number_of(devices: int | str | list[int]) -> int:
+    """Return how many devices a value of `trainer.devices` stands for on one machine."""
+    if isinstance(devices, list):
+        return len(devices)
+    return 1 if devices == "auto" else int(devices)
+
+
+def find_machine(config: Config) -> Machine:
+    """Return the devices that the run uses, and make this process use its own GPU."""
+    hardware = look()
+    device, note = choose_accelerator(config.trainer.accelerator, hardware)
+    local = choose_devices(config.trainer.devices, device, len(hardware.gpus))
+    launched = ranks.launched()
+    nodes = launched[1] if launched else 1
+    devices = number_of(local) * nodes
+    config.data.rows(devices)  # raises if the batch cannot be shared out
+    gpu = None
+    if device == "cuda":
+        import torch
+
+        index = local[ranks.local_rank()] if isinstance(local, list) else ranks.local_rank()
+        gpu = hardware.gpus[index]
+        torch.cuda.set_device(index)  # before anything asks for memory: each context on GPU 0 costs 0.5 GB there
+    return Machine(device, devices, local, nodes, gpu, len(hardware.gpus), note)
+
+
+def describe(machine: Machine, config: Config) -> str:
+    """Return the kind of device for the log, and the setting that would use all GPUs, if the run accepts it."""
+    if machine.device != "cuda" or machine.gpus == 1:
+        return machine.device
+    used = f"{number_of(machine.local)} of {machine.gpus} GPUs"
+    shares = config.data.batch % (machine.gpus * (config.data.micro_batch or 1)) == 0
+    if machine.devices == 1 and config.minutes is None and shares:
+        used += f"; trainer.devices={machine.gpus} uses all"
+    return f"cuda ({used})"
