@@ -22,7 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from base import ranks
 from base.errors import InputError, one_line
 from base.options import spell, wrong_value
-from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_literal, nearest_key
+from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_verbatim, nearest_key
 from conf.overrides import Setting, quoted
 from conf.schema import PLUGINS, Config, by_key
 
@@ -64,7 +64,7 @@ def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     with _one_line():
         config = _set(_presets("resume", settings, replaced), settings)
         for key in KEYS:
-            if not is_literal(key) and has_auto(OmegaConf.select(config, key)):
+            if not is_verbatim(key) and has_auto(OmegaConf.select(config, key)):
                 *path, last = key.split(".")
                 OmegaConf.update(config, key, escaped(base[path[0]][last] if path else base[key]), merge=False)
         return OmegaConf.to_object(config)  # type: ignore[return-value]
@@ -187,9 +187,9 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
             if argument == "_target_" or argument not in config[group][name]:
                 listed = ", ".join(key for key in config[group][name] if key != "_target_") or "none"
                 raise InputError(f"{each.key}: no such key; {group}={name} accepts {listed}")
-        if is_literal(each.key) and each.value:
+        if is_verbatim(each.key) and each.value:
             OmegaConf.create({each.key: each.value})  # raises for an unfinished `${`, which config.yaml cannot contain
-        OmegaConf.update(config, each.key, escaped(each.value) if is_literal(each.key) else each.value)
+        OmegaConf.update(config, each.key, escaped(each.value) if is_verbatim(each.key) else each.value)
     return config
 
 

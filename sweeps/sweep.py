@@ -1,6 +1,7 @@
 """Run a sweep (`-m`): check all its trials, run each in a process of its own and write a table of the results."""
 
 import hashlib
+import itertools
 import os
 import re
 import shlex
@@ -21,8 +22,8 @@ from base.processes import command, cores
 from base.progress import clock, count
 from base.ranks import child_environment
 from conf.compose import compose, read_config
-from conf.keys import FOLDERS, is_launch
-from conf.overrides import Command, Setting
+from conf.keys import FOLDERS, is_launch, is_verbatim
+from conf.overrides import Command, Setting, arguments_of
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from reports.tensorboard import watch
@@ -118,10 +119,11 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
 
 
 def varied_keys(command: Command) -> list[str]:
-    """Return the keys with several values on the command line, or all keys that are set if none has several."""
+    """Return the keys with several values or, if there is none, all that are not used verbatim."""
     several = [key for key, each in command.overrides.items() if each.is_sweep_override()]
-    several += [key for key, values in command.literals.items() if len(values) > 1]
-    return several or [key for key in command.overrides if not is_launch(key)]
+    if several:
+        return several
+    return [key for key in command.overrides if not is_launch(key) and not is_verbatim(key)]
 
 
 def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
@@ -293,11 +295,11 @@ def combinations(command: Command) -> str:
 
 def begin_sweep(command: Command) -> int:
     """Check all trials of the sweep that `command` describes, then run it and return its exit status."""
-    given = [str(each.input_line) for each in command.overrides.values()]
-    given += [each.text for values in command.literals.values() for each in values]
-    runs, varied = [(settings, compose(settings)) for settings in command.runs()], varied_keys(command)
-    name = command.literal("name") or sweep_name(given)
-    directory = check_sweep(name, varied, command.literal("resume"))
+    runs = [(settings, compose(settings)) for settings in command.runs()]
+    varied = varied_keys(command)
+    arguments = itertools.chain(*map(arguments_of, command.overrides.values()))
+    name = command.verbatim("name") or sweep_name(arguments)
+    directory = check_sweep(name, varied, command.verbatim("resume"))
     if "debug" in command.overrides:
         raise InputError("debug: only works for one run, without -m")
     trials = []
