@@ -40,11 +40,14 @@ FILE = "study.journal"
 
 def distribution(override: Override) -> Any:
     """Return the Optuna distribution for a key and its range, such as `optim.lr=interval(1e-3,1e-2)`."""
-    text, value = str(override.input_line), typing.cast(Any, override.value())
+    text = str(override.input_line)
+    value = typing.cast(Any, override.value())
     key = KEYS.get(override.key_or_group)
     whole = key is not None and int in (key.kind, key.metadata.get("auto"), *typing.get_args(key.kind))
-    log_scale, interval = "log" in getattr(value, "tags", ()), isinstance(value, IntervalSweep)
-    if not override.is_sweep_override() or getattr(value, "shuffle", False) or (log_scale and not interval):
+    log_scale = "log" in getattr(value, "tags", ())
+    interval = isinstance(value, IntervalSweep)
+    shuffled = getattr(value, "shuffle", False)
+    if not override.is_sweep_override() or shuffled or (log_scale and not interval):
         kinds = "interval(a,b), tag(log,interval(a,b)), range(a,b,step) or choice(x,y)"
         raise InputError(f"{text}: a search accepts {kinds}")
     try:
@@ -155,7 +158,7 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     same += [f"text={sha256}" for sha256 in sorted(set(check_inputs(runs)))]
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
-    arguments = [*itertools.chain(*map(arguments_of, fixed))]
+    arguments = list(itertools.chain(*map(arguments_of, fixed)))
     search = Search(name, config, space, arguments, same)
     _, first = runs[0]
     return run_sweep(search, first.workers)
@@ -173,6 +176,6 @@ def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[tuple[l
     for index in range(max(map(len, ends.values()))):
         corner = [setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()]
         overrides = [*fixed, *parse_overrides(corner, search=True)]
-        settings = [*itertools.chain(*map(settings_of, overrides))]
+        settings = list(itertools.chain(*map(settings_of, overrides)))
         runs.append((settings, compose(settings)))
     return runs

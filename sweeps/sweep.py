@@ -53,13 +53,14 @@ class Trial:
     @property
     def command(self) -> list[str]:
         """The command that starts the trial or, if the trial has begun, resumes it."""
-        presets, name = [f"--config-dir={folder}" for folder in FOLDERS], self.run.directory.relative_to(RUNS)
+        presets = [f"--config-dir={folder}" for folder in FOLDERS]
+        name = self.run.directory.relative_to(RUNS)
         return [sys.executable, str(TRAIN), *presets, *self.overrides, f"name={name}", "resume=auto"]
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
-    settings = sorted(each for each in arguments if not is_launch(each.partition("=")[0]))
-    return f"{kind}-{_hash(settings)}"  # the same for the settings in any order
+    settings = [each for each in arguments if not is_launch(each.partition("=")[0])]
+    return f"{kind}-{_hash(sorted(settings))}"  # the same for the settings in any order
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
@@ -79,10 +80,12 @@ def _hash(parts: Iterable[str]) -> str:
 def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], name: str = "") -> Trial:
     """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
     values = dict(setting.partition("=")[::2] for setting in settings)
+    of_sweep = ("name", "resume", "workers")
+    arguments = [f"{key}={value}" for key, value in values.items() if key not in of_sweep]
     differing = {key: values[key] for key in varied}
-    own = [f"{key}={value}" for key, value in values.items() if key not in ("name", "resume", "workers")]
-    run = Run(RUNS / sweep / (name or trial_name(dict(sorted(differing.items())))))
-    return Trial(run, own, {key: printable(value) for key, value in differing.items()})
+    by_key = dict(sorted(differing.items()))
+    run = Run(RUNS / sweep / (name or trial_name(by_key)))
+    return Trial(run, arguments, {key: printable(value) for key, value in differing.items()})
 
 
 def start(trial: Trial, workers: int) -> subprocess.Popen:
@@ -106,9 +109,12 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
     """
     console = trial.run.directory / "console.log"
     if status and not stopped:
-        lines = console.read_text("utf-8", "replace").split("\n")
-        last = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
-        reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last.removeprefix("train.py: ")
+        reason = f"exit status {status}"
+        lines = [line for line in console.read_text("utf-8", "replace").split("\n") if line.strip()]
+        if status < 0:
+            reason = f"killed by {signal.Signals(-status).name}"
+        elif lines:
+            reason = one_line(lines[-1]).removeprefix("train.py: ")
         return "failed", f"failed: {reason} ({console})"
     summary = trial.run.summary
     how = "interrupted" if status else str(summary.status)
@@ -151,10 +157,13 @@ def has_finished(run: Run, config: Config) -> bool:
     """Return whether an earlier command has finished a trial; refuse a run with other settings in its directory."""
     if not run.config.exists():
         return False
-    old, steps = read_config(run.directory), config.trainer.max_steps
-    if differing := changed(old, config):
+    old = read_config(run.directory)
+    differing = changed(old, config)
+    if differing:
         raise InputError(f"{run}: is a run with other settings; use another name=…: {'; '.join(differing)}")
-    return run.summary.status == "finished" and (steps == "auto" or steps <= old.trainer.max_steps)
+    steps = config.trainer.max_steps
+    long_enough = steps == "auto" or steps <= old.trainer.max_steps
+    return run.summary.status == "finished" and long_enough
 
 
 def check_inputs(runs: Iterable[tuple[list[Setting], Config]]) -> list[str]:
@@ -263,7 +272,8 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 
     After a signal, whose number a handler appends to `received`, running trials are stopped and no trials start.
     """
-    waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
+    waiting = sweep.ask()
+    running = dict[subprocess.Popen, Trial]()
     passed = 0  # number of signals that were passed on to the trials
     try:
         while True:
@@ -313,4 +323,6 @@ def begin_sweep(command: Command) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
     by_name = {trial.name: trial for trial in trials}
-    return run_sweep(Sweep(name, len(by_name), by_name), runs[0][1].workers)
+    sweep = Sweep(name, len(by_name), by_name)
+    _, first = runs[0]
+    return run_sweep(sweep, first.workers)
