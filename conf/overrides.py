@@ -118,9 +118,10 @@ def read_command(arguments: list[str]) -> Command:
     searching = search is not None
     several = flags.multirun or searching
     of_runs = [quote_verbatim(each, several, searching) for each in others if each not in of_search]
-    by_key = {each.key_or_group: each for each in parse_overrides(of_runs, flags.multirun, searching)}
-    verbatim_last = dict(sorted(by_key.items(), key=lambda item: is_verbatim(item[0])))
-    return Command(verbatim_last, flags.multirun, search, flags.cfg is not None)
+    overrides = parse_overrides(of_runs, flags.multirun, searching)
+    overrides.sort(key=lambda override: is_verbatim(override.key_or_group))  # the order of trials
+    by_key = {override.key_or_group: override for override in overrides}
+    return Command(by_key, flags.multirun, search, flags.cfg is not None)
 
 
 def _check_flags(arguments: list[str]) -> None:
