@@ -22,7 +22,7 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 from base import ranks
 from base.errors import InputError, one_line
 from base.options import spell, wrong_value
-from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_literal, nearest_key
+from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_verbatim, nearest_key
 from conf.overrides import Setting, quoted
 from conf.schema import PLUGINS, Config, by_key
 
@@ -33,17 +33,18 @@ def compose(settings: Sequence[Setting], trained: Mapping[str, Any] | None = Non
     `trained` replaces defaults: the settings of the model from which the run starts, as group -> key -> value.
     """
     with _one_line():
-        config = _set(_presets("train", settings, trained), settings)
-        found: Config = OmegaConf.to_object(config)  # type: ignore[assignment]
+        merged = _set(_presets("train", settings, trained), settings)
+        config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
     for group in PLUGINS:
-        _check_names(group, getattr(found, group))
-    if found.minutes is not None:
-        _check_minutes(found)
-    return found
+        _check_names(group, getattr(config, group))
+    if config.minutes is not None:
+        _check_minutes(config)
+    return config
 
 
 def _check_minutes(config: Config) -> None:
-    minutes, steps = f"minutes={config.minutes:g}", config.trainer.max_steps
+    minutes = f"minutes={config.minutes:g}"
+    steps = config.trainer.max_steps
     if steps != "auto":
         keep = "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
         raise InputError(f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; {keep}")
@@ -59,14 +60,17 @@ def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     """
     base = asdict(stored) | {"resume": None, "allow": []}
     # The present command decides the number of machines and, if torchrun or srun has started it, of devices.
-    base["trainer"] |= {"num_nodes": "auto"} | ({"devices": "auto"} if ranks.launched() else {})
-    replaced = base | {group: {} for group in PLUGINS if group in {each.key for each in settings}}
+    base["trainer"]["num_nodes"] = "auto"
+    if ranks.launched():
+        base["trainer"]["devices"] = "auto"
+    keys = {setting.key for setting in settings}
+    replaced = base | {group: {} for group in PLUGINS if group in keys}
+    stored_values = by_key(base)
     with _one_line():
         config = _set(_presets("resume", settings, replaced), settings)
         for key in KEYS:
-            if not is_literal(key) and has_auto(OmegaConf.select(config, key)):
-                *path, last = key.split(".")
-                OmegaConf.update(config, key, escaped(base[path[0]][last] if path else base[key]), merge=False)
+            if not is_verbatim(key) and has_auto(OmegaConf.select(config, key)):
+                OmegaConf.update(config, key, escaped(stored_values[key]), merge=False)
         return OmegaConf.to_object(config)  # type: ignore[return-value]
 
 
@@ -94,7 +98,7 @@ def read_config(run: Path) -> Config:
             _check_names(group, plugins)
             if any("_target_" in each for each in plugins.values()):
                 raise InputError(f"{group}: _target_ is not accepted: a file of conf/{group} names the class")
-            chosen.append(Setting(group, list(plugins), f"{group}=[{','.join(plugins)}]"))
+            chosen.append(_plugins_setting(group, plugins))
         with _one_line():
             merged = OmegaConf.merge(_presets("resume", chosen), escaped(values))
             config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
@@ -128,26 +132,37 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
 
     A value that the run has chosen for `auto` is included, unless most runs choose the same value.
     """
-    defaults, found = by_key(_plain_presets()), []
+    defaults = by_key(_plain_presets())
+    differing = []
     for key, value in by_key(config).items():
-        if key not in PLUGINS and value not in (defaults[key], KEYS[key].usual) and not is_launch(key):
-            found.append((key, spell(value), spell(defaults[key])))
-    chosen = {group: list(getattr(config, group)) for group in PLUGINS}
-    named = _plain_presets([Setting(group, names, f"{group}={spell(names)}") for group, names in chosen.items()])
-    for group, names in chosen.items():
-        usual = [name for name, arguments in defaults[group].items() if "auto" not in arguments.values()]
+        unusual = value not in (defaults[key], KEYS[key].usual)
+        if unusual and key not in PLUGINS and not is_launch(key):
+            differing.append((key, spell(value), spell(defaults[key])))
+    presets = _plain_presets([_plugins_setting(group, getattr(config, group)) for group in PLUGINS])
+    for group in PLUGINS:
+        plugins = getattr(config, group)
+        names = list(plugins)
+        usual = [name for name in defaults[group] if "auto" not in defaults[group][name].values()]
         if names not in (list(defaults[group]), usual):
-            found.append((group, spell(names) if names else "none", spell(usual)))
-        for name, arguments in getattr(config, group).items():
-            for key, value in arguments.items():
-                if value not in (named[group][name][key], "auto"):
-                    found.append((f"{group}.{name}.{key}", quoted(value), quoted(named[group][name][key])))
-    return found
+            shown = spell(names) if names else "none"
+            differing.append((group, shown, spell(usual)))
+        for name, arguments in plugins.items():
+            for argument, value in arguments.items():
+                default = presets[group][name][argument]
+                if value not in (default, "auto"):
+                    key = f"{group}.{name}.{argument}"
+                    differing.append((key, quoted(value), quoted(default)))
+    return differing
 
 
 def overrides(config: Config) -> list[str]:
     """Return the `key=value` arguments that repeat a run: what `minutes=N` has chosen, but not `minutes` itself."""
     return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]
+
+
+def _plugins_setting(group: str, plugins: Mapping[str, Any]) -> Setting:
+    names = list(plugins)
+    return Setting(group, names, f"{group}={spell(names)}")
 
 
 def _plain_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
@@ -162,8 +177,10 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
     instances = []
     for name, arguments in plugins.items():
         try:
-            create = hydra.utils.instantiate({"_target_": arguments["_target_"], "_partial_": True})
-            instances.append(create(**{key: value for key, value in arguments.items() if key != "_target_"} | more))
+            options = {**arguments, **more}
+            target = options.pop("_target_")
+            create = hydra.utils.instantiate({"_target_": target, "_partial_": True})
+            instances.append(create(**options))
         except Exception as error:
             cause = error.__cause__ or error
             reason = one_line(cause)[:300] or type(cause).__name__
@@ -176,20 +193,25 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
 def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
     """Return a copy of `config`, which contains the presets, with the values of the command line."""
     config = copy.deepcopy(config)
-    for each in settings:
-        group, _, rest = each.key.partition(".")
-        if each.is_group:
+    for setting in settings:
+        if setting.is_group:
             continue
+        key = setting.key
+        group, _, rest = key.partition(".")
         if group in PLUGINS:
             name, _, argument = rest.partition(".")
             if name not in config[group]:
-                raise InputError(f"{each.text}: needs {group}={name}")
-            if argument == "_target_" or argument not in config[group][name]:
-                listed = ", ".join(key for key in config[group][name] if key != "_target_") or "none"
-                raise InputError(f"{each.key}: no such key; {group}={name} accepts {listed}")
-        if is_literal(each.key) and each.value:
-            OmegaConf.create({each.key: each.value})  # raises for an unfinished `${`, which config.yaml cannot contain
-        OmegaConf.update(config, each.key, escaped(each.value) if is_literal(each.key) else each.value)
+                raise InputError(f"{setting.text}: needs {group}={name}")
+            accepted = [each for each in config[group][name] if each != "_target_"]
+            if argument not in accepted:
+                listed = ", ".join(accepted) or "none"
+                raise InputError(f"{key}: no such key; {group}={name} accepts {listed}")
+        if is_verbatim(key) and setting.value:
+            # Raises for an unfinished `${`, which config.yaml cannot contain.
+            OmegaConf.create({key: setting.value})
+            OmegaConf.update(config, key, escaped(setting.value))
+        else:
+            OmegaConf.update(config, key, setting.value)
     return config
 
 
@@ -241,17 +263,24 @@ def _one_line() -> Iterator[None]:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
         cause: BaseException = error
-        place = re.match("In '.+?': ", str(error))  # how Hydra names a preset; it does not chain its error
-        if place and isinstance(error.__context__, OmegaConfBaseException):
+        preset = re.match("In '.+?': ", str(error))  # so Hydra names it, without chaining its error
+        if preset and isinstance(error.__context__, OmegaConfBaseException):
             cause = error.__context__
         while not isinstance(cause, OmegaConfBaseException) and cause.__cause__:
             cause = cause.__cause__
-        message, _, rest = str(cause).partition("\n    full_key: ")  # OmegaConf appends this line
-        key = re.sub(r"\[\d+\]$", "", str(getattr(cause, "full_key", None) or rest.partition("\n")[0]))
-        if isinstance(cause, ValidationError) and key in KEYS:
-            message = str(wrong_value(key, cause.value, KEYS[key].allowed))
-        elif isinstance(cause, ConfigAttributeError | ConfigKeyError):
-            message = f"{key}: no such key{nearest_key(key)}"
-        elif key:
-            message = f"{key}: {message}"
-        raise InputError(one_line(message if cause is error or not place else place[0] + message)) from None
+        message = _explain(cause)
+        if preset and cause is not error:
+            message = preset[0] + message
+        raise InputError(one_line(message)) from None
+
+
+def _explain(error: BaseException) -> str:
+    # OmegaConf appends the key in a line of its own, and the index of an item in brackets.
+    message, _, rest = str(error).partition("\n    full_key: ")
+    path = getattr(error, "full_key", None) or rest.partition("\n")[0]
+    key = re.sub(r"\[\d+\]$", "", str(path))
+    if isinstance(error, ValidationError) and key in KEYS:
+        return str(wrong_value(key, error.value, KEYS[key].allowed))
+    if isinstance(error, ConfigAttributeError | ConfigKeyError):
+        return f"{key}: no such key{nearest_key(key)}"
+    return f"{key}: {message}" if key else message

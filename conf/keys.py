@@ -56,7 +56,7 @@ def is_launch(key: str) -> bool:
     return key in KEYS and KEYS[key].metadata.get("launch", False)
 
 
-def is_literal(key: str) -> bool:
+def is_verbatim(key: str) -> bool:
     return key in KEYS and KEYS[key].metadata.get("literal", False)
 
 

@@ -6,7 +6,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +19,15 @@ from base.command_line import Parser
 from base.errors import InputError, one_line, printable
 from base.jobs.run_directory import RUNS
 from base.options import spell, wrong_value
-from conf.keys import KEYS, SEARCH_KEYS, add_folder, choice_values, groups, is_launch, is_literal, nearest_key
+from conf.keys import KEYS, SEARCH_KEYS, add_folder, choice_values, groups, is_launch, is_verbatim, nearest_key
 from conf.schema import PLUGINS, SearchConfig
 
 FLAGS = (
     "-m", "--multirun", "-h", "--help", "--help=all", "-c", "--cfg", "-cd", "--config-dir", "--runs", "--version",
 )  # fmt: skip
 MAX_RUNS = 10_000  # runs of one sweep, so also the values of one key
+# A text that Hydra's grammar reads as itself without quotes.
+PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 # Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
 
@@ -47,23 +49,26 @@ class Setting:
 class Command:
     """The parsed command line of `train.py`. A key that is set twice has its last value."""
 
-    overrides: dict[str, Override]  # by key, the arguments whose values Hydra parses
-    literals: dict[str, list[Setting]]  # by key, those whose values it does not parse, such as paths
+    overrides: dict[str, Override]  # by key, those whose values are used verbatim last
     sweep: bool = False
     search: SearchConfig | None = None
     show: bool = False  # the settings, instead of training
 
-    def literal(self, key: str) -> str | None:
-        return self.literals[key][0].value if key in self.literals else None
+    def verbatim(self, key: str) -> str | None:
+        """Return the value of a key such as `name`, whose value is used verbatim; None if it is not set."""
+        if key not in self.overrides:
+            return None
+        return self.overrides[key].value()  # type: ignore[return-value]
 
     def sets(self, group: str) -> bool:
-        return any(key.partition(".")[0] == group for key in (*self.literals, *self.overrides))
+        return any(key.partition(".")[0] == group for key in self.overrides)
 
     def runs(self) -> Iterator[list[Setting]]:
         """Yield the settings of each run: in a sweep, of every combination, otherwise a single list."""
-        choices = [*map(settings, self.overrides.values()), *self.literals.values()]
-        if (count := math.prod(map(len, choices))) > MAX_RUNS:
-            raise InputError(f"-m: {count:,} combinations of values; must be at most {MAX_RUNS:,}")
+        choices = [settings_of(override) for override in self.overrides.values()]
+        combinations = math.prod(map(len, choices))
+        if combinations > MAX_RUNS:
+            raise InputError(f"-m: {combinations:,} combinations of values; must be at most {MAX_RUNS:,}")
         yield from map(list, itertools.product(*choices))
 
 
@@ -73,18 +78,27 @@ def parse(arguments: list[str]) -> list[Override]:
 
 def quoted(value: Any) -> str:
     """Return the string that Hydra's grammar reads as `value`."""
-    if isinstance(value, str) and not re.fullmatch(r"[A-Za-z_][\w./-]*", value):
+    if isinstance(value, str) and not PLAIN.fullmatch(value):
         return QuotedString(value, Quote.single).with_quotes()
     return spell(value)
 
 
-def settings(override: Override) -> list[Setting]:
+def settings_of(override: Override) -> list[Setting]:
     """Return a `Setting` for each value of an override: in a sweep, `optim.lr=3e-3,6e-3` has two."""
     key = override.key_or_group
-    if not override.is_sweep_override():
-        return [Setting(key, override.value(), f"{key}={override.get_value_element_as_str()}")]
-    texts = [f"{key}={text}" for text in override.sweep_string_iterator()]
-    return [Setting(key, each.value(), text) for each, text in zip(parse(texts), texts, strict=True)]
+    settings = []
+    for single in _single_valued(override):
+        value = single.value()
+        text = spell(value) if is_verbatim(key) else single.get_value_element_as_str()
+        settings.append(Setting(key, value, f"{key}={text}"))
+    return settings
+
+
+def arguments_of(override: Override) -> list[str]:
+    """Return an override as on the command line, but an argument for each of its verbatim values."""
+    if is_verbatim(override.key_or_group):
+        return [setting.text for setting in settings_of(override)]
+    return [str(override.input_line)]
 
 
 def read_command(arguments: list[str]) -> Command:
@@ -93,53 +107,73 @@ def read_command(arguments: list[str]) -> Command:
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("-cd", "--config-dir", action="append", default=[])
-    for each in arguments:
-        if each.startswith("-") and each.partition("=")[0] not in FLAGS:
-            near = nearest_key(each.partition("=")[0].lstrip("-").replace("-", "_"), FLAGS)
-            raise InputError(f"{each}: no such flag, must be one of {', '.join(FLAGS)}, or key=value{near}")
+    _check_flags(arguments)
     flags, others = parser.parse_known_args(arguments)
     for folder in flags.config_dir:
         add_folder(folder)
-    own = [each for each in others if re.match(r"\+*hparams_search\b", each)]
-    search, sweep = read_search(own), flags.multirun
+    of_search = [each for each in others if re.match(r"\+*hparams_search\b", each)]
+    search = read_search(of_search)
     if search and flags.cfg:
         raise InputError("--cfg=job: shows the settings of one run or the runs of a sweep, not of a search")
-    rest, literals = list[str](), dict[str, list[Setting]]()
-    for argument in (each for each in others if each not in own):
-        key, equals, value = argument.partition("=")
-        if not (equals and is_literal(key)):
-            rest.append(argument)
-            continue
-        literals[key] = literal_settings(key, value, sweep or search is not None)
-        if search and len(literals[key]) > 1:
-            alone = f"must be one value in a search; quote a name with a comma: '{key}=\"…\"'"
-            raise InputError(f"{printable(argument)}: {alone}")
-    overrides = {each.key_or_group: each for each in parse_overrides(rest, sweep, search is not None)}
-    return Command(overrides, literals, sweep, search, flags.cfg is not None)
+    searching = search is not None
+    several = flags.multirun or searching
+    of_runs = [quote_verbatim(each, several, searching) for each in others if each not in of_search]
+    overrides = parse_overrides(of_runs, flags.multirun, searching)
+    overrides.sort(key=lambda override: is_verbatim(override.key_or_group))  # the order of trials
+    by_key = {override.key_or_group: override for override in overrides}
+    return Command(by_key, flags.multirun, search, flags.cfg is not None)
 
 
-def literal_settings(key: str, given: str, several: bool) -> list[Setting]:
-    """Return a `Setting` for each value of a path or a name, which is used verbatim.
+def _check_flags(arguments: list[str]) -> None:
+    for argument in arguments:
+        flag = argument.partition("=")[0]
+        if argument.startswith("-") and flag not in FLAGS:
+            near = nearest_key(flag.lstrip("-").replace("-", "_"), FLAGS)
+            allowed = f"must be one of {', '.join(FLAGS)}, or key=value"
+            raise InputError(f"{argument}: no such flag, {allowed}{near}")
+
+
+def quote_verbatim(argument: str, several: bool, searching: bool) -> str:
+    """Return `key=value` with its value in Hydra's quotes if the value is a path or a name, used verbatim."""
+    key, equals, given = argument.partition("=")
+    name = key.lstrip("+")
+    if not (equals and is_verbatim(name)):
+        return argument
+    values = verbatim_values(name, given, several)
+    if searching and len(values) > 1:
+        alone = f"must be one value in a search; quote a name with a comma: '{key}=\"…\"'"
+        raise InputError(f"{printable(argument)}: {alone}")
+    return f"{key}={','.join(map(quoted, values))}"
+
+
+def verbatim_values(key: str, given: str, several: bool) -> list[str | None]:
+    """Return the values of a path or a name.
 
     There is only one unless `several` is true: then commas separate values, but the name of an existing file or run,
     and text in brackets or quotes, is a single value.
     """
-    whole = not several or is_launch(key) or os.path.exists(os.path.expanduser(given)) or os.path.exists(RUNS / given)
-    values = [given] if whole else [text[1:-1] if quote else text for text, quote in VALUE.findall(f"{given},")]
-    if "" in values[1:] or values[0] == "" != given:
-        quoted = shlex.quote(f'{key}="{printable(given)}"')
-        raise InputError(f"{key}={printable(given)}: a value is empty; if the comma is part of the name: {quoted}")
-    return [Setting(key, None if text == "null" else text, f"{key}={text}") for text in values]
+    is_file = os.path.exists(os.path.expanduser(given)) or os.path.exists(RUNS / given)
+    if is_file or is_launch(key) or not several:
+        values = [given]
+    else:
+        values = [text[1:-1] if quote else text for text, quote in VALUE.findall(f"{given},")]
+    if given and "" in values:
+        whole = shlex.quote(f'{key}="{printable(given)}"')
+        advice = f"if the comma is part of the name: {whole}"
+        raise InputError(f"{key}={printable(given)}: a value is empty; {advice}")
+    return [None if text == "null" else text for text in values]
 
 
 def read_search(arguments: list[str]) -> SearchConfig | None:
     """Return the options of a search from its arguments, such as `hparams_search=default`; None if there are none."""
-    given = {each.key_or_group: each.value() for each in parse_overrides(arguments)}
-    choice = given.pop("hparams_search", None)
-    if choice is None and given:
-        raise InputError(f"{next(iter(given))}: only works with hparams_search=default")
+    given = {override.key_or_group: override.value() for override in parse_overrides(arguments)}
+    preset = given.pop("hparams_search", None)
+    if preset is None:
+        if given:
+            raise InputError(f"{next(iter(given))}: only works with hparams_search=default")
+        return None
     options = {key.partition(".")[2]: value for key, value in given.items()}
-    return None if choice is None else SearchConfig(**choice_values("hparams_search", str(choice)) | options)
+    return SearchConfig(**choice_values("hparams_search", str(preset)) | options)
 
 
 def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool = False) -> list[Override]:
@@ -147,7 +181,7 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
 
     With `sweep`, a key may have several values, and with `search` also an interval.
     """
-    parsed = []
+    overrides = []
     for argument in arguments:
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
             near = _to_train_on(argument) or nearest_key(argument)
@@ -155,62 +189,88 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
         try:
             (override,) = parse([argument])
         except HydraException as error:
-            key, reason = argument.partition("=")[0], one_line(str(error).split("\n")[0])
-            quoted = f"'{key}=\"…\"'"
-            raise InputError(f"{argument}: cannot read the value of {key} ({reason}); quote it: {quoted}") from None
+            key = argument.partition("=")[0]
+            reason = one_line(str(error).split("\n")[0])
+            advice = f"quote it: '{key}=\"…\"'"
+            raise InputError(f"{argument}: cannot read the value of {key} ({reason}); {advice}") from None
         _check_override(override, argument, sweep or search, search)
-        parsed.append(override)
-    return parsed
+        overrides.append(override)
+    return overrides
 
 
 def _to_train_on(word: str) -> str:
     names = (*KEYS, *SEARCH_KEYS, *groups())
     is_file = "/" in word or Path(word).suffix or os.path.exists(word)
-    return f"; to train on a text: data.path={word}" if is_file and word not in names else ""
+    if not is_file or word in names:
+        return ""
+    return f"; to train on a text: data.path={word}"
 
 
 def _check_override(override: Override, argument: str, sweep: bool, search: bool) -> None:
-    key, choices = override.key_or_group, groups()
-    group, _, rest = key.partition(".")
-    allowed = KEYS[key].allowed if key in KEYS else ""
-    if key == "workers" and not sweep:
-        raise InputError("workers: only works with -m or hparams_search=default, for several runs")
-    # A plug-in's keys are those in its file.
-    if key not in choices and key not in KEYS | SEARCH_KEYS and not (group in PLUGINS and rest):
-        raise InputError(f"{key}: no such key{nearest_key(key)}")
+    key = override.key_or_group
+    _check_key(key, sweep)
     if override.type == OverrideType.DEL:
         raise InputError(f"{argument}: keys cannot be removed; give {key} a value")
     if override.value_type == ValueType.GLOB_CHOICE_SWEEP:
         raise InputError(f"{argument}: list the values: {key}=a,b,c")
     if override.value_type == ValueType.INTERVAL_SWEEP and not search:
-        raise InputError(f"{argument}: an interval is for a search; write {key}=a,b,c or {key}=range(a,b)")
-    if override.value_type not in (ValueType.ELEMENT, None) and not sweep:
-        one = shlex.quote(f"{key}=[{argument.partition('=')[2]}]")
-        listed = f"for one run with a list: {one}; " if "list" in allowed else ""
-        raise InputError(f"{argument}: several values for {key}; {listed}for a run with each: add -m")
+        advice = f"write {key}=a,b,c or {key}=range(a,b)"
+        raise InputError(f"{argument}: an interval is for a search; {advice}")
+    if override.is_sweep_override() and not sweep:
+        advice = "for a run with each: add -m"
+        if key in KEYS and "list" in KEYS[key].allowed:
+            as_list = shlex.quote(f"{key}=[{argument.partition('=')[2]}]")
+            advice = f"for one run with a list: {as_list}; {advice}"
+        raise InputError(f"{argument}: several values for {key}; {advice}")
     values = _values(override)
     if any(map(_has_mapping, values)):
         raise InputError(f"{argument}: must be a value or a list; set each key by itself")
-    for value in values if key in choices else ():
-        for choice in value if isinstance(value, list) and key in PLUGINS else [value]:
-            if choice not in choices[key]:
-                wrong = wrong_value(key, choice, f"one of {', '.join(choices[key])}", choices[key])
-                raise InputError(f"{wrong}{_to_train_on(spell(choice)) if key == 'data' else ''}")
+    if key in groups():
+        for value in values:
+            _check_preset(key, value)
+
+
+def _check_key(key: str, sweep: bool) -> None:
+    group, _, rest = key.partition(".")
+    if key == "workers" and not sweep:
+        raise InputError("workers: only works with -m or hparams_search=default, for several runs")
+    if group in PLUGINS and rest:  # a plug-in's keys are those in its file
+        return
+    if key not in (*groups(), *KEYS, *SEARCH_KEYS):
+        raise InputError(f"{key}: no such key{nearest_key(key)}")
+
+
+def _check_preset(group: str, value: Any) -> None:
+    """Check that the preset `value` of a group exists; plug-ins may be a list of presets."""
+    presets = groups()[group]
+    chosen = value if isinstance(value, list) and group in PLUGINS else [value]
+    for name in chosen:
+        if name not in presets:
+            wrong = wrong_value(group, name, f"one of {', '.join(presets)}", presets)
+            near = _to_train_on(spell(name)) if group == "data" else ""
+            raise InputError(f"{wrong}{near}")
 
 
 def _has_mapping(value: Any) -> bool:
     return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_mapping, value)))
 
 
-def _values(override: Override) -> list[Any]:
+def _single_valued(override: Override) -> list[Override]:
+    """Return an override for each value; an interval has none."""
     if not override.is_sweep_override():
-        return [override.value()]
-    values = override.sweep_iterator() if override.is_discrete_sweep() else iter(())
-    given = list(itertools.islice(values, MAX_RUNS + 1))
-    if len(given) > MAX_RUNS:
+        return [override]
+    if not override.is_discrete_sweep():
+        return []
+    elements = itertools.islice(override.sweep_iterator(), MAX_RUNS + 1)
+    return [replace(override, value_type=ValueType.ELEMENT, _value=each) for each in elements]
+
+
+def _values(override: Override) -> list[Any]:
+    values = [single.value() for single in _single_valued(override)]
+    if len(values) > MAX_RUNS:
         raise InputError(f"{override.input_line}: more than {MAX_RUNS:,} values")
-    if any(isinstance(each, Sweep) for each in given):
+    if any(isinstance(value, Sweep) for value in values):
         raise InputError(f"{override.input_line}: give either single values or one range")
-    if not given and override.is_discrete_sweep():
+    if not values and override.is_discrete_sweep():
         raise InputError(f"{override.input_line}: has no values")
-    return given
+    return values

@@ -10,7 +10,7 @@ import random
 import shlex
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
@@ -21,8 +21,8 @@ from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from conf.compose import compose
 from conf.keys import KEYS, is_launch
-from conf.overrides import Command, parse_overrides, settings
-from conf.schema import SearchConfig
+from conf.overrides import Command, Setting, arguments_of, parse_overrides, settings_of
+from conf.schema import Config, SearchConfig
 from sweeps.sweep import Sweep, Trial, check_inputs, check_sweep, make_trial, run_sweep, sweep_name
 from sweeps.table import Row
 
@@ -40,11 +40,14 @@ FILE = "study.journal"
 
 def distribution(override: Override) -> Any:
     """Return the Optuna distribution for a key and its range, such as `optim.lr=interval(1e-3,1e-2)`."""
-    text, value = str(override.input_line), typing.cast(Any, override.value())
+    text = str(override.input_line)
+    value = typing.cast(Any, override.value())
     key = KEYS.get(override.key_or_group)
     whole = key is not None and int in (key.kind, key.metadata.get("auto"), *typing.get_args(key.kind))
-    log_scale, interval = "log" in getattr(value, "tags", ()), isinstance(value, IntervalSweep)
-    if not override.is_sweep_override() or getattr(value, "shuffle", False) or (log_scale and not interval):
+    log_scale = "log" in getattr(value, "tags", ())
+    interval = isinstance(value, IntervalSweep)
+    shuffled = getattr(value, "shuffle", False)
+    if not override.is_sweep_override() or shuffled or (log_scale and not interval):
         kinds = "interval(a,b), tag(log,interval(a,b)), range(a,b,step) or choice(x,y)"
         raise InputError(f"{text}: a search accepts {kinds}")
     try:
@@ -133,30 +136,46 @@ def begin_search(config: SearchConfig, command: Command) -> int:
 
     A value of a key on the command line fixes the key, and a range replaces the range in the preset `config`.
     """
-    given, literals = command.overrides.values(), [each for (each,) in command.literals.values()]
-    keys = command.overrides.keys() | command.literals.keys()
-    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in keys]
-    swept = [*parse_overrides(ranges, search=True), *(each for each in given if each.is_sweep_override())]
-    space = {each.key_or_group: distribution(each) for each in swept}
+    given = command.overrides
+    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in given]
+    swept = parse_overrides(ranges, search=True)
+    swept += [override for override in given.values() if override.is_sweep_override()]
+    fixed = [override for override in given.values() if not override.is_sweep_override()]
+    space = {override.key_or_group: distribution(override) for override in swept}
     if not space:
-        raise InputError("hparams_search: nothing is left to search: the command fixes every key that has a range")
-    single = [str(each.input_line) for each in given if not each.is_sweep_override()]
-    fixed = [*single, *(each.text for each in literals if not is_launch(each.key))]
+        every = "the command fixes every key that has a range"
+        raise InputError(f"hparams_search: nothing is left to search: {every}")
     same = [f"hparams_search.{key}={getattr(config, key)}" for key in ("seed", "startup")]
-    same += [str(each.input_line) for each in swept]
-    same += [each for each in fixed if not is_launch(each.partition("=")[0])]
-    name = command.literal("name") or sweep_name(same, "search")
-    directory = check_sweep(name, list(space), command.literal("resume"))
+    same += [str(override.input_line) for override in swept]
+    for override in fixed:
+        if not is_launch(override.key_or_group):
+            same += arguments_of(override)
+    name = command.verbatim("name") or sweep_name(same, "search")
+    directory = check_sweep(name, list(space), command.verbatim("resume"))
     if Run(directory).is_sweep and not (directory / FILE).exists():
         raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
-    ends = {key: getattr(each, "choices", None) or (each.low, each.high) for key, each in space.items()}
-    runs = []
-    for index in range(max(map(len, ends.values()))):  # a few trials with every choice and both ends of every range
-        corner = [setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()]
-        parsed = parse_overrides([*single, *corner], search=True)
-        chosen = [*itertools.chain(*map(settings, parsed)), *literals]
-        runs.append((chosen, compose(chosen)))
+    runs = corners(fixed, space)
     same += [f"text={sha256}" for sha256 in sorted(set(check_inputs(runs)))]
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
-    return run_sweep(Search(name, config, space, fixed, same), runs[0][1].workers)
+    arguments = list(itertools.chain(*map(arguments_of, fixed)))
+    search = Search(name, config, space, arguments, same)
+    _, first = runs[0]
+    return run_sweep(search, first.workers)
+
+
+def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[tuple[list[Setting], Config]]:
+    """Return a few trials with every choice and both ends of every range in `space`."""
+    ends = dict[str, Sequence[Any]]()
+    for key, values in space.items():
+        if isinstance(values, CategoricalDistribution):
+            ends[key] = values.choices
+        else:
+            ends[key] = (values.low, values.high)
+    runs = []
+    for index in range(max(map(len, ends.values()))):
+        corner = [setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()]
+        overrides = [*fixed, *parse_overrides(corner, search=True)]
+        settings = list(itertools.chain(*map(settings_of, overrides)))
+        runs.append((settings, compose(settings)))
+    return runs

@@ -1,6 +1,7 @@
 """Run a sweep (`-m`): check all its trials, run each in a process of its own and write a table of the results."""
 
 import hashlib
+import itertools
 import os
 import re
 import shlex
@@ -21,8 +22,8 @@ from base.processes import command, cores
 from base.progress import clock, count
 from base.ranks import child_environment
 from conf.compose import compose, read_config
-from conf.keys import FOLDERS, is_launch
-from conf.overrides import Command, Setting
+from conf.keys import FOLDERS, is_launch, is_verbatim
+from conf.overrides import Command, Setting, arguments_of
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from reports.tensorboard import watch
@@ -52,13 +53,14 @@ class Trial:
     @property
     def command(self) -> list[str]:
         """The command that starts the trial or, if the trial has begun, resumes it."""
-        presets, name = [f"--config-dir={folder}" for folder in FOLDERS], self.run.directory.relative_to(RUNS)
+        presets = [f"--config-dir={folder}" for folder in FOLDERS]
+        name = self.run.directory.relative_to(RUNS)
         return [sys.executable, str(TRAIN), *presets, *self.overrides, f"name={name}", "resume=auto"]
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
-    settings = sorted(each for each in arguments if not is_launch(each.partition("=")[0]))
-    return f"{kind}-{_hash(settings)}"  # the same for the settings in any order
+    settings = [each for each in arguments if not is_launch(each.partition("=")[0])]
+    return f"{kind}-{_hash(sorted(settings))}"  # the same for the settings in any order
 
 
 def trial_name(varied: Mapping[str, str]) -> str:
@@ -78,10 +80,12 @@ def _hash(parts: Iterable[str]) -> str:
 def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], name: str = "") -> Trial:
     """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
     values = dict(setting.partition("=")[::2] for setting in settings)
+    of_sweep = ("name", "resume", "workers")
+    arguments = [f"{key}={value}" for key, value in values.items() if key not in of_sweep]
     differing = {key: values[key] for key in varied}
-    own = [f"{key}={value}" for key, value in values.items() if key not in ("name", "resume", "workers")]
-    run = Run(RUNS / sweep / (name or trial_name(dict(sorted(differing.items())))))
-    return Trial(run, own, {key: printable(value) for key, value in differing.items()})
+    by_key = dict(sorted(differing.items()))
+    run = Run(RUNS / sweep / (name or trial_name(by_key)))
+    return Trial(run, arguments, {key: printable(value) for key, value in differing.items()})
 
 
 def start(trial: Trial, workers: int) -> subprocess.Popen:
@@ -105,9 +109,12 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
     """
     console = trial.run.directory / "console.log"
     if status and not stopped:
-        lines = console.read_text("utf-8", "replace").split("\n")
-        last = next((one_line(line) for line in reversed(lines) if line.strip()), f"exit status {status}")
-        reason = f"killed by {signal.Signals(-status).name}" if status < 0 else last.removeprefix("train.py: ")
+        reason = f"exit status {status}"
+        lines = [line for line in console.read_text("utf-8", "replace").split("\n") if line.strip()]
+        if status < 0:
+            reason = f"killed by {signal.Signals(-status).name}"
+        elif lines:
+            reason = one_line(lines[-1]).removeprefix("train.py: ")
         return "failed", f"failed: {reason} ({console})"
     summary = trial.run.summary
     how = "interrupted" if status else str(summary.status)
@@ -118,10 +125,11 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
 
 
 def varied_keys(command: Command) -> list[str]:
-    """Return the keys with several values on the command line, or all keys that are set if none has several."""
+    """Return the keys with several values or, if there is none, all that are not used verbatim."""
     several = [key for key, each in command.overrides.items() if each.is_sweep_override()]
-    several += [key for key, values in command.literals.items() if len(values) > 1]
-    return several or [key for key in command.overrides if not is_launch(key)]
+    if several:
+        return several
+    return [key for key in command.overrides if not is_launch(key) and not is_verbatim(key)]
 
 
 def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
@@ -149,10 +157,13 @@ def has_finished(run: Run, config: Config) -> bool:
     """Return whether an earlier command has finished a trial; refuse a run with other settings in its directory."""
     if not run.config.exists():
         return False
-    old, steps = read_config(run.directory), config.trainer.max_steps
-    if differing := changed(old, config):
+    old = read_config(run.directory)
+    differing = changed(old, config)
+    if differing:
         raise InputError(f"{run}: is a run with other settings; use another name=…: {'; '.join(differing)}")
-    return run.summary.status == "finished" and (steps == "auto" or steps <= old.trainer.max_steps)
+    steps = config.trainer.max_steps
+    long_enough = steps == "auto" or steps <= old.trainer.max_steps
+    return run.summary.status == "finished" and long_enough
 
 
 def check_inputs(runs: Iterable[tuple[list[Setting], Config]]) -> list[str]:
@@ -261,7 +272,8 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 
     After a signal, whose number a handler appends to `received`, running trials are stopped and no trials start.
     """
-    waiting, running = sweep.ask(), dict[subprocess.Popen, Trial]()
+    waiting = sweep.ask()
+    running = dict[subprocess.Popen, Trial]()
     passed = 0  # number of signals that were passed on to the trials
     try:
         while True:
@@ -293,11 +305,11 @@ def combinations(command: Command) -> str:
 
 def begin_sweep(command: Command) -> int:
     """Check all trials of the sweep that `command` describes, then run it and return its exit status."""
-    given = [str(each.input_line) for each in command.overrides.values()]
-    given += [each.text for values in command.literals.values() for each in values]
-    runs, varied = [(settings, compose(settings)) for settings in command.runs()], varied_keys(command)
-    name = command.literal("name") or sweep_name(given)
-    directory = check_sweep(name, varied, command.literal("resume"))
+    runs = [(settings, compose(settings)) for settings in command.runs()]
+    varied = varied_keys(command)
+    arguments = itertools.chain(*map(arguments_of, command.overrides.values()))
+    name = command.verbatim("name") or sweep_name(arguments)
+    directory = check_sweep(name, varied, command.verbatim("resume"))
     if "debug" in command.overrides:
         raise InputError("debug: only works for one run, without -m")
     trials = []
@@ -311,4 +323,6 @@ def begin_sweep(command: Command) -> int:
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
     by_name = {trial.name: trial for trial in trials}
-    return run_sweep(Sweep(name, len(by_name), by_name), runs[0][1].workers)
+    sweep = Sweep(name, len(by_name), by_name)
+    _, first = runs[0]
+    return run_sweep(sweep, first.workers)

@@ -5,7 +5,7 @@ import io
 import itertools
 import math
 import statistics
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,14 +36,8 @@ def write_table(directory: Path, trials: Varied, outcomes: Mapping[Run, str]) ->
 
     `trials` has the settings of the present command's trials, and `outcomes` how those that have ended did.
     """
-    varied = dict[Run, Mapping[str, str]]()
-    with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
-        for row in csv.DictReader(file):
-            if row["directory"] and Path(row["directory"]).is_dir():
-                own = {key: value for key, value in row.items() if key not in (*RESULTS, *SEEDS)}
-                varied[Run(Path(row["directory"]))] = own
-    varied |= trials
-    keys = list(dict.fromkeys(itertools.chain(*varied.values())))
+    varied = {**stored_trials(directory), **trials}
+    keys = all_keys(varied.values())
     complete = all(settings.get(key) for settings in varied.values() for key in keys)
     for run, settings in varied.items():
         if not complete:  # another command varied other keys
@@ -51,14 +45,32 @@ def write_table(directory: Path, trials: Varied, outcomes: Mapping[Run, str]) ->
                 values = spelled(read_config(run.directory))
                 varied[run] = {key: values.get(key, settings.get(key, "")) for key in keys}
     table = rows_of(varied, outcomes)
-    names, averages = means(table)
+    columns, averages = means(table)
+    if averages:
+        columns += SEEDS
+    columns += RESULTS
     text = io.StringIO()
-    columns = [*names, *(SEEDS if averages else ()), *RESULTS]
     writer = csv.DictWriter(text, columns, restval="", lineterminator="\n")
     writer.writeheader()
     writer.writerows([*averages, *table])
     write_text(directory / "sweep.csv", text.getvalue())
     return table
+
+
+def stored_trials(directory: Path) -> dict[Run, Mapping[str, str]]:
+    """Return the varied settings of the trials in `sweep.csv` whose directories still exist."""
+    trials = dict[Run, Mapping[str, str]]()
+    with suppress(OSError), open(directory / "sweep.csv", encoding="utf-8", newline="") as file:
+        for row in csv.DictReader(file):
+            trial = row["directory"]
+            if trial and Path(trial).is_dir():
+                settings = {key: row[key] for key in row if key not in (*RESULTS, *SEEDS)}
+                trials[Run(Path(trial))] = settings
+    return trials
+
+
+def all_keys(settings: Iterable[Mapping[str, str]]) -> list[str]:
+    return list(dict.fromkeys(itertools.chain(*settings)))
 
 
 def table_of_runs(runs: Collection[Run]) -> str:
@@ -67,27 +79,47 @@ def table_of_runs(runs: Collection[Run]) -> str:
     Its columns are the settings that differ and on which a result depends: not the steps that `minutes=` has chosen,
     and not what was chosen for the machine.
     """
-    configs = [read_config(run.directory) for run in runs]
-    values = [spelled(config) | ({"trainer.max_steps": ""} if config.minutes else {}) for config in configs]
-    depends = {*resume_rules.settings(configs[0]), *resume_rules.PATHS, "trainer.max_steps"} - {"threads", "compile"}
-    keys = [key for key in dict.fromkeys(itertools.chain(*values)) if {key, key.partition(".")[0]} & depends]
-    varied = [key for key in keys if len({own[key] for own in values if key in own}) > 1]
-    rows = [{key: own[key] for key in varied if own.get(key, "null") != "null"} for own in values]
-    named = {run: {"run": printable(run.name)} | row for run, row in zip(runs, rows, strict=True)}
-    return "\n\n".join(filter(None, [leaderboard(rows_of(named, {})), caution(dict(zip(runs, configs, strict=True)))]))
+    configs = {run: read_config(run.directory) for run in runs}
+    values = dict[Run, dict[str, str]]()
+    for run, config in configs.items():
+        values[run] = spelled(config)
+        if config.minutes:
+            values[run]["trainer.max_steps"] = ""
+    first = next(iter(configs.values()))
+    relevant = {*resume_rules.settings(first), *resume_rules.PATHS, "trainer.max_steps"}
+    relevant -= {"threads", "compile"}
+    columns = []
+    for key in all_keys(values.values()):
+        # A plug-in's key counts as its group.
+        if key in relevant or key.partition(".")[0] in relevant:
+            different = {settings[key] for settings in values.values() if key in settings}
+            if len(different) > 1:
+                columns.append(key)
+    named = dict[Run, dict[str, str]]()
+    for run, settings in values.items():
+        shown = {key: settings[key] for key in columns if settings.get(key, "null") != "null"}
+        named[run] = {"run": printable(run.name)} | shown
+    table = leaderboard(rows_of(named, {}))
+    warning = caution(configs)
+    return f"{table}\n\n{warning}" if warning else table
 
 
 def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
     """Return a row for each run, the best first, with those of the settings `varied` that differ between the runs."""
-    keys = list(dict.fromkeys(itertools.chain(*varied.values())))
-    differing = [key for key in keys if len({own.get(key, "") for own in varied.values()}) > 1]
+    keys = all_keys(varied.values())
+    differing = []
+    for key in keys:
+        values = {settings.get(key, "") for settings in varied.values()}
+        if len(values) > 1:
+            differing.append(key)
     table = list[Row]()
     for run, settings in varied.items():
         summary = run.summary
         row: Row = {key: settings.get(key, "") for key in differing or keys}
         row |= {key: getattr(summary, key) for key in RESULTS if key != "directory"}
-        status = outcomes.get(run) or summary.status or "waiting"
-        table.append(row | {"status": status, "directory": run})
+        row["status"] = outcomes.get(run) or summary.status or "waiting"
+        row["directory"] = run
+        table.append(row)
     return best_first(table)
 
 
@@ -98,12 +130,14 @@ def best_first(table: list[Row]) -> list[Row]:
 
 def spelled(config: Config) -> dict[str, str]:
     """Return all settings by key, with printable values as on the command line, without passwords in URLs."""
-    found = by_key(config)
+    values = by_key(config)
     for group in PLUGINS:
-        names = list(plugins := found[group])
-        found |= {f"{group}.{name}.{key}": value for name in names for key, value in plugins[name].items()}
-        found[group] = names[0] if len(names) == 1 else names
-    return {key: printable(spell(value)) for key, value in found.items()}
+        plugins = values[group]
+        for name, arguments in plugins.items():
+            values |= {f"{group}.{name}.{key}": value for key, value in arguments.items()}
+        names = list(plugins)
+        values[group] = names[0] if len(names) == 1 else names
+    return {key: printable(spell(value)) for key, value in values.items()}
 
 
 def means(table: list[Row]) -> tuple[list[str], list[Row]]:
@@ -111,19 +145,23 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
 
     The rows begin with the lowest loss. There are none if `seed` is not a column.
     """
-    settings = [key for key in table[0] if key not in RESULTS] if table else []
+    if not table:
+        return [], []
+    settings = [key for key in table[0] if key not in RESULTS]
+    if "seed" not in settings:
+        return settings, []
     groups = dict[tuple[str, ...], list[Row]]()
-    for row in table if "seed" in settings else ():
+    for row in table:
         groups.setdefault(without_seed(row), []).append(row)
     averages = []
     for rows in groups.values():
         mean: Row = {key: "" if key in APART else rows[0][key] for key in settings} | {"status": "mean"}
         for key in MEANS:
-            values = [each[key] for each in rows if each[key] is not None]
+            values = [row[key] for row in rows if row[key] is not None]
             mean[key] = statistics.fmean(values) if values else None
             if f"{key}_spread" in SEEDS:
                 mean[f"{key}_spread"] = statistics.stdev(values) if len(values) > 1 else None
-        mean["runs"] = sum(each["val_loss"] is not None for each in rows)
+        mean["runs"] = sum(row["val_loss"] is not None for row in rows)
         averages.append(mean)
     return settings, best_first(averages)
 
@@ -145,23 +183,45 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 def cells(table: list[Row]) -> list[list[list[str]]]:
     """Return the tables for display, headings first: means if `seed` varies, then a table with a row for each run."""
     settings, averages = means(table)
-    tested = ["test_loss"] if any(row["test_loss"] is not None for row in table) else []
-    modes = ["mode"] if len({row["mode"] for row in table} - {None}) > 1 else []
-    lines = [[*settings, "loss", "bpc", *(["test"] if tested else []), *modes, "parameters", "time"]]
-    for row in table:
-        loss, bpc, *tests = (figure(row[key]) for key in ("val_loss", "val_bpc", *tested))
-        weights = "" if row["parameters"] is None else f"{row['parameters']:,}"
-        seconds = "" if row["seconds"] is None else clock(row["seconds"])
-        mode = [row[key] or "" for key in modes]
-        lines.append([*(row[key] for key in settings), loss or row["status"], bpc, *tests, *mode, weights, seconds])
+    tested = any(row["test_loss"] is not None for row in table)
+    runs = run_cells(table, settings, tested)
     if not averages:
-        return [lines]
-    others, losses = [key for key in settings if key not in APART], ["val_loss", *tested]
-    rows = [[*others, "runs", "mean loss", "spread", *(["mean test", "spread"] if tested else [])]]
+        return [runs]
+    return [mean_cells(averages, settings, tested), runs]
+
+
+def run_cells(table: list[Row], settings: list[str], tested: bool) -> list[list[str]]:
+    modes = {row["mode"] for row in table} - {None}
+    headings = {key: key for key in settings} | {"val_loss": "loss", "val_bpc": "bpc"}
+    if tested:
+        headings["test_loss"] = "test"
+    if len(modes) > 1:
+        headings["mode"] = "mode"
+    headings |= {"parameters": "parameters", "seconds": "time"}
+    lines = [list(headings.values())]
+    for row in table:
+        shown = row | {key: figure(row[key]) for key in ("val_loss", "val_bpc", "test_loss")}
+        shown["val_loss"] = shown["val_loss"] or row["status"]
+        if row["parameters"] is not None:
+            shown["parameters"] = f"{row['parameters']:,}"
+        if row["seconds"] is not None:
+            shown["seconds"] = clock(row["seconds"])
+        lines.append([shown[key] or "" for key in headings])
+    return lines
+
+
+def mean_cells(averages: list[Row], settings: list[str], tested: bool) -> list[list[str]]:
+    others = [key for key in settings if key not in APART]
+    headings = [*others, "runs", "mean loss", "spread"]
+    losses = ["val_loss", "val_loss_spread"]
+    if tested:
+        headings += ["mean test", "spread"]
+        losses += ["test_loss", "test_loss_spread"]
+    lines = [headings]
     for row in averages:
-        numbers = [figure(row[f"{key}{end}"]) for key in losses for end in ("", "_spread")]
-        rows.append([*(row[key] for key in others), str(row["runs"]), *numbers])
-    return [rows, lines]
+        figures = [figure(row[key]) for key in losses]
+        lines.append([*(row[key] for key in others), str(row["runs"]), *figures])
+    return lines
 
 
 def figure(number: float | None) -> str:
@@ -175,18 +235,24 @@ def write_page(directory: Path, table: list[Row]) -> str:
         with suppress(InputError):  # the run has not begun, or has lost its config.yaml
             configs[row["directory"]] = read_config(row["directory"].directory)
     settings, averages = means(table)
-    # Runs that differ only in their seed have one colour, which is a number; a page of no runs has one table.
+    # Runs that differ only in their seed have one colour, which is a number.
     numbers = dict[tuple[str, ...], int]()
-    groups = [rows for rows in (averages, table) if rows] or [[]]
+    groups = [averages, table] if averages else [table]
     colours = [[numbers.setdefault(without_seed(row), len(numbers)) for row in rows] for rows in groups]
-    names = [", ".join(f"{key}={row[key]}" for key in settings) for row in table]
-    lines = zip(names, [curve(row["directory"]) for row in table], colours[-1], strict=True)
-    units = {"byte" if config.data.tokenizer == "byte" else "character" for config in configs.values()}
-    data = {"unit": " or ".join(sorted(units)) or "character", "colours": len(numbers), "runs": list(lines)}
-    different, tables = caution(configs), list(zip(cells(table), colours, strict=True))
-    page = render_page("sweep_page", printable(directory.name), data, caution=different, tables=tables)
+    runs = []
+    for row, colour in zip(table, colours[-1], strict=True):
+        name = ", ".join(f"{key}={row[key]}" for key in settings)
+        runs.append((name, curve(row["directory"]), colour))
+    tokenizers = {config.data.tokenizer for config in configs.values()}
+    units = {"byte" if name == "byte" else "character" for name in tokenizers}
+    unit = " or ".join(sorted(units)) or "character"
+    data = {"unit": unit, "colours": len(numbers), "runs": runs}
+    tables = list(zip(cells(table), colours, strict=True))
+    warning = caution(configs)
+    title = printable(directory.name)
+    page = render_page("sweep_page", title, data, caution=warning, tables=tables)
     write_text(directory / "report.html", page)
-    return different
+    return warning
 
 
 def curve(run: Run) -> list[tuple[int, float]]:
@@ -197,14 +263,20 @@ def curve(run: Run) -> list[tuple[int, float]]:
 
 def caution(configs: Mapping[Run, Config]) -> str:
     """Return a warning if runs were evaluated on different texts or in different modes, otherwise ""."""
-    texts, modes = set(), {run.summary.mode for run in configs} - {None}
+    modes = {run.summary.mode for run in configs} - {None}
     if len(modes) > 1:
-        return f"losses measured in different modes cannot be compared: {', '.join(sorted(map(str, modes)))}"
+        listed = ", ".join(sorted(map(str, modes)))
+        return f"losses measured in different modes cannot be compared: {listed}"
+    texts = set()
     for run, config in configs.items():
         data = config.data
-        held_out = [data.validation] if data.validation else [run.summary.text_sha256 or data.path, data.split]
+        held_out: list[Any] = [data.validation]
+        if not data.validation:
+            held_out = [run.summary.text_sha256 or data.path, data.split]
         texts.add(repr([*held_out, data.documents, data.field]))
-    return "the validation texts differ, so a lower loss does not mean a better model" if len(texts) > 1 else ""
+    if len(texts) > 1:
+        return "the validation texts differ, so a lower loss does not mean a better model"
+    return ""
 
 
 def run_list() -> str:

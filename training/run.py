@@ -42,7 +42,7 @@ def main(command: Command, config: Config, started: float) -> int:
     if devices > 1 and not ranks.launched():
         run_lock.release()  # because rank 0, another process, locks the run
         settled = [f"resume={run}" if resumed else f"name={run.name}"]
-        if command.literal("name") is not None and config.resume == "auto":
+        if command.verbatim("name") is not None and config.resume == "auto":
             settled = []  # each rank finds the run by its name
         return launch(devices, settled, partial(resume_hint, run))
     with stoppable(run):

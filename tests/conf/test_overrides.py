@@ -7,7 +7,7 @@ from base.errors import InputError
 from conf.compose import read_config
 from conf.help import usage
 from conf.keys import KEYS, groups
-from conf.overrides import read_command
+from conf.overrides import parse, quoted, read_command
 from conf.schema import Config, by_key, to_dict, to_yaml
 from gpt.optim_config import OptimConfig
 from tests.conf.test_defaults import composed
@@ -88,6 +88,34 @@ def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
     for name in ("/a", "a/", "a/..", "../a", ".hidden", "a\\b"):  # and those of tests/faults/test_input.py
         with pytest.raises(ValueError, match="name="):
             Config(name=name)
+
+
+def test_a_text_in_hydra_s_grammar_is_read_as_this_text() -> None:
+    texts = [
+        "a/b-c.txt",
+        "true",
+        "NULL",
+        "inf",
+        "nan",
+        "info",
+        "aé",
+        "",
+        "it's",
+        "\\",
+        "\\'",
+        'a\\"',
+        "a\n,b",
+        "${seed",
+        "3",
+        "\udcff",
+    ]
+    for text in texts:
+        (override,) = parse([f"data.path={quoted(text)}"])
+        assert override.value() == text, text
+    (config,) = composed("++data.path=a 'b', c", "++name=3", "seed=1")
+    assert (config.data.path, config.name) == ("a 'b', c", "3")
+    (config,) = composed("++data.path=a", "data.path=b")
+    assert config.data.path == "b"
 
 
 def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) -> None:

@@ -67,9 +67,7 @@ def test_what_the_first_command_does_on_a_machine(pretended: str) -> None:
     assert choice.machine.startswith(line) and precision in choice.machine
     assert found.note.startswith(NOTES.get(pretended, "")) and bool(found.note) is (pretended in NOTES)
     trainer = choice.config.trainer
-    assert (trainer.devices, trainer.num_nodes, trainer.accelerator) == ("auto", "auto", "auto"), (
-        "decided anew elsewhere"
-    )
+    assert trainer.devices == trainer.num_nodes == trainer.accelerator == "auto", "resuming elsewhere decides anew"
 
 
 @pytest.mark.parametrize("name", NOTES)
@@ -97,7 +95,8 @@ def test_which_gpus_a_build_has_kernels_for(
 
 DEVICES: list[tuple[Any, str, int, Any]] = [  # trainer.devices, device, GPUs, and what is used or said
     ("auto", "cuda", 4, 1), (2, "cuda", 4, 2), ([1, 3], "cuda", 4, [1, 3]), ("auto", "cpu", 0, 1), (3, "cpu", 0, 3),
-    (4, "cuda", 2, "trainer.devices=4: this machine has 2 GPUs"), ([2], "cuda", 2, "trainer.devices=[2]: this machine has 2"),
+    (4, "cuda", 2, "trainer.devices=4: this machine has 2 GPUs"),
+    ([2], "cuda", 2, "trainer.devices=[2]: this machine has 2 GPUs, from 0 on"),
     ([0], "cpu", 0, "trainer.devices=[0]: a list is for GPUs"),
 ]  # fmt: skip
 
