@@ -145,7 +145,7 @@ def read_prompt(name: str, newline: str | None) -> str:
 def adapt(prompt: str, unknown: str, tokenizer: Tokenizer) -> str:
     """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
     if unknown != "error":
-        return replace_unknown(tokenizer.canonical(prompt), [tokenizer], unknown)
+        return replace_unknown([tokenizer.canonical(prompt)], [tokenizer], unknown)[0]
     try:
         tokenizer.encode(prompt)
     except UnknownCharacter as error:
