@@ -157,7 +157,7 @@ def encode_parts(
         encoded = []
         for model, tokenizer in zip(models, tokenizers, strict=True):
             mark = tokenizer.pack(end).tobytes()
-            pieces = []
+            pieces: list[bytes] = []
             for line, text in zip(lines, texts, strict=True):
                 try:
                     pieces += pack(text, tokenizer)
