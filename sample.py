@@ -169,9 +169,9 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer, options: argparse.Name
         raise InputError(f"{option}: the training text cannot be read: {error}") from None
     reason = skipped(trained, tokenizer.unit)
     if reason and options.new:
-        raise InputError(f"--new: {reason.removeprefix('longest copy: skipped, because ')}")
+        raise InputError(f"--new: {reason}")
     if reason:
-        print(reason, file=sys.stderr)
+        print(f"longest copy: skipped, because {reason}", file=sys.stderr)
         return None
     return trained
 

@@ -191,7 +191,7 @@ def test_the_lines_with_characters_that_the_model_has_never_seen(
 ) -> None:
     write("model.st", CharTokenizer("abcde\n"), documents={"kind": "line", "end": "\n", "name": ""})
     Path("new.log").write_bytes("abc\r\n\r\n  \r\néed\r\nжж\r\nde日".encode())
-    said = "new.log, line 4: 'é' (U+00E9) at position 0 is not in"
+    said = "new.log, line 4: character 'é' (U+00E9) at position 0 is not in"
     one_line(score("model.st", "new.log", "--per-document"), 2, said, program="score.py")
     ended = score("model.st", "new.log", "--per-document", "--csv", "out.csv", "--unknown", choice)
     with open("out.csv", encoding="utf-8", newline="") as file:
