@@ -8,10 +8,10 @@ import re
 import secrets
 import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from typing import TextIO
+from typing import NamedTuple, TextIO
 
 import numpy as np
 
@@ -22,11 +22,33 @@ from base.command_line import ABOUT_UNKNOWN, Parser, add_unknown, device, main, 
 from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.progress import Progress, count, hidden
-from data.novelty import describe, longest_copies, repeats, skipped
+from data.novelty import Copy, describe, longest_copies, repeats, skipped
 from gpt.inference.continuation import Continuation, beginning, readable
 from gpt.inference.generate import TEMPERATURE, SamplingParams, generate_many, stream
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
+
+LISTED = 20  # texts whose longest copies are printed one by one
+TRIES = 3  # texts that --new tries for each one that it should write
+
+
+class Sample(NamedTuple):
+    prompt: str
+    seed: int
+    text: Continuation
+
+    def document(self, end: str) -> str:
+        """Return the document that `end` completes, or "" if the text is not complete or blank."""
+        if not end or end not in self.text.stopped_by:
+            return ""
+        document = (self.prompt + self.text.text).rpartition(end)[2]
+        return document if document.strip() else ""
+
+
+class Novelty(NamedTuple):
+    tokens: np.ndarray  # of the text, (n,)
+    copy: Copy  # the longest one
+    new: bool | None  # whether the training text lacks the document; None unless it is complete
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -44,7 +66,8 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("prompts").add_argument
     several = "prompt text; repeat the option to continue several prompts in one batch"
     add("--prompt", metavar="TEXT", action="append", default=[], help=several)
-    add("--prompt-file", metavar="FILE", action="append", default=[], help="read a prompt from FILE; -: standard input")
+    from_file = "read a prompt, or one for each document of a model of documents, from FILE; -: standard input"
+    add("--prompt-file", metavar="FILE", action="append", default=[], help=from_file)
     add_unknown(add, "prompt characters")
     add = parser.add_argument_group("sampling").add_argument
     length = "length of each text in characters, or in bytes with a byte model (default 500)"
@@ -65,8 +88,10 @@ def make_parser() -> Parser:
     add("--output", metavar="FILE", help="write the texts to FILE")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--json", action="store_true", help="write each text as a line of JSON")
-    copied = "print to stderr each text's longest copy from the training text, and how many documents are new"
+    copied = "print to stderr the longest copies from the training text, and how many documents are new"
     add("--novelty", action="store_true", help=copied)
+    new = f"write only documents that are new and differ, of at most {TRIES} times --num-samples"
+    add("--new", action="store_true", help=new)
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
     return parser
@@ -78,30 +103,37 @@ def unescaped(text: str) -> str:
 
 def sample(options: argparse.Namespace) -> None:
     checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
-    excluded = [f"--{key}" for key in ("prompt", "prompt_file", "output", "json", "novelty") if getattr(options, key)]
+    alone = ("prompt", "prompt_file", "output", "json", "novelty", "new")
+    excluded = [f"--{key}" for key in alone if getattr(options, key)]
     if options.interactive and excluded:
         raise InputError(f"--interactive: cannot be combined with {excluded[0].replace('_', '-')}")
+    if options.new and options.no_stop:
+        raise InputError("--new: cannot be combined with --no-stop")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
     weights, meta = load_weights(checkpoint, options.device)
     tokenizer = tokenizer_from(meta["vocabulary"])
     documents = meta["documents"] or {"kind": "", "end": ""}
     options.document, options.end = "line" if documents["kind"] == "line" else "document", documents["end"]
+    if options.new and not options.end:
+        why = "was not trained on documents (data.documents, data.field)"
+        raise InputError(f"--new: {printable(checkpoint)} {why}")
     if options.interactive:
         keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
         print(f"{printable(checkpoint)}, step {meta['step']}; {keys}", file=sys.stderr)
         return converse(weights, tokenizer, options)
-    # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
-    newline = "" if tokenizer.unit == "byte" else None
-    prompts = options.prompt + [read_prompt(name, newline) for name in options.prompt_file]
+    prompts = list(options.prompt)
+    for name in options.prompt_file:
+        prompts += read_prompts(name, tokenizer, meta["documents"])
     if not prompts and not stat.S_ISCHR(os.fstat(0).st_mode):
         print("standard input is not read; --prompt-file - uses it as the prompt", file=sys.stderr)
-    prompts = [adapt(prompt, options.unknown, tokenizer) for prompt in prompts]
+    prompts = adapt(prompts, options.unknown, tokenizer)
     if "" in prompts:
         raise InputError("--prompt: a prompt is empty, or none of its characters is in the vocabulary")
-    trained = training_text(checkpoint, tokenizer) if options.novelty else None
+    trained = training_text(checkpoint, tokenizer, options) if options.new or options.novelty else None
     if options.seed is None:
         options.seed = secrets.randbits(32)
+    novelties: list[Novelty] = []
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
     if options.output is not None:
         files = [checkpoint, *map(Path, options.prompt_file)]
@@ -109,28 +141,48 @@ def sample(options: argparse.Namespace) -> None:
     with output as out:
         print(f"{printable(checkpoint)}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
         rows = [(prompt, options.seed + number) for prompt in prompts or [""] for number in range(options.num_samples)]
-        texts = write(weights, tokenizer, rows, options, out)
-    if trained is not None:
-        report_novelty(rows, texts, trained, tokenizer, options)
+        if len(rows) == 1 and not options.json and not options.new:
+            samples: Iterable[Sample] = [write_one(weights, tokenizer, rows[0], options, out)]
+        else:
+            if options.new and trained is not None:
+                samples = new_documents(weights, tokenizer, rows, trained, options)
+            else:
+                samples = generated(weights, tokenizer, rows, options)
+            if options.json and options.novelty and trained is not None:  # each line has its novelty
+                samples = list(samples)
+                novelties = novelties_of(samples, trained, tokenizer, options)
+            samples = write(samples, novelties, options, out)
+    if options.novelty and trained is not None:
+        report_novelty(novelties or novelties_of(samples, trained, tokenizer, options), tokenizer, options)
 
 
-def training_text(checkpoint: Path, tokenizer: Tokenizer) -> np.ndarray | None:
+def training_text(checkpoint: Path, tokenizer: Tokenizer, options: argparse.Namespace) -> np.ndarray | None:
     """Return the tokens of the training text of a model's run, (N,), or None (and print why) if there are too many."""
     from data.text import text_of_run  # needs a quarter of the start-up time
 
+    option = "--new" if options.new else "--novelty"
     if not checkpoint.with_name("last.ckpt").is_file():
-        raise InputError(f"--novelty: {printable(checkpoint)} is not in a run directory: its training text is unknown")
+        raise InputError(f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown")
     try:
         trained = text_of_run(checkpoint).train
     except InputError as error:
-        raise InputError(f"--novelty: the training text cannot be read: {error}") from None
-    if reason := skipped(trained, tokenizer.unit):
-        print(reason, file=sys.stderr)
-    return None if reason else trained
+        raise InputError(f"{option}: the training text cannot be read: {error}") from None
+    reason = skipped(trained, tokenizer.unit)
+    if reason and options.new:
+        raise InputError(f"--new: {reason}")
+    if reason:
+        print(f"longest copy: skipped, because {reason}", file=sys.stderr)
+        return None
+    return trained
 
 
-def read_prompt(name: str, newline: str | None) -> str:
-    """Return the UTF-8 text of a file or, if `name` is `-`, of standard input; `newline` as in `io.TextIOWrapper`."""
+def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | None) -> list[str]:
+    """Return the prompts in a UTF-8 file or, if `name` is `-`, in standard input.
+
+    A file of `documents` is divided as the training text was; any other file is one prompt.
+    """
+    # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
+    newline = "" if tokenizer.unit == "byte" else None
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
@@ -139,18 +191,30 @@ def read_prompt(name: str, newline: str | None) -> str:
         raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
     if not text:
         raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
-    return text
+    if documents is None:
+        return [text]
+    from data.documents import DocumentRule, divide, is_divided  # needs a tenth of the start-up time
+
+    rule = DocumentRule(**documents)
+    if rule.kind == "row" and not is_divided(rule, name):  # the beginning of a row, which is not in a table
+        return [text]
+    pairs = divide(text.encode() if tokenizer.unit == "byte" else text, rule, name)
+    if not pairs:
+        raise InputError(f"--prompt-file {name}: has only whitespace, which is not a document")
+    return [prompt if isinstance(prompt, str) else prompt.decode() for _, prompt in pairs]
 
 
-def adapt(prompt: str, unknown: str, tokenizer: Tokenizer) -> str:
+def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[str]:
     """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
     if unknown != "error":
-        return replace_unknown(tokenizer.canonical(prompt), [tokenizer], unknown)
-    try:
-        tokenizer.encode(prompt)
-    except UnknownCharacter as error:
-        raise InputError(f"{error}; {ABOUT_UNKNOWN}") from None
-    return prompt
+        return replace_unknown([tokenizer.canonical(prompt) for prompt in prompts], [tokenizer], unknown)
+    for prompt in prompts:
+        try:
+            tokenizer.encode(prompt)
+        except UnknownCharacter as error:
+            where = f"prompt {one_line(prompt)[:40]!r}: " if len(prompts) > 1 else ""
+            raise InputError(f"{where}{error}; {ABOUT_UNKNOWN}") from None
+    return list(prompts)
 
 
 def continuations(
@@ -172,63 +236,129 @@ def continuations(
     yield written
 
 
-def write(
-    weights: Weights, tokenizer: Tokenizer, rows: list[tuple[str, int]], options: argparse.Namespace, out: TextIO
-) -> list[Continuation]:
-    """Continue the prompts and seeds `rows`; write a single text while it grows, several when each is complete."""
+def generated(
+    weights: Weights, tokenizer: Tokenizer, rows: list[tuple[str, int]], options: argparse.Namespace
+) -> Iterator[Sample]:
     encoded = [tokenizer.encode(begun(prompt, tokenizer, options)) for prompt, _ in rows]
 
     def work(part: slice) -> Iterator[list[Continuation]]:
         return continuations(weights, encoded[part], [seed for _, seed in rows[part]], tokenizer, options)
 
-    if len(rows) == 1 and not options.json:
-        text = show(rows[0][0], work(slice(1)), options.end, out)
-        out.write("\n")
-        out.flush()
-        return [text]
-    separated = options.document != "line" or options.no_stop  # otherwise each text is one line
-    texts: list[Continuation] = []
+    remaining = iter(rows)
     with Progress("writing", len(rows) * options.num_chars) as bar:
         for part in generate_many(work, len(rows), weights, bar.update):
             for text in part:
-                prompt, seed = rows[len(texts)]
-                texts.append(text)
-                if options.json:
-                    line = {"prompt": prompt, "text": text.text, "seed": seed, "checkpoint": str(options.checkpoint)}
-                    line |= {"ended": options.end in text.stopped_by or options.end in text.text} if options.end else {}
-                    shown = json.dumps(line)
-                else:
-                    heading = f"--- {len(texts)}\n" if separated else ""
-                    shown = for_output(heading + readable(prompt + text.text, options.end), out)
-                with hidden():
-                    out.write(shown + "\n")
-                    out.flush()
-    cut = sum(not text.stopped_by for text in texts)
+                prompt, seed = next(remaining)
+                yield Sample(prompt, seed, text)
+
+
+def new_documents(
+    weights: Weights, tokenizer: Tokenizer, rows: list[tuple[str, int]], trained: np.ndarray,
+    options: argparse.Namespace,
+) -> Iterator[Sample]:  # fmt: skip
+    """Yield a new document for each of `rows`, with another seed if the first one repeats the training text.
+
+    The documents differ. The tries of a prompt have successive seeds, and there are at most `TRIES` for each row.
+    """
+    wanted = len(rows)
+    tried = 0
+    cut = 0
+    written = set[str]()
+    while rows and tried < TRIES * wanted:
+        samples = list(generated(weights, tokenizer, rows[: TRIES * wanted - tried], options))
+        tried += len(samples)
+        cut += sum(not sample.text.stopped_by for sample in samples)
+        documents = [sample.document(options.end) for sample in samples]
+        encoded = [tokenizer.encode(document) for document in documents]
+        repeated = repeats(encoded, trained, tokenizer.encode(options.end))
+        rows = []
+        for sample, document, is_known in zip(samples, documents, repeated, strict=True):
+            if not document or is_known or document in written:
+                rows.append((sample.prompt, sample.seed + options.num_samples))
+            else:
+                written.add(document)
+                yield sample
+    said = f"{len(written):,} of {count(tried, options.document)} tried are new"
+    if cut:
+        said += f", {cut:,} reached --num-chars {options.num_chars} before the end"
+    print(said, file=sys.stderr)
+
+
+def write_one(
+    weights: Weights, tokenizer: Tokenizer, row: tuple[str, int], options: argparse.Namespace, out: TextIO
+) -> Sample:
+    """Continue a prompt, and write the text while it grows."""
+    prompt, seed = row
+    tokens = tokenizer.encode(begun(prompt, tokenizer, options))
+    text = show(prompt, continuations(weights, [tokens], [seed], tokenizer, options), options.end, out)
+    out.write("\n")
+    out.flush()
+    return Sample(prompt, seed, text)
+
+
+def write(
+    samples: Iterable[Sample], novelties: list[Novelty], options: argparse.Namespace, out: TextIO
+) -> list[Sample]:
+    """Write each text when it is complete, and return all; `novelties` are for lines of JSON."""
+    separated = options.document != "line" or options.no_stop  # otherwise each text is one line
+    written: list[Sample] = []
+    for sample in samples:
+        written.append(sample)
+        prompt, seed, text = sample
+        if options.json:
+            line = {"prompt": prompt, "text": text.text, "seed": seed, "checkpoint": str(options.checkpoint)}
+            if options.end:
+                line["ended"] = options.end in text.stopped_by or options.end in text.text
+            if novelties:
+                novelty = novelties[len(written) - 1]
+                line["longest_copy"] = novelty.copy.length
+                if options.end and not options.no_stop:
+                    line["new"] = novelty.new
+            shown = json.dumps(line)
+        else:
+            heading = f"--- {len(written)}\n" if separated else ""
+            shown = for_output(heading + readable(prompt + text.text, options.end), out)
+        with hidden():
+            out.write(shown + "\n")
+            out.flush()
+    cut = sum(not sample.text.stopped_by for sample in written)
     if cut and options.end and not options.no_stop:
         reached = f"reached --num-chars {options.num_chars} before the end of a {options.document}"
-        print(f"{cut:,} of {count(len(rows), 'text')} {reached}", file=sys.stderr)
-    return texts
+        print(f"{cut:,} of {count(len(written), 'text')} {reached}", file=sys.stderr)
+    return written
 
 
 def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
     return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
 
 
-def report_novelty(
-    rows: list[tuple[str, int]], texts: list[Continuation], trained: np.ndarray, tokenizer: Tokenizer,
-    options: argparse.Namespace,
-) -> None:  # fmt: skip
-    """Print each text's longest copy from the tokens `trained`, and how many complete documents are not among them."""
-    tokens = [tokenizer.encode(text.text) for text in texts]
-    for index, (own, copy) in enumerate(zip(tokens, longest_copies(tokens, trained), strict=True), start=1):
-        print((f"{index}: " if len(rows) > 1 else "") + describe(copy, own, tokenizer), file=sys.stderr)
+def novelties_of(
+    samples: Iterable[Sample], trained: np.ndarray, tokenizer: Tokenizer, options: argparse.Namespace
+) -> list[Novelty]:
+    """Compare texts with the tokens `trained`, (N,)."""
+    tokens = [tokenizer.encode(sample.text.text) for sample in samples]
+    copies = longest_copies(tokens, trained)
+    documents = [sample.document(options.end) for sample in samples]
+    complete = [tokenizer.encode(document) for document in documents if document]
+    repeated = iter(repeats(complete, trained, tokenizer.encode(options.end)))
+    new = [not next(repeated) if document else None for document in documents]
+    return [Novelty(*each) for each in zip(tokens, copies, new, strict=True)]
+
+
+def report_novelty(novelties: list[Novelty], tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+    """Print the longest copy of each text, or of many texts the median and the longest, and how many are new."""
+    listed = list(enumerate(novelties, start=1))
+    if len(novelties) > LISTED:
+        median = np.median([novelty.copy.length for novelty in novelties])
+        print(f"longest copy: median {median:g} {tokenizer.unit}s, and the longest of all:", file=sys.stderr)
+        listed = [max(listed, key=lambda each: each[1].copy.length)]
+    for index, novelty in listed:
+        label = f"{index}: " if len(novelties) > 1 else ""
+        print(label + describe(novelty.copy, novelty.tokens, tokenizer), file=sys.stderr)
     if options.end and not options.no_stop:
-        whole = [
-            prompt + text.text for (prompt, _), text in zip(rows, texts, strict=True) if options.end in text.stopped_by
-        ]
-        documents = [tokenizer.encode(each) for text in whole if (each := text.rpartition(options.end)[2]).strip()]
-        new = repeats(documents, trained, tokenizer.encode(options.end)).count(False)
-        what = count(len(documents), f"complete {options.document}")
+        complete = [novelty.new for novelty in novelties if novelty.new is not None]
+        new = complete.count(True)
+        what = count(len(complete), f"complete {options.document}")
         print(f"{new:,} of {what} {'is' if new == 1 else 'are'} new", file=sys.stderr)
 
 
@@ -250,7 +380,8 @@ def converse(weights: Weights, tokenizer: Tokenizer, options: argparse.Namespace
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:
         try:
-            if not (prompt := adapt(input("> "), options.unknown, tokenizer)):
+            (prompt,) = adapt([input("> ")], options.unknown, tokenizer)
+            if not prompt:
                 continue
             seed = secrets.randbits(32) if options.seed is None else options.seed
             given = tokenizer.encode(begun(prompt, tokenizer, options))

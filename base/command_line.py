@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -149,13 +150,15 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
     )
 
 
-def replace_unknown(text: str, tokenizers: Sequence[Any], unknown: str) -> str:
+def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: str) -> list[str]:
     """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
-    forms = {letter: letter for letter in dict.fromkeys(text)}  # in the order in which they are printed
+    letters = dict.fromkeys(chain.from_iterable(texts))  # in the order in which they are printed
+    forms = {letter: letter for letter in letters}
     for replace in [True, False] if unknown == "replace" else [False]:
         for tokenizer in tokenizers:
             forms = {letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()}
-    changes = Counter({letter: text.count(letter) for letter, form in forms.items() if form != letter})
+    changed = [letter for letter, form in forms.items() if form != letter]
+    changes = Counter({letter: sum(text.count(letter) for text in texts) for letter in changed})
     said = []
     for letter, times in changes.most_common(10):
         form = f"replaced by {forms[letter]!r}" if forms[letter] else "dropped"
@@ -163,7 +166,7 @@ def replace_unknown(text: str, tokenizers: Sequence[Any], unknown: str) -> str:
     if said:
         more = f", {len(changes) - 10} more" if len(changes) > 10 else ""
         print(f"--unknown {unknown}: {', '.join(said)}{more}", file=sys.stderr)
-    return "".join(map(forms.__getitem__, text))
+    return ["".join(map(forms.__getitem__, text)) for text in texts]
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:

@@ -96,31 +96,57 @@ def _files_or_rows(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[A
             yield ("" if corpus.encoding else b"").join(chunks)
         else:
             with document.open() as file:
-                for value in rows(file, document.label, rule.name, corpus.encoding or "utf-8", tick):
+                for _, value in rows(file, document.label, rule.name, corpus.encoding or "utf-8", tick):
                     yield value if corpus.encoding else value.encode()
 
 
 def rows(
     file: IO[bytes], label: str, field: str, encoding: str = "utf-8", tick: Tick = lambda size: None
-) -> Iterator[str]:
-    """Yield the text of the field in each row of a table, which must not contain the end mark."""
+) -> Iterator[tuple[int, str]]:
+    """Yield pairs (number of the line or row, text), as `data.field` says; no text may contain the end mark."""
     for line, value in fields(file, label, field, encoding, tick):
         if END in value:
             raise InputError(f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it")
-        yield value
+        yield line, value
 
 
-def divide(text: Any, rule: DocumentRule, label: str) -> list[Any]:
-    """Divide the whole `text` of one file as `rule` says, and return a list of the documents that are not blank."""
+def divide(text: Any, rule: DocumentRule, label: str) -> list[tuple[int, Any]]:
+    """Divide the whole `text` of one file as `rule` says, without blank documents.
+
+    Returns pairs (number of the line in which the document begins or, in JSON and Parquet, of its row; document).
+    """
     if rule.kind == "row":
         raw = text if isinstance(text, bytes) else text.encode()
-        batch = _joined(list(rows(io.BytesIO(raw), label, rule.name)), "")
+        pairs: list[tuple[int, Any]] = list(rows(io.BytesIO(raw), label, rule.name))
     elif rule.kind == "file":
-        batch = _joined([text], text[:0])
+        pairs = [(1, text)]
+    elif rule.kind == "part":
+        pairs = _numbered_parts(text, rule)
     else:
-        batch, _ = _cut(text, rule, last=True)
-    text, _, starts, ends, _ = _without_blank(batch)
-    return [text[a:b] for a, b in zip(starts.tolist(), ends.tolist(), strict=True)]
+        (text, points, starts, ends, _), _ = _cut(text, rule, last=True)
+        lines = 1 + np.searchsorted(np.flatnonzero(points == ord("\n")), starts)
+        spans = zip(lines.tolist(), starts.tolist(), ends.tolist(), strict=True)
+        pairs = [(line, text[start:end]) for line, start, end in spans]
+    return [(line, document) for line, document in pairs if document.strip()]
+
+
+def _numbered_parts(text: Any, rule: DocumentRule) -> list[tuple[int, Any]]:
+    separator, newline, edges = _part_marks(text, rule)
+    pairs = []
+    line = 1
+    for part in text.split(separator):
+        document = part.lstrip(edges)
+        edge = part[: len(part) - len(document)]
+        pairs.append((line + edge.count(newline), document.rstrip(edges)))
+        line += part.count(newline) + separator.count(newline)
+    return pairs
+
+
+def _part_marks(text: Any, rule: DocumentRule) -> tuple[Any, Any, Any]:
+    """Return (separator, newline, characters of line ends) of the type of `text`."""
+    if isinstance(text, bytes):
+        return rule.name.encode(), b"\n", b"\r\n"
+    return rule.name, "\n", "\n"
 
 
 def is_divided(rule: DocumentRule, label: str) -> bool:
@@ -147,11 +173,10 @@ def _cut(text: Any, rule: DocumentRule, *, last: bool) -> tuple[Batch, Any]:
     """Return (the complete documents of a text, the incomplete rest); the `last` document is complete."""
     if rule.kind != "part":
         return (_cut_lines if rule.kind == "line" else _cut_paragraphs)(text, last)
-    is_bytes = isinstance(text, bytes)
-    *parts, rest = text.split(rule.name.encode() if is_bytes else rule.name)
+    separator, _, edges = _part_marks(text, rule)
+    *parts, rest = text.split(separator)
     if last and rest:
         parts.append(rest)
-    edges: Any = b"\r\n" if is_bytes else "\n"
     return _joined([part.strip(edges) for part in parts], text[:0]), rest
 
 

@@ -113,7 +113,7 @@ def skipped(trained: np.ndarray, unit: str) -> str:
     """Return a line that says why the training text is not searched, or "" if it is."""
     if len(trained) <= MAX_SEARCHED:
         return ""
-    return f"longest copy: skipped, because the training text has more than {count(MAX_SEARCHED, unit)}"
+    return f"the training text has more than {count(MAX_SEARCHED, unit)}"
 
 
 def describe(copy: Copy, tokens: np.ndarray, tokenizer: Tokenizer) -> str:

@@ -107,7 +107,7 @@ def _reader(lines: Iterator[str], kind: str) -> Any:
 
 
 def _delimited(lines: Iterator[str], kind: str, wanted: list[str]) -> Rows:
-    """Yield pairs (number of the row's last line, its fields by name) for each row of a CSV or TSV file."""
+    """Yield pairs (number of the row's first line, its fields by name) for each row of a CSV or TSV file."""
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
     rows = _reader(lines, kind)
     try:
@@ -115,6 +115,7 @@ def _delimited(lines: Iterator[str], kind: str, wanted: list[str]) -> Rows:
         for name in wanted:
             if names.count(name) != 1:
                 raise _BadRow(_no_field(name, names), rows.line_num or 1)
+        line = rows.line_num + 1
         for row in rows:
             if any(row[len(names) :]):  # empty fields at the end of a row do no harm
                 way = "put a field that contains the separator in double quotes"
@@ -122,7 +123,8 @@ def _delimited(lines: Iterator[str], kind: str, wanted: list[str]) -> Rows:
             if kind == ".tsv" and any("\t" in each and "\n" in each for each in row):
                 raise _BadRow(f"a field spans several rows; {QUOTES}", rows.line_num)
             if row:  # a blank line is not a row
-                yield rows.line_num, dict(zip_longest(names, row))
+                yield line, dict(zip_longest(names, row))
+            line = rows.line_num + 1
     except csv.Error as error:
         raise _BadRow(f"cannot be read as a table: {one_line(error)}; {QUOTES}", rows.line_num) from None
     finally:

@@ -2,63 +2,62 @@
 
 import csv
 import math
-from typing import Any, TextIO
+from itertools import accumulate
+from typing import TextIO
 
 import numpy as np
 
-from base.errors import InputError, printable
+from base.errors import printable
 from base.progress import count
-from data.documents import WHITESPACE, DocumentRule, divide
 from gpt.scoring import Candidate, measure_documents
+from reports.text_to_score import Document
 
 ROWS = 20  # maximum documents in the printed table
 WORDS = 60  # characters shown of the beginning of a document
 
 
-def print_documents(candidate: Candidate, name: str, file: TextIO | None) -> None:
+def print_documents(candidate: Candidate, documents: list[Document], name: str, file: TextIO | None) -> None:
     """Print the documents with the highest loss per character, and write all documents to `file` as CSV.
 
     The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
     """
     assert candidate.documents
-    tokenizer, rule = candidate.tokenizer, DocumentRule(**candidate.documents)
-    end, is_bytes = rule.end, tokenizer.unit == "byte"
-    whole: Any = candidate.tokens.tobytes() if is_bytes else tokenizer.decode(candidate.tokens)
-    if rule.kind in WHITESPACE:
-        texts = divide(whole, rule, name)
-    else:
-        texts = [text for text in whole.split(end.encode() if is_bytes else end) if text.strip()]
-    if not texts:
-        raise InputError(f"--per-document: {name} has only whitespace, which is not a document")
-    mark = tokenizer.pack(end)
-    encoded = [np.frombuffer(text, np.uint8) if is_bytes else tokenizer.pack(text) for text in texts]
-    nats = measure_documents(candidate, [np.concatenate((mark, text, mark)) for text in encoded], len(mark))
-    sizes = tokenizer.token_sizes[:, 0]
-    characters = np.array([sizes[text].sum() + len(mark) for text in encoded])
+    tokenizer = candidate.tokenizer
+    mark = tokenizer.pack(candidate.documents["end"])
+    ends = list(accumulate(document.length + len(mark) for document in documents))
+    marked = np.split(candidate.tokens, ends[:-1])  # each document with its end mark
+    nats = measure_documents(candidate, [np.concatenate((mark, tokens)) for tokens in marked], len(mark))
+    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])
     losses = nats / characters
     order = np.argsort(-losses, kind="stable").tolist()
 
     def beginning(number: int) -> str:
-        words = tokenizer.decode(encoded[number][: 4 * WORDS])
+        length = min(documents[number].length, 4 * WORDS)
+        words = tokenizer.decode(marked[number][:length])
         return printable(" ".join(words.split()))[:WORDS]
 
-    print(f"{name}: {count(len(texts), 'document')}, {count(int(characters.sum()), 'character')} with end marks")
-    print("{:>14}{:>16}{:>13}  {}".format("nats/character", "perplexity", "characters", "document"))
-    print(row(nats.sum() / characters.sum(), characters.sum(), "all, each from a fresh start"))
+    size = int(characters.sum())
+    unknown = sum(document.unknown for document in documents)
+    print(f"{name}: {count(len(documents), 'document')}, {count(size, 'character')} with end marks")
+    print(f"{'nats/character':>14}{'perplexity':>16}{'characters':>13}{'unknown':>9}{'line':>9}  document")
+    print(row(nats.sum() / size, size, unknown, 0, "all, each from a fresh start"))
     for number in order[:ROWS]:
-        print(row(losses[number], characters[number], beginning(number)))
+        document = documents[number]
+        print(row(losses[number], characters[number], document.unknown, document.line, beginning(number)))
     if len(order) > ROWS:
         print(f"and {len(order) - ROWS:,} more" + ("" if file else "; --csv FILE writes all of them"))
     if file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["document", "nats_per_character", "perplexity", "characters", "beginning"])
+        table.writerow(["document", "line", "nats_per_character", "perplexity", "characters", "unknown", "beginning"])
         for number in order:
             loss = float(losses[number])
-            table.writerow([number + 1, loss, perplexity(loss), int(characters[number]), beginning(number)])
+            line, unknown, _ = documents[number]
+            figures = [loss, perplexity(loss), int(characters[number]), unknown]
+            table.writerow([number + 1, line or "", *figures, beginning(number)])
 
 
-def row(loss: float, characters: int, text: str) -> str:
-    return f"{loss:>14.6f}{perplexity(loss):>16.6f}{characters:>13,}  {text}"
+def row(loss: float, characters: int, unknown: int, line: int, text: str) -> str:
+    return f"{loss:>14.6f}{perplexity(loss):>16.6f}{characters:>13,}{unknown:>9,}{line or '':>9}  {text}"
 
 
 def perplexity(nats: float) -> float:

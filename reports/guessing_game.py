@@ -55,7 +55,10 @@ def game_passages(
             texts = list[str]()
             for each in corpus.files:
                 whole = "".join(map(str, corpus.read(each)))
-                texts += divide(whole, rule, each.label) if rule and is_divided(rule, each.label) else [whole]
+                if rule and is_divided(rule, each.label):
+                    texts += [document for _, document in divide(whole, rule, each.label)]
+                else:
+                    texts.append(whole)
         except InputError as error:
             raise InputError(f"--guess {source}: {error.reason}") from None
         guessed = mark.join(["", *texts])

@@ -60,7 +60,7 @@ def print_scores(
         print("the models' contexts differ: the model with the longer one has an advantage", file=out)
 
     if options.per_document:
-        return print_documents(candidates[0], display_name(options), file)
+        return print_documents(candidates[0], text.documents, display_name(options), file)
     validated = "documents" if candidates[0].documents else "disjoint"  # the mode of validation
     if options.compare and not candidates[0].documents and any(meta["documents"] for *_, meta in loaded):
         print("the models' documents differ, so both read the text in disjoint windows", file=out)

@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,7 @@ from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
 from data.decoding import SourceFile, decode, suffix
-from data.documents import WHITESPACE, DocumentRule, divide, is_divided
+from data.documents import DocumentRule, divide, is_divided
 from data.seen import text_hash
 from data.text import text_of_run
 from gpt.model_file import Model
@@ -25,8 +26,15 @@ MAX_PAGE = 10_000_000  # maximum characters in an HTML page
 PIECE = 2**20  # characters that are encoded at once, because that needs several times their memory
 
 
+class Document(NamedTuple):
+    line: int  # the line of the file in which it begins (in JSON and Parquet, its row), or 0 in a split of a run
+    unknown: int  # number of characters outside the vocabulary, which --unknown skipped or replaced
+    length: int  # in tokens, without the end mark
+
+
 class EncodedText(NamedTuple):
     encoded: list[bytes]  # for each model, the tokens in the `dtype` of its tokenizer
+    documents: list[Document]  # if the text was divided: documents, each followed by its end mark
     sha256: str  # hash of the file, or "" for a split of a run
     files: list[str]  # hash of the file's text (`data.seen`), or [] for a split of a run
 
@@ -47,39 +55,41 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
     only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
     if only_bytes and options.encoding != "utf-8":
         raise InputError(f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes")
+    sha256 = ""
+    files = []
     with Progress("reading"):
         if options.split:
             raw = split_of_run(checkpoints[0], options.split)
-            sha256 = ""
-            files = []
+            rule = shared_rule(loaded) if options.per_document else None
             try:
                 text: Any = raw if only_bytes else raw.decode()
             except UnicodeDecodeError:  # bytes are split anywhere
                 whose = f"which {printable(options.compare)} cannot read; score a text file instead"
                 raise InputError(f"--split {options.split}: begins or ends inside a character, {whose}") from None
+            parts = [(0, text)]
+            if rule:
+                end: Any = rule.end.encode() if only_bytes else rule.end
+                parts = [(0, document) for document in text.split(end) if document.strip()]
         else:
             raw, label = read_file(options)
             text = raw
             sha256 = hashlib.sha256(raw).hexdigest()
-            rule = dividing_rule(loaded, label, options.per_document)
+            rule = shared_rule(loaded)
+            if rule and not options.per_document and not is_divided(rule, label):
+                rule = None
             is_row = rule is not None and rule.kind == "row"
             if (not only_bytes or is_row) and not (is_row and suffix(label) == ".parquet"):
                 text = "".join(decode(io.BytesIO(raw), label, options.encoding, option="--encoding "))
-            if rule:
-                documents = divide(text, rule, label)
-                empty = "" if is_row else text[:0]
-                mark = rule.end if isinstance(empty, str) else rule.end.encode()
-                text = empty.join(document + mark for document in documents)
+            parts = divide(text, rule, label) if rule else [(1, text)]
             files = [text_hash(io.BytesIO(raw), options.encoding)]
-        if only_bytes:
-            encoded = [text.encode() if isinstance(text, str) else text] * len(loaded)
-        else:
-            encoded = encode_text(text, tokenizers, options)
+        if options.per_document and not parts:
+            raise InputError(f"--per-document: {display_name(options)} has only whitespace, which is not a document")
+        encoded, documents = encode_parts(parts, rule, tokenizers, options)
     if not encoded[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     if options.html is not None and len(encoded[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
-    return EncodedText(encoded, sha256, files)
+    return EncodedText(encoded, documents, sha256, files)
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
@@ -102,13 +112,12 @@ def split_of_run(model: Path, split: str) -> bytes:
     return text.tokenizer.utf8(getattr(text, split))
 
 
-def dividing_rule(loaded: list[Model], label: str, per_document: bool) -> DocumentRule | None:
-    """Return the rule by which the text is divided before all models read it, or None if they read it as it is."""
+def shared_rule(loaded: list[Model]) -> DocumentRule | None:
+    """Return the rule by which the texts of all models were divided, or None if there is no such rule."""
     first, *others = (model.meta["documents"] for model in loaded)
     if first is None or any(other != first for other in others):
         return None
-    rule = DocumentRule(**first)  # the end marks of lines and paragraphs are part of the text
-    return rule if rule.kind not in WHITESPACE and (per_document or is_divided(rule, label)) else None
+    return DocumentRule(**first)
 
 
 def read_file(options: argparse.Namespace) -> tuple[bytes, str]:
@@ -123,23 +132,50 @@ def read_file(options: argparse.Namespace) -> tuple[bytes, str]:
         return file.read(), source.label
 
 
-def encode_text(text: str, tokenizers: list[Tokenizer], options: argparse.Namespace) -> list[bytes]:
-    """Encode a text for each tokenizer, after `--unknown` has skipped or replaced what one of them does not know."""
-    for tokenizer in tokenizers:
-        text = tokenizer.canonical(text)
-    if options.unknown != "error":
-        text = replace_unknown(text, tokenizers, options.unknown)
-    models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
-    encoded = []
-    for model, tokenizer in zip(models, tokenizers, strict=True):
-        own = bytearray()
-        for begin in range(0, len(text), PIECE):
-            try:
-                own += tokenizer.pack(text[begin : begin + PIECE]).tobytes()
-            except UnknownCharacter as error:
-                line = text.count("\n", 0, begin + error.position) + 1
-                in_text = UnknownCharacter(error.character, begin + error.position, error.nearest)
-                whose = f"{printable(model)}: " if options.compare else ""
-                raise InputError(f"{display_name(options)}, line {line}: {whose}{in_text}; {ABOUT_UNKNOWN}") from None
-        encoded.append(bytes(own))
-    return encoded
+def encode_parts(
+    parts: list[tuple[int, Any]], rule: DocumentRule | None, tokenizers: list[Tokenizer], options: argparse.Namespace
+) -> tuple[list[bytes], list[Document]]:
+    """Encode parts of a text, pairs (line, text), for each tokenizer; with a `rule`, an end mark follows each part.
+
+    Before, `--unknown` skips or replaces what one of the tokenizers does not know.
+    """
+    end = rule.end if rule else ""
+    lines = [line for line, _ in parts]
+    texts = [text for _, text in parts]
+    unknown = [0] * len(texts)
+    if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
+        texts = [text.encode() if isinstance(text, str) else text for text in texts]
+        encoded = [b"".join(text + end.encode() for text in texts)] * len(tokenizers)
+    else:
+        for tokenizer in tokenizers:
+            texts = [tokenizer.canonical(text) for text in texts]
+        if options.unknown != "error":
+            letters = set().union(*texts).difference(tokenizers[0].names)
+            unknown = [sum(map(text.count, letters)) for text in texts]
+            texts = replace_unknown(texts, tokenizers, options.unknown)
+        models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
+        encoded = []
+        for model, tokenizer in zip(models, tokenizers, strict=True):
+            mark = tokenizer.pack(end).tobytes()
+            pieces: list[bytes] = []
+            for line, text in zip(lines, texts, strict=True):
+                try:
+                    pieces += pack(text, tokenizer)
+                except UnknownCharacter as error:
+                    if rule is None or rule.kind != "row":  # a row may write a line break in another way
+                        line += text.count("\n", 0, error.position)
+                    whose = f"{printable(model)}: " if options.compare else ""
+                    raise InputError(f"{display_name(options)}, line {line}: {whose}{error}; {ABOUT_UNKNOWN}") from None
+                pieces.append(mark)
+            encoded.append(b"".join(pieces))
+    documents = [Document(*each) for each in zip(lines, unknown, map(len, texts), strict=True)] if rule else []
+    return encoded, documents
+
+
+def pack(text: str, tokenizer: Tokenizer) -> Iterator[bytes]:
+    """Yield the tokens of a text in pieces, or raise `UnknownCharacter` with the position in the whole text."""
+    for begin in range(0, len(text), PIECE):
+        try:
+            yield tokenizer.pack(text[begin : begin + PIECE]).tobytes()
+        except UnknownCharacter as error:
+            raise UnknownCharacter(error.character, begin + error.position, error.nearest) from None

@@ -202,7 +202,116 @@ def test_how_many_documents_are_new(train: Call, sample: Call) -> None:
     whole = [line["text"] for line in lines if line["ended"] and line["text"].strip()]  # not cut short
     assert 0 < len(whole) < 40
     new = sum(name not in trained for name in whole)
+    for line in lines:
+        is_whole = line["ended"] and line["text"].strip()
+        assert line["new"] == (line["text"] not in trained if is_whole else None)
     assert ended.err.splitlines()[-1] == f"{new} of {len(whole)} complete lines are new"
+
+
+@pytest.mark.parametrize(
+    ("settings", "written", "said"),
+    [
+        ("--num-samples 4", ["bb", "hhhh"], "2 of 12 lines tried are new"),
+        ("--num-samples 1", ["bb"], "1 of 2 lines tried are new"),
+        ("--num-samples 3", ["bb", "hhhh", "bbbbbb"], "3 of 5 lines tried are new"),
+        ("--num-samples 3 --num-chars 3", ["bb"], "1 of 9 lines tried are new, 6 reached --num-chars 3 before the end"),
+        ("--prompt d --prompt d", ["dKNOWN", "dbb"], "2 of 3 lines tried are new"),
+    ],
+)
+def test_only_new_documents(
+    train: Call, sample: Call, monkeypatch: pytest.MonkeyPatch, settings: str, written: list[str], said: str
+) -> None:
+    names = ["".join(triple) for triple in itertools.permutations("abcdefgh", 3)]
+    Path("names.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
+    assert train("name=a", "data.path=names.txt", "data.documents=line", "trainer.max_steps=1").status == 0
+    text = open_text(DataConfig(path="names.txt", documents="line"), 32)
+    known = text.tokenizer.decode(text.train).split("\n")[0]
+
+    def scripted(_: object, prompts: object, count: int, params: object, seeds: list[int]) -> Any:
+        kinds = [[known, "b" * (seed + 1), "", "hhhh"][seed % 4] for seed in seeds]
+        rows = [text.tokenizer.encode(f"{kind}\n".ljust(count, "a")) for kind in kinds]
+        yield from np.array([row[:count] for row in rows]).T
+
+    monkeypatch.setattr("sample.stream", scripted)
+    ended = sample("a", "--new", "--seed", "0", *settings.split())
+    assert ended.out.split() == [document.replace("KNOWN", known) for document in written]
+    assert ended.err.splitlines()[1:] == [said]
+    lines = sample("a", "--new", "--seed", "0", "--json", "--novelty", *settings.split()).out.splitlines()
+    assert [(line["prompt"] + line["text"], line["new"]) for line in map(json.loads, lines)] == [
+        (document.replace("KNOWN", known), True) for document in written
+    ]
+    monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
+    one_line(sample("a", "--new"), 2, "--new: the training text has more than 100", program="sample.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ("lines.safetensors --new --no-stop", "--new: cannot be combined with --no-stop"),
+        ("lines.safetensors --new --interactive", "--interactive: cannot be combined with --new"),
+        ("lines.safetensors --new", "--new: lines.safetensors is not in a run directory"),
+        ("text.safetensors --new", "--new: text.safetensors was not trained on documents (data.documents, data.field)"),
+    ],
+)
+def test_new_documents_need_a_run_that_was_trained_on_documents(
+    workplace: Path, sample: Call, arguments: str, said: str
+) -> None:
+    vocabulary = {"kind": "char", "characters": "\nabc"}
+    documents = {"kind": "line", "end": "\n", "name": ""}
+    write_model_file("lines.safetensors", filled(vocabulary=4), vocabulary, documents=documents)
+    write_model_file("text.safetensors", filled(vocabulary=4), vocabulary)
+    one_line(sample(*arguments.split()), 2, said, program="sample.py")
+
+
+PROMPT_FILES = {  # a kind of documents, a file, its content, and the prompts
+    "line": ("p.txt", b"\xef\xbb\xbfab\r\n\r\n  \r\nc d\r\n", ["ab", "c d"]),
+    "paragraph": ("p.txt", b"ab\ncd\n\n\nd\n", ["ab\ncd", "d"]),
+    "file": ("p.txt", b"ab\n\nc\n", ["ab\n\nc\n"]),
+    "part": ("p.txt", b"ab\nc%\n%\nd\n%", ["ab\nc", "d"]),
+    "row": ("p.csv", b'a,%\n1,"b\nd"\n2,\n3,c\n', ["b\nd", "c"]),
+    "row in a text": ("p.txt", b"ab\nc\n", ["ab\nc\n"]),
+    "": ("p.txt", b"ab\n\nc\n", ["ab\n\nc\n"]),
+}
+
+
+@pytest.mark.parametrize("kind", PROMPT_FILES)
+@pytest.mark.parametrize(
+    "vocabulary", [{"kind": "char", "characters": "\x03\n abcd"}, {"kind": "byte"}], ids=["char", "byte"]
+)
+def test_a_file_of_prompts_is_divided_as_the_text_was(
+    workplace: Path, sample: Call, kind: str, vocabulary: dict[str, str]
+) -> None:
+    name, content, prompts = PROMPT_FILES[kind]
+    end = {"line": "\n", "paragraph": "\n\n"}.get(kind, "\x03")
+    documents = {"kind": kind.split()[0], "end": end, "name": "%"} if kind else None
+    write_model_file("m.st", filled(vocabulary=tokenizer_from(vocabulary).size), vocabulary, documents=documents)
+    Path(name).write_bytes(content)
+    ended = sample("m.st", "--prompt-file", name, "--num-chars", "3", "--json")
+    assert [json.loads(line)["prompt"] for line in ended.out.splitlines()] == prompts
+    if kind == "line":
+        Path(name).write_bytes(b" \n\n")
+        one_line(sample("m.st", "--prompt-file", name), 2, f"--prompt-file {name}: has only", program="sample.py")
+
+
+def test_an_unknown_character_in_one_of_many_prompts(trained: Path, sample: Call) -> None:
+    ended = sample("--prompt", "The", "--prompt", "n\né")
+    one_line(ended, 2, "prompt 'n é': character 'é' (U+00E9) at position 2 is not in", program="sample.py")
+    ended = sample("--prompt", "Té", "--prompt", "né", "--num-chars", "1", "--unknown", "replace")
+    assert ended.err.startswith("--unknown replace: 'é' replaced by 'e' (2 times)\n")
+
+
+def test_what_many_texts_copy_is_one_summary(trained: Path, sample: Call) -> None:
+    text = open_text(DataConfig(path="book.txt"), 32)
+    book = text.tokenizer.decode(text.train)
+    ended = sample("--num-samples", "22", "--num-chars", "30", "--seed", "1", "--novelty", "--json")
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    lengths = [longest_copy(line["text"], book) for line in lines]
+    assert [line["longest_copy"] for line in lines] == lengths and "new" not in lines[0]
+    *_, median, longest = ended.err.splitlines()
+    assert len(ended.err.splitlines()) == 3
+    assert median == f"longest copy: median {np.median(lengths):g} characters, and the longest of all:"
+    number = 1 + lengths.index(max(lengths))
+    assert longest.startswith(f'{number}: longest copy: {max(lengths)} of 30 characters, "')
 
 
 def test_what_is_copied(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:

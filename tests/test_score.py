@@ -139,12 +139,15 @@ def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call, m
 
 
 DOCUMENTS = {
-    "line": ("\n", "abc\n\n  \nface fade bead\nabc\nédé", ["abc", "face fade bead", "abc", "édé"]),
-    "paragraph": ("\n\n", "\nab\ncd\n\n\n\nface fade bead\n \né\n", ["ab\ncd", "face fade bead", "é"]),
-    "file": ("\x03", "ab\n\ncd face fade\n", ["ab\n\ncd face fade\n"]),
-    "part": ("\x03", "ab\n\ncd%% %%face fade bead\n%%" + "bad " * 20, ["ab\n\ncd", "face fade bead", "bad " * 20]),
-    "row": ("\x03", 'id,%%\n1,"face\nfade"\n2,\n3,é bad\n', ["face\nfade", "é bad"]),
-}
+    "line": ("\n", "abc\n\n  \nface fade bead\nabc\nédé", {1: "abc", 4: "face fade bead", 5: "abc", 6: "édé"}),
+    "paragraph": ("\n\n", "\nab\ncd\n\n\n\nface fade bead\n \né\n", {2: "ab\ncd", 7: "face fade bead", 9: "é"}),
+    "file": ("\x03", "ab\n\ncd face fade\n", {1: "ab\n\ncd face fade\n"}),
+    "part": (
+        "\x03", "ab\n\ncd%%\n\n%%\nface fade bead\n%%" + "bad " * 20,
+        {1: "ab\n\ncd", 6: "face fade bead", 7: "bad " * 20},
+    ),
+    "row": ("\x03", 'id,%%\n1,"face\nfade"\n2,\n\n3,"é\nbad"\n', {2: "face\nfade", 6: "é\nbad"}),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
@@ -158,24 +161,47 @@ def test_documents_cost_what_a_naive_loop_says(workplace: Path, score: Call, kin
     ended = score("model.st", name, "--per-document", "--csv", "out.csv", "--stride", "2")
     assert ended.status == 0 and ended.err == "wrote out.csv\n", ended
     model, end, expected = load_checkpoint("model.st")[0].double(), tuple(tokenizer.encode(mark).tolist()), []
-    for number, document in enumerate(documents, 1):
+    for number, (line, document) in enumerate(documents.items(), 1):
         read = read_by_document([tuple(tokenizer.encode(document + mark).tolist())], end, 7, 2)
         nats = [surprisal(model(torch.tensor([before]))[0, -1].tolist(), token) for before, token in read]
         size = len(document + mark)
-        expected.append((number, sum(nats) / size, math.exp(sum(nats) / size), size, " ".join(document.split())[:60]))
+        beginning = " ".join(document.split())[:60]
+        expected.append((number, line, sum(nats) / size, math.exp(sum(nats) / size), size, beginning))
     rows = list(csv.reader(Path("out.csv").read_text("utf-8").splitlines()))
-    assert rows[0] == ["document", "nats_per_character", "perplexity", "characters", "beginning"]
-    losses = [float(row[1]) for row in rows[1:]]
+    columns = ["document", "line", "nats_per_character", "perplexity", "characters", "unknown", "beginning"]
+    assert rows[0] == columns
+    losses = [float(row[2]) for row in rows[1:]]
     assert losses == sorted(losses, reverse=True)
-    for row, (number, loss, perplexity, size, words) in zip(sorted(rows[1:]), expected, strict=True):
-        assert (int(row[0]), int(row[3]), row[4]) == (number, size, words)
-        assert (float(row[1]), float(row[2])) == pytest.approx((loss, perplexity), rel=1e-5)
-    size = sum(one[3] for one in expected)
+    for row, (number, line, loss, perplexity, size, words) in zip(sorted(rows[1:]), expected, strict=True):
+        assert (int(row[0]), int(row[1]), int(row[4]), row[5], row[6]) == (number, line, size, "0", words)
+        assert (float(row[2]), float(row[3])) == pytest.approx((loss, perplexity), rel=1e-5)
+    size = sum(one[4] for one in expected)
     _, _, _, whole, *lines = ended.out.splitlines()
-    assert float(whole.split()[0]) == pytest.approx(sum(one[1] * one[3] for one in expected) / size, abs=2e-6)
-    assert [line.split(maxsplit=3)[3] for line in lines] == [row[4] for row in rows[1:]]
+    assert float(whole.split()[0]) == pytest.approx(sum(one[2] * one[4] for one in expected) / size, abs=2e-6)
+    assert [line.split(maxsplit=5)[4:] for line in lines] == [[row[1], row[6]] for row in rows[1:]]
     if kind in ("part", "row"):  # without the option, the text is divided, too
         assert f"{name}: {size} characters, " in score("model.st", name).out
+
+
+@pytest.mark.parametrize(
+    ("choice", "scored"), [("skip", ["abc", "ed", "", "de"]), ("replace", ["abc", "eed", "", "de"])]
+)
+def test_the_lines_with_characters_that_the_model_has_never_seen(
+    workplace: Path, score: Call, choice: str, scored: list[str]
+) -> None:
+    write("model.st", CharTokenizer("abcde\n"), documents={"kind": "line", "end": "\n", "name": ""})
+    Path("new.log").write_bytes("abc\r\n\r\n  \r\néed\r\nжж\r\nde日".encode())
+    said = "new.log, line 4: character 'é' (U+00E9) at position 0 is not in"
+    one_line(score("model.st", "new.log", "--per-document"), 2, said, program="score.py")
+    ended = score("model.st", "new.log", "--per-document", "--csv", "out.csv", "--unknown", choice)
+    with open("out.csv", encoding="utf-8", newline="") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: int(row["document"]))
+    assert [(row["document"], row["line"], row["unknown"]) for row in rows] == [
+        ("1", "1", "0"), ("2", "4", "1"), ("3", "5", "2"), ("4", "6", "1"),
+    ]  # fmt: skip
+    assert [row["beginning"] for row in rows] == scored
+    assert [int(row["characters"]) for row in rows] == [len(text) + 1 for text in scored]
+    assert re.search(r"^ .* 4 +all, each from a fresh start$", ended.out, re.MULTILINE)
 
 
 def test_an_interrupt_keeps_lines_and_the_old_page(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:

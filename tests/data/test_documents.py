@@ -243,7 +243,7 @@ def test_refusals_are_one_line(opened):
         ("text", {"field": ""}, "data.field=: must be the name of a field"),
         ("text", {"field": "a", "documents": "file"}, "data.field=a: each row is a document"),
     ] + [(path, {"field": field}, said) for path, field, said in [
-        ("i.csv", "text", "i.csv, line 3: contains"),
+        ("i.csv", "text", "i.csv, line 2: contains"),
         ("text", "text", r"data.field=text: reads \*.csv, \*.tsv, .*, but not text"),
         ("v.xlsx", "text", "data.field=text: reads .* not v.xlsx; save its sheet as CSV, which data.field=NAME reads$"),
         ("r.jsonl", "text", "r.jsonl, line 1,000: data.field=text: no such field.* are b$"),
