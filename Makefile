@@ -42,7 +42,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  echo "make: needs Python 3.11 to 3.14, found $$("$${python:-python3}" --version 2>/dev/null || echo none);" \
 	    "make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 1; fi; \
 	if ! "$$found" -c 'import ensurepip, venv' 2>/dev/null; then \
-	  echo "make: $$found lacks the modules venv and ensurepip; on Debian and Ubuntu: apt install python3-venv" >&2; \
+	  package="$$("$$found" -c 'import sys; print("python{}.{}-venv".format(*sys.version_info))')"; \
+	  echo "make: $$found lacks the modules venv and ensurepip; on Debian and Ubuntu: apt install $$package" >&2; \
 	  exit 1; fi; \
 	echo "installing into $(VENV); the first time this downloads PyTorch (sizes: README.md)"; \
 	"$$found" -m venv $(VENV)

@@ -28,7 +28,9 @@ class TrainerConfig:
         most=10**9,
     )  # fmt: skip
     accelerator: str = option("auto", "device type", choices=("auto", "cpu", "gpu", "cuda", "mps"))
-    devices: Any = option("auto", "number of devices, or list of device indices such as [0,1]; auto: all GPUs, else 1")
+    devices: Any = option(
+        "auto", "number of devices, or list of indices such as [0,1]; auto: 1, or as many as torchrun or srun started"
+    )
     num_nodes: Any = option(
         "auto", "number of machines; auto: those that torchrun or srun has started", auto=int, least=1
     )
@@ -122,7 +124,7 @@ class Config:
         most=4096,
     )  # fmt: skip
     compile: Any = option(
-        "auto", "use torch.compile; auto: on a GPU, or in a long run", choices=("auto", "true", "false")
+        "auto", "use torch.compile; auto: if it saves more time than it costs", choices=("auto", "true", "false")
     )
     model: ModelConfig = field(
         default_factory=lambda: ModelConfig(layers="auto", heads="auto", dim="auto", dropout="auto"),

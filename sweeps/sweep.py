@@ -18,6 +18,7 @@ from base.errors import InputError, one_line, printable
 from base.jobs import run_lock, slurm
 from base.jobs.run_directory import RUNS, Run, check_writable, find_model
 from base.log import log
+from base.options import spell
 from base.processes import command, cores
 from base.progress import clock, count
 from base.ranks import child_environment
@@ -28,6 +29,7 @@ from conf.resume_rules import changed, check_trained
 from conf.schema import Config
 from reports.tensorboard import watch
 from sweeps.table import Row, leaderboard, write_page, write_table
+from training.machine import number_of
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MAX_NAME = 100  # maximum characters of a trial's name
@@ -88,12 +90,30 @@ def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], nam
     return Trial(run, arguments, {key: printable(value) for key, value in differing.items()})
 
 
-def start(trial: Trial, workers: int) -> subprocess.Popen:
-    """Start the process of a trial with its share of the CPU cores among `workers`; it prints to console.log."""
+def gpus_for(workers: int) -> list[str]:
+    """Return the ids of the GPUs that several trials at a time divide among them; none if there is only one GPU."""
+    if workers == 1:
+        return []
+    import torch  # takes a second, which is little beside a sweep
+
+    number = torch.cuda.device_count()
+    if number < 2:
+        return []
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",")[:number] if visible else [str(index) for index in range(number)]
+
+
+def start(trial: Trial, workers: int, gpu: str | None = None) -> subprocess.Popen:
+    """Start the process of a trial with its share of the CPU cores among `workers`, and with the GPU `gpu` alone.
+
+    It prints to console.log.
+    """
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
     environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
     if workers > 1 and "OMP_NUM_THREADS" not in environment:
         environment["OMP_NUM_THREADS"] = str(max(1, cores() // workers))
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu
     trial.run.directory.mkdir(parents=True, exist_ok=True)
     with open(trial.run.directory / "console.log", "ab") as console:
         # A process group of its own: Ctrl-C in the terminal reaches the sweep only, which passes it on.
@@ -183,8 +203,10 @@ def check_input(settings: list[Setting], config: Config) -> str:
     from data.corpus import open_corpus
     from data.text import open_text
 
-    if isinstance(config.trainer.devices, int):
-        config.data.rows(config.trainer.devices)  # raises if the batch cannot be shared out
+    devices = number_of(config.trainer.devices)
+    config.data.rows(devices)  # raises if the batch cannot be shared out
+    if devices > 1 and config.workers > 1:
+        raise InputError(f"trainer.devices={spell(config.trainer.devices)}: needs workers=1, not {config.workers}")
     if config.init_from is None:
         return open_text(config.data, config.model.context).sha256
     from gpt import model_file
@@ -273,13 +295,20 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
     After a signal, whose number a handler appends to `received`, running trials are stopped and no trials start.
     """
     waiting = sweep.ask()
-    running = dict[subprocess.Popen, Trial]()
+    gpus = gpus_for(workers)
+    free = list(range(workers))  # numbers of the workers that have no trial
+    running = dict[subprocess.Popen, tuple[Trial, int]]()
     passed = 0  # number of signals that were passed on to the trials
     try:
         while True:
-            while not received and len(running) < workers and (trial := next(waiting, None)):
+            while free and not received:
+                trial = next(waiting, None)
+                if trial is None:
+                    break
                 log.info(f"{sweep.label(trial)}  {trial.title}")
-                running[start(trial, workers)] = trial
+                worker = free.pop(0)
+                gpu = gpus[worker % len(gpus)] if gpus else None
+                running[start(trial, workers, gpu)] = trial, worker
             if not running:
                 return
             for number in received[passed:]:
@@ -288,7 +317,9 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
             passed = len(received)
             time.sleep(0.05)
             for process in [each for each in running if each.poll() is not None]:
-                yield running.pop(process), process.returncode
+                trial, worker = running.pop(process)
+                free.append(worker)
+                yield trial, process.returncode
     finally:
         for process in running:  # only after an exception
             process.kill()

@@ -3,6 +3,7 @@ import os
 import re
 import signal
 from pathlib import Path
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -11,7 +12,7 @@ from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.processes import cores
 from conf.overrides import read_command
-from sweeps.sweep import make_trial, start, sweep_name, trial_name, varied_keys
+from sweeps.sweep import Sweep, gpus_for, make_trial, run_trials, start, sweep_name, trial_name, varied_keys
 from sweeps.table import caution, spelled
 from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
@@ -167,3 +168,37 @@ def test_a_finished_trial_whose_text_has_changed_is_refused(workplace: Path) -> 
     Path("book.txt").write_text(Path("book.txt").read_text()[::-1])
     one_line(run(*given), 2, "runs/s/seed=1: its text has changed", "use another name")
     assert table("s") == before
+
+
+@pytest.mark.parametrize(("number", "visible", "workers", "expected"), [
+    (4, None, 4, ["0", "1", "2", "3"]), (4, None, 1, []), (1, None, 4, []), (0, None, 2, []),
+    (2, "5,GPU-8a", 2, ["5", "GPU-8a"]),
+])  # fmt: skip
+def test_which_gpus_the_workers_of_a_sweep_have(
+    monkeypatch: pytest.MonkeyPatch, number: int, visible: str | None, workers: int, expected: list[str]
+) -> None:
+    monkeypatch.setattr("torch.cuda.device_count", lambda: number)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert gpus_for(workers) == expected
+
+
+def test_each_free_worker_has_a_gpu_of_its_own(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started = list[tuple[str, str]]()
+
+    def popen(command: list[str], **options: Any) -> Mock:
+        started.append((command[2], options["env"]["CUDA_VISIBLE_DEVICES"]))
+        long = command[2] == "seed=1"  # ends when all others have begun
+        return Mock(poll=lambda: 0 if not long or len(started) == 4 else None, returncode=0)
+
+    monkeypatch.setattr("sweeps.sweep.gpus_for", lambda workers: ["6", "7"])
+    monkeypatch.setattr("sweeps.sweep.subprocess.Popen", popen)
+    trials = [make_trial("s", ["seed"], [f"seed={seed}"]) for seed in (1, 2, 3, 4)]
+    sweep = Sweep("s", 4, {trial.name: trial for trial in trials})
+    assert len(list(run_trials(sweep, 2, []))) == 4
+    assert started == [("seed=1", "6"), ("seed=2", "7"), ("seed=3", "7"), ("seed=4", "7")]
+
+
+def test_several_devices_need_one_worker(train: Call) -> None:
+    ended = train("-m", "seed=1,2", "workers=2", "trainer.devices=2", "name=s")
+    one_line(ended, 2, "trainer.devices=2: needs workers=1, not 2")
