@@ -48,17 +48,21 @@ def baselines(text: Any, context: int, tokens: int) -> Baselines:
     uniform = math.log(text.tokenizer.size)
     if len(text.train) > MAX_COUNTED:
         return Baselines(uniform, None, None)
-    # A list is read after an end mark.
-    read = text.validation if text.end is None else np.concatenate((text.end, text.validation))  # (M,)
+    validation = text.validation  # (M,)
+    if text.end is not None:  # a list is read after an end mark
+        validation = np.concatenate((text.end, text.validation))  # (M,)
     windows = choose_windows(text.validation, context, end=text.end, most=tokens)
-    edges = np.zeros(len(read) + 1, np.int8)
-    first = windows.begins + len(read) - len(text.validation) + 1  # place of each window's first target
-    edges[first + windows.counted] += 1
-    edges[first + windows.lengths] -= 1
-    scored = edges[:-1].cumsum(dtype=np.int8) > 0
-    scored[0] |= text.end is None
-    losses = ngram_losses(text.train, read, text.tokenizer.size, scored)
-    best = min(range(len(losses)), key=losses.__getitem__)
+    mark = len(validation) - len(text.validation)  # tokens of the end mark
+    first_targets = windows.begins + mark + 1  # (W,), positions in `validation`
+    # Counted targets begin at edges of 1 and end before edges of -1.
+    edges = np.zeros(len(validation) + 1, np.int8)  # (M + 1,)
+    edges[first_targets + windows.counted] += 1
+    edges[first_targets + windows.lengths] -= 1
+    scored = edges[:-1].cumsum(dtype=np.int8) > 0  # (M,)
+    if text.end is None:  # the first token is no window's target
+        scored[0] = True
+    losses = ngram_losses(text.train, validation, text.tokenizer.size, scored)
+    best = int(np.argmin(losses))
     return Baselines(uniform, losses[best], best + 1)
 
 
@@ -66,7 +70,10 @@ def ngram_losses(
     train: np.ndarray, text: np.ndarray, size: int, scored: np.ndarray | slice = slice(None)
 ) -> list[float]:
     """Return the loss of the `scored` tokens of `text`, (M,), in nats per token, by the models of `probabilities`."""
-    return [-float(np.log(probability[scored]).mean()) for probability in probabilities(train, text, size)]
+    losses: list[float] = []
+    for probability in probabilities(train, text, size):  # (M,)
+        losses.append(-float(np.log(probability[scored]).mean()))
+    return losses
 
 
 def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np.ndarray]:
@@ -88,25 +95,37 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
     """
     bits = max(1, (size - 1).bit_length())
     highest = min(MAX_ORDER, 63 // bits, len(train))  # an n-gram is one int64
-    known = _packed(train, highest, bits)  # (N - highest + 1,)
-    known.sort()
-    begun = _packed(np.pad(text, (0, highest - 1)), highest, bits)  # (M,)
-    by_ngram = begun.argsort()
-    begun = begun[by_ngram]
-    # The n-gram that begins at token i of the text occurs at known[low[i] : high[i]].
-    low, high = np.zeros(len(text), np.int64), np.full(len(text), len(known))
-    probability = np.full(len(text), 1 / size)
+    counted = _packed(train, highest, bits)  # (N - highest + 1,), the n-grams of the training text
+    counted.sort()
+    wanted = _packed(np.pad(text, (0, highest - 1)), highest, bits)  # (M,), the n-gram at each token of the text
+    by_ngram = wanted.argsort()  # (M,), because searching is faster in order
+    wanted = wanted[by_ngram]
+
+    # The n-gram that begins at token i of the text occurs at counted[low[i] : high[i]].
+    low = np.zeros(len(text), np.int64)  # (M,)
+    high = np.full(len(text), len(counted))  # (M,)
+    probability = np.full(len(text), 1 / size)  # (M,)
     for order in range(1, highest + 1):
-        shift = bits * (highest - order)
-        ngrams, wanted = known >> shift, begun >> shift
-        differs = np.concatenate(([False], ngrams[1:] != ngrams[:-1]))
-        number = differs.cumsum(dtype=np.int32)  # index of each distinct n-gram
-        seen = high > low
-        n, k = high - low, np.where(seen, number[high - 1] - number[low * seen] + 1, 0)
-        low[by_ngram], high[by_ngram] = np.searchsorted(ngrams, wanted), np.searchsorted(ngrams, wanted, "right")
-        last = slice(order - 1, None)  # last token of each n-gram that ends within the text
-        mixed = (high - low + k * np.pad(probability[last], (0, order - 1))) / np.maximum(n + k, 1)  # (M,)
-        probability[last] = np.where(seen, mixed, np.pad(probability[last], (0, order - 1)))[: len(text) - order + 1]
+        shift = bits * (highest - order)  # leaves the first `order` tokens of an n-gram
+        ngrams = counted >> shift  # (N - highest + 1,)
+
+        # The context of an n-gram is its first order - 1 tokens, which the last round searched.
+        seen = high > low  # (M,), whether the context occurs
+        occurrences = high - low  # (M,), m of the context
+        is_new = np.concatenate(([False], ngrams[1:] != ngrams[:-1]))
+        index = is_new.cumsum(dtype=np.int32)  # counts distinct n-grams from 0
+        distinct = index[high - 1] - index[low * seen] + 1  # (M,), if the context occurs
+        followers = np.where(seen, distinct, 0)  # (M,), k of the context
+
+        ends = slice(order - 1, None)  # the last tokens of the n-grams that end in the text
+        within = max(0, len(text) - order + 1)  # number of these n-grams
+        prefixes = wanted >> shift  # (M,)
+        low[by_ngram] = np.searchsorted(ngrams, prefixes)
+        high[by_ngram] = np.searchsorted(ngrams, prefixes, "right")
+        shorter = probability[ends]  # (within,), by the n-gram that is shorter by one
+        weighted = (high - low)[:within] + followers[:within] * shorter  # (within,)
+        mixed = weighted / np.maximum(occurrences + followers, 1)[:within]  # (within,)
+        probability[ends] = np.where(seen[:within], mixed, shorter)
         probability[0] = 1 / size
         yield probability
 
@@ -137,7 +156,9 @@ def describe_likeness(losses: list[float], ordered: bool) -> tuple[str, ...]:
     figures = f"n-gram loss {loss:.2f}, four passages of training {low:.2f} to {high:.2f}"
     if loss > UNLIKE * high + 0.01:  # the losses of a text of equal lines are about 0
         return (f"validation is unlike the training text ({figures}): a licence, an index, another language?",)
-    return (f"validation repeats passages of the training text ({figures})",) if loss < REPEATED * low else ()
+    if loss < REPEATED * low:
+        return (f"validation repeats passages of the training text ({figures})",)
+    return ()
 
 
 def losses_of_passages(train: np.ndarray, validation: np.ndarray, size: int) -> list[float]:
@@ -154,12 +175,13 @@ def losses_of_passages(train: np.ndarray, validation: np.ndarray, size: int) -> 
     begins = (2 * np.arange(BLOCKS) + 1) * len(train) // (2 * BLOCKS) - length // 2
     parts = np.split(train, np.stack((begins, begins + length), axis=1).reshape(-1))  # alternate: kept, left out
     scored = [validation, *parts[1::2]]
-    sizes = np.array([len(each) for each in scored])
-    found = [
-        -np.add.reduceat(np.log(probability), sizes.cumsum() - sizes) / sizes
-        for probability in probabilities(np.concatenate(parts[::2]), np.concatenate(scored), size)
-    ]
-    return np.min(found, axis=0).tolist()
+    sizes = np.array([len(passage) for passage in scored])  # (1 + BLOCKS,)
+    starts = sizes.cumsum() - sizes  # (1 + BLOCKS,), of the passages in the joined text
+    losses: list[np.ndarray] = []  # for each n, (1 + BLOCKS,)
+    for probability in probabilities(np.concatenate(parts[::2]), np.concatenate(scored), size):
+        nats = -np.add.reduceat(np.log(probability), starts)  # (1 + BLOCKS,)
+        losses.append(nats / sizes)
+    return np.min(losses, axis=0).tolist()
 
 
 def are_sorted(text: str) -> bool:
@@ -168,9 +190,9 @@ def are_sorted(text: str) -> bool:
     Blank lines are ignored, and 5 % of the neighbouring lines may be out of order. The result is False if the text has
     fewer than 100 lines that are not blank, or if its first line is not before its last.
     """
-    for each in (text, text.casefold()):
-        lines = list(filter(str.strip, each.split("\n")))
-        ordered = sum(before <= after for before, after in pairwise(lines))
-        if len(lines) >= 100 and lines[0] < lines[-1] and ordered >= SORTED * (len(lines) - 1):
+    for variant in (text, text.casefold()):
+        lines = list(filter(str.strip, variant.split("\n")))
+        in_order = sum(before <= after for before, after in pairwise(lines))
+        if len(lines) >= 100 and lines[0] < lines[-1] and in_order >= SORTED * (len(lines) - 1):
             return True
     return False

@@ -32,16 +32,21 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
     """
     longest = max(map(len, texts), default=0)
     most = max(CHUNK, longest)
-    forward, inverses = (powers(base, most + longest) for base in (BASE, pow(BASE, -1, 2**64)))
+    forward = powers(BASE, most + longest)  # (most + longest,)
+    inverses = powers(pow(BASE, -1, 2**64), most + longest)  # (most + longest,)
     hashed = [Hashed(text, forward, inverses) for text in texts]
-    copies, begin, size = [Copy(0, 0)] * len(texts), 0, FIRST_CHUNK
+    copies = [Copy(0, 0)] * len(texts)
+    begin = 0
+    size = FIRST_CHUNK
     with Progress("comparing with the training text", len(trained)) as progress:
         while begin < len(trained):
-            part = trained[begin : begin + size + longest - 1]  # a window that begins in this chunk may reach beyond it
-            chunk = Hashed(part, forward, inverses)
-            copies = [_improved(copy, text, chunk, size) for copy, text in zip(copies, hashed, strict=True)]
-            progress.update(len(part[:size]))
-            begin, size = begin + size, min(2 * size, most)
+            # A window that begins in this chunk may reach beyond it.
+            chunk = Hashed(trained[begin : begin + size + longest - 1], forward, inverses)
+            for i, text in enumerate(hashed):
+                copies[i] = _longer_copy(copies[i], text, chunk, size)
+            progress.update(min(size, len(trained) - begin))
+            begin += size
+            size = min(2 * size, most)
     return copies
 
 
@@ -49,55 +54,73 @@ class Hashed:
     """Tokens, (n,), with rolling hashes of their windows of any length k in constant time per window."""
 
     def __init__(self, tokens: np.ndarray, powers: np.ndarray, inverses: np.ndarray) -> None:
-        self.tokens, self.inverses = tokens, inverses
-        self.known: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        self.sums = np.zeros(len(tokens) + 1, np.uint64)  # sums[i] is that of the first i tokens
-        np.cumsum((tokens.astype(np.uint64) + np.uint64(1)) * powers[: len(tokens)], out=self.sums[1:])
+        self.tokens = tokens  # (n,)
+        self.inverses = inverses
+        self.known: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # the `windows` of each k so far
+        self.sums = np.zeros(len(tokens) + 1, np.uint64)  # (n + 1,), sums[i] is that of the first i tokens
+        terms = (tokens.astype(np.uint64) + np.uint64(1)) * powers[: len(tokens)]  # (n,)
+        np.cumsum(terms, out=self.sums[1:])
 
     def windows(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the hashes of all windows of k tokens, (n - k + 1,) uint64, and their upper 16 bits, uint16."""
         if k not in self.known:  # several texts ask for the same k
             n = max(0, len(self.sums) - k)
-            hashes = (self.sums[k:] - self.sums[:n]) * self.inverses[:n]
-            self.known[k] = hashes, (hashes >> np.uint64(48)).astype(np.uint16)  # the lower bits are less random
+            hashes = (self.sums[k:] - self.sums[:n]) * self.inverses[:n]  # (n - k + 1,)
+            upper = (hashes >> np.uint64(48)).astype(np.uint16)  # the lower bits are less random
+            self.known[k] = hashes, upper
         return self.known[k]
 
 
-def _improved(copy: Copy, text: Hashed, chunk: Hashed, size: int) -> Copy:
+def _longer_copy(copy: Copy, text: Hashed, chunk: Hashed, size: int) -> Copy:
     """Return the longest copy of a text if a longer one than `copy` begins in the first `size` tokens of a chunk."""
-    while copy.length < len(text.tokens):
-        (own, upper), (windows, uppers) = text.windows(copy.length + 1), chunk.windows(copy.length + 1)
-        seen = np.zeros(2**16, bool)
-        seen[upper] = True
-        places = np.flatnonzero(seen[uppers[:size]])
-        places = places[np.isin(windows[places], own)]
-        pairs = ((begin, place) for place in places for begin in np.flatnonzero(own == windows[place]))
-        found = (Copy(int(begin), _common(text.tokens[begin:], chunk.tokens[place:])) for begin, place in pairs)
-        longer = next((each for each in found if each.length > copy.length), None)  # the others are collisions
+    longest = copy
+    while longest.length < len(text.tokens):
+        longer = _copy_above(longest.length, text, chunk, size)
         if longer is None:
             break
-        copy = longer
-    return copy
+        longest = longer
+    return longest
+
+
+def _copy_above(length: int, text: Hashed, chunk: Hashed, size: int) -> Copy | None:
+    """Return a copy of more than `length` tokens that begins in the first `size` tokens of a chunk, if there is one."""
+    hashes, upper = text.windows(length + 1)  # 2 x (windows of the text,)
+    chunk_hashes, chunk_upper = chunk.windows(length + 1)  # 2 x (windows of the chunk,)
+
+    # Few windows are left after a look at the upper bits, which is faster than `np.isin`.
+    in_text = np.zeros(2**16, bool)  # by upper bits
+    in_text[upper] = True
+    candidates = np.flatnonzero(in_text[chunk_upper[:size]])
+    candidates = candidates[np.isin(chunk_hashes[candidates], hashes)]
+    for place in candidates:
+        for begin in np.flatnonzero(hashes == chunk_hashes[place]):
+            common = _common(text.tokens[begin:], chunk.tokens[place:])
+            if common > length:  # otherwise, different windows have the same hash
+                return Copy(int(begin), common)
+    return None
 
 
 def _common(one: np.ndarray, other: np.ndarray) -> int:
     """Return how many tokens two texts have in common from their beginning on."""
     length = min(len(one), len(other))
     differing = np.flatnonzero(one[:length] != other[:length])
-    return int(differing[0]) if len(differing) else length
+    if len(differing):
+        return int(differing[0])
+    return length
 
 
 @lru_cache(maxsize=4)
 def powers(base: int, size: int) -> np.ndarray:
     """Return `base` ** i modulo 2**64 for i = 0, ..., size - 1: (size,) uint64."""
-    found = np.full(size, base, np.uint64)
-    found[:1] = 1
-    return found.cumprod(dtype=np.uint64)
+    factors = np.full(size, base, np.uint64)  # (size,)
+    factors[:1] = 1
+    return factors.cumprod(dtype=np.uint64)  # (size,)
 
 
 def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarray) -> list[bool]:
     """Return for each document, (n,) tokens, whether the training text contains it whole, between end marks, (M,)."""
-    width, joined = trained.itemsize, np.concatenate((end.astype(trained.dtype), trained)).tobytes()
+    width = trained.itemsize
+    joined = np.concatenate((end.astype(trained.dtype), trained)).tobytes()
 
     def contains(passage: bytes) -> bool:
         place = joined.find(passage)
@@ -105,8 +128,11 @@ def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarra
             place = joined.find(passage, place + 1)
         return place >= 0
 
-    marked = (np.concatenate((end, document, end)).astype(trained.dtype) for document in documents)
-    return [contains(each.tobytes()) for each in marked]
+    contained: list[bool] = []
+    for document in documents:
+        marked = np.concatenate((end, document, end)).astype(trained.dtype)
+        contained.append(contains(marked.tobytes()))
+    return contained
 
 
 def skipped(trained: np.ndarray, unit: str) -> str:
@@ -118,8 +144,10 @@ def skipped(trained: np.ndarray, unit: str) -> str:
 
 def describe(copy: Copy, tokens: np.ndarray, tokenizer: Tokenizer) -> str:
     """Return one line that says how long a text's longest copy, `copy`, is and how it begins."""
+    line = f"longest copy: {copy.length:,} of {count(len(tokens), tokenizer.unit)}"
     passage = tokenizer.decode(tokens[copy.begin : copy.begin + copy.length])
-    shown = printable(json.dumps(passage[:SHOWN], ensure_ascii=False)[1:-1]) + "…" * (len(passage) > SHOWN)
-    return f"longest copy: {copy.length:,} of {count(len(tokens), tokenizer.unit)}" + (
-        f', "{shown}"' if passage else ""
-    )
+    if not passage:
+        return line
+    escaped = json.dumps(passage[:SHOWN], ensure_ascii=False)[1:-1]  # without its quotes
+    dots = "…" if len(passage) > SHOWN else ""
+    return f'{line}, "{printable(escaped)}{dots}"'

@@ -61,7 +61,11 @@ def split_by_file(
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     """Return where validation and where test begin in a file of `size` tokens."""
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
-    return int(size * shares[0] + 1e-6), int(size * (shares[0] + shares[1]) + 1e-6) if shares[2] else size
+    validation = int(size * shares[0] + 1e-6)
+    test = int(size * (shares[0] + shares[1]) + 1e-6)
+    if not shares[2]:
+        test = size
+    return validation, test
 
 
 def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], digests: list[str]) -> list[list[Part]]:
@@ -69,15 +73,23 @@ def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], diges
 
     Equal files share a split or are divided at the same positions.
     """
-    if corpus.files[0].split:
-        return [[(source.split, 0, size)] for source, size in zip(corpus.files, sizes, strict=True)]
-    if len(sizes) >= BY_FILE:
-        names = [source.name for source in corpus.files]
-        alike = {} if corpus.python else dict(zip(names, digests, strict=True))
-        placed = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
-        return [[(placed[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
-    borders = [(0, *split_within(size, shares), size) for size in sizes]
-    return [list(zip(SPLITS, border[:-1], border[1:], strict=True)) for border in borders]
+    files = list(zip(corpus.files, sizes, strict=True))
+    if corpus.files[0].split:  # `data.validation` is set, so each file was given for one split
+        return [[(source.split, 0, size)] for source, size in files]
+
+    if len(files) < BY_FILE:  # each file is divided
+        parts_of: list[list[Part]] = []
+        for _, size in files:
+            validation, test = split_within(size, shares)
+            parts_of.append([("train", 0, validation), ("validation", validation, test), ("test", test, size)])
+        return parts_of
+
+    names = [source.name for source in corpus.files]
+    alike: dict[str, str] = {}  # the hash of each file, which equal files share
+    if not corpus.python:
+        alike = dict(zip(names, digests, strict=True))
+    split_of = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
+    return [[(split_of[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
 
 
 def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:

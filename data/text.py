@@ -143,14 +143,19 @@ def text_of_run(model: Path) -> Text:
 
 def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
     """Return a copy of `text` for `data.overfit`, the number of tokens that are training, validation and test alike."""
-    if (length := config.overfit or 0) <= context:
+    length = config.overfit or 0
+    if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.
-    train, sizes = text.train[: length + 2 * context], text.tokenizer.token_sizes[:, 0]
-    if len(train) < length + 2 * context:
-        train = np.concatenate((text.train, text.validation, text.test))[: length + 2 * context]
-    part = train[:length]
-    characters = dict.fromkeys(SPLITS, int(sizes[part].sum())) | {"train": int(sizes[train].sum())}
+    train_length = length + 2 * context
+    train = text.train[:train_length]
+    if len(train) < train_length:
+        train = np.concatenate((text.train, text.validation, text.test))[:train_length]
+    part = train[:length]  # of training, and all of validation and test
+
+    characters_of = text.tokenizer.token_sizes[:, 0]  # (V,), characters of each token
+    number = int(characters_of[part].sum())
+    characters = {"train": int(characters_of[train].sum()), "validation": number, "test": number}
     texts: list[TextRead] = [{**text.texts[0], "split": ""}]  # because no text is held out
     return replace(text, train=train, validation=part, test=part, characters=characters, texts=texts)
 

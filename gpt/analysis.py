@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gpt.attention import make_mask
-from gpt.evaluation import exact, surprisals
+from gpt.evaluation import in_fp32_without_dropout, surprisals
 from gpt.model import GPT, Block
 from gpt.positions import position_tables
 
@@ -19,16 +19,18 @@ NUM_TOP = 5  # number of most likely tokens to keep for each character
 def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     """Return the weight with which position i attends to j: (T,) int64 -> [layer, head, i, j] fp32, T <= context."""
     config = model.config
-    with exact(model):
+    maps: list[Tensor] = []  # of each layer, (H, T, T)
+    with in_fp32_without_dropout(model):
         tables = position_tables(config, len(tokens), tokens.device)
         x = model.embed(tokens[None], tables)  # (1, T, C)
         positions = torch.arange(len(tokens), device=x.device)  # (T,)
-        mask, maps = make_mask(positions, positions, config.window), []  # (T, T)
+        mask = make_mask(positions, positions, config.window)  # (T, T)
         for block in model.blocks:
             assert isinstance(block, Block)
             q, k, _ = block.attention.queries_keys_values(block.norm1(x), tables)  # (1, H, T, D)
             scores = (q @ k.mT * q.shape[-1] ** -0.5).float()  # (1, H, T, T)
-            maps.append((scores + mask).softmax(-1)[0])  # (H, T, T)
+            weights = (scores + mask).softmax(-1)  # (1, H, T, T)
+            maps.append(weights[0])
             x = block(x, tables)  # (1, T, C)
     return torch.stack(maps).cpu()  # (layers, H, T, T)
 
@@ -49,33 +51,45 @@ class Surprisals(NamedTuple):
 
 
 def _by_token(
-    predicted: Iterable[tuple[Tensor, Tensor]], first: int | None, vocabulary: int
+    predicted: Iterable[tuple[Tensor, Tensor]], first_token: int | None, vocabulary: int
 ) -> Iterator[tuple[Tensor, ...]]:
     """Yield the columns of `Surprisals` without `begins`, with a row for each token, by batch."""
-    none = torch.zeros(1, min(NUM_TOP, vocabulary))
-    if first is not None:
-        yield torch.tensor([first]), torch.tensor([vocabulary]).double().log(), none.long(), none
-    for logits, targets in predicted:
-        best = logits.float().softmax(-1).topk(none.shape[1])
+    top = min(NUM_TOP, vocabulary)
+    if first_token is not None:  # not predicted, so its probability is 1 / V
+        tokens = torch.tensor([first_token])  # (1,)
+        nats = torch.tensor([vocabulary]).double().log()  # (1,)
+        zeros = torch.zeros(1, top)  # (1, K)
+        yield tokens, nats, zeros.long(), zeros
+    for logits, targets in predicted:  # (N, V), (N,)
+        best = logits.float().softmax(-1).topk(top)  # values and indices, (N, K) each
         yield targets.cpu(), surprisals(logits, targets), best.indices.cpu(), best.values.cpu()
 
 
 def by_character(
-    predicted: Iterable[tuple[Tensor, Tensor]], first: int | None, sizes: np.ndarray, size: int
+    predicted: Iterable[tuple[Tensor, Tensor]], first_token: int | None, sizes: np.ndarray, size: int
 ) -> Iterator[Surprisals]:
-    """Yield a `Surprisals` per `size` characters of a text, the last of which has fewer.
+    """Yield the `Surprisals` of a text, `size` characters at a time, and of the rest at the end.
 
-    `predicted` comes from `gpt.evaluation.predictions`, in the order of the text; `first` and `sizes`, the tokenizer's
-    `token_sizes`, are those of `gpt.evaluation.evaluate`.
+    Args:
+        predicted: logits (N, V) and targets (N,) from `gpt.evaluation.predictions`, in the order of the text.
+        first_token: as for `gpt.evaluation.evaluate`.
+        sizes: the tokenizer's `token_sizes`, (V, 2).
+        size: number of characters, at least 1.
     """
-    starts, held = torch.from_numpy(sizes[:, 0]), list[Tensor]()  # `starts`: 0 for bytes that continue a character
-    for piece in _by_token(predicted, first, len(sizes)):
-        held = [torch.cat(pair) for pair in zip(held, piece, strict=True)] if held else list(piece)
-        while len(begins := _begins(held[0], starts)) > size:  # the last character may be incomplete
+    starts = torch.from_numpy(sizes[:, 0])  # (V,), 0 for bytes that continue a character
+    pending: list[Tensor] = []  # columns of the tokens that are not yet yielded, (M, ...) each
+    for batch in _by_token(predicted, first_token, len(sizes)):
+        if pending:
+            pending = [torch.cat(pair) for pair in zip(pending, batch, strict=True)]
+        else:
+            pending = list(batch)
+        begins = _begins(pending[0], starts)  # (characters,)
+        while len(begins) > size:  # the last character may be incomplete
             cut = int(begins[size])
-            yield _merged([column[:cut] for column in held], begins[:size])
-            held = [column[cut:] for column in held]
-    yield _merged(held, _begins(held[0], starts))
+            yield _merged([column[:cut] for column in pending], begins[:size])
+            pending = [column[cut:] for column in pending]
+            begins = _begins(pending[0], starts)  # (characters,)
+    yield _merged(pending, _begins(pending[0], starts))
 
 
 def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
@@ -83,18 +97,24 @@ def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
     text = decode(characters.tokens.numpy())
     if len(text) == len(characters.begins):
         return text
-    parts = (decode(part.numpy()) for part in characters.tokens.tensor_split(characters.begins[1:]))
-    return "".join(part if len(part) == 1 else "\N{REPLACEMENT CHARACTER}" for part in parts)
+    text = ""
+    for tokens in characters.tokens.tensor_split(characters.begins[1:]):  # of one character
+        character = decode(tokens.numpy())
+        text += character if len(character) == 1 else "\N{REPLACEMENT CHARACTER}"
+    return text
 
 
 def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
-    begin = starts[tokens].bool()  # (M,)
-    begin[0] = True
-    return begin.nonzero()[:, 0]  # (N,)
+    """Return the index of each character's first token: (M,), (V,) -> (N,)."""
+    begins_character = starts[tokens].bool()  # (M,)
+    begins_character[0] = True
+    return begins_character.nonzero()[:, 0]  # (N,)
 
 
 def _merged(columns: list[Tensor], begins: Tensor) -> Surprisals:
+    """Return the `Surprisals` of N characters from M rows of `_by_token` and the `begins` of the characters."""
     tokens, nats, top, probabilities = columns
-    owner = torch.bucketize(torch.arange(len(tokens)), begins, right=True) - 1
-    sums = torch.zeros(len(begins), dtype=torch.float64).index_add(0, owner, nats)
+    index = torch.arange(len(tokens))  # (M,)
+    character = torch.bucketize(index, begins, right=True) - 1  # (M,), which one each token is in
+    sums = torch.zeros(len(begins), dtype=torch.float64).index_add(0, character, nats)  # (N,)
     return Surprisals(tokens, begins, sums, top[begins], probabilities[begins])

@@ -47,18 +47,22 @@ def describe_windows(mode: str, context: int) -> str:
 
 def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
     """Return -ln of the probability of each target, in nats: (N, V), (N,) int64 -> (N,) float64 on the CPU."""
-    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if logits.dtype != torch.float64:
+        logits = logits.float()
     return F.cross_entropy(logits, targets, reduction="none").cpu().double()  # (N,)
 
 
 def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
     """Return the totals of N tokens with the surprisals `nats`: 2 x (N,) -> (4,) on the CPU."""
-    return torch.tensor([nats.sum(), len(tokens), *sizes[tokens.cpu().numpy()].sum(0)], dtype=torch.float64)
+    characters, octets = sizes[tokens.cpu().numpy()].sum(0)  # (N, 2) -> (2,)
+    return torch.tensor([nats.sum(), len(tokens), characters, octets], dtype=torch.float64)
 
 
 def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
     """Return the totals of the counted targets of a batch: (B, T, V), 2 x (B, T) -> (4,) on the CPU."""
-    return totals(surprisals(logits[counted], targets[counted]), targets[counted], sizes)
+    targets = targets[counted]  # (N,)
+    nats = surprisals(logits[counted], targets)  # (N,)
+    return totals(nats, targets, sizes)
 
 
 def first_totals(token: int | None, vocabulary: int, sizes: np.ndarray) -> Tensor:
@@ -80,7 +84,7 @@ def make_score(totals: Tensor) -> Score:
 
 
 @contextmanager
-def exact(model: GPT) -> Iterator[None]:
+def in_fp32_without_dropout(model: GPT) -> Iterator[None]:
     """Run the model in fp32 and without dropout, then restore its training mode."""
     training = model.training
     model.eval()
@@ -96,33 +100,36 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
     """Yield the logits (N, V) and targets (N,) of each batch's counted tokens, on the model's device."""
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
-        with exact(model):
-            logits = model(inputs.to(device))
-        counted = counted.to(device)
-        yield logits[counted], targets.to(device)[counted]
+        with in_fp32_without_dropout(model):
+            logits = model(inputs.to(device))  # (B, T, V)
+        counted = counted.to(device)  # (B, T)
+        targets = targets.to(device)  # (B, T)
+        yield logits[counted], targets[counted]
 
 
-def reduce(predicted: Iterable[tuple[Tensor, Tensor]], first: int | None, vocabulary: int, sizes: np.ndarray) -> Score:
-    """Return the score of a text from its `predictions`; `first` and `sizes` are those of `evaluate`."""
-    total = first_totals(first, vocabulary, sizes)
+def score_of_predictions(
+    predicted: Iterable[tuple[Tensor, Tensor]], first_token: int | None, vocabulary: int, sizes: np.ndarray
+) -> Score:
+    """Return the score of a text from its `predictions`; `first_token` and `sizes` are those of `evaluate`."""
+    total = first_totals(first_token, vocabulary, sizes)  # (4,)
     for logits, targets in predicted:
         total += totals(surprisals(logits, targets), targets, sizes)
     return make_score(total)
 
 
 def evaluate(
-    model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first: int | None, sizes: np.ndarray
+    model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]], first_token: int | None, sizes: np.ndarray
 ) -> Score:
     """Return a model's score on a text.
 
     Args:
         model: the model, which runs in fp32 and without dropout.
         windows: the windows of the text, from `evaluation_windows`.
-        first: the first token of the text, whose loss is ln V, because no window contains it as a target. None for a
-            list of documents, whose windows contain all tokens as targets.
+        first_token: the first token of the text, whose loss is ln V, because no window contains it as a target. None
+            for a list of documents, whose windows contain all tokens as targets.
         sizes: the tokenizer's `token_sizes`, (V, 2).
     """
-    return reduce(predictions(model, windows), first, model.vocabulary, sizes)
+    return score_of_predictions(predictions(model, windows), first_token, model.vocabulary, sizes)
 
 
 class Windows(NamedTuple):
@@ -135,8 +142,14 @@ class Windows(NamedTuple):
 
 def windows_of_text(length: int, context: int, stride: int) -> Windows:
     """Return windows that cover a text of `length` tokens except for the first: all but the first count `stride`."""
-    begins = stride * np.arange(1 + max(0, math.ceil((length - 1 - context) / stride)) if length > 1 else 0)
-    return Windows(begins, np.minimum(context, length - 1 - begins), np.where(begins == 0, 0, context - stride))
+    number = 0
+    if length > 1:
+        beyond_first = max(0, length - 1 - context)  # targets that the first window does not contain
+        number = 1 + math.ceil(beyond_first / stride)
+    begins = stride * np.arange(number)  # (W,)
+    lengths = np.minimum(context, length - 1 - begins)  # (W,)
+    counted = np.where(begins == 0, 0, context - stride)  # (W,)
+    return Windows(begins, lengths, counted)
 
 
 def windows_of_documents(tokens: np.ndarray, context: int, stride: int, end: np.ndarray) -> Windows:
@@ -145,28 +158,45 @@ def windows_of_documents(tokens: np.ndarray, context: int, stride: int, end: np.
     A document that is too long for one window has windows of its own, which begin `stride` tokens apart. A document
     ends with its end mark, or where the text ends.
     """
-    tokens, mark = np.asarray(tokens), min(len(end), context)
-    found = np.ones(max(0, len(tokens) - len(end) + 1), bool)
-    for offset, token in enumerate(end):
-        found &= tokens[offset : offset + len(found)] == token
-    stops = np.flatnonzero(found) + len(end)  # (documents,)
-    if len(tokens) and (len(stops) == 0 or stops[-1] < len(tokens)):
-        stops = np.append(stops, len(tokens))
-    starts = np.concatenate(([0], stops[:-1]))[: len(stops)]
+    tokens = np.asarray(tokens)  # (N,)
+    mark = min(len(end), context)  # tokens of the end mark that a window begins with
     room = context - mark + 1  # targets that count in a window that begins at a document
-    following = np.searchsorted(stops, starts + room, "right")  # the first document that does not fit
-    heads, document = list[int](), 0
+    starts, stops = document_bounds(tokens, end)  # 2 x (documents,)
+
+    # Documents that begin a window: the first one, then each that does not fit behind the others.
+    following = np.searchsorted(stops, starts + room, "right")  # (documents,)
+    heads: list[int] = []
+    document = 0
     while document < len(stops):
         heads.append(document)
         document = max(document + 1, int(following[document]))
-    starts = starts[heads]  # of the documents that begin a window: (heads,)
-    stops = np.append(starts[1:], len(tokens))[: len(starts)]
-    pieces = 1 + np.maximum(0, -(-(stops - starts - room) // stride))
-    head = np.repeat(np.arange(len(heads)), pieces)  # (windows,)
-    piece = np.arange(len(head)) - np.repeat(pieces.cumsum() - pieces, pieces)
-    begins = starts[head] - mark + piece * stride
-    lengths = np.minimum(context, stops[head] - 1 - begins)
-    return Windows(begins, lengths, np.where(piece == 0, mark - 1, context - stride))
+
+    # What lies between two heads is one or more whole documents, or one that is too long.
+    starts = starts[heads]  # (heads,)
+    stops = np.append(starts[1:], len(tokens))[: len(heads)]  # (heads,)
+    beyond_first = np.maximum(0, stops - starts - room)  # (heads,), targets that the first window does not contain
+    windows_of_head = 1 + -(-beyond_first // stride)  # (heads,), rounded up
+
+    head = np.repeat(np.arange(len(heads)), windows_of_head)  # (W,)
+    earlier = windows_of_head.cumsum() - windows_of_head  # (heads,), windows of the heads before
+    index = np.arange(len(head)) - earlier[head]  # (W,), 0 for the first window of a head
+    begins = starts[head] - mark + index * stride  # (W,)
+    lengths = np.minimum(context, stops[head] - 1 - begins)  # (W,)
+    counted = np.where(index == 0, mark - 1, context - stride)  # (W,)
+    return Windows(begins, lengths, counted)
+
+
+def document_bounds(tokens: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where each document of a list begins, and where it ends, behind its end mark: 2 x (documents,)."""
+    is_mark = np.ones(max(0, len(tokens) - len(end) + 1), bool)  # whether an end mark begins at each position
+    for offset, token in enumerate(end):
+        is_mark &= tokens[offset : offset + len(is_mark)] == token
+    stops = np.flatnonzero(is_mark) + len(end)  # (documents,)
+    last_stop = stops[-1] if len(stops) else 0
+    if last_stop < len(tokens):  # the last document has no end mark
+        stops = np.append(stops, len(tokens))
+    starts = np.append(0, stops[:-1])[: len(stops)]  # (documents,)
+    return starts, stops
 
 
 def windows_of_each(
@@ -176,15 +206,22 @@ def windows_of_each(
 
     The first `known` >= 1 tokens of a document do not count. The longest windows come first.
     """
-    sizes = np.array([len(tokens) for tokens in documents])
-    each = [windows_of_text(size, context, stride) for size in sizes.tolist()]
-    owner = np.repeat(np.arange(len(each)), [len(windows.begins) for windows in each])  # (windows,)
-    begins, lengths, counted = map(np.concatenate, zip(*each, strict=True))
-    counted = np.maximum(counted, known - 1 - begins).clip(max=lengths)
-    order = np.argsort(-lengths, kind="stable")
-    begins += (sizes.cumsum() - sizes)[owner]
+    sizes = np.array([len(tokens) for tokens in documents])  # (documents,)
+    starts = sizes.cumsum() - sizes  # (documents,), of the documents in the joined text
+    of_each = [windows_of_text(size, context, stride) for size in sizes.tolist()]
+    number_of_each = [len(windows.begins) for windows in of_each]
+    document = np.repeat(np.arange(len(of_each)), number_of_each)  # (W,)
+
+    begins = np.concatenate([windows.begins for windows in of_each])  # (W,), in its document
+    lengths = np.concatenate([windows.lengths for windows in of_each])  # (W,)
+    counted = np.concatenate([windows.counted for windows in of_each])  # (W,)
+    counted = np.maximum(counted, known - 1 - begins).clip(max=lengths)  # (W,)
+    begins += starts[document]  # (W,), in the joined text
+
+    order = np.argsort(-lengths, kind="stable")  # (W,)
     windows = Windows(begins[order], lengths[order], counted[order])
-    return windows, np.repeat(owner[order], windows.lengths - windows.counted)
+    document_of_target = np.repeat(document[order], windows.lengths - windows.counted)  # (counted targets,)
+    return windows, document_of_target
 
 
 def choose_windows(
@@ -221,10 +258,14 @@ def choose_windows(
         windows = windows_of_documents(tokens, context, stride, end)
     if most is None or most >= len(tokens) - 1:
         return windows
-    number = len(windows.begins)
-    wanted = 1 + (most - context) // stride if end is None else most * number // len(tokens)
-    chosen = np.arange(max(1, wanted)) * number // max(1, wanted)  # (wanted,)
-    return Windows(*(each[chosen] for each in windows))
+    begins, lengths, counted = windows  # 3 x (W,)
+    if end is None:
+        number = 1 + (most - context) // stride
+    else:
+        number = most * len(begins) // len(tokens)
+    number = max(1, number)
+    chosen = np.arange(number) * len(begins) // number  # (number,), evenly spaced
+    return Windows(begins[chosen], lengths[chosen], counted[chosen])
 
 
 def evaluation_windows(
@@ -264,20 +305,24 @@ def window_batches(
         (inputs, targets, counted), each (rows, longest window): int64, int64 and bool. Padding, on the right, does not
         count. Every rank yields the same number of batches.
     """
-    text, (begins, lengths, first) = np.asarray(tokens), windows
-    order = np.arange(len(begins)) if in_order else np.argsort(-lengths, kind="stable")
-    begun = 0
-    while begun < len(order):
-        longest = lengths.max() if in_order else lengths[order[begun]]
-        rows = min(max(1, size // int(longest)), -(-(len(order) - begun) // ranks))
-        row = begun + rank * rows + np.arange(rows)
+    text = np.asarray(tokens)  # (N,)
+    begins, lengths, first_counted = windows  # 3 x (W,)
+    order = np.arange(len(begins)) if in_order else np.argsort(-lengths, kind="stable")  # (W,)
+    done = 0  # windows of earlier batches, of all ranks
+    while done < len(order):
+        longest = lengths.max() if in_order else lengths[order[done]]
+        rows_left = -(-(len(order) - done) // ranks)  # of this rank, rounded up
+        rows = min(max(1, size // int(longest)), rows_left)
+        row = done + rank * rows + np.arange(rows)  # (rows,)
+        is_window = (row < len(order))[:, None]  # (rows, 1), false where only other ranks have a window left
         window = order[np.minimum(row, len(order) - 1)][:, None]  # (rows, 1)
-        column = np.arange(lengths[window].max())
-        position = begins[window] + np.arange(len(column) + 1)  # (rows, longest + 1)
-        gathered = text[position.clip(0, len(text) - 1)].astype(np.int64)
+
+        column = np.arange(lengths[window].max())  # (T,), up to the longest window of this batch
+        counts = (column >= first_counted[window]) & (column < lengths[window]) & is_window  # (rows, T)
+        position = begins[window] + np.arange(len(column) + 1)  # (rows, T + 1)
+        gathered = text[position.clip(0, len(text) - 1)].astype(np.int64)  # (rows, T + 1)
         if end is not None:
-            gathered = np.where(position < 0, end[np.minimum(position, -1)], gathered)
-        counted = (column >= first[window]) & (column < lengths[window]) & (row < len(order))[:, None]
-        inputs_targets = torch.from_numpy(gathered)
-        yield inputs_targets[:, :-1], inputs_targets[:, 1:], torch.from_numpy(counted)
-        begun += rows * ranks
+            gathered = np.where(position < 0, end[np.minimum(position, -1)], gathered)  # (rows, T + 1)
+        tokens_of_rows = torch.from_numpy(gathered)  # (rows, T + 1)
+        yield tokens_of_rows[:, :-1], tokens_of_rows[:, 1:], torch.from_numpy(counts)
+        done += rows * ranks

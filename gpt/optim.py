@@ -61,10 +61,12 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     Source: Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), with its coefficients.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
-    x = matrices / matrices.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)  # (N, R, C)
+    norms = matrices.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)  # (N, 1, 1)
+    x = matrices / norms  # (N, R, C)
     for _ in range(steps):
         gram = x @ x.mT  # (N, R, R)
-        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)  # (N, R, C)
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # (N, R, R): b gram + c gram^2
+        x = torch.baddbmm(x, polynomial, x, beta=a)  # (N, R, C): a x + polynomial x
     return x
 
 
@@ -75,10 +77,13 @@ def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
     Source: NorMuon, arXiv:2510.05491, algorithm 1, which rescales `update` to a constant norm instead.
     """
     squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
-    moment.lerp_(squares, 1 - beta2)
+    moment.lerp_(squares, 1 - beta2)  # (R, 1)
     inverse = moment.clamp_min(1e-20).reciprocal()  # (R, 1)
-    norms = squares.sum() / (squares * inverse).sum().clamp_min(1e-20)  # ratio of the squared norms
-    update.mul_((inverse * norms).sqrt())
+    squared_norm = squares.sum()  # (), of `update`
+    divided_squared_norm = (squares * inverse).sum().clamp_min(1e-20)  # (), of `update` with its rows divided
+    restoring = squared_norm / divided_squared_norm  # ()
+    factors = (inverse * restoring).sqrt()  # (R, 1)
+    update.mul_(factors)  # (R, C)
 
 
 class Muon(torch.optim.Optimizer):
@@ -112,33 +117,45 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        for parameter in parameters:
-            if not self.state[parameter]:
-                self.state[parameter]["momentum"] = torch.zeros_like(parameter)
+        for parameter in parameters:  # (rows, columns)
+            state = self.state[parameter]
+            if not state:
+                state["momentum"] = torch.zeros_like(parameter)  # (rows, columns)
                 if group["beta2"]:
-                    self.state[parameter]["moment"] = torch.zeros_like(parameter[:, :1])
-        updates = [p.grad for p in parameters if p.grad is not None]
+                    state["moment"] = torch.zeros_like(parameter[:, :1])  # (rows, 1)
+
+        # From here on, the gradients become the updates, in place.
+        updates = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter, update in zip(parameters, updates, strict=True):
-            momentum = self.state[parameter]["momentum"].lerp_(update, 1 - group["momentum"])
+            momentum = self.state[parameter]["momentum"]  # (rows, columns)
+            momentum.lerp_(update, 1 - group["momentum"])
             update.lerp_(momentum, group["momentum"])  # Nesterov
         if not group["due"]:
             return
-        stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
-        for parameter, update in zip(parameters, updates, strict=True):
-            for part in update.chunk(getattr(parameter, "stacked", 1)):  # a packed q|k|v is three matrices
-                scale = max(1.0, part.shape[0] / part.shape[1]) ** 0.5
-                wide = part.mT if part.shape[0] > part.shape[1] else part
-                stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
-        for stack in stacks.values():
-            stacked = torch.stack([wide for wide, _ in stack])  # (N, R, C)
-            dtype = torch.bfloat16 if self.bf16 else torch.float32
-            for result, (wide, scale) in zip(orthogonalise(stacked.to(dtype)), stack, strict=True):
-                wide.copy_(result).mul_(scale)  # `wide` is a view of its update
+        self._orthogonalise_all(parameters, updates)
+
         kept = 1 - group["lr"] * group["weight_decay"]
         for parameter, update in zip(parameters, updates, strict=True):
             if group["beta2"]:
                 normalise_rows(update, self.state[parameter]["moment"], group["beta2"])
             parameter.mul_(kept).sub_(update.mul_(group["lr"]))
+
+    def _orthogonalise_all(self, parameters: list[Tensor], updates: list[Tensor]) -> None:
+        """Orthogonalise the update of each parameter in place, and scale it by sqrt(max(1, rows / columns))."""
+        # Matrices of the same shape, each with its scale: views of the updates, at least as wide as high.
+        stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
+        for parameter, update in zip(parameters, updates, strict=True):
+            for part in update.chunk(getattr(parameter, "stacked", 1)):  # (rows / stacked, columns)
+                rows, columns = part.shape
+                scale = max(1.0, rows / columns) ** 0.5
+                wide = part.mT if rows > columns else part  # (R, C), with R <= C
+                stacks.setdefault(tuple(wide.shape), []).append((wide, scale))
+        for stack in stacks.values():
+            stacked = torch.stack([wide for wide, _ in stack])  # (N, R, C)
+            dtype = torch.bfloat16 if self.bf16 else torch.float32
+            results = orthogonalise(stacked.to(dtype))  # (N, R, C)
+            for result, (wide, scale) in zip(results, stack, strict=True):
+                wide.copy_(result).mul_(scale)  # (R, C)
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
         for parameter in parameters:
@@ -148,8 +165,9 @@ class Muon(torch.optim.Optimizer):
                 state["exp_avg"] = torch.zeros_like(parameter)
                 state["exp_avg_sq"] = torch.zeros_like(parameter)
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        states = [self.state[parameter] for parameter in parameters]
-        means, squares, steps = ([state[key] for state in states] for key in ("exp_avg", "exp_avg_sq", "step"))
+        means = [self.state[parameter]["exp_avg"] for parameter in parameters]
+        squares = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
+        steps = [self.state[parameter]["step"] for parameter in parameters]
         beta1, beta2 = group["betas"]
         settings = {key: group[key] for key in ("lr", "weight_decay", "eps")}
         settings |= {"beta1": beta1, "beta2": beta2, "fused": True, "amsgrad": False, "maximize": False}

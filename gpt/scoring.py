@@ -15,7 +15,15 @@ from torch import Tensor
 from base.errors import printable
 from base.progress import Progress
 from gpt.analysis import Surprisals, by_character, letters
-from gpt.evaluation import Score, choose_windows, predictions, reduce, surprisals, window_batches, windows_of_each
+from gpt.evaluation import (
+    Score,
+    choose_windows,
+    predictions,
+    score_of_predictions,
+    surprisals,
+    window_batches,
+    windows_of_each,
+)
 from gpt.inference.decoder import Decoder
 from gpt.inference.weights import weights_of
 from gpt.model import GPT
@@ -41,7 +49,7 @@ class Candidate(NamedTuple):
         """Return the end mark of documents, (M,) tokens, which precedes the text, or None if nothing precedes it."""
         return self.tokenizer.pack(self.documents["end"]) if self.documents and mode != "disjoint" else None
 
-    def first(self, mode: str) -> int | None:
+    def first_token(self, mode: str) -> int | None:
         """Return the first token if nothing precedes it, so that its loss is ln V."""
         return int(self.tokens[0]) if self.end(mode) is None else None
 
@@ -80,7 +88,7 @@ def predicted_by_decoder(candidate: Candidate) -> Iterator[tuple[Tensor, Tensor]
 def measure(candidate: Candidate, mode: str) -> Score:
     """Return the score of the candidate's model on the whole text."""
     every, sizes = predicted(candidate, mode, in_order=False), candidate.tokenizer.token_sizes
-    return reduce(every, candidate.first(mode), candidate.model.vocabulary, sizes)
+    return score_of_predictions(every, candidate.first_token(mode), candidate.model.vocabulary, sizes)
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: int) -> np.ndarray:
@@ -97,7 +105,8 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
     """Yield the text, `PIECE` characters at a time, with their `Surprisals` under each model."""
     streams = [
-        by_character(predicted(each, mode), each.first(mode), each.tokenizer.token_sizes, PIECE) for each in candidates
+        by_character(predicted(each, mode), each.first_token(mode), each.tokenizer.token_sizes, PIECE)
+        for each in candidates
     ]
     for group in zip(*streams, strict=True):
         yield letters(group[0], candidates[0].tokenizer.decode), group

@@ -22,8 +22,8 @@ Array = Any  # numpy.ndarray or torch.Tensor
 class Linear(NamedTuple):
     """A linear layer whose weight, (in, out), is transposed from `nn.Linear`."""
 
-    weight: Array
-    bias: Array | None
+    weight: Array  # (in, out)
+    bias: Array | None  # (out,)
 
     def __call__(self, x: Array) -> Array:
         y = x @ self.weight  # (..., out)
@@ -35,10 +35,10 @@ class Linear(NamedTuple):
 class Layer(NamedTuple):
     """The weights of a transformer block, rearranged as `Weights` describes."""
 
-    qkv: Linear
-    proj: Linear
-    up: Linear
-    down: Linear
+    qkv: Linear  # (C, 3C)
+    proj: Linear  # (C, C)
+    up: Linear  # (C, 4C)
+    down: Linear  # (4C, C)
     taps: Array | None  # (K, 1, C): ones for the current position, then those of the previous one, etc.
 
 
@@ -56,7 +56,7 @@ class Weights:
 
     def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
         self.config = config
-        embedding = state["embedding.weight"]
+        embedding = state["embedding.weight"]  # (V, C)
         self.numpy = isinstance(embedding, np.ndarray)
         if self.numpy:
             self.xp: Any = np
@@ -65,41 +65,46 @@ class Weights:
         else:
             import torch
 
-            self.xp, self.vecdot, self.gelu = torch, torch.linalg.vecdot, torch.nn.functional.gelu
+            self.xp = torch
+            self.vecdot = torch.linalg.vecdot
+            self.gelu = torch.nn.functional.gelu
         self.dtype = np.dtype(str(embedding.dtype).removeprefix("torch."))
         self.device = None if self.numpy else embedding.device
         self.cuda = not self.numpy and embedding.is_cuda
         self.zero = self.zeros()
         self.centring = {"layernorm": True, "rmsnorm": False}[config.norm]
-        self.encoded = {"rotary": True, "sinusoidal": True, "learned": False, "none": False}[config.positions]
         self.average = self.numbers(np.full(config.dim, 1 / config.dim))  # (C,)
         self.root = config.dim**0.5  # sqrt(C) of RMS norm: folded into the weights, because `Decoder._norm` omits it
         D = config.head_dim
         # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps). NumPy is twice as fast
         # with arrays as with Python's numbers.
-        constants = (config.dim * NORM_EPS, D**-0.5, D**0.5 * float(np.finfo(self.dtype).eps))
-        self.norm_eps, self.qk_scale, self.qk_eps = (self.numbers(np.array(number)) for number in constants)
+        eps = float(np.finfo(self.dtype).eps)  # of QK-norm
+        self.norm_eps = self.numbers(np.array(config.dim * NORM_EPS))  # ()
+        self.qk_scale = self.numbers(np.array(D**-0.5))  # ()
+        self.qk_eps = self.numbers(np.array(D**0.5 * eps))  # ()
         # Scores are then at most sqrt(2 D), because with key_offset the halves of a key come from two normalised keys.
         # If that is below 60, exponentials of scores do not overflow, so the decoder need not subtract the maximum.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
-        order, scale = self._channel_order_and_scale()
-        self.layers = [
-            Layer(
-                self._after_norm(state, f"{block}.norm1", f"{block}.attention.qkv", order, scale),
-                self._linear(state, f"{block}.attention.proj", centred=True),
-                self._after_norm(state, f"{block}.norm2", f"{block}.mlp.up"),
-                self._linear(state, f"{block}.mlp.down", centred=config.conv_taps == 1),
-                self._taps(state, f"{block}.mlp"),
+        order, scale = self._channel_order_and_scale()  # 2 x (3C,)
+        self.layers: list[Layer] = []
+        for i in range(config.layers):
+            block = f"blocks.{i}"
+            layer = Layer(
+                qkv=self._after_norm(state, f"{block}.norm1", f"{block}.attention.qkv", order, scale),
+                proj=self._linear(state, f"{block}.attention.proj", centred=True),
+                up=self._after_norm(state, f"{block}.norm2", f"{block}.mlp.up"),
+                down=self._linear(state, f"{block}.mlp.down", centred=config.conv_taps == 1),
+                taps=self._taps(state, f"{block}.mlp"),
             )
-            for block in (f"blocks.{i}" for i in range(config.layers))
-        ]
+            self.layers.append(layer)
         self.head = self._after_norm(state, "norm", "embedding" if config.tied else "head")
         self.embedding = self.centred(embedding)  # (V, C)
         if config.token_shift:
-            # The last row is zeros, for the first token of a text, whose previous token is -1.
-            shifted = self.centred(embedding * state["shift"])
-            self.shifted = self.xp.concatenate((shifted, 0 * shifted[:1]))  # (V + 1, C)
+            shifted = self.centred(embedding * state["shift"])  # (V, C)
+            # The last row is for the first token of a text, whose previous token is -1.
+            zeros = 0 * shifted[:1]  # (1, C)
+            self.shifted = self.xp.concatenate((shifted, zeros))  # (V + 1, C)
         if config.positions == "learned":
             self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
 
@@ -107,62 +112,91 @@ class Weights:
         self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
     ) -> Linear:
         """Return the linear layer `name` with the norm before it folded in, its outputs reordered and then scaled."""
-        weight, bias = state[f"{name}.weight"], state.get(f"{name}.bias")
+        weight = state[f"{name}.weight"]  # (out, C)
+        bias = state.get(f"{name}.bias")  # (out,)
         if f"{norm}.bias" in state:
-            shift = weight @ state[f"{norm}.bias"]
-            bias = shift if bias is None else bias + shift
-        weight = (weight * (state[f"{norm}.weight"] * self.root))[order].T * scale
-        return Linear(self._contiguous(weight), None if bias is None else bias[order] * scale)
+            shift = weight @ state[f"{norm}.bias"]  # (out,)
+            bias = shift if bias is None else bias + shift  # (out,)
+        gain = state[f"{norm}.weight"] * self.root  # (C,)
+        weight = (weight * gain)[order]  # (out, C)
+        weight = weight.T * scale  # (C, out)
+        if bias is not None:
+            bias = bias[order] * scale  # (out,)
+        return Linear(self._contiguous(weight), bias)
 
     def _linear(self, state: Mapping[str, Array], name: str, centred: bool) -> Linear:
         """Return the linear layer `name`; if `centred`, the mean of each output vector is 0."""
-        weight, bias = state[f"{name}.weight"].T, state.get(f"{name}.bias")
+        weight = state[f"{name}.weight"].T  # (in, out)
+        bias = state.get(f"{name}.bias")  # (out,)
         if centred:
-            weight, bias = self.centred(weight), None if bias is None else self.centred(bias)
+            weight = self.centred(weight)  # (in, out)
+            if bias is not None:
+                bias = self.centred(bias)  # (out,)
         return Linear(self._contiguous(weight), bias)
 
     def _taps(self, state: Mapping[str, Array], name: str) -> Array | None:
-        others = [state[f"{name}.taps.{tap}"] for tap in range(self.config.conv_taps - 1)]
-        return self.xp.stack([others[0] * 0 + 1, *others])[:, None] if others else None  # (K, 1, C)
+        """Return the taps of the convolution in the MLP `name`, (K, 1, C), or None without one."""
+        earlier = [state[f"{name}.taps.{tap}"] for tap in range(self.config.conv_taps - 1)]  # (C,) each
+        if not earlier:
+            return None
+        current = earlier[0] * 0 + 1  # (C,) ones
+        return self.xp.stack([current, *earlier])[:, None]  # (K, 1, C)
 
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
         """Return indices and factors, (3C,) each, that rearrange the outputs for queries, keys and values.
 
         The R rotary channels of a query or key get the order 0, R/2, 1, R/2 + 1, ... D^(-1/4) for queries and keys
-        puts the factor 1 / sqrt(D) of attention into q . k; with QK-norm `qk_scale` does.
+        puts the factor 1 / sqrt(D) of attention into q . k; with QK-norm, `qk_scale` does and the factor is 1.
         """
-        H, D, R = self.config.heads, self.config.head_dim, self.config.rotary_dims
-        order = np.arange(3 * self.config.dim).reshape(3, H, D)  # (3, H, D)
-        pairs = order[:2, :, :R].reshape(2, H, 2, R // 2).swapaxes(2, 3)  # (2, H, R/2, 2)
+        C = self.config.dim
+        H = self.config.heads
+        D = self.config.head_dim
+        R = self.config.rotary_dims
+        order = np.arange(3 * C).reshape(3, H, D)  # (3, H, D)
+        halves = order[:2, :, :R].reshape(2, H, 2, R // 2)  # (2, H, 2, R/2)
+        pairs = halves.swapaxes(2, 3)  # (2, H, R/2, 2)
         order[:2, :, :R] = pairs.reshape(2, H, R)  # (2, H, R)
-        scale = np.repeat([D**-0.25, D**-0.25, 1.0], self.config.dim)  # (3C,)
-        return self.to_array(order.reshape(-1)), 1 if self.config.qk_norm else self.numbers(scale)  # (3C,)
+        indices = self.to_array(order.reshape(-1))  # (3C,)
+        if self.config.qk_norm:
+            return indices, 1
+        scale = np.repeat([D**-0.25, D**-0.25, 1.0], C)  # (3C,)
+        return indices, self.numbers(scale)
 
     def encoding(self, positions: np.ndarray) -> Array:
         """Return e^(i angle) for rotary positions, (..., 1, 1, R/2), else sinusoids as in `GPT.embed`, (..., C)."""
         if self.config.rotary_dims:
-            cos, sin = rotary_tables(positions[..., None, None], self.config.rotary_dims)
-            return self.numbers(cos + 1j * sin)
-        return self.centred(self.numbers(sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5))
+            positions = positions[..., None, None]  # (..., 1, 1)
+            cos, sin = rotary_tables(positions, self.config.rotary_dims)  # 2 x (..., 1, 1, R/2)
+            return self.numbers(cos + 1j * sin)  # (..., 1, 1, R/2)
+        table = sinusoidal_table(positions, self.config.dim)  # (..., C)
+        return self.centred(self.numbers(table / self.config.dim**0.5))  # (..., C)
 
     def centred(self, x: Array) -> Array:
-        # RMS norms need no mean of 0.
-        return x - (x @ self.average)[..., None] if self.centring else x  # (..., C)
+        """Subtract the mean of each vector, unless the norms are RMS norms: (..., C) -> (..., C)."""
+        if not self.centring:
+            return x
+        mean = (x @ self.average)[..., None]  # (..., 1)
+        return x - mean  # (..., C)
 
     def _contiguous(self, x: Array) -> Array:
-        return np.ascontiguousarray(x) if self.numpy else x.contiguous()
+        if self.numpy:
+            return np.ascontiguousarray(x)
+        return x.contiguous()
 
     def zeros(self, *shape: int) -> Array:
         return self.to_array(np.zeros(shape, self.dtype))
 
     def numbers(self, values: np.ndarray) -> Array:
         """Return float64 or complex128 values in the precision, library and device of the weights."""
-        wide = self.dtype == np.float64
-        kind = (np.complex128 if wide else np.complex64) if np.iscomplexobj(values) else self.dtype
-        return self.to_array(values.astype(kind))
+        dtype = self.dtype
+        if np.iscomplexobj(values):
+            dtype = np.result_type(self.dtype, np.complex64)  # complex128 for float64
+        return self.to_array(values.astype(dtype))
 
     def to_array(self, values: np.ndarray) -> Array:
-        return values if self.numpy else self.xp.from_numpy(values).to(self.device)
+        if self.numpy:
+            return values
+        return self.xp.from_numpy(values).to(self.device)
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
@@ -186,7 +220,10 @@ def weights_of(model: "GPT") -> Weights:
     """Return the weights of a model, on NumPy on a CPU: float64 stays, all other dtypes become float32."""
     import torch
 
-    state = {key: value if value.dtype == torch.float64 else value.float() for key, value in model.state_dict().items()}
-    if model.embedding.weight.device.type == "cpu":
-        return Weights(model.config, {key: value.numpy() for key, value in state.items()})
+    on_cpu = model.embedding.weight.device.type == "cpu"
+    state: dict[str, Array] = {}
+    for name, value in model.state_dict().items():
+        if value.dtype != torch.float64:
+            value = value.float()
+        state[name] = value.numpy() if on_cpu else value
     return Weights(model.config, state)
