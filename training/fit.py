@@ -2,23 +2,22 @@
 
 import shutil
 from collections.abc import Iterable
-from typing import Any
 
 import lightning as L
 
 from base import ranks
-from base.errors import InputError, one_line, public
+from base.errors import InputError, one_line
 from base.files import write_text
 from base.jobs import run_directory, run_lock
 from base.jobs.summary import Summary
 from base.log import to_file
-from conf.schema import Config, by_key, to_yaml
+from conf.schema import to_yaml
 from data.datamodule import TextDataModule
 from reports.log_lines import introduce
 from training import assemble
 from training.callbacks.stop_signals import StopSignals
 from training.errors import Stopped, with_advice
-from training.loggers import boards
+from training.loggers import public_settings
 from training.quiet_lightning import quiet_lightning
 from training.results import recording, write_missing, write_results, write_summary
 from training.resume import remove_leftovers
@@ -49,13 +48,6 @@ def fit(plan: RunPlan) -> None:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
             whole = 0 < trainer.max_steps <= saved["global_step"]  # then the last validation evaluated the whole split
             write_results(plan, saved, module.score if whole else None)
-            for board in boards(trainer):  # a row of TensorBoard's page HPARAMS
-                board.log_hyperparams(public_settings(plan.config), {"best/val_loss": plan.run.summary.val_loss})
-                board.save()
-
-
-def public_settings(config: Config) -> dict[str, Any]:
-    return {key: public(value) if isinstance(value, str) else value for key, value in by_key(config).items()}
 
 
 def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:

@@ -8,7 +8,9 @@ import lightning as L
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from base import ranks
+from base.errors import public
 from base.files import sync
+from conf.schema import Config, by_key
 
 
 class Curves(TensorBoardLogger):
@@ -50,3 +52,15 @@ class Csv(CSVLogger):
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
     return [logger for logger in trainer.loggers if isinstance(logger, TensorBoardLogger)]
+
+
+def public_settings(config: Config) -> dict[str, Any]:
+    """Return the settings of a run by key, without passwords in URLs."""
+    return {key: public(value) if isinstance(value, str) else value for key, value in by_key(config).items()}
+
+
+def log_result(directory: Path, config: Config, loss: float) -> None:
+    """Add the settings and the best validation loss of a run to TensorBoard's page HPARAMS."""
+    board = TensorBoardLogger(str(directory), name="", version="", default_hp_metric=False)
+    board.log_hyperparams(public_settings(config), {"best/val_loss": loss})
+    board.finalize("success")

@@ -39,6 +39,7 @@ from reports.run_page import page
 from training.callbacks.watch import written
 from training.choosing.time_budget import MIN_STEPS
 from training.errors import Diverged, Stopped
+from training.loggers import log_result
 from training.run_plan import RunPlan
 
 FINAL_SAMPLE_LENGTH = 250  # tokens of each text at the end of a run
@@ -150,6 +151,8 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     diverged = log_lines.has_diverged(summary, record.losses)
     if diverged:
         summary = replace(summary, status="diverged")
+    if "tensorboard" in config.logger:
+        log_result(run.directory, config, best.score.loss)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if diverged:
