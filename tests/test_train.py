@@ -90,6 +90,18 @@ def test_a_short_run_evaluates_a_part_of_its_split(train: Call, monkeypatch: pyt
         assert entries[-1][1] == summary(name)["last_val_loss"], "the last validation is the final one"
 
 
+def test_a_summary_has_the_loss_of_each_validation(trained: Path) -> None:
+    losses = summary("first")["validations"]
+    assert list(losses) == ["10", "20", "30"] and min(losses.values()) == pytest.approx(summary("first")["val_loss"])
+
+
+def test_a_run_continues_with_a_text_that_has_moved(trained: Path, train: Call) -> None:
+    Path("book.txt").rename("moved.txt")
+    given = ["data.path=moved.txt", "data.cache_dir=other", "logger=csv", "trainer.max_steps=40"]
+    ended = train("resume=first", *given, defaults=False)
+    assert ended.status == 0 and "bit for bit" not in ended.out and summary("first")["steps"] == 40
+
+
 def test_the_page_hparams_has_a_row_for_a_run(trained: Path) -> None:
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 

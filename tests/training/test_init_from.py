@@ -107,6 +107,12 @@ def test_what_a_run_started_from_is_said(base: Call) -> None:
         one_line(ended, 2, f"cannot change init_from={init_from} (the run has {had}); allow= cannot permit")
 
 
+def test_a_run_says_that_its_initial_model_has_read_the_text(base: Call, prose: str) -> None:
+    Path("copy.txt").write_bytes(prose.replace("\n", "\r\n").encode())
+    ended = base("name=fine", "init_from=first", "data.path=copy.txt", "trainer.max_steps=2")
+    assert SEEN in ended.out and SEEN in summary("fine")["notes"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [["model.dropout=0.1", "data.micro_batch=2"], ["callbacks=ema", "optim=adamw"]])
 def test_killed_and_resumed(base: Call, recipe: list[str]) -> None:
