@@ -24,7 +24,7 @@ test-all: $(VENV)/.installed-ci
 check: $(VENV)/.installed-ci
 	@$(RUN) -m ruff check .
 	@$(RUN) -m ruff format --check .
-	@for system in linux darwin win32; do $(RUN) -m mypy --platform $$system || exit 1; done
+	@for system in linux darwin win32; do $(RUN) -m mypy --platform $$system --cache-dir .mypy_cache/$$system || exit 1; done
 	@$(VENV)/bin/lint-imports
 	@$(RUN) -m codespell_lib
 

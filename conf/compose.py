@@ -24,7 +24,7 @@ from base.errors import InputError, one_line
 from base.options import spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_verbatim, nearest_key
 from conf.overrides import Setting, quoted
-from conf.schema import PLUGINS, Config, by_key
+from conf.schema import PLUGINS, Config, by_key, number_of
 
 
 def compose(settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> Config:
@@ -59,9 +59,10 @@ def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen.
     """
     base = asdict(stored) | {"resume": None, "allow": []}
-    # The present command decides the number of machines and, if torchrun or srun has started it, of devices.
+    # The present command decides the number of machines and, if it was started as several processes, of devices.
     base["trainer"]["num_nodes"] = "auto"
-    if ranks.launched():
+    launched = ranks.launched()
+    if launched and number_of(stored.trainer.devices) != launched[0]:
         base["trainer"]["devices"] = "auto"
     keys = {setting.key for setting in settings}
     replaced = base | {group: {} for group in PLUGINS if group in keys}

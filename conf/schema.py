@@ -69,6 +69,13 @@ class TrainerConfig:
             raise wrong_value("trainer.devices", self.devices, needed)
 
 
+def number_of(devices: int | str | list[int]) -> int:
+    """Return how many devices a value of `trainer.devices` stands for on one machine."""
+    if isinstance(devices, list):
+        return len(devices)
+    return 1 if devices == "auto" else int(devices)
+
+
 @dataclass(frozen=True)
 class WatchConfig:
     """The options `watch.*`, which do not change training: samples and plots of the model in TensorBoard."""

@@ -26,10 +26,9 @@ from conf.compose import compose, read_config
 from conf.keys import FOLDERS, is_launch, is_verbatim
 from conf.overrides import Command, Setting, arguments_of
 from conf.resume_rules import changed, check_trained
-from conf.schema import Config
+from conf.schema import Config, number_of
 from reports.tensorboard import watch
 from sweeps.table import Row, leaderboard, write_page, write_table
-from training.machine import number_of
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MAX_NAME = 100  # maximum characters of a trial's name
@@ -205,7 +204,7 @@ def check_input(settings: list[Setting], config: Config) -> str:
 
     devices = number_of(config.trainer.devices)
     config.data.rows(devices)  # raises if the batch cannot be shared out
-    if devices > 1 and config.workers > 1:
+    if config.workers > 1 and config.trainer.devices not in ("auto", 1):
         raise InputError(f"trainer.devices={spell(config.trainer.devices)}: needs workers=1, not {config.workers}")
     if config.init_from is None:
         return open_text(config.data, config.model.context).sha256

@@ -13,8 +13,8 @@ from base.errors import InputError
 from base.jobs.run_directory import RUNS
 from base.log import log
 from base.options import spell
-from conf.schema import Config
-from training.machine import choose_accelerator, look, number_of
+from conf.schema import Config, number_of
+from training.machine import choose_accelerator, choose_devices, look
 
 SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
 
@@ -36,7 +36,15 @@ def check_launch(config: Config) -> None:
     if trainer.num_nodes not in ("auto", 1):
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
-    config.data.rows(number_of(trainer.devices))  # raises, too
+    devices = number_of(trainer.devices)
+    config.data.rows(devices)  # raises, too
+    if devices > 1 and config.minutes is not None and trainer.max_steps == "auto":
+        way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
+        raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
+    if devices > 1:
+        hardware = look()
+        device, _ = choose_accelerator(trainer.accelerator, hardware)
+        choose_devices(trainer.devices, device, len(hardware.gpus))  # raises if there are fewer
 
 
 def _set_by_launcher(key: str, value: Any, what: str) -> InputError:

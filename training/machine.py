@@ -10,9 +10,12 @@ from base import ranks
 from base.errors import InputError
 from base.options import spell
 from base.progress import count
-from conf.schema import Config
+from conf.schema import Config, number_of
 
 PAGE = "docs/cluster.md says what to install"
+# The oldest driver for a version of CUDA. Source: NVIDIA's CUDA toolkit release notes, table "minor version
+# compatibility".
+OLDEST_DRIVER = {"12": 525, "13": 580}
 BF16_FROM = (8, 0)  # the compute capability from which a GPU multiplies in bf16; torch emulates it below
 
 
@@ -91,7 +94,8 @@ def nvidia_driver() -> str | None:
         answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.partition("\n")[0].strip() or None
+    version = answer.partition("\n")[0].strip()
+    return version if version[:1].isdecimal() else None
 
 
 def has_kernels(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
@@ -124,16 +128,20 @@ def why_unusable(hardware: Hardware) -> str:
     for gpu in hardware.gpus[:1]:
         if not has_kernels(gpu.capability, hardware.architectures):
             major, minor = gpu.capability
-            lowest = min((major, minor) for _, major, minor in _versions(hardware.architectures))
-            needed = f"PyTorch {hardware.pytorch} needs {lowest[0]}.{lowest[1]}"
-            return f"{gpu.name} has compute capability {major}.{minor}, but {needed} or more; {PAGE}"
+            versions = sorted((major, minor) for _, major, minor in _versions(hardware.architectures))
+            (low, low_minor), (high, high_minor) = versions[0], versions[-1]
+            kernels = f"PyTorch {hardware.pytorch} has kernels for {low}.{low_minor} to {high}.{high_minor}"
+            return f"{gpu.name} has compute capability {major}.{minor}, but {kernels}; {PAGE}"
     if hardware.gpus or hardware.driver is None:
         return ""
     if hardware.cuda is None:
         there = f"there is a GPU of NVIDIA (driver {hardware.driver})"
         return f"{there}, but PyTorch {hardware.pytorch} was built without CUDA; {PAGE}"
     built = f"PyTorch {hardware.pytorch}, which was built for CUDA {hardware.cuda}"
-    return f"NVIDIA's driver {hardware.driver} is too old for {built}; {PAGE}"
+    oldest = OLDEST_DRIVER.get(hardware.cuda.partition(".")[0], 0)
+    if int(hardware.driver.partition(".")[0]) < oldest:
+        return f"NVIDIA's driver {hardware.driver} is too old for {built} and needs {oldest}; {PAGE}"
+    return f"CUDA does not start with NVIDIA's driver {hardware.driver} and {built}; {PAGE}"
 
 
 def choose_accelerator(accelerator: str, hardware: Hardware) -> tuple[str, str]:
@@ -173,13 +181,6 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
     return number
 
 
-def number_of(devices: int | str | list[int]) -> int:
-    """Return how many devices a value of `trainer.devices` stands for on one machine."""
-    if isinstance(devices, list):
-        return len(devices)
-    return 1 if devices == "auto" else int(devices)
-
-
 def find_machine(config: Config) -> Machine:
     """Return the devices that the run uses, and make this process use its own GPU."""
     hardware = look()
@@ -205,6 +206,7 @@ def describe(machine: Machine, config: Config) -> str:
         return machine.device
     used = f"{number_of(machine.local)} of {machine.gpus} GPUs"
     shares = config.data.batch % (machine.gpus * (config.data.micro_batch or 1)) == 0
-    if machine.devices == 1 and config.minutes is None and shares:
+    is_free = config.trainer.devices == "auto" and config.minutes is None and not ranks.launched()
+    if is_free and shares:
         used += f"; trainer.devices={machine.gpus} uses all"
     return f"cuda ({used})"

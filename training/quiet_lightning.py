@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 IGNORED = (  # the beginnings of warnings, as regular expressions
+    # Said by the line `machine`, and a note about a GPU that PyTorch cannot use.
+    "GPU available but not used",
     # Raised by Lightning 2.6.6 with torch 2.13.
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     # Intended: fp32 runs compute in fp32, not TF32.

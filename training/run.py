@@ -19,10 +19,10 @@ from base.progress import Progress
 from conf.compose import compose
 from conf.overrides import Command
 from conf.resume_rules import check_trained
-from conf.schema import Config
+from conf.schema import Config, number_of
 from training.errors import resume_hint, stoppable, with_advice
 from training.launch import check_launch, launch
-from training.machine import StartUp, find_machine, number_of
+from training.machine import StartUp, find_machine
 from training.resume import InitModel, ResumePoint, check_resumed, find_point, find_run, load_init_model
 
 if TYPE_CHECKING:

@@ -1,18 +1,20 @@
 """Machines that people have, pretended, and what a run does on each."""
 
 import subprocess
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from base.errors import InputError, is_out_of_memory
+from conf.compose import compose_resumed
 from tests.conf.test_defaults import compose
 from tests.conftest import refusal
 from tests.training.choosing.test_choose import a_text
-from training import machine
+from training import launch, machine
 from training.choosing import hardware, time_budget
-from training.choosing.choose import WHOLE, Choice, choose
+from training.choosing.choose import WHOLE, Choice, choose, with_constants
 from training.launch import _may_differ
 from training.machine import Gpu, Hardware, Machine, StartUp, choose_accelerator, choose_devices, has_kernels
 from training.resume import is_other_gpu
@@ -22,6 +24,7 @@ T4, P100 = Gpu("Tesla T4", (7, 5)), Gpu("Tesla P100-PCIE-16GB", (6, 0))
 H200, RTX = Gpu("NVIDIA H200", (9, 0)), Gpu("NVIDIA GeForce RTX 4090", (8, 9))
 BUILT = {"architectures": CUDA_13, "pytorch": "2.13.0+cu130", "cuda": "13.0"}
 CPU_BUILD = {"pytorch": "2.13.0+cpu"}
+GPU_BUILD = {"pytorch": "2.13.0+cu130", "cuda": "13.0"}  # that sees no GPU
 
 # What is there; then the device, its precision and what the line about the machine begins with.
 MACHINES: dict[str, tuple[Hardware, str, str, str]] = {
@@ -34,14 +37,16 @@ MACHINES: dict[str, tuple[Hardware, str, str, str]] = {
     "eight GPUs": (Hardware((H200,) * 8, **BUILT), "cuda", "bf16", "cuda (1 of 8 GPUs; trainer.devices=8 uses all)"),
     "a P100": (Hardware((P100,), **BUILT), "cpu", "", "cpu, "),
     "a CPU build": (Hardware(driver="550.54", **CPU_BUILD), "cpu", "", "cpu, "),
-    "an old driver": (Hardware(driver="550.54", pytorch="2.13.0+cu130", cuda="13.0"), "cpu", "", "cpu, "),
+    "an old driver": (Hardware(driver="550.54", **GPU_BUILD), "cpu", "", "cpu, "),
+    "a driver that does not start": (Hardware(driver="580.82", **GPU_BUILD), "cpu", "", "cpu, "),
     "a Mac": (Hardware(pytorch="2.13.0", has_mps=True), "cpu", "", "cpu, "),
 }
 # Of those that cannot use their GPU, what the run says.
 NOTES = {
-    "a P100": "Tesla P100-PCIE-16GB has compute capability 6.0, but PyTorch 2.13.0+cu130 needs 7.5 or more; ",
+    "a P100": "Tesla P100-PCIE-16GB has compute capability 6.0, but PyTorch 2.13.0+cu130 has kernels for 7.5 to 12.0",
     "a CPU build": "there is a GPU of NVIDIA (driver 550.54), but PyTorch 2.13.0+cpu was built without CUDA; ",
-    "an old driver": "NVIDIA's driver 550.54 is too old for PyTorch 2.13.0+cu130, which was built for CUDA 13.0; docs/",
+    "a driver that does not start": "CUDA does not start with NVIDIA's driver 580.82 and PyTorch 2.13.0+cu130",
+    "an old driver": "NVIDIA's driver 550.54 is too old for PyTorch 2.13.0+cu130, which was built for CUDA 13.0",
 }
 
 
@@ -199,3 +204,26 @@ def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(monkeypatch: pyte
     assert machine.nvidia_driver() == "550.54.15"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert machine.nvidia_driver() is None
+
+
+def test_a_run_of_two_devices_can_be_resumed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    stored = compose(["trainer.devices=2"])
+    for number, expected in (("2", 2), ("4", "auto")):
+        for name, value in {"RANK": "0", "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}.items():
+            monkeypatch.setenv(name, value)
+        assert compose_resumed([], stored).trainer.devices == expected
+
+
+def test_without_a_time_limit_compiling_depends_on_no_clock() -> None:
+    config = with_constants(compose(["threads=1"]), "32-true", 1)
+    assert len({hardware.compiling_seconds(config, Machine("cpu"), seconds) for seconds in (1.0, 7.0, 40.0)}) == 1
+    timed = replace(config, minutes=5.0)
+    assert len({hardware.compiling_seconds(timed, Machine("cpu"), seconds) for seconds in (1.0, 7.0, 40.0)}) == 3
+
+
+def test_more_devices_than_there_are_is_said_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "look", lambda: Hardware((T4, T4), **BUILT))
+    said = refusal(InputError, launch.check_launch, compose(["trainer.devices=4"]))
+    assert said == "trainer.devices=4: this machine has 2 GPUs"
+    said = refusal(InputError, launch.check_launch, compose(["trainer.devices=2", "minutes=1"]))
+    assert said.startswith("minutes=1: needs one device")

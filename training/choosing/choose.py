@@ -9,10 +9,11 @@ from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.text import Text
+from gpt.config import ModelConfig
 from gpt.model import untrained
 from gpt.optim_config import OptimConfig
 from training.choosing import hardware
-from training.choosing.time_budget import EPOCHS, TRAINING, Fitting, fit_into_minutes
+from training.choosing.time_budget import EPOCHS, MIN_STEPS, TRAINING, fit_into_minutes
 from training.machine import Machine, StartUp, describe
 
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
@@ -51,41 +52,18 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
     """
     precision, why_precision = hardware.choose_precision(config.trainer.precision, machine)
     threads, why_threads = hardware.choose_threads(config.threads)
-    chosen = with_constants(config, precision, threads)
-    notes = list[str]()
-
-    is_short = len(text.train) < WHOLE and config.data.overfit is None
-    steps = choose_steps(config, text, is_short)
-    fitting = None
-    if config.minutes is not None and config.trainer.max_steps == "auto":
-        check_one_device(config, machine)
-        fitting = fit_into_minutes(config, chosen, text, steps, machine, startup)
-        notes += describe_fitting(config, fitting)
-        chosen = replace(chosen, model=fitting.model, data=replace(chosen.data, batch=fitting.batch))
-    by_clock = fitting is not None and steps > SURE * fitting.steps  # a short text may need less than all the time
-    if fitting and by_clock:
-        steps = fitting.steps
-        chosen = replace(chosen, optim=schedule_for(config.optim, steps))
-    else:
-        interval = choose_interval(config, text, int(steps), is_short)
-        chosen = replace(chosen, trainer=fill(chosen.trainer, max_steps=int(steps), val_check_interval=interval))
-
-    net = untrained(chosen.model, text.tokenizer.size)
-    tokens_seen = steps * chosen.data.batch * chosen.model.context
-    if (is_short or by_clock) and not (config.init_from or config.data.overfit):
-        dropout = dropout_for(net.num_parameters(), len(text.train), tokens_seen)
-        chosen = replace(chosen, model=replace(chosen.model, dropout=set_or(config.model.dropout, dropout)))
-    chosen = replace(chosen, callbacks=choose_callbacks(config, is_short))
-    if is_short:
-        notes += describe_short(config, chosen, text)
-
-    seconds = net.flops_per_token() * tokens_seen / hardware.estimated_flops(machine, precision)
-    if config.minutes is not None:
-        share = min(1.0, steps / fitting.steps) if fitting else 1.0
-        seconds = TRAINING * startup.seconds_left(config.minutes) * share
-    saved = (1 - hardware.compiled_fraction(precision, machine.device)) * seconds
-    cost = hardware.compiling_seconds(chosen, machine, startup.import_seconds)
-    compiled, why_compiled = hardware.choose_compile(config.compile, machine.device, saved, cost)
+    default = with_constants(config, precision, threads)
+    length = choose_length(config, default, text, machine, startup)
+    model = replace(length.model, dropout=choose_dropout(config, length, text))
+    chosen = replace(
+        default,
+        model=model,
+        data=replace(default.data, batch=length.batch),
+        optim=choose_rates(config, default, length),
+        trainer=choose_intervals(config, default, length, text),
+        callbacks=choose_callbacks(config, length.is_short),
+    )
+    compiled, why_compiled = choose_compile(config, chosen, length, text, machine, startup)
     chosen = replace(chosen, compile=compiled)
     hardware.check_memory(chosen, text.tokenizer.size, machine)
 
@@ -94,6 +72,7 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
     line.append(f"{compiling} ({why_compiled or AS_CONFIGURED})")
     if why_threads:
         line.append(f"{count(int(threads), 'thread')} ({why_threads})")
+    notes = [*length.notes, *describe_short(config, chosen, length, text)]
     return Choice(chosen, ", ".join(line), tuple(notes))
 
 
@@ -109,14 +88,49 @@ def with_constants(config: Config, precision: str, threads: int | str) -> Config
     )
 
 
-def set_or(value: Any, choice: Any) -> Any:
-    return choice if value == "auto" else value
+@dataclass(frozen=True)
+class Length:
+    """How long a run trains, and the model and batch that fit into that time."""
+
+    steps: float
+    model: ModelConfig
+    batch: int
+    is_short: bool  # whether the text is so short that a run is adapted to it
+    by_clock: bool = False  # whether the time limit decides; then `steps` is an estimate
+    share: float = 1.0  # fraction of the time limit in which the run trains
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens_seen(self) -> float:
+        return self.steps * self.batch * self.model.context
 
 
-def check_one_device(config: Config, machine: Machine) -> None:
+def choose_length(config: Config, default: Config, text: Text, machine: Machine, startup: StartUp) -> Length:
+    """Choose the steps by the length of the text or, with `minutes`, with model and batch by the time that is left."""
+    is_short = len(text.train) < WHOLE and config.data.overfit is None
+    steps = choose_steps(config, text, is_short)
+    needed = Length(steps, default.model, default.data.batch, is_short)
+    if config.minutes is None or config.trainer.max_steps != "auto":
+        return needed
+    minutes = f"{config.minutes:g}"
     if machine.devices > 1:
-        way = "use trainer.devices=1 or trainer.max_steps=N"
-        raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
+        way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
+        raise InputError(f"minutes={minutes}: needs one device; {way}")
+    fitting = fit_into_minutes(config, default, text, steps, machine, startup)
+    by_clock = steps > SURE * fitting.steps  # a short text may need less than all the time
+    notes = [f"minutes    {minutes}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"]
+    if fitting.steps < MIN_STEPS:
+        few = count(int(fitting.steps), "step")
+        notes.append(f"minutes={minutes}: {few} will learn next to nothing; allow more time")
+    return replace(
+        needed,
+        steps=fitting.steps if by_clock else steps,
+        model=fitting.model,
+        batch=fitting.batch,
+        by_clock=by_clock,
+        share=1.0 if by_clock else steps / fitting.steps,
+        notes=tuple(notes),
+    )
 
 
 def choose_steps(config: Config, text: Text, is_short: bool) -> float:
@@ -132,20 +146,47 @@ def share_of_steps(config: Config) -> float:
     return 1.0 if config.init_from is None else START_SHARE
 
 
-def choose_interval(config: Config, text: Text, steps: int, is_short: bool) -> int:
-    if is_short:
-        return interval_for(len(text.train), share_of_steps(config), steps)
-    return TrainerConfig.val_check_interval
+def choose_dropout(config: Config, length: Length, text: Text) -> float:
+    adapted = length.is_short or length.by_clock
+    if config.model.dropout != "auto" or config.init_from or config.data.overfit or not adapted:
+        return length.model.dropout
+    weights = untrained(length.model, text.tokenizer.size).num_parameters()
+    return dropout_for(weights, len(text.train), length.tokens_seen)
 
 
-def describe_fitting(config: Config, fitting: Fitting) -> list[str]:
-    first, *warnings = fitting.notes
-    return [f"minutes    {config.minutes:g}: {first}", *(f"minutes={config.minutes:g}: {each}" for each in warnings)]
+def choose_rates(config: Config, default: Config, length: Length) -> OptimConfig:
+    return schedule_for(config.optim, length.steps) if length.by_clock else default.optim
 
 
-def describe_short(config: Config, chosen: Config, text: Text) -> list[str]:
+def choose_intervals(config: Config, default: Config, length: Length, text: Text) -> TrainerConfig:
+    """Return the trainer's options with the steps and the interval of validations, unless the clock decides."""
+    if length.by_clock:
+        return default.trainer
+    steps = int(length.steps)
+    interval = TrainerConfig.val_check_interval
+    if length.is_short:
+        interval = interval_for(len(text.train), share_of_steps(config), steps)
+    return fill(default.trainer, max_steps=steps, val_check_interval=interval)
+
+
+def choose_compile(
+    config: Config, chosen: Config, length: Length, text: Text, machine: Machine, startup: StartUp
+) -> tuple[str, str]:
+    """Return whether the training step is compiled, `true` or `false`, and the reason, "" if it is set."""
+    precision = chosen.trainer.precision
+    if config.minutes is None:
+        flops = untrained(chosen.model, text.tokenizer.size).flops_per_token() * length.tokens_seen
+        seconds = flops / hardware.estimated_flops(machine, precision)
+    else:
+        seconds = TRAINING * startup.seconds_left(config.minutes) * length.share
+    saved = (1 - hardware.compiled_fraction(precision, machine.device)) * seconds
+    cost = hardware.compiling_seconds(chosen, machine, startup.import_seconds)
+    return hardware.choose_compile(config.compile, machine.device, saved, cost)
+
+
+def describe_short(config: Config, chosen: Config, length: Length, text: Text) -> list[str]:
     """Return a line that says what was chosen for a short text in place of the usual values, if anything was."""
-    adapted = ", ".join(_adapted(config, chosen))
+    adapted = ", ".join(_adapted(config, chosen)) if length.is_short else ""
     unit = text.tokenizer.unit
     return [f"short text {len(text.train):,} training {unit}s: {adapted}"] if adapted else []
 

@@ -20,7 +20,7 @@ from base.errors import InputError, one_line
 from conf.schema import Config
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model import untrained
-from training.machine import Machine
+from training.machine import Machine, StartUp
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
@@ -165,10 +165,15 @@ def compiled_marker(config: Config, machine: Machine) -> Path:
 
 
 def compiling_seconds(config: Config, machine: Machine, import_seconds: float) -> float:
-    """Return about how long torch.compile takes if importing PyTorch took `import_seconds`."""
-    is_warm = compiled_marker(config, machine).exists()
+    """Return about how long torch.compile takes if importing PyTorch took `import_seconds`.
+
+    Without a time limit it is a constant, so that the same command trains the same bits, and all ranks alike.
+    """
+    is_warm = config.minutes is not None and compiled_marker(config, machine).exists()
     if machine.device == "cuda":
         return WARM_ON_GPU if is_warm else COLD_ON_GPU
+    if config.minutes is None:
+        return COLD * StartUp.import_seconds
     # One more second is the least in which anything is compiled.
     return (WARM if is_warm else COLD) * max(1.0, import_seconds)
 

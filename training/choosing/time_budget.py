@@ -8,7 +8,7 @@ from typing import Any
 import lightning as L
 
 from base.errors import InputError
-from base.progress import Progress, count
+from base.progress import Progress
 from conf.keys import presets
 from conf.schema import Config
 from data.datamodule import TextDataModule
@@ -90,14 +90,6 @@ class Fitting:
     batch: int
     steps: float  # how many steps fit into the time
     step_seconds: float
-
-    @property
-    def notes(self) -> list[str]:
-        """Lines for the log, of which the second warns of too few steps."""
-        lines = [f"a step takes about {1000 * self.step_seconds:.3g} ms here"]
-        if self.steps < MIN_STEPS:
-            lines.append(f"{count(int(self.steps), 'step')} will learn next to nothing; allow more time")
-        return lines
 
 
 def fit_into_minutes(
