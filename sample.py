@@ -4,7 +4,6 @@ import argparse
 import io
 import json
 import os
-import re
 import secrets
 import stat
 import sys
@@ -21,6 +20,7 @@ if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
 from base.command_line import ABOUT_UNKNOWN, Parser, add_unknown, device, main, number, replace_unknown, writing_to
 from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
+from base.options import unescaped
 from base.progress import Progress, count, hidden
 from data.novelty import Copy, describe, longest_copies, repeats, skipped
 from gpt.inference.continuation import Continuation, beginning, readable
@@ -95,10 +95,6 @@ def make_parser() -> Parser:
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
     add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
     return parser
-
-
-def unescaped(text: str) -> str:
-    return re.sub(r"\\[nt\\]", lambda found: {"n": "\n", "t": "\t"}.get(found[0][1], "\\"), text)
 
 
 def sample(options: argparse.Namespace) -> None:
@@ -186,6 +182,8 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
+        if tokenizer.unit == "character":
+            text = text.replace("\ufeff", "")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"is not UTF-8: {error}"
         raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None

@@ -2,6 +2,7 @@
 
 import dataclasses
 import operator
+import re
 import sys
 import types
 import typing
@@ -101,3 +102,9 @@ def check(config: Any, group: str = "") -> None:
         if "help" in metadata and not fits(value, hint, metadata):
             key = f"{group}.{field.name}" if group else field.name
             raise wrong_value(key, value, allowed(hint, metadata), metadata["choices"])
+
+
+def unescaped(text: str) -> str:
+    r"""Return `text` with a line break for `\n`, a tab for `\t` and a backslash for two."""
+    escapes = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
+    return re.sub(r"\\[nt\\]", lambda found: escapes[found[0]], text)

@@ -66,7 +66,7 @@ def _stdlib(encoding: str | None, cache: Path) -> Corpus:
 
 def _is_apart(folder: Path) -> bool:
     """Return whether a folder is an environment, a run, or contains runs, as a sweep does: it is not part of a text."""
-    if folder.name == "node_modules" or (folder / "pyvenv.cfg").exists():
+    if folder.name == "node_modules" or (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir():
         return True
     checkpoints = (*folder.glob("checkpoints"), *folder.glob("*/checkpoints"))
     return any(each.with_name("config.yaml").exists() for each in checkpoints)
@@ -207,9 +207,9 @@ def _texts(files: list[SourceFile], encoding: str, notes: list[str], field: str 
         except InputError:  # raised where the text is read
             pass
         texts.append(source)
-    if wrong and not only_ascii:
+    if wrong and not only_ascii and encoding == "utf-8":
         what = f"not {encoding}: {len(wrong):,} of {len(texts):,} files ({first_three(wrong)})"
-        raise InputError(what, advice=f"convert these: iconv -f ENCODING -t {encoding} FILE")
+        raise InputError(what, advice="convert these: iconv -f ENCODING -t utf-8 FILE")
     if binary:
         notes.append(f"left out {count(len(binary), 'binary file')}: {first_three(binary)}")
     return texts or files[:1]  # a binary file is refused where it is read
@@ -223,7 +223,7 @@ def about_format(source: SourceFile, encoding: str) -> str:
         if kind in TABLES:
             names = columns(file, source.label, encoding)
             way = f"; data.field=NAME makes a field ({', '.join(map(printable, names[:20]))}) of each row a document"
-            if names or kind not in (".json", ".parquet"):
+            if names or kind != ".parquet":
                 what = "the syntax of its table" + way * bool(names)
         elif not what:
             first = file.read(CHUNK)

@@ -1,7 +1,6 @@
 """Divide a text into documents: lines, paragraphs, files, the text between separators, or rows of a table."""
 
 import io
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO, Any, NamedTuple
@@ -9,6 +8,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 
 from base.errors import InputError
+from base.options import unescaped
 from data.config import DOCUMENT_KINDS, DataConfig
 from data.decoding import Corpus, Tick, suffix
 from data.tables import TABLES, fields
@@ -37,8 +37,7 @@ class DocumentRule:
             return None
         if config.documents in DOCUMENT_KINDS:
             return cls(config.documents, {"line": "\n", "paragraph": "\n\n", "file": END}[config.documents])
-        escapes = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}  # the escapes accepted in a command line
-        return cls("part", END, re.sub(r"\\[nt\\]", lambda found: escapes[found[0]], config.documents))
+        return cls("part", END, unescaped(config.documents))
 
 
 @dataclass(frozen=True)

@@ -6,10 +6,12 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from itertools import chain, islice, zip_longest
 from typing import IO, Any
 
 from base.errors import InputError, nearest, one_line, printable
+from base.options import unescaped
 from data.decoding import CHUNK, TABLE_FILES, Tick, decode, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -28,23 +30,24 @@ def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -
     """Yield pairs (number of the line or row, text) for each row of a table, as `data.field` says.
 
     `messages.text` is followed through objects and into each element of a list: each text is a row. In a template,
-    `{from}: {text}`, a name stands in braces; `messages: {from}: {text}` first names the list of the rows.
+    `{from}: {text}`, a name stands in braces; `messages: {from}: {text}` first names the list of the rows. In a row, a
+    field that is a list is one text.
     """
     kind, line = suffix(label), 0
     where = f"{label}, {'row' if kind in ('.json', '.parquet') else 'line'} "
     if kind not in TABLES:
         allowed, way = ", ".join(f"*{end}" for end in TABLES), TABLE_FILES.get(kind, "")
         raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {label}{way and '; '}{way}")
-    pattern, names = _template(field)
+    wanted = Field.parse(field)
     try:
         chunks = decode(file, label, encoding, tick)  # reads nothing yet
         if kind == ".parquet":
-            rows = _parquet(file, label, names, tick)
+            rows = _parquet(file, label, wanted, tick)
         elif kind in (".csv", ".tsv"):
-            rows = _delimited(_lines(chunks), kind, names)
+            rows = _delimited(_lines(chunks), kind, wanted.names)
         else:
             rows = _objects(chunks, kind)
-        for line, value in _texts(rows, pattern, names):
+        for line, value in _texts(rows, wanted):
             value.encode()  # raises if it has half of a surrogate pair
             yield line, value.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeEncodeError:
@@ -79,6 +82,60 @@ def columns(file: IO[bytes], label: str, encoding: str) -> list[str]:
 
 class _BadRow(Exception):
     """What is wrong, and the number of the line."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """A value of `data.field`: a path such as `messages.text`, or a template such as `messages: {from}: {text}`."""
+
+    names: list[str]  # the paths of its fields
+    pattern: str = ""  # of a template: `{}: {}`
+    head: str = ""  # what precedes the first colon of a template, which may name the list whose elements are the rows
+
+    @classmethod
+    def parse(cls, text: str) -> "Field":
+        r"""Return a field; in a template, `\n` is a line break and a doubled brace a brace."""
+        names = [name for _, name in TEMPLATE.findall(text) if name]
+        if re.search("[{}]", TEMPLATE.sub("", text)):
+            way = "braces must hold the name of a field; write {{ for a brace"
+            raise InputError(f"data.field={printable(text)}: {way}")
+        if not names:
+            return cls([text.format()])
+        pattern = TEMPLATE.sub(lambda part: part[1] or "{}", unescaped(text))
+        head, colon, _ = pattern.partition(": ")
+        has_head = bool(colon) and head not in names  # `tags: {tags}` is a text about a list
+        return cls(names, pattern, head if has_head else "")
+
+    def of_list(self) -> "Field":
+        """Return the template without its head, which names a list."""
+        return Field(self.names, self.pattern.removeprefix(f"{self.head}: "))
+
+    def values(self, row: Any) -> list[list[Any]]:
+        """Return the values of the fields for each text that a row contains."""
+        if not self.pattern:
+            return [[value] for value in _follow(row, self.names[0])]
+        values = []
+        for name in self.names:
+            inner = _follow(row, name)
+            values.append(inner[0] if len(inner) == 1 else inner)
+        return [values]
+
+    def text(self, values: list[Any], prefix: str, number: int) -> str:
+        """Return the text of a row from the values of its fields, empty if they are."""
+        texts = []
+        for name, value in zip(self.names, values, strict=True):
+            if self.pattern and isinstance(value, int | float):
+                value = str(value)
+            text = _text(value)
+            if text is None:
+                path = prefix + name
+                inner = ", ".join(dict.fromkeys(_paths(value, path)))
+                what = f"has its own fields: {inner}" if inner else f"is {type(value).__name__}"
+                raise _BadRow(f"data.field={path}: must be text, texts or messages, but {what}", number)
+            texts.append(text)
+        if not any(map(str.strip, texts)):
+            return ""
+        return self.pattern.format(*texts) if self.pattern else texts[0]
 
 
 def _lines(chunks: Iterable[str]) -> Iterator[str]:
@@ -151,7 +208,7 @@ def _objects(chunks: Iterator[str], kind: str) -> Rows:
         raise _BadRow(f"is not JSON: {one_line(error)}; write an object on each line", number) from None
 
 
-def _parquet(file: IO[bytes], label: str, wanted: list[str], tick: Tick) -> Rows:
+def _parquet(file: IO[bytes], label: str, field: Field, tick: Tick) -> Rows:
     """Yield the rows of a Parquet file, with the columns of the fields or, if one is not a column, with all."""
     try:
         import pyarrow
@@ -161,7 +218,8 @@ def _parquet(file: IO[bytes], label: str, wanted: list[str], tick: Tick) -> Rows
     try:
         table, size = ParquetFile(file), file.seek(0, io.SEEK_END)
         names = table.schema_arrow.names
-        needed = {name if name in names else name.partition(".")[0] for name in wanted}
+        needed = {name if name in names else name.partition(".")[0] for name in field.names}
+        needed |= {field.head} & set(names)
         for batch in table.iter_batches(BATCH, columns=list(needed) if needed <= set(names) else None):
             yield from ((0, row) for row in batch.to_pylist())
             tick(size * len(batch) // table.metadata.num_rows)
@@ -169,51 +227,36 @@ def _parquet(file: IO[bytes], label: str, wanted: list[str], tick: Tick) -> Rows
         raise InputError(f"{label}: cannot be read as Parquet: {one_line(error)}") from None
 
 
-def _template(field: str) -> tuple[str, list[str]]:
-    """Return a template such as `{from}: {text}` as a pattern, here `{}: {}`, and the names of its fields."""
-    names = [name for _, name in TEMPLATE.findall(field) if name]
-    if re.search("[{}]", TEMPLATE.sub("", field)):
-        raise InputError(f"data.field={printable(field)}: braces must hold the name of a field; write {{{{ for a brace")
-    if not names:
-        return "{}", [field.format()]
-    return TEMPLATE.sub(lambda part: part[1] or "{}", field), names
-
-
-def _texts(rows: Rows, pattern: str, names: list[str]) -> Iterator[tuple[int, str]]:
+def _texts(rows: Rows, field: Field) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the row, its text), which is empty if all its fields are."""
-    head, colon, rest = pattern.partition(": ")
-    lacking = names
+    head = field.head
+    prefix = ""  # of the names of the fields in messages
+    lacking = field.names
     seen = dict[str, None]()
     number = index = 0
     for line, row in rows:
         if not isinstance(row, dict):
             raise _BadRow("is not an object with fields", line or index + 1)
-        if colon and head not in names and any(isinstance(each, list) for each in _follow(row, head)):
-            names = lacking = [f"{head}.{name}" for name in names]
-            pattern = rest
-            colon = ""
-        columns = [_follow(row, name) for name in names]
-        if len(set(map(len, columns))) > 1:
-            raise _BadRow(f"{', '.join(names)}: must be fields of the same object", line or index + 1)
-        for values in zip(*columns, strict=True):
-            index += 1
-            number = line or index
-            texts = []
-            for name, value in zip(names, values, strict=True):
-                text = _text(value)
-                if text is None:
-                    inner = ", ".join(dict.fromkeys(_paths(value, name)))
-                    what = f"has its own fields: {inner}" if inner else f"is {type(value).__name__}"
-                    raise _BadRow(f"data.field={name}: must be text, texts or messages, but {what}", number)
-                texts.append(text)
-            yield number, pattern.format(*texts) if any(map(str.strip, texts)) else ""
-        lacking = [name for name in lacking if all(each is MISSING for each in _follow(row, name))]
+        elements = _follow(row, head) if head else []
+        if any(isinstance(each, list) for each in elements):
+            if not prefix:  # the head is no text, but names the list
+                field = field.of_list()
+                prefix = f"{head}."
+            records = [record for each in elements if isinstance(each, list) for record in each]
+        else:
+            records = [row]
+        for record in records:
+            for values in field.values(record):
+                index += 1
+                number = line or index
+                yield number, field.text(values, prefix, number)
+            lacking = [name for name in lacking if all(each is MISSING for each in _follow(record, name))]
         if lacking:
             seen |= dict.fromkeys(_paths(row))
             if index >= SEARCHED:
                 break
     if index and lacking:
-        raise _BadRow(_no_field(lacking[0], list(seen)), number)
+        raise _BadRow(_no_field(prefix + lacking[0], list(seen)), number)
 
 
 def _follow(value: Any, path: str) -> list[Any]:

@@ -17,7 +17,7 @@ from data.corpus import open_corpus
 from data.decoding import CHUNK, ZSTD, NotText
 from data.documents import END, DocumentRule, divide, rows
 from data.tables import columns
-from tests.conftest import refusal
+from tests.conftest import needs, refusal
 from tests.data.test_documents import parquet
 from tests.data.test_text import random_text
 from tests.stores import make
@@ -157,7 +157,7 @@ def test_a_file_that_wraps_its_text_says_so_and_its_advice_can_be_followed(tmp_p
     make(tmp_path, ordinary | wrapped | {"package.json": json.dumps({"name": TEXT}, indent=1)})
     for name in wrapped:
         assert opened(name).notes[0].startswith(f"{name} is read as plain text, with "), name
-    assert opened("package.json").notes == ()
+    assert opened("package.json").notes == ("package.json is read as plain text, with the syntax of its table",)
     sed = opened("log.txt").notes[0].removesuffix(" removes them").partition("; ")[2]
     plain = subprocess.run(f"{sed} log.txt", shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert plain.stdout == TEXT
@@ -217,7 +217,6 @@ TREES = {
     "telegram": ("json", tree(CHAT), "messages.text", SAID),
     "telegram on one line": ("json", json.dumps(CHAT), "messages.text", SAID),
     "telegram, who says what": ("json", tree(CHAT), "messages: {from}: {text}", SPOKEN),
-    "telegram, paths in a template": ("json", tree(CHAT), "{messages.from}: {messages.text}", SPOKEN),
     "telegram, a list in an object": ("json", tree({"chats": {"list": [CHAT]}}), "chats.list: {name}", ["Zorb"]),
     "chats": ("json", tree([CHAT, {"messages": []}, CHAT]), "messages.text", SAID * 2),
     "chats on lines": ("jsonl", lines(CHAT, {}, CHAT), "messages.text", [*SAID, "", *SAID]),
@@ -285,7 +284,6 @@ REFUSALS = {
     ),
     "number": ("json", tree(CHAT), "messages.id", "row 1: data.field=messages.id: must be text, .*, but is int"),
     "number in a list": ("json", json.dumps([CHAT, {"messages": [{"text": 7}]}]), "messages.text", "a.json, row 6: "),
-    "lists of two lengths": ("json", tree(CHAT), "{name}: {messages.text}", "name, messages.text: must be fields of"),
     "column": ("csv", "sep=;\nid;text\n", "{id}: {txt}", "line 2: data.field=txt: no such field; nearest: text;"),
     "javascript": ("js", "a = []", "text", "but not a.js; keep what follows the = as .json, "),
     "no end": ("csv", "text\n", "{text", BRACES), "no beginning": ("csv", "text\n", "{text}}", BRACES),
@@ -332,3 +330,37 @@ def test_parquet_needs_pyarrow_and_a_field(tmp_path, opened, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     said = refusal(InputError, opened, "a.parquet", field="text")
     assert said.endswith("needs pyarrow: pip install -c constraints.txt -e '.[parquet]'")
+
+
+ROWS = {  # rows of JSON, data.field, and the texts that are read
+    "an inner list is one text": (
+        {"messages": [{"from": "ann", "r": [{"e": "x"}, {"e": "y"}]}, {"from": "bo", "r": []}, {"from": "cy"}]},
+        "messages: {from}:{r.e}", ["ann:x\ny", "bo:", "cy:"],
+    ),
+    "a field that is missing in a list": (
+        {"data": [{"text": "one", "notes": [{"result": ["a"]}]}, {"text": "two", "notes": []}, {"text": "three"}]},
+        "data: {text} ({notes.result})", ["one (a)", "two ()", "three ()"],
+    ),
+    "a line break": ([{"q": "why", "a": "so"}], r"{q}\n{a}", ["why\nso"]),
+    "a number": ([{"stars": 5, "text": "fine"}], "{stars}: {text}", ["5: fine"]),
+    "a head that is text": ([{"q": "why"}], "Q: {q}", ["Q: why"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_template_is_filled_once_for_each_row(name: str) -> None:
+    content, field, texts = ROWS[name]
+    file = io.BytesIO(json.dumps(content, indent=1).encode())
+    assert [text for _, text in rows(file, "a.json", field)] == texts
+
+
+def test_a_list_of_rows_in_parquet_beside_columns_of_the_same_names() -> None:
+    needs("pyarrow", extra="parquet")
+    import pyarrow
+    import pyarrow.parquet
+
+    table = pyarrow.table({"from": ["x"], "text": ["y"], "m": [[{"from": "ann", "text": "hi"}]]})
+    file = io.BytesIO()
+    pyarrow.parquet.write_table(table, file)
+    file.seek(0)
+    assert [text for _, text in rows(file, "a.parquet", "m: {from}: {text}")] == ["ann: hi"]
