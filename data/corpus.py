@@ -27,6 +27,7 @@ from data.decoding import (
     texts_first,
     to_read_all,
 )
+from data.splits import about_roles
 from data.tables import TABLES, columns
 
 # What a text is wrapped in, by the suffix of its file.
@@ -36,9 +37,6 @@ WRAPPED = dict.fromkeys(
 WRAPPED[".parquet"] = "its columns compressed; data.field=NAME reads one of them"  # for the byte tokenizer
 WRAPPED[".ipynb"] = "the JSON around its cells; export it from Jupyter as a script (.py) or as text to leave it out"
 ASSIGNED = re.compile(rb'[\w.$ ]+=\s*[{[][\s{[]*"')  # JSON in JavaScript, such as window.YTD.tweets.part0 = [{"id"
-
-# In the name of a file, the split that it belongs to.
-ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[/._-]|$)", re.IGNORECASE)
 
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
@@ -234,17 +232,6 @@ def about_format(source: SourceFile, encoding: str) -> str:
             elif kind == ".js" and ASSIGNED.match(first):
                 what = f"the assignment and syntax of its JSON; {TABLE_FILES[kind]}"
     return what and f"{source.label} is read as plain text, with {what}"
-
-
-def about_roles(files: list[SourceFile]) -> list[str]:
-    """Return a line if the names of all files say which split each belongs to, such as train.txt and test.txt."""
-    roles = [ROLE.search(source.name) for source in files]
-    kinds = {role[1].lower() for role in roles if role}
-    if not all(roles) or "train" not in kinds or len(kinds) == 1:
-        return []
-    names = ", ".join(printable(source.name) for source in files[:3])
-    keys = "data.validation= and data.test=" if len(kinds) > 2 else "data.validation="
-    return [f"{names} are joined and split anew: use {keys} to keep the published splits"]
 
 
 def cache_dir(config: DataConfig) -> Path:

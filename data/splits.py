@@ -1,16 +1,19 @@
 """Decide where the splits fall in a text that is not divided into documents."""
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence, Sized
 from types import MappingProxyType
 
 from base.errors import InputError, printable
 from data.config import DataConfig
-from data.decoding import Corpus
+from data.decoding import Corpus, SourceFile
 
 SPLITS = ("train", "validation", "test")
 BY_FILE = 40  # with at least this many files, none is divided: each belongs to one split
 EMPTY = hashlib.sha256().hexdigest()  # hash of an empty file
+# In the name of a file, the split that it belongs to.
+ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[/._-]|$)", re.IGNORECASE)
 Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 
@@ -109,3 +112,14 @@ def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[floa
     copies = len(full) - len(set(full))
     said = (f"{copies:,} of {number:,} files are copies of others; copies share a split",) if copies else ()
     return (f"{number:,} files, {how}", *said)
+
+
+def about_roles(files: list[SourceFile]) -> list[str]:
+    """Return a line if the names of all files say which split each belongs to, such as train.txt and test.txt."""
+    roles = [ROLE.search(source.name) for source in files]
+    kinds = {role[1].lower() for role in roles if role}
+    if not all(roles) or "train" not in kinds or len(kinds) == 1:
+        return []
+    names = ", ".join(printable(source.name) for source in files[:3])
+    keys = "data.validation= and data.test=" if len(kinds) > 2 else "data.validation="
+    return [f"{names} are joined and split anew: use {keys} to keep the published splits"]

@@ -19,7 +19,7 @@ from gpt.positions import TABLES, position_tables
 
 TOLERANCE = 1e-5  # largest allowed difference, relative to the largest logit
 MAX_BYTES = 2**31 - 2**24  # of the weights: protobuf cannot write a larger file, which has a graph, too
-MAX_TABLES = 2**22  # numbers in the position tables, unless the model has more weights: limits the memory of the export
+MAX_TABLES = 2**20  # numbers in the position tables, unless the model has more weights: limits the memory of the export
 MAX_COMPARED = 2**23  # attention scores per layer: limits the memory of the comparison
 
 
