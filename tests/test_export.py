@@ -70,7 +70,7 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     Path("book.txt").write_text(text + "more")
     assert "not compared with the training text" in game("new.txt")[1]
     Path("binary.txt").write_bytes(bytes(range(256)))
-    for guess, words in {"validation": "has changed since", "binary.txt": "byte 128 is not utf-8"}.items():
+    for guess, words in {"validation": "has changed since", "binary.txt": "byte 128 (line 2) is not utf-8"}.items():
         one_line(export("first", "--to", "web", "no.html", "--guess", guess), 2, guess, words, program="export.py")
     assert not Path("no.html").exists()
 
