@@ -239,7 +239,7 @@ def _texts(rows: Rows, field: Field) -> Iterator[tuple[int, str]]:
             raise _BadRow("is not an object with fields", line or index + 1)
         elements = _follow(row, head) if head else []
         if any(isinstance(each, list) for each in elements):
-            if not prefix:  # the head is no text, but names the list
+            if not prefix:  # the head names the list, so it is not part of the text
                 field = field.of_list()
                 prefix = f"{head}."
             records = [record for each in elements if isinstance(each, list) for record in each]
