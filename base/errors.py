@@ -20,8 +20,8 @@ SECRET = "token|sig|credential|password|passwd|secret|key"  # words in the names
 def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch raises the second on a GPU
         return True
-    # Messages of torch's allocators for CPUs, on Windows and elsewhere, for CUDA and MPS, of cuBLAS and of the dynamic
-    # loader.
+    # Messages of PyTorch's allocators for CPUs, on Windows and elsewhere, and for CUDA and MPS; of cuBLAS; and of the
+    # dynamic loader.
     words = "out of memory|not enough memory|can't allocate memory|STATUS_ALLOC_FAILED|failed to map segment"
     return re.search(words, str(error)) is not None
 

@@ -291,7 +291,7 @@ def _is_piece(value: Any) -> bool:
 
 
 def _text(value: Any) -> str | None:
-    """Return a text; pieces in a list are joined as they are, texts and messages by newlines; None if it is no text.
+    """Return a text; pieces in a list are joined as they are, texts and messages by newlines; None if it is not a text.
 
     A message such as {"role": "user", "content": "hi"} is `user: hi`.
     """

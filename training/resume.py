@@ -39,9 +39,9 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
             if config.allow:
                 raise InputError(f"allow={spell(config.allow)}: only works with resume=")
             if ranks.rank() == 0:
-                run_directory.check_writable(name)
                 if config.name is not None:
                     run_directory.check_free(name)
+                run_directory.check_writable(name)
             return config, Run(RUNS / name), False
         restart = {"resume": "auto", "name": name}  # a restart repeats the command line of the first start
         config = replace(config, **restart)

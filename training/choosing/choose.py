@@ -63,7 +63,7 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
         trainer=choose_intervals(config, default, length, text),
         callbacks=choose_callbacks(config, length.is_short),
     )
-    compiled, why_compiled = choose_compile(config, chosen, length, text, machine, startup)
+    compiled, why_compiled = choose_compiling(config, chosen, length, text, machine, startup)
     chosen = replace(chosen, compile=compiled)
     hardware.check_memory(chosen, text.tokenizer.size, machine)
 
@@ -169,7 +169,7 @@ def choose_intervals(config: Config, default: Config, length: Length, text: Text
     return fill(default.trainer, max_steps=steps, val_check_interval=interval)
 
 
-def choose_compile(
+def choose_compiling(
     config: Config, chosen: Config, length: Length, text: Text, machine: Machine, startup: StartUp
 ) -> tuple[str, str]:
     """Return whether the training step is compiled, `true` or `false`, and the reason, "" if it is set."""
