@@ -122,11 +122,13 @@ def frames() -> Iterator[str]:
     """A page for each validation of the run: how far it is, its loss, what it writes and what it looks at."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from gpt.training_checkpoint import TrainingRecord, read
+    from gpt.training_checkpoint import read
+    from reports.history import History
 
     events = EventAccumulator(str(RUN), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
-    record = TrainingRecord.of(read(RUN / "checkpoints/last.ckpt")["callbacks"])
-    losses, texts = record.losses, dict(record.samples)
+    history = History.of(read(RUN / "checkpoints/last.ckpt")["history"])
+    losses = history.losses.entries
+    texts = dict(history.samples.entries)
     validation = EventAccumulator(str(RUN / "validation"), size_guidance={"scalars": 0}).Reload()
     nats, bits = ({point.step: point.value for point in validation.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)

@@ -246,8 +246,9 @@ def to_device(thing: Any, name: str) -> Any:
         raise InputError(f"--device {name}: cannot be used here: {str(error).splitlines()[0]}") from None
 
 
-def other_format(path: str | Path, found: Any, read: int = FORMAT) -> CheckpointError:
+def other_format(
+    path: str | Path, stored: Any, read: int = FORMAT, way: str = "use the version that wrote it"
+) -> CheckpointError:
     """Return the error for a file whose format number, a value of any type, is not `read`."""
-    kind = str(found)[:20] if isinstance(found, int | str) else "unknown"
-    what = f"has format {kind}, but this version reads format {read}"
-    return CheckpointError(f"{path}: {what}; use the version that wrote it")
+    kind = str(stored)[:20] if isinstance(stored, int | str) else "unknown"
+    return CheckpointError(f"{path}: has format {kind}, but this version reads format {read}; {way}")

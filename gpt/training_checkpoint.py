@@ -5,9 +5,9 @@ Resume only your own checkpoints; a stranger's model should be a model file, whi
 
 import errno
 import os
+import shlex
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +19,7 @@ from gpt import model_file
 from gpt.checkpoint import model_state, without_folders
 from gpt.model_file import FORMAT, CheckpointError, other_format
 
-CHECKPOINT_FORMAT = 1  # increase it if an old checkpoint would continue as another run
-
-
-@dataclass(frozen=True)
-class TrainingRecord:
-    """What Lightning's callbacks recorded during training."""
-
-    losses: list[Any]  # of training: [step, nats per token]
-    validations: list[Any]  # [step, nats per token, bits per character]
-    samples: list[Any]  # of each validation: [step, [[temperature, prompt, text], ...]]
-    seconds: float  # including validations and checkpoints
-    stepping: float  # seconds of the measured optimizer steps
-    stepped: int  # measured optimizer steps, without the first one, which is slow
-    peak: float | None  # FLOP/s of all devices together
-    best_step: int  # of the lowest validation loss
-    over: bool  # whether training ended before max_steps, such as by early stopping
-
-    @classmethod
-    def of(cls, callbacks: Mapping[str, Any]) -> "TrainingRecord":
-        """Return the record in the states of the callbacks that a checkpoint stores."""
-        metrics, saves = callbacks["Metrics"], callbacks["Checkpoints"]
-        return cls(
-            losses=metrics["history"]["losses"]["entries"],
-            validations=metrics["history"]["validations"]["entries"],
-            samples=callbacks["Watch"]["history"]["entries"],
-            **{key: metrics[key] for key in ("seconds", "stepping", "stepped", "peak")},
-            best_step=saves["best_step"],
-            over=saves["over"],
-        )
+CHECKPOINT_FORMAT = 2  # increase it if an old checkpoint would continue as another run
 
 
 def save(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:
@@ -95,7 +67,8 @@ def read(path: str | Path) -> dict[str, Any]:
     if not isinstance(contents, dict) or "format" not in contents:
         raise CheckpointError(f"{path}: is not a chargpt checkpoint")
     if contents["format"] != CHECKPOINT_FORMAT:
-        raise other_format(path, contents["format"], CHECKPOINT_FORMAT)
+        start = shlex.quote(f"init_from={Path(path).parent.parent}")
+        raise other_format(path, contents["format"], CHECKPOINT_FORMAT, f"{start} starts a new run from its model")
     return contents
 
 
@@ -107,7 +80,7 @@ def write_model(path: Path, contents: Mapping[str, Any]) -> None:
     data = contents["data"]
     described = {
         "format": FORMAT, "step": contents["global_step"], "text": without_folders(str(data["name"])),
-        "texts": data.get("texts", []),  # a checkpoint of an older version has none
+        "texts": data["texts"],
         "documents": data["divided"],
         **{key: contents[key] for key in ("model_config", "vocabulary", "val_loss", "evaluation")},
     }  # fmt: skip

@@ -15,7 +15,7 @@ from gpt.config import ModelConfig
 from gpt.evaluation import describe_windows, predictions
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
-from gpt.training_checkpoint import TrainingRecord
+from reports.history import History
 from reports.log_lines import baselines, describe_shape, epochs, share_of
 from reports.page import render_page
 from reports.pictures import spread_over
@@ -27,7 +27,7 @@ MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisa
 
 
 def page(
-    about: dict[str, Any], summary: Summary, record: TrainingRecord, model: GPT, passage: Tensor, tokenizer: Tokenizer
+    about: dict[str, Any], summary: Summary, history: History, model: GPT, passage: Tensor, tokenizer: Tokenizer
 ) -> str:
     """Return the page of a run and its best model; `passage` is 1 to context + 1 tokens of validation text, (T,)."""
     passage, unit = passage[: MAX_PASSAGE + 1], tokenizer.unit
@@ -36,12 +36,12 @@ def page(
         "copied": about["copied"] or NOT_COMPARED,
         "baselines": baselines(summary),
         "curves": {
-            "losses": record.losses,  # [step, nats]
-            "validations": [[step, loss] for step, loss, _ in record.validations],
+            "losses": history.losses.entries,  # [step, nats]
+            "validations": [[step, loss] for step, loss, _ in history.validations.entries],
             "best": summary.best_step,
             "unit": unit,
         },
-        "samples": record.samples,
+        "samples": history.samples.entries,
         "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
         "passage": surprise(model, passage, tokenizer),
     }

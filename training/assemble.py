@@ -14,8 +14,10 @@ from base.errors import InputError, is_out_of_memory, one_line, redacted
 from base.progress import Progress
 from conf.compose import instantiate
 from data.datamodule import ENDLESS
+from reports.history import History
 from training.callbacks.checkpoints import AtomicCheckpointIO, Checkpoints
 from training.callbacks.deadline import Deadline
+from training.callbacks.display import Display
 from training.callbacks.metrics import Metrics
 from training.callbacks.stop_signals import StopSignals
 from training.callbacks.watch import Watch
@@ -38,29 +40,31 @@ def build_module(plan: RunPlan) -> LitGPT:
         | {"divided": text.documents and vars(text.documents.rule)},
         conditions=plan.conditions,
         start=f"{plan.run.directory.name}, step {plan.resume_point.step if plan.resume_point else 0}",
+        history=plan.resume_point.history if plan.resume_point else History(),
     )
     if start := plan.init_model:
         start.copy_into(module.net, text.tokenizer)
     return module
 
 
-def build_callbacks(plan: RunPlan, stops: StopSignals) -> list[Any]:
-    """Return the callbacks of a run in the order in which Lightning must call them.
+def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.Callback]]:
+    """Return the callback that shows progress, and all callbacks in the order in which Lightning must call them.
 
-    `Metrics` comes first, so that its state in a checkpoint includes the last step, and so that its progress display
-    announces the work of the other callbacks after a validation. `Checkpoints` comes after all callbacks whose state it
-    saves, and `stops` comes last.
+    The display comes first, so that it announces the work of the other callbacks after a validation. `Checkpoints`
+    comes after all callbacks whose state it saves, and `stops` comes last.
     """
     config, text = plan.config, plan.text
     checkpoints = Checkpoints(plan.run.checkpoints, config.trainer, stops)
     deadline = Deadline(plan, checkpoints) if config.trainer.max_steps == "auto" else None
-    metrics = Metrics(config, text, checkpoints, deadline)
-    configured = instantiate("callbacks", config.callbacks)
-    if deadline:
-        configured.insert(0, deadline)
+    display = Display(text.tokenizer.unit, deadline)
+    callbacks: list[L.Callback] = [display, Metrics(config, text, display)]
     if config.trainer.profiler and ranks.rank() == 0:
-        configured.insert(0, StepProfiler(plan.run.directory / "trace.json"))
-    return [metrics, *configured, Watch(config.watch, text), checkpoints, stops]
+        callbacks.append(StepProfiler(plan.run.directory / "trace.json"))
+    if deadline:
+        callbacks.append(deadline)
+    callbacks += instantiate("callbacks", config.callbacks)
+    callbacks += [Watch(config.watch, text), checkpoints, stops]
+    return display, callbacks
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:

@@ -31,14 +31,15 @@ def fit(plan: RunPlan) -> None:
     point = plan.resume_point
     to_file(plan.run.directory / "train.log")
     with quiet_lightning(), StopSignals() as stops, with_advice(plan.run, plan.config.optim, plan.machine.devices):
-        module, callbacks = assemble.build_module(plan), assemble.build_callbacks(plan, stops)
+        module = assemble.build_module(plan)
+        display, callbacks = assemble.build_callbacks(plan, stops)
         trainer = assemble.build_trainer(plan, callbacks)
         assemble.compile_step(plan, module, trainer)
-        config, metrics = plan.config, callbacks[0]
         if ranks.rank() == 0:
             open_directory(plan, trainer.loggers, module.net.num_parameters())
-        with recording(plan, metrics, trainer):
-            metrics.show("waiting for the other processes" if plan.machine.devices > 1 else "setting up")
+        with recording(plan, module, display):
+            display.show("waiting for the other processes" if plan.machine.devices > 1 else "setting up")
+            config = plan.config
             data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
             trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             if stops.received is not None:  # each rank ends by itself after training

@@ -20,6 +20,7 @@ from gpt.optim import make_optimizer, set_rates
 from gpt.positions import position_tables
 from gpt.tokenizer import Tokenizer
 from gpt.training_checkpoint import CHECKPOINT_FORMAT
+from reports.history import History
 from training.errors import Diverged
 from training.launch import check_same_start
 from training.step_graph import StepGraph
@@ -45,7 +46,13 @@ class LitGPT(L.LightningModule):
     """
 
     def __init__(
-        self, config: Config, tokenizer: Tokenizer, data: dict[str, Any], conditions: dict[str, Any], start: str
+        self,
+        config: Config,
+        tokenizer: Tokenizer,
+        data: dict[str, Any],
+        conditions: dict[str, Any],
+        start: str,
+        history: History,
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
@@ -59,7 +66,9 @@ class LitGPT(L.LightningModule):
         self.compile_step = config.compile == "true"
         self.mean_loss = mean_loss
         self.graph: StepGraph | None = None  # on a single GPU
-        self.unread: list[tuple[int, Tensor]] = []  # step from 0; its loss and gradient norm, (2,), on the device
+        self.history = history
+        self.pending_losses: list[tuple[int, Tensor]] = []  # step from 0; loss and gradient norm, (2,), on the device
+        self.grad_norm = 0.0  # of the last step whose loss was fetched, before clipping
         self.score: Score | None = None  # of the last validation, after `scored_step` steps
         self.scored_step = -1
 
@@ -120,7 +129,7 @@ class LitGPT(L.LightningModule):
 
         Raises:
             Diverged: the loss or the gradient norm is NaN or infinite. The weights are then unchanged. On an
-                asynchronous device, this error is raised later, by `read`.
+                asynchronous device, this error is raised later, by `fetch_losses`.
         """
         step, optimizer = self.global_step, self.optimizers()
         assert not isinstance(optimizer, list)
@@ -138,7 +147,7 @@ class LitGPT(L.LightningModule):
                 self._check(step, *outcome.tolist())
             optimizer.step()
             optimizer.zero_grad()
-        self.unread.append((step, outcome))
+        self.pending_losses.append((step, outcome))
         return {"loss": outcome[0]}
 
     def _update(self, batch: Tensor) -> Tensor:
@@ -174,22 +183,23 @@ class LitGPT(L.LightningModule):
         with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
             return self.mean_loss(self.net, rows, tables)
 
-    def read(self) -> list[tuple[int, float, float]]:
-        """Return (step counted from 0, loss, gradient norm before clipping) for each training step since the last call.
+    def fetch_losses(self) -> None:
+        """Add the losses of the training steps since the last call to the history.
 
         If the device is asynchronous, the call waits until the device has computed the steps.
 
         Raises:
             Diverged: a loss or gradient norm is NaN or infinite. Later steps may already have changed the weights.
         """
-        unread, self.unread = self.unread, []
-        if not unread:
-            return []
-        values = torch.stack([outcome for _, outcome in unread]).tolist()
-        steps = [(step, loss, grad_norm) for (step, _), (loss, grad_norm) in zip(unread, values, strict=True)]
-        for each in steps:
-            self._check(*each)
-        return steps
+        pending = self.pending_losses
+        self.pending_losses = []
+        if not pending:
+            return
+        outcomes = torch.stack([outcome for _, outcome in pending]).tolist()
+        for (step, _), (loss, grad_norm) in zip(pending, outcomes, strict=True):
+            self._check(step, loss, grad_norm)
+            self.history.add_loss(loss)
+            self.grad_norm = grad_norm
 
     def _check(self, step: int, loss: float, grad_norm: float) -> None:
         for name, value in (("the loss", loss), ("the gradient norm", grad_norm)):
@@ -219,6 +229,7 @@ class LitGPT(L.LightningModule):
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
             raise Diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
+        self.history.add_validation(self.global_step, self.score.loss, self.score.bpc)
         values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
         # `log_dict` is for callbacks such as early stopping; the loggers get the values with the step `global_step`.
         self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)
@@ -226,7 +237,8 @@ class LitGPT(L.LightningModule):
             logger.log_metrics(values, step=self.global_step)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        """Add descriptions of the model, the text and the last validation to the dict `checkpoint`."""
+        """Add the history, and descriptions of the model, the text and the last validation, to `checkpoint`."""
+        self.fetch_losses()
         score = self.score if self.scored_step == self.global_step else None
         mode = self.trainer.datamodule.text.mode  # type: ignore[attr-defined]
         checkpoint |= {
@@ -237,4 +249,5 @@ class LitGPT(L.LightningModule):
             "evaluation": score and measured(score, self.model_config.context, mode),
             "data": self.data,
             "conditions": self.conditions,
+            "history": self.history.state(),
         }

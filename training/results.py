@@ -13,8 +13,6 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import lightning as L
-
 from base import processes, ranks
 from base.errors import InputError, one_line, public
 from base.files import atomic, write_text
@@ -33,13 +31,16 @@ from gpt.checkpoint import build, model_state, without_folders
 from gpt.evaluation import Score, choose_windows, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT, untrained
-from gpt.training_checkpoint import TrainingRecord, read, write_model
+from gpt.training_checkpoint import read, write_model
 from reports import log_lines
+from reports.history import History
 from reports.run_page import page
+from training.callbacks.display import Display
 from training.callbacks.watch import written
 from training.choosing.time_budget import MIN_STEPS
 from training.errors import Diverged, Stopped
 from training.loggers import log_result
+from training.module import LitGPT
 from training.run_plan import RunPlan
 
 FINAL_SAMPLE_LENGTH = 250  # tokens of each text at the end of a run
@@ -88,7 +89,7 @@ def evaluate_models(
     model = build(model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])).to(device)
     last = EvaluatedModel(step, scored or evaluate_split(plan, model, count, "last"), model)
     write_model(files["last"], contents | scores(last.score))
-    if TrainingRecord.of(contents["callbacks"]).best_step != step:
+    if contents["history"]["best_step"] != step:
         try:
             shape, weights, meta = model_file.read(files["best"])
         except model_file.CheckpointError as error:
@@ -128,7 +129,8 @@ def write_missing(plan: RunPlan) -> None:
 
 def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None = None) -> None:
     """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html."""
-    run, config, record = plan.run, plan.config, TrainingRecord.of(contents["callbacks"])
+    run, config = plan.run, plan.config
+    history = History.of(contents["history"])
     trained = contents["global_step"] * config.data.batch * config.model.context
     evaluated = num_validated(len(plan.text.validation), trained, last=True, most=config.data.val_tokens)
     best, last = evaluate_models(plan, contents, scored, evaluated)
@@ -139,16 +141,16 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
         uniform, ngram, order = baselines(plan.text, config.model.context, evaluated)
     split = {"split_characters": plan.text.characters["validation"]}
     summary = summarize(
-        plan, "finished", last.step, record, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
+        plan, "finished", last.step, history, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
         val_loss=best.score.loss, val_bpc=best.score.bpc, val_bpb=best.score.bpb,
         evaluation=measured(best.score, config.model.context, plan.text.mode) | split,
         uniform_loss=uniform, ngram_loss=ngram, ngram_order=order,
     )  # fmt: skip
     log.info(f"baselines  {log_lines.describe_baselines(summary, plan.text.tokenizer.unit)}")
-    for sentence in log_lines.verdict(run, summary, record.losses, MIN_STEPS):
+    for sentence in log_lines.verdict(run, summary, history.losses.entries, MIN_STEPS):
         log.info(f"           {sentence}")
-    report = write_report(plan, summary, record, best.model, samples)
-    diverged = log_lines.has_diverged(summary, record.losses)
+    report = write_report(plan, summary, history, best.model, samples)
+    diverged = log_lines.has_diverged(summary, history.losses.entries)
     if diverged:
         summary = replace(summary, status="diverged")
     if "tensorboard" in config.logger:
@@ -175,7 +177,7 @@ def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str,
 
 
 def write_report(
-    plan: RunPlan, summary: Summary, record: TrainingRecord, model: GPT, samples: list[list[Any]]
+    plan: RunPlan, summary: Summary, history: History, model: GPT, samples: list[list[Any]]
 ) -> Path | None:
     """Write report.html into the run directory and return its path.
 
@@ -189,25 +191,29 @@ def write_report(
             "notes": text.notes,
             "written": samples,
             "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
-            "verdict": log_lines.verdict(plan.run, summary, record.losses, MIN_STEPS),
+            "verdict": log_lines.verdict(plan.run, summary, history.losses.entries, MIN_STEPS),
             "differences": [tuple(map(public, each)) for each in differences(config)],
             "command": public(shlex.join(["python", "train.py", *overrides(config)])),
             "config": public(to_yaml(config)),
         }
         tokens = passage(text, config.model.context + 1)
-        write_text(path, page(about, summary, record, model, tokens, text.tokenizer))
+        write_text(path, page(about, summary, history, model, tokens, text.tokenizer))
     except Exception as error:
         log.info(f"report     could not be written: {type(error).__name__}: {one_line(error)}")
         return None
     return path
 
 
-def summarize(plan: RunPlan, status: str, step: int, record: TrainingRecord, **results: Any) -> Summary:
+def summarize(plan: RunPlan, status: str, step: int, history: History, **results: Any) -> Summary:
     """Return the summary of a run after `step` steps; `results` are the fields about its evaluated models."""
     config, text = plan.config, plan.text
     tokens = config.data.batch * config.model.context
     model = untrained(config.model, text.tokenizer.size)
-    speed = record.stepped * tokens / record.stepping if record.stepping else None
+    speed = mfu = None
+    if history.step_seconds:
+        speed = history.timed_steps * tokens / history.step_seconds
+        if history.peak_flops:
+            mfu = speed * model.flops_per_token() / history.peak_flops
     versions = {name: version(name) for name in ("torch", "lightning", "numpy")}
     return Summary(
         status=status,
@@ -217,9 +223,9 @@ def summarize(plan: RunPlan, status: str, step: int, record: TrainingRecord, **r
         steps=step,
         characters=step * tokens,
         epochs=step * tokens / len(text.train),
-        seconds=record.seconds,
+        seconds=history.elapsed(),
         characters_per_second=speed,
-        mfu=speed * model.flops_per_token() / record.peak if speed and record.peak else None,
+        mfu=mfu,
         init_from=config.init_from,
         parameters=model.num_parameters(),
         precision=config.trainer.precision,
@@ -227,7 +233,7 @@ def summarize(plan: RunPlan, status: str, step: int, record: TrainingRecord, **r
         seed=config.seed,
         versions={"python": platform.python_version()} | versions,
         commit=commit(),
-        validations={step: loss for step, loss, _ in record.validations},
+        validations={step: loss for step, loss, _ in history.validations.entries},
         **results,
     )
 
@@ -243,7 +249,7 @@ def commit() -> str | None:
 
 
 @contextmanager
-def recording(plan: RunPlan, metrics: Any, trainer: L.Trainer) -> Iterator[None]:
+def recording(plan: RunPlan, module: LitGPT, display: Display) -> Iterator[None]:
     """Context manager for training that writes summary.json, with the run's status, at the end or after an error."""
     status, last = "failed", plan.run.checkpoints / "last.ckpt"
     try:
@@ -258,9 +264,8 @@ def recording(plan: RunPlan, metrics: Any, trainer: L.Trainer) -> Iterator[None]
         status = "diverged"
         raise
     finally:
-        metrics.hide()
-        states = {callback.state_key: callback.state_dict() for callback in trainer.callbacks}  # type: ignore[attr-defined]
-        summary = summarize(plan, status, trainer.global_step, TrainingRecord.of(states))
+        display.close()
+        summary = summarize(plan, status, module.global_step, module.history)
         # If an error has ended the run, raise it rather than a failure to write the summary.
         with suppress(OSError) if status == "failed" else nullcontext():
             if ranks.rank() == 0:

@@ -17,6 +17,7 @@ from conf.compose import compose_resumed, read_config
 from conf.overrides import Command
 from conf.resume_rules import check_unchanged, settings
 from conf.schema import Config
+from reports.history import History
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from gpt.config import ModelConfig
     from gpt.model import GPT
     from gpt.tokenizer import Tokenizer
-    from gpt.training_checkpoint import TrainingRecord
 
 
 def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
@@ -76,10 +76,13 @@ def newest_unfinished() -> Run | None:
 class ResumePoint:
     """A valid checkpoint from which a run resumes."""
 
-    def __init__(self, path: Path, contents: dict[str, Any], record: "TrainingRecord") -> None:
-        self.path, self.step, self.record = path, contents["global_step"], record
-        self.conditions, self.extra_chars = contents["conditions"], contents["data"]["extra_chars"]
-        self.texts = contents["data"].get("texts", [])  # a checkpoint of an older version has none
+    def __init__(self, path: Path, contents: dict[str, Any]) -> None:
+        self.path = path
+        self.step: int = contents["global_step"]
+        self.history = History.of(contents["history"])
+        self.conditions: dict[str, Any] = contents["conditions"]
+        self.extra_chars: str = contents["data"]["extra_chars"]
+        self.texts: list[Any] = contents["data"]["texts"]
         self._contents: dict[str, Any] | None = contents
 
     def take(self) -> dict[str, Any]:
@@ -92,14 +95,14 @@ class ResumePoint:
 def find_point(run: Run, config: Config) -> ResumePoint | None:
     """Return the newest valid checkpoint of a run, or None if the run has no checkpoint yet."""
     from gpt.model_file import CheckpointError
-    from gpt.training_checkpoint import TrainingRecord, read  # loading torch takes a second
+    from gpt.training_checkpoint import read  # loading torch takes a second
 
     point, damaged = None, list[str]()
     for file in (run.checkpoints / "last.ckpt", run.checkpoints / "previous.ckpt"):
         try:
             if file.exists() and point is None:
                 contents = read(file)
-                point = ResumePoint(file, contents, TrainingRecord.of(contents["callbacks"]))
+                point = ResumePoint(file, contents)
         except CheckpointError as error:
             damaged.append(str(error))
     if point is None and damaged:

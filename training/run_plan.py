@@ -89,4 +89,4 @@ class RunPlan:
             return False
         same = point.conditions["callbacks"] == self.conditions["callbacks"]
         steps = self.config.trainer.max_steps
-        return (steps != "auto" and point.step >= steps) or (point.record.over and same)
+        return (steps != "auto" and point.step >= steps) or (point.history.stopped_early and same)

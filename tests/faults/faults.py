@@ -137,7 +137,7 @@ def fail_to_read(error: Exception) -> None:
 
 def break_best() -> None:
     def damage(plan: RunPlan, contents: dict[str, Any], *scored: Any) -> None:
-        contents["callbacks"]["Checkpoints"]["best_step"] = 10
+        contents["history"]["best_step"] = 10
         best = plan.run.model("best")
         best.write_bytes(best.read_bytes()[:-100])
 

@@ -22,7 +22,7 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
     if isinstance(ours, dict):
         assert ours.keys() == theirs.keys(), where
         for key in ours:
-            if key not in ("seconds", "stepping", "stepped"):  # wall-clock time
+            if key not in ("seconds", "step_seconds", "timed_steps"):  # wall-clock time
                 assert_same(ours[key], theirs[key], f"{where}.{key}")
     elif isinstance(ours, list | tuple):
         for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):

@@ -17,7 +17,7 @@ from gpt.analysis import attention_maps
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer
-from gpt.training_checkpoint import TrainingRecord
+from reports.history import BoundedSeries, History
 from reports.run_page import MAX_HEADS, NUM_ATTENDED, page
 from tests.conftest import Call, last, pages, summary
 from tests.reference.models import fill, tiny
@@ -37,8 +37,9 @@ VALIDATIONS = [[20, 1.9, 2.7411], [40, 1.25, 1.8034], [60, 1.3, 1.8755]]
 SAMPLES = [[step, [[heat, "Once\n", f"{TEXT} {step} at {heat:g}"] for heat in (0.5, 1.0)]] for step in (20, 40, 60)]
 
 
-def kept(losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES) -> TrainingRecord:
-    return TrainingRecord(losses, validations, samples, 0, 0, 0, peak=None, best_step=60, over=False)
+def kept(losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES) -> History:
+    series = {"losses": losses, "validations": validations, "samples": samples}
+    return History(**{name: BoundedSeries(1000, entries) for name, entries in series.items()}, best_step=60)
 
 
 def report(text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file="report.html", **summary) -> dict:
@@ -121,10 +122,10 @@ def test_a_finished_run_is_reported(trained: Path) -> None:
     passage, (_, prompt, text) = data["passage"]["letters"], data["written"][0]
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
     assert prompt in book and len(text) == 250 and f"\nsample     {text.strip().splitlines()[0][:20].rstrip()}" in log
-    callbacks = last("first")["callbacks"]
-    assert data["samples"] == callbacks["Watch"]["history"]["entries"]
-    for name, entries in callbacks["Metrics"]["history"].items():
-        assert data["curves"][name] == [entry[:2] for entry in entries["entries"]], name
+    history = last("first")["history"]
+    assert data["samples"] == history["samples"]["entries"]
+    for name in ("losses", "validations"):
+        assert data["curves"][name] == [entry[:2] for entry in history[name]["entries"]], name
 
 
 def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,10 +1,8 @@
-import copy
 import os
 from pathlib import Path
 
 import pytest
 
-from training.bounded_series import BoundedSeries
 from training.loggers import Curves
 
 
@@ -23,15 +21,3 @@ def test_what_was_logged_is_on_the_disk_after_a_save(tmp_path: Path, monkeypatch
         assert len(files) == 2 and all(synced[file.st_ino] == file.st_size > 100 for file in files)
         assert {tmp_path.stat().st_ino, (tmp_path / "validation").stat().st_ino} <= synced.keys()
     curves.finalize("success")
-
-
-def test_a_full_history_keeps_every_second_entry_and_goes_on_alike_after_a_resume() -> None:
-    history, expected = BoundedSeries(4), [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 2, 4], [0, 2, 4], [0, 2, 4, 6]]
-    for number, entries in enumerate([*expected, [0, 2, 4, 6], [0, 4, 8]]):
-        history.add(number)
-        assert history.entries == entries
-    resumed = BoundedSeries(**copy.deepcopy(vars(history)))
-    for number in range(9, 40):
-        history.add(number)
-        resumed.add(number)
-    assert resumed.entries == history.entries == [0, 16, 32] and resumed == history

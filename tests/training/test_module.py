@@ -52,7 +52,7 @@ def test_the_last_validation_says_what_score_says(precision: str, train: Call, s
     assert train("name=a", f"trainer.precision={precision}", *steps).status == 0
     characters = lines_of(score("a", "--split", "validation", "--window", "disjoint", "--per-char").out)
     expected = pytest.approx(np.mean([each["nats"] for each in characters]), abs=1e-6)
-    ((step, loss, _),) = last("a")["callbacks"]["Metrics"]["history"]["validations"]["entries"]
+    ((step, loss, _),) = last("a")["history"]["validations"]["entries"]
     assert (step, loss) == (12, expected) and summary("a")["last_val_loss"] == expected
 
 

@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from conf.schema import TrainerConfig
-from gpt.training_checkpoint import TrainingRecord, is_finite, save, write_model
+from gpt.training_checkpoint import is_finite, save, write_model
 from training.callbacks.stop_signals import StopSignals, any_rank
 from training.errors import Diverged
 from training.resume import ResumePoint
@@ -22,8 +22,8 @@ class Checkpoints(L.Callback):
     """Saves the checkpoint `last.ckpt` after every validation, and renames the old `last.ckpt` to `previous.ckpt`.
 
     A checkpoint is also saved after a step if the last save was `checkpoint_minutes` ago, or if a process (rank) has
-    received a signal. Several GPUs decide together whether to save, but only after steps whose losses the callback
-    `Metrics` has read, which happens at least every `MAX_UNREAD` steps. If the validation loss is the lowest so far,
+    received a signal. Several GPUs decide together whether to save, but only after steps whose losses have been
+    fetched, which happens at least every `MAX_PENDING` steps. If the validation loss is the lowest so far,
     `AtomicCheckpointIO` also writes the model to `best.safetensors`.
     """
 
@@ -31,15 +31,6 @@ class Checkpoints(L.Callback):
         self.directory, self.stops, self.seconds = directory, stops, 60 * config.checkpoint_minutes
         self.interval = 0 if config.val_check_interval == "auto" else config.val_check_interval
         self.due_at = math.inf
-        self.saved_at = 0.0  # time.perf_counter() after the last save
-        self.over = False  # whether the run ended before max_steps, such as by early stopping
-        self.best_loss, self.best_step = math.inf, -1
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best_loss": self.best_loss, "best_step": self.best_step, "over": self.over}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.best_loss, self.best_step = state_dict["best_loss"], state_dict["best_step"]
 
     def on_train_start(self, *_: Any) -> None:
         self.due_at = time.monotonic() + min(FIRST_SECONDS, self.seconds)
@@ -48,7 +39,7 @@ class Checkpoints(L.Callback):
         step = trainer.global_step
         if (self.interval and step % self.interval == 0) or step == trainer.max_steps:
             return  # a validation follows and saves
-        if trainer.world_size > 1 and pl_module.unread:
+        if trainer.world_size > 1 and pl_module.pending_losses:
             return  # a GPU still computes these steps, and a reduction would wait for them
         # A single reduction: `stop_if_asked` makes another only after a save.
         if any_rank(trainer, self.stops.received is not None or time.monotonic() >= self.due_at):
@@ -58,9 +49,7 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking:  # before the first step
             return
-        if pl_module.score.loss < self.best_loss:
-            self.best_loss, self.best_step = pl_module.score.loss, trainer.global_step
-        self.over = trainer.should_stop and trainer.global_step != trainer.max_steps
+        pl_module.history.stopped_early = trainer.should_stop and trainer.global_step != trainer.max_steps
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
@@ -68,7 +57,8 @@ class Checkpoints(L.Callback):
         for logger in trainer.loggers:
             logger.save()  # flush the events of these steps before the checkpoint that counts them
         trainer.save_checkpoint(self.directory / LAST)
-        self.due_at, self.saved_at = time.monotonic() + self.seconds, time.perf_counter()
+        self.due_at = time.monotonic() + self.seconds
+        trainer.lightning_module.history.begin_step()  # type: ignore[union-attr, operator]
 
 
 class AtomicCheckpointIO(TorchCheckpointIO):
@@ -93,7 +83,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if not is_finite({key: part for key, part in checkpoint.items() if key != "callbacks"}):
             step = checkpoint["global_step"]
             raise Diverged(f"step {step} left weights that are NaN or infinite, so they were not saved")
-        if TrainingRecord.of(checkpoint["callbacks"]).best_step == checkpoint["global_step"]:
+        if checkpoint["history"]["best_step"] == checkpoint["global_step"]:
             write_model(Path(path).with_name("best.safetensors"), checkpoint)
         save(path, checkpoint, previous=None if self.last_is_damaged else Path(path).with_name(PREVIOUS))
         self.last_is_damaged, self.saved = False, checkpoint

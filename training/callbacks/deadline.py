@@ -38,7 +38,7 @@ class Deadline(L.Callback):
 
     def __init__(self, plan: RunPlan, checkpoints: Checkpoints) -> None:
         self.plan, self.checkpoints, self.cooldown = plan, checkpoints, plan.config.optim.cooldown
-        before = plan.resume_point.record.seconds if plan.resume_point else 0.0  # of training in earlier processes
+        before = plan.resume_point.history.seconds if plan.resume_point else 0.0  # of training in earlier processes
         self.ends_at = plan.startup.began + 60 * (plan.config.minutes or 0) - before
         self.end_seconds = max(END_SECONDS, END_SHARE * plan.startup.import_seconds)
         self.validates = plan.config.trainer.val_check_interval == "auto"

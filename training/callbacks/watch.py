@@ -13,11 +13,9 @@ from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
 from reports.pictures import plots
 from reports.tensorboard import as_markdown
-from training.bounded_series import BoundedSeries
 from training.loggers import boards
 
 SAMPLE_LENGTH = 100  # tokens of each text during training
-MAX_SAVED = 20  # max validations whose texts a checkpoint contains
 
 
 def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> tuple[np.ndarray, list[list[Any]]]:
@@ -36,13 +34,6 @@ class Watch(L.Callback):
 
     def __init__(self, config: WatchConfig, text: Text) -> None:
         self.config, self.text, self.prompts = config, text, prompts(text)  # prompts (B, T0)
-        self.history = BoundedSeries(MAX_SAVED)  # of [step, [[temperature, prompt, text], ...]]
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"history": vars(self.history)}
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.history = BoundedSeries(**state_dict["history"])
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not trainer.loggers or not trainer.is_global_zero:
@@ -50,7 +41,7 @@ class Watch(L.Callback):
         step, model = trainer.global_step, pl_module.net
         length = self.config.sample_length or SAMPLE_LENGTH
         _, texts = written(model, self.text, self.prompts, length, seed=0)
-        self.history.add([step, texts])
+        pl_module.history.samples.add([step, texts])
         for board in boards(trainer):
             board.experiment.add_text("samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step)
             for tag, picture in plots(model, self.text, step) if self.config.pictures else ():

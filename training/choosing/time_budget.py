@@ -15,6 +15,7 @@ from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
+from reports.history import History
 from training.choosing.hardware import check_memory, choose_compile, compiled_fraction, compiling_seconds
 from training.machine import Machine, StartUp
 from training.module import LitGPT
@@ -64,7 +65,7 @@ def time_step(config: Config, text: Text, machine: Machine, limit: float) -> flo
     The steps after the first take `limit` seconds at most.
     """
     clock = _Clock(limit)
-    module = LitGPT(config, text.tokenizer, {}, {}, "")
+    module = LitGPT(config, text.tokenizer, {}, {}, "", History())
     trainer = L.Trainer(
         accelerator=machine.device,
         devices=machine.local,

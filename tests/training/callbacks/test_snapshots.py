@@ -19,7 +19,7 @@ def test_each_validation_leaves_what_it_evaluated(callbacks: str, train: Call, s
     averaged = AVERAGED if "ema" in callbacks else AVERAGED[1:]
     assert train("name=a", f"callbacks={callbacks}", *averaged).status == 0
     assert sorted(path.name for path in FILES.glob("step-*")) == ["step-10.safetensors", "step-20.safetensors"]
-    history = last("a")["callbacks"]["Metrics"]["history"]
+    history = last("a")["history"]
     validations = {step: loss for step, loss, _ in history["validations"]["entries"]}
     tokens = open_text(DataConfig(path="book.txt"), 32).validation
     for step in (10, 20):

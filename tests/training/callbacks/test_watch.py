@@ -46,16 +46,16 @@ def test_pictures_come_once_a_validation_and_change_nothing(workplace: Path) -> 
     assert images("cut") == whole, "without the resumed run"
     assert run("resume=runs/cut", defaults=False).status == 0
     assert images("cut") == whole
-    ours, theirs = (last(name)["callbacks"] for name in ("whole", "cut"))
-    assert_same(ours, theirs, "callbacks")
-    assert [step for step, _ in ours["Watch"]["history"]["entries"]] == [10, 20]
+    ours, theirs = (last(name)["history"]["samples"] for name in ("whole", "cut"))
+    assert_same(ours, theirs, "samples")
+    assert [step for step, _ in ours["entries"]] == [10, 20]
     assert_same_weights("unwatched", "whole")
 
 
 def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
     assert train("name=a", "trainer.max_steps=10").status == 0
     model, meta = load_checkpoint("runs/a")
-    ((step, texts),) = last("a")["callbacks"]["Watch"]["history"]["entries"]
+    ((step, texts),) = last("a")["history"]["samples"]["entries"]
     assert step == 10 and [temperature for temperature, _, _ in texts] == [0.9, 0.9]
     assert texts[0][1] != texts[1][1], "the prompts"
     letters = meta["vocabulary"]["characters"]

@@ -1,0 +1,112 @@
+"""The callback that shows the progress of training: as a bar in a terminal, otherwise as lines."""
+
+import sys
+import time
+from typing import Any
+
+import lightning as L
+
+from base.log import log
+from base.progress import LINE_SECONDS, Progress, clock, load_tqdm
+from reports.log_lines import in_nats
+from training.callbacks.deadline import Deadline
+
+# From 20 minutes on, a line a minute is enough.
+MAX_LINE_SECONDS = 60.0
+LINES_SO_FAR = 20
+
+
+class Display(L.Callback):
+    """Shows the steps, the losses that `Metrics` measures, and what a run waits for.
+
+    It comes before the other callbacks, so that it can show after a validation that they are at work.
+    """
+
+    def __init__(self, unit: str, deadline: Deadline | None = None) -> None:
+        self.unit = unit  # of the tokens, such as "character"
+        self.deadline = deadline  # of a run with a time limit
+        self.bar: Any = None
+        self.waiting: Progress | None = None
+
+    def show(self, what: str, total: int = 0) -> None:
+        """Show `what` the run is waiting for, such as "validating", in place of the text shown before."""
+        self.hide()
+        self.waiting = Progress(what, total).__enter__()
+
+    def hide(self) -> None:
+        """Remove the text that `show` has displayed, if there is one."""
+        if self.waiting is not None:
+            self.waiting.__exit__()
+            self.waiting = None
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.began = self.last_line = time.perf_counter()
+        self.first_step = trainer.global_step + 1
+        if trainer.is_global_zero and sys.stdout.isatty():
+            self.bar = load_tqdm()(
+                total=self._steps(trainer),
+                initial=trainer.global_step,
+                file=sys.stdout,
+                dynamic_ncols=True,
+                bar_format="step {n_fmt}/{total_fmt} {bar} {desc}",
+            )
+        self.show("compiling" if pl_module.compile_step else "the first step")
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        self.hide()
+        if trainer.global_step == self.first_step:
+            self.first_ended = time.perf_counter()
+        if self.bar is not None:
+            self.bar.total = self._steps(trainer)
+            self.bar.update(trainer.global_step - self.bar.n)
+
+    def show_step(self, trainer: L.Trainer, loss: float, speed: float | None) -> None:
+        """Show the training loss in nats per token, and the tokens per second, None if they are unknown."""
+        shown = f"loss {in_nats(loss)}"
+        if speed is not None:
+            shown += f"  {speed:,.0f} {self.unit}s/s  {clock(self._seconds_left(trainer))} left"
+        if self.bar is not None:
+            self.bar.set_description_str(shown, refresh=False)
+        elif trainer.is_global_zero and self._line_is_due():
+            log.info(f"step {trainer.global_step}/{self._steps(trainer)}  {shown}")
+            self.last_line = time.perf_counter()
+
+    def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
+        tokens = trainer.datamodule.num_validated()  # type: ignore[attr-defined]
+        self.show("validating", tokens // trainer.world_size)
+
+    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+        assert self.waiting is not None
+        self.waiting.update(batch[0].numel())
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self.show("saving and sampling")
+        if trainer.is_global_zero:
+            step = f"step {trainer.global_step}/{self._steps(trainer)}"
+            log.info(f"{step}  validation loss {in_nats(pl_module.score.loss)}")
+        self.last_line = time.perf_counter()
+
+    def close(self, *_: Any, **__: Any) -> None:
+        self.hide()
+        if self.bar is not None:
+            self.bar.close()
+            self.bar = None
+
+    on_train_end = on_exception = close
+
+    def _steps(self, trainer: L.Trainer) -> int:
+        """Return the number of steps of the run, or the estimate of `Deadline` if it has not chosen the number yet."""
+        if trainer.max_steps > 0 or self.deadline is None:
+            return trainer.max_steps
+        return self.deadline.fitting(trainer)
+
+    def _seconds_left(self, trainer: L.Trainer) -> float:
+        """Return how long the steps left will take, by all steps of this process, so that a slow one counts little."""
+        steps = trainer.global_step - self.first_step
+        seconds_per_step = (time.perf_counter() - self.first_ended) / max(1, steps)
+        return (self._steps(trainer) - trainer.global_step) * seconds_per_step
+
+    def _line_is_due(self) -> bool:
+        now = time.perf_counter()
+        interval = min(MAX_LINE_SECONDS, max(LINE_SECONDS, (now - self.began) / LINES_SO_FAR))
+        return now - self.last_line >= interval
