@@ -16,7 +16,7 @@ from gpt.optim_config import OptimConfig
 
 PLUGINS = ("callbacks", "logger")  # keys that map the names of files in conf/ to classes and their arguments
 MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
-PRECISIONS = ("auto", "32-true", "bf16-mixed", "bf16-true", "64-true")
+PRECISIONS = ("auto", "32-true", "bf16-mixed")
 
 
 @dataclass(frozen=True)

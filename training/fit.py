@@ -44,7 +44,7 @@ def fit(plan: RunPlan) -> None:
             trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             if stops.received is not None:  # each rank ends by itself after training
                 raise Stopped(stops.received, trainer.global_step)
-        plan = plan.with_steps(max(trainer.max_steps, trainer.global_step))
+        plan = plan.with_steps(max(trainer.max_steps, trainer.global_step), trainer.val_check_batch)  # type: ignore[arg-type]
         if ranks.rank() == 0:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
             whole = 0 < trainer.max_steps <= saved["global_step"]  # then the last validation evaluated the whole split

@@ -28,7 +28,10 @@ class StartUp:
 
     def seconds_left(self, minutes: float) -> float:
         """Return how many seconds are left of a time limit that began with the process."""
-        return self.began + 60 * minutes - time.perf_counter()
+        return 60 * minutes - self.elapsed()
+
+    def elapsed(self) -> float:
+        return time.perf_counter() - self.began
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from conf.schema import Config
-from gpt.checkpoint import build, model_state
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
@@ -77,7 +76,7 @@ class LitGPT(L.LightningModule):
             check_same_start(self.conditions | {"start": self.start})
 
     def configure_optimizers(self) -> Optimizer:
-        return make_optimizer(self.net, self.optim_config, bf16="bf16" in str(self.trainer.precision))
+        return make_optimizer(self.net, self.optim_config, bf16=self.trainer.precision == "bf16-mixed")
 
     def on_train_start(self) -> None:
         if self.compile_step:
@@ -207,21 +206,16 @@ class LitGPT(L.LightningModule):
                 raise Diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
 
     def on_validation_epoch_start(self) -> None:
-        """Prepare to validate in fp32, as score.py does: with a copy of the weights if these are not stored in fp32."""
-        self.totals, net = torch.zeros(4, dtype=torch.float64), self.net
-        if net.head.weight.dtype != torch.float32:
-            net = build(self.model_config, model_state(net.state_dict())).to(self.device)
-        self.exact_logits = net.__call__  # a method, because Lightning would save the weights of a module
+        self.totals = torch.zeros(4, dtype=torch.float64)
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
-        """Add the losses of one batch, computed in fp32, to the totals of this validation."""
+        """Add the losses of one batch, computed in fp32 as score.py does, to the totals of this validation."""
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
-            self.totals += window_totals(self.exact_logits(inputs), targets, counted, self.token_sizes)
+            self.totals += window_totals(self.net(inputs), targets, counted, self.token_sizes)
 
     def on_validation_epoch_end(self) -> None:
         """Sum the losses over all devices, and log `val/loss` in nats per token, `val/bpc` and `val/bpb`."""
-        del self.exact_logits
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         first = self.trainer.datamodule.text.first_validated  # type: ignore[attr-defined]

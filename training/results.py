@@ -110,7 +110,7 @@ def write_missing(plan: RunPlan) -> None:
     run, point = plan.run, plan.resume_point
     assert point
     if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
-        plan = plan.with_steps(point.step)
+        plan = plan.with_steps(point.step, point.step)
     steps = plan.config.trainer.max_steps
     if point.step > steps:
         raise InputError(

@@ -16,8 +16,6 @@ from training.choosing.choose import Choice
 from training.machine import Machine, StartUp
 from training.resume import InitModel, ResumePoint
 
-VALIDATIONS = 6  # of a run with a time limit, at equal intervals
-
 
 @dataclass(frozen=True)
 class RunPlan:
@@ -49,12 +47,17 @@ class RunPlan:
             lines += self.choice.notes
         return lines
 
-    def with_steps(self, steps: int) -> "RunPlan":
-        """Return the plan with `trainer.max_steps` set to `steps`, which `Deadline` chooses while the run trains."""
+    @property
+    def steps_needed(self) -> int:
+        return self.choice.steps_needed
+
+    def with_steps(self, steps: int, interval: int) -> "RunPlan":
+        """Return the plan with the steps and the interval of validations that `Deadline` has chosen."""
         trainer = self.config.trainer
         if trainer.max_steps == steps:
             return self
-        interval = -(-steps // VALIDATIONS) if trainer.val_check_interval == "auto" else trainer.val_check_interval
+        if trainer.val_check_interval != "auto":
+            interval = trainer.val_check_interval
         config = replace(self.config, trainer=replace(trainer, max_steps=steps, val_check_interval=interval))
         return replace(self, choice=replace(self.choice, config=config))
 

@@ -46,7 +46,7 @@ def test_what_was_chosen_for_the_machine_does_not_separate_settings(train: Call)
 def test_what_a_result_depends_on_separates_settings(train: Call) -> None:
     for number, (one, other, column, cells) in enumerate((
         ("trainer.max_steps=9", "trainer.max_steps=10", "trainer.max_steps", ["10", "9"]),
-        ("trainer.precision=32-true", "trainer.precision=64-true", "trainer.precision", ["32-true", "64-true"]),
+        ("trainer.precision=32-true", "trainer.precision=bf16-mixed", "trainer.precision", ["32-true", "bf16-mixed"]),
         ("data.micro_batch=null", "data.micro_batch=4", "data.micro_batch", ["", "4"]),
         ("callbacks=ema", "callbacks=[ema,snapshots]", "callbacks", ["[ema,snapshots]", "ema"]),
         ("callbacks=ema", "callbacks=ema callbacks.ema.decay=0.5", "callbacks.ema.decay", ["0.5", "0.998"]),

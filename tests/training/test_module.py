@@ -1,7 +1,6 @@
 import csv
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,17 +23,19 @@ STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "trainer.log_ev
 def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_the_next(
     train: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read, reads = LitGPT.read, []
+    fetch_losses = LitGPT.fetch_losses
+    reads = list[list[int]]()
 
-    def reading(module: LitGPT) -> Any:
-        steps = read(module)
-        reads.extend([[step for step, _, _ in steps]] if steps else [])
-        return steps
+    def fetching(module: LitGPT) -> None:
+        steps = [step for step, _ in module.pending_losses]
+        fetch_losses(module)
+        if steps:
+            reads.append(steps)
 
-    monkeypatch.setattr(LitGPT, "read", reading)
+    monkeypatch.setattr(LitGPT, "fetch_losses", fetching)
     monkeypatch.setattr(LitGPT, "asynchronous", True)  # as on a GPU
     monkeypatch.setattr("training.module.StepGraph", lambda update, _: update)
-    monkeypatch.setattr("training.callbacks.metrics.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("training.callbacks.display.LINE_SECONDS", 0.0)
     assert train("name=a", *STEPS).status == 0
     assert reads == [[0], [1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]], "the first step is slow and timed alone"
     reads.clear()

@@ -1,6 +1,6 @@
 """Before the first step, replace each `auto` in the configuration by a value, which config.yaml then stores."""
 
-import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -13,7 +13,17 @@ from gpt.config import ModelConfig
 from gpt.model import untrained
 from gpt.optim_config import OptimConfig
 from training.choosing import hardware
-from training.choosing.time_budget import EPOCHS, MIN_STEPS, TRAINING, fit_into_minutes
+from training.choosing.time_budget import (
+    MAX_VALIDATIONS,
+    MIN_STEPS,
+    MIN_VALIDATIONS,
+    SHORT_TEXT,
+    START_SHARE,
+    TRAINING,
+    Fitting,
+    fit_into_minutes,
+    steps_between_validations,
+)
 from training.machine import Machine, StartUp, describe
 
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
@@ -23,13 +33,10 @@ SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to
 #   steps             230       420        770    1,500
 #   dropout           0.2       0.2          0    0
 # So steps grow with the square root of the length.
-WHOLE = 690_000  # training tokens of the shortest text for which nothing is adapted
 DROPOUT, LITTLE_DROPOUT = 0.2, 0.1  # above `MANY_WEIGHTS`, and between the two limits
 MANY_WEIGHTS, FEW_WEIGHTS = 3.0, 0.5  # per training token; with fewer than the latter, a model cannot memorise the text
-START_SHARE = 0.25  # fraction of the steps for a run that starts from a trained model
-VALIDATIONS = 12  # in a run on a short text, so that one of them is near the lowest loss
-MOST_VALIDATIONS = 40  # in a run with more steps than the text needs
-PATIENCE = VALIDATIONS // 3
+DROPOUT_FROM_EPOCHS = 10.0  # a short text that is read less often needs no dropout
+PATIENCE = MIN_VALIDATIONS // 3
 # Below so many steps the learning rate is higher, at most so many times, and the warm-up takes a part of the steps
 # (docs/experiments.md).
 RAISED_BELOW, HIGHEST_RATE, SHORT_WARMUP = 1300, 5.0, 6
@@ -43,12 +50,14 @@ class Choice:
     config: Config
     machine: str  # the device, the precision and whether the model is compiled, with the reasons
     notes: tuple[str, ...] = ()
+    steps_needed: int = sys.maxsize  # with `minutes`: more steps would not lower the loss
 
 
 def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
-    With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains.
+    With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains, at
+    most `steps_needed`.
     """
     precision, why_precision = hardware.choose_precision(config.trainer.precision, machine)
     threads, why_threads = hardware.choose_threads(config.threads)
@@ -60,7 +69,7 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
         model=model,
         data=replace(default.data, batch=length.batch),
         optim=choose_rates(config, default, length),
-        trainer=choose_intervals(config, default, length, text),
+        trainer=choose_intervals(default, length),
         callbacks=choose_callbacks(config, length.is_short),
     )
     compiled, why_compiled = choose_compiling(config, chosen, length, text, machine, startup)
@@ -73,7 +82,7 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
     if why_threads:
         line.append(f"{count(int(threads), 'thread')} ({why_threads})")
     notes = [*length.notes, *describe_short(config, chosen, length, text)]
-    return Choice(chosen, ", ".join(line), tuple(notes))
+    return Choice(chosen, ", ".join(line), tuple(notes), length.steps_needed)
 
 
 def with_constants(config: Config, precision: str, threads: int | str) -> Config:
@@ -90,13 +99,15 @@ def with_constants(config: Config, precision: str, threads: int | str) -> Config
 
 @dataclass(frozen=True)
 class Length:
-    """How long a run trains, and the model and batch that fit into that time."""
+    """How long a run trains, and the model and batch with which it does."""
 
-    steps: float
+    steps: int  # an estimate if `by_clock`
     model: ModelConfig
     batch: int
     is_short: bool  # whether the text is so short that a run is adapted to it
-    by_clock: bool = False  # whether the time limit decides; then `steps` is an estimate
+    interval: int  # between two validations
+    by_clock: bool = False  # whether the time limit decides, rather than the text
+    steps_needed: int = sys.maxsize  # more steps would not lower the loss
     share: float = 1.0  # fraction of the time limit in which the run trains
     notes: tuple[str, ...] = ()
 
@@ -106,40 +117,61 @@ class Length:
 
 
 def choose_length(config: Config, default: Config, text: Text, machine: Machine, startup: StartUp) -> Length:
-    """Choose the steps by the length of the text or, with `minutes`, with model and batch by the time that is left."""
-    is_short = len(text.train) < WHOLE and config.data.overfit is None
+    """Choose the steps by the length of the text or, with `minutes`, also model and batch by the time that is left."""
+    is_short = len(text.train) < SHORT_TEXT and config.data.overfit is None
+    if config.minutes is not None and config.trainer.max_steps == "auto":
+        return choose_timed_length(config, default, text, machine, startup, is_short)
     steps = choose_steps(config, text, is_short)
-    needed = Length(steps, default.model, default.data.batch, is_short)
-    if config.minutes is None or config.trainer.max_steps != "auto":
-        return needed
-    minutes = f"{config.minutes:g}"
-    if machine.devices > 1:
-        way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
-        raise InputError(f"minutes={minutes}: needs one device; {way}")
-    fitting = fit_into_minutes(config, default, text, steps, machine, startup)
-    by_clock = steps > SURE * fitting.steps  # a short text may need less than all the time
-    notes = [f"minutes    {minutes}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"]
-    if fitting.steps < MIN_STEPS:
-        few = count(int(fitting.steps), "step")
-        notes.append(f"minutes={minutes}: {few} will learn next to nothing; allow more time")
-    return replace(
-        needed,
-        steps=fitting.steps if by_clock else steps,
-        model=fitting.model,
-        batch=fitting.batch,
-        by_clock=by_clock,
-        share=1.0 if by_clock else steps / fitting.steps,
-        notes=tuple(notes),
-    )
+    interval = TrainerConfig.val_check_interval
+    if is_short:
+        interval = interval_for(len(text.train), share_of_steps(config), steps)
+    return Length(steps, default.model, default.data.batch, is_short, interval)
 
 
-def choose_steps(config: Config, text: Text, is_short: bool) -> float:
-    """Return the number of steps that the text needs, infinite if only the time limits it."""
+def choose_steps(config: Config, text: Text, is_short: bool) -> int:
+    """Return the number of steps of a run without a time limit."""
     if config.trainer.max_steps != "auto":
         return config.trainer.max_steps
     if is_short:
         return steps_for(len(text.train), share_of_steps(config))
-    return TrainerConfig.max_steps if config.minutes is None else math.inf
+    return TrainerConfig.max_steps
+
+
+def choose_timed_length(
+    config: Config, default: Config, text: Text, machine: Machine, startup: StartUp, is_short: bool
+) -> Length:
+    """Choose the model that reaches the lowest loss within the time limit, or earlier if the text is learned then."""
+    assert config.minutes
+    if machine.devices > 1:
+        way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
+        raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
+    fitting = fit_into_minutes(config, default, text, machine, startup)
+    by_clock = fitting.steps_needed > SURE * fitting.steps
+    steps = max(1, int(fitting.chosen_steps))
+    return Length(
+        steps,
+        fitting.model,
+        fitting.batch,
+        is_short,
+        interval=steps_between_validations(fitting, steps, len(text.validation), default.data.val_tokens),
+        by_clock=by_clock,
+        steps_needed=max(1, int(min(fitting.steps_needed, sys.maxsize))),
+        share=1.0 if by_clock else steps / fitting.steps,
+        notes=tuple(describe_time(config.minutes, fitting, by_clock, startup)),
+    )
+
+
+def describe_time(minutes: float, fitting: Fitting, by_clock: bool, startup: StartUp) -> Iterator[str]:
+    """Yield lines about the time limit."""
+    if not by_clock:
+        seconds = startup.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING
+        duration = count(round(seconds / 60), "minute") if seconds >= 90 else count(round(seconds), "second")
+        yield f"minutes    {minutes:g}: this text is learned in about {duration} (more text would help)"
+    else:
+        yield f"minutes    {minutes:g}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"
+        if fitting.steps < MIN_STEPS:
+            few = count(int(fitting.steps), "step")
+            yield f"minutes={minutes:g}: {few} will learn next to nothing; allow more time"
 
 
 def share_of_steps(config: Config) -> float:
@@ -147,8 +179,8 @@ def share_of_steps(config: Config) -> float:
 
 
 def choose_dropout(config: Config, length: Length, text: Text) -> float:
-    adapted = length.is_short or length.by_clock
-    if config.model.dropout != "auto" or config.init_from or config.data.overfit or not adapted:
+    timed = config.minutes is not None and config.trainer.max_steps == "auto"  # then it was chosen with the size
+    if timed or config.model.dropout != "auto" or config.init_from or not length.is_short:
         return length.model.dropout
     weights = untrained(length.model, text.tokenizer.size).num_parameters()
     return dropout_for(weights, len(text.train), length.tokens_seen)
@@ -158,15 +190,11 @@ def choose_rates(config: Config, default: Config, length: Length) -> OptimConfig
     return schedule_for(config.optim, length.steps) if length.by_clock else default.optim
 
 
-def choose_intervals(config: Config, default: Config, length: Length, text: Text) -> TrainerConfig:
+def choose_intervals(default: Config, length: Length) -> TrainerConfig:
     """Return the trainer's options with the steps and the interval of validations, unless the clock decides."""
     if length.by_clock:
         return default.trainer
-    steps = int(length.steps)
-    interval = TrainerConfig.val_check_interval
-    if length.is_short:
-        interval = interval_for(len(text.train), share_of_steps(config), steps)
-    return fill(default.trainer, max_steps=steps, val_check_interval=interval)
+    return fill(default.trainer, max_steps=length.steps, val_check_interval=length.interval)
 
 
 def choose_compiling(
@@ -219,20 +247,20 @@ def _adapted(config: Config, chosen: Config) -> Iterator[str]:
 
 def steps_for(tokens: int, share: float) -> int:
     """Return the number of training steps for a text of `tokens` training tokens; `share` is a fraction of them."""
-    return max(1, round(TrainerConfig.max_steps * min(1.0, tokens / WHOLE) ** 0.5 * share / 10)) * 10
+    return max(1, round(TrainerConfig.max_steps * min(1.0, tokens / SHORT_TEXT) ** 0.5 * share / 10)) * 10
 
 
 def dropout_for(weights: int, tokens: int, read: float) -> float:
     """Return the dropout that keeps a model from memorising a text of `tokens` tokens, of which it reads `read`."""
-    if read <= EPOCHS * tokens or weights < FEW_WEIGHTS * tokens:
+    if read <= DROPOUT_FROM_EPOCHS * tokens or weights < FEW_WEIGHTS * tokens:
         return 0.0
     return DROPOUT if weights > MANY_WEIGHTS * tokens else LITTLE_DROPOUT
 
 
 def interval_for(tokens: int, share: float, steps: int) -> int:
-    """Return the number of steps between two validations of a run on a short text (fewer than `WHOLE` tokens)."""
+    """Return the number of steps between two validations of a run on a short text (fewer than `SHORT_TEXT` tokens)."""
     rising = min(steps, steps_for(tokens, share))  # the loss may rise from about here on
-    return min(TrainerConfig.val_check_interval, max(-(-rising // VALIDATIONS), steps // MOST_VALIDATIONS))
+    return min(TrainerConfig.val_check_interval, max(-(-rising // MIN_VALIDATIONS), steps // MAX_VALIDATIONS))
 
 
 def choose_callbacks(config: Config, short: bool) -> dict[str, Any]:

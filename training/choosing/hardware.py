@@ -24,7 +24,7 @@ from training.machine import Machine, StartUp
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
 # is what compiling fuses (docs/experiments.md).
-COMPILED = {"bf16-mixed": 0.7, "bf16-true": 0.82, "32-true": 0.82, "64-true": 0.82}
+COMPILED = {"bf16-mixed": 0.7, "32-true": 0.82}
 # Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which depend on the CPU in the
 # same way: without, and with the compiled code in torch's cache.
 COLD, WARM = 3.2, 0.3
@@ -68,7 +68,7 @@ def choose_precision(precision: str, machine: Machine) -> tuple[str, str]:
     """
     gpu = machine.gpu
     if precision != "auto":
-        if gpu and precision.startswith("bf16") and not gpu.has_bf16:
+        if gpu and precision == "bf16-mixed" and not gpu.has_bf16:
             way = "use trainer.precision=32-true, and 'allow=[trainer.precision]' to resume with it"
             raise InputError(f"trainer.precision={precision}: {gpu.name} has no bf16; {way}")
         return precision, ""
@@ -195,7 +195,7 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 def peak_of(name: str, precision: str) -> float | None:
     for pattern, (bf16, fp32) in TFLOPS.items():
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower
-            tflops = {"bf16-mixed": bf16, "bf16-true": bf16, "32-true": fp32}.get(precision)
+            tflops = bf16 if precision == "bf16-mixed" else fp32
             return tflops and tflops * 1e12
     return None
 
@@ -233,7 +233,7 @@ def step_memory(config: Config, vocabulary: int, device: str) -> float:
     )
     explicit = is_explicit(model, T, keys, device, training=True)
     scores = (SCORE * model.layers + SCORES_ONCE) * model.heads * T * keys if explicit else 0
-    if config.trainer.precision.startswith("bf16"):
+    if config.trainer.precision == "bf16-mixed":
         channels, scores = BF16_CHANNEL * channels, BF16_SCORE * scores
     return 4 * (channels + scores + LOGIT * T * vocabulary)
 

@@ -11,22 +11,23 @@ from base.errors import InputError
 from base.progress import Progress
 from conf.keys import presets
 from conf.schema import Config
+from data.batches import num_validated
 from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
 from reports.history import History
 from training.choosing.hardware import check_memory, choose_compile, compiled_fraction, compiling_seconds
+from training.choosing.scaling_law import DROPOUTS, predicted_loss, tokens_needed
 from training.machine import Machine, StartUp
 from training.module import LitGPT
 
-EPOCHS = 10.0  # a text that is read more often is memorised without dropout
 MIN_STEPS = 100  # in fewer, a model learns next to nothing, so the run says so
 # Models smaller than every preset, for short budgets.
 SMALLER = [ModelConfig(layers=2, heads=1, dim=64), ModelConfig(dim=64), ModelConfig(dim=96)]
 # From this many steps on, half of them with twice the batch reach at least as low a loss; but not with a text that is
-# read over `EPOCHS` times, whose loss is lower with small batches (docs/experiments.md).
-DOUBLED_FROM = 4000
+# read more often, whose loss is lower with small batches (docs/experiments.md).
+DOUBLED_FROM, DOUBLED_UP_TO_EPOCHS = 4000, 10.0
 # A model larger than the default must read this many characters per weight, of a text that has half a character per
 # weight (docs/experiments.md).
 CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
@@ -36,11 +37,16 @@ TIMED_SECONDS, UNTIMED_STEPS = 0.4, 2  # seconds of steps to time, after this ma
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
 
 
-def predicted_loss(weights: int, read: float) -> float:
-    """Return a number that grows with the loss that a model reaches, to compare sizes."""
-    # N^-a + c D^-b for N weights and D tokens of training: Hoffmann et al. 2022 (arXiv:2203.15556), equation 2, without
-    # the loss of an ideal model. docs/experiments.md lists the runs from which a, b and c come.
-    return weights**-0.5 + 44 * read**-0.7
+SHORT_TEXT = 690_000  # a run is adapted to a text of fewer training tokens
+START_SHARE = 0.25  # fraction of the steps that a run on a short text needs if it starts from a trained model
+MIN_VALIDATIONS, MAX_VALIDATIONS = 12, 40  # of a run with a time limit: one a minute, within these limits
+VALIDATING = 0.05  # max fraction of the time for validations before the last one
+EVALUATING = 0.5  # seconds of evaluating a token, as a fraction of those of training with it
+
+
+def num_validations(seconds: float) -> float:
+    """Return how often a run of so many seconds validates, unless the validations would take too long."""
+    return min(MAX_VALIDATIONS, max(MIN_VALIDATIONS, seconds / 60))
 
 
 class _Clock(L.Callback):
@@ -85,47 +91,71 @@ def time_step(config: Config, text: Text, machine: Machine, limit: float) -> flo
 
 @dataclass(frozen=True)
 class Fitting:
-    """A model and a batch with which a run fits into its time limit."""
+    """A model and a batch with which a run reaches its lowest loss within its time limit."""
 
     model: ModelConfig
     batch: int
     steps: float  # how many steps fit into the time
     step_seconds: float
+    steps_needed: float  # more steps would not lower the loss
+    loss: float  # as predicted
+
+    @property
+    def chosen_steps(self) -> float:
+        return min(self.steps, self.steps_needed)
+
+    @property
+    def tokens_seen(self) -> float:
+        return self.chosen_steps * self.batch * self.model.context
 
 
-def fit_into_minutes(
-    config: Config, default: Config, text: Text, most: float, machine: Machine, startup: StartUp
-) -> Fitting:
-    """Choose model size and batch, where `config` has `auto`, so that the loss is lowest when the time is over.
+def steps_between_validations(fitting: Fitting, steps: int, split: int, most: int | None) -> int:
+    """Return the interval of the validations of a run on a `split` of so many validation tokens."""
+    fewest = math.ceil(steps / num_validations(steps * fitting.step_seconds))
+    tokens = num_validated(split, 0, last=False, most=most)
+    tokens_per_step = fitting.batch * fitting.model.context
+    return max(fewest, math.ceil(EVALUATING * tokens / (VALIDATING * tokens_per_step)))
 
-    In `default` each `auto` is replaced by a default. No more than `most` steps are needed.
+
+def fit_into_minutes(config: Config, default: Config, text: Text, machine: Machine, startup: StartUp) -> Fitting:
+    """Choose model size, dropout and batch, where `config` has `auto`, so that the loss is lowest in the time.
+
+    In `default` each `auto` is replaced by a default.
     """
-    batch = default.data.batch
-    tokens_per_step = batch * default.model.context
-    lowest = math.inf
+    best: Fitting | None = None
     for model in candidates(config, default):
         weights = untrained(model, text.tokenizer.size).num_parameters()
         is_large = model.dim > ModelConfig.dim and config.model.dim == "auto"
         if is_large and len(text.train) < TEXT_PER_WEIGHT * weights:
             break
         try:
-            fitting = fit_model(model, config, default, text, most, machine, startup)
+            fitting = fit_model(model, config, default, text, machine, startup)
         except InputError:
-            if lowest < math.inf:  # a smaller model fits into the memory
+            if best:  # a smaller model fits into the memory
                 break
             raise
-        tokens_seen = min(fitting.steps, most) * tokens_per_step
-        loss = predicted_loss(weights, tokens_seen)
-        if loss > WORSE * lowest or (is_large and tokens_seen < CHARACTERS_PER_WEIGHT * weights):
+        if best and fitting.loss > WORSE * best.loss:
             break
-        if loss < lowest:
-            lowest = loss
+        if is_large and fitting.tokens_seen < CHARACTERS_PER_WEIGHT * weights:
+            break
+        if best is None or fitting.loss < best.loss:
             best = fitting
-    best = replace(best, steps=max(1.0, best.steps))
-    epochs = best.steps * tokens_per_step / len(text.train)
-    if config.data.batch == "auto" and best.steps >= DOUBLED_FROM and epochs <= EPOCHS:
-        best = replace(best, batch=2 * batch, steps=best.steps / 2, step_seconds=2 * best.step_seconds)
-    return best
+    assert best
+    return with_larger_batch(best, len(text.train)) if config.data.batch == "auto" else best
+
+
+def with_larger_batch(fitting: Fitting, text_tokens: int) -> Fitting:
+    """Return `fitting` with half as many steps of twice the batch, if that reaches at least as low a loss."""
+    epochs = fitting.tokens_seen / text_tokens
+    if fitting.chosen_steps < DOUBLED_FROM or epochs > DOUBLED_UP_TO_EPOCHS:
+        return fitting
+    return replace(
+        fitting,
+        batch=2 * fitting.batch,
+        steps=fitting.steps / 2,
+        step_seconds=2 * fitting.step_seconds,
+        steps_needed=fitting.steps_needed / 2,
+    )
 
 
 def candidates(config: Config, default: Config) -> list[ModelConfig]:
@@ -137,9 +167,9 @@ def candidates(config: Config, default: Config) -> list[ModelConfig]:
 
 
 def fit_model(
-    model: ModelConfig, config: Config, default: Config, text: Text, most: float, machine: Machine, startup: StartUp
+    model: ModelConfig, config: Config, default: Config, text: Text, machine: Machine, startup: StartUp
 ) -> Fitting:
-    """Time a step of a model, and return how many steps fit into the time left, compiled if that pays."""
+    """Time a step of a model, and choose its dropout for the steps that fit into the time left, compiled if it pays."""
     candidate = replace(default, model=model, compile="false")
     batch = default.data.batch
     largest_batch = 2 * batch if config.data.batch == "auto" else batch  # it may be doubled
@@ -148,9 +178,39 @@ def fit_model(
     step_seconds = time_step(candidate, text, machine, TIMING * startup.seconds_left(minutes))
     seconds = TRAINING * startup.seconds_left(minutes)
     fraction = compiled_fraction(default.trainer.precision, machine.device)
-    saved = (1 - fraction) * min(seconds, most * step_seconds)
     cost = compiling_seconds(candidate, machine, startup.import_seconds)
-    if choose_compile(config.compile, machine.device, saved, cost)[0] == "true":
+    if choose_compile(config.compile, machine.device, (1 - fraction) * seconds, cost)[0] == "true":
         step_seconds *= fraction
         seconds -= cost
-    return Fitting(model, batch, max(1e-3, seconds) / step_seconds, step_seconds)
+    steps = max(1.0, seconds / step_seconds)
+    return min(
+        (
+            fit_dropout(replace(model, dropout=dropout), config, batch, text, steps, step_seconds)
+            for dropout in dropouts(config, model)
+        ),
+        key=lambda fitting: fitting.loss,
+    )
+
+
+def dropouts(config: Config, model: ModelConfig) -> tuple[float, ...]:
+    """Return the dropouts of which one is chosen."""
+    if config.model.dropout != "auto" or config.init_from or config.data.overfit:
+        return (model.dropout,)
+    return DROPOUTS
+
+
+def fit_dropout(
+    model: ModelConfig, config: Config, batch: int, text: Text, steps: float, step_seconds: float
+) -> Fitting:
+    """Return how many of the `steps` that fit into the time a model needs, with its dropout, and the loss then."""
+    weights = untrained(model, text.tokenizer.size).num_parameters()
+    text_tokens = len(text.train)
+    tokens = tokens_needed(weights, model.dropout, text_tokens)
+    if config.init_from and text_tokens < SHORT_TEXT:
+        tokens *= START_SHARE
+    if config.data.overfit:  # the model should memorise the text
+        tokens = math.inf
+    tokens_per_step = batch * model.context
+    tokens_seen = min(steps * tokens_per_step, tokens)
+    loss = float(predicted_loss(weights, model.dropout, text_tokens, tokens_seen))
+    return Fitting(model, batch, steps, step_seconds, tokens / tokens_per_step, loss)

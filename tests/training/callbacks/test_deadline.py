@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from conf.compose import overrides, read_config
+from reports.history import History
 from tests.conftest import Call, assert_same_weights, summary
 from tests.faults import faults
 from tests.faults.processes import run
@@ -20,37 +21,74 @@ from training.machine import StartUp
 class Clock:
     """Steps of a pretended run, by a clock of its own."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, minutes: float, cooldown: float) -> None:
-        self.now, self.chosen = 0.0, list[int]()
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, minutes: float, cooldown: float, steps_needed: int = 10**9
+    ) -> None:
+        self.now = 0.0
+        self.chosen = list[int]()
+        self.validated = list[int]()  # the steps of the validations
         monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
         trainer, optim = SimpleNamespace(val_check_interval="auto"), SimpleNamespace(cooldown=cooldown)
         config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
-        plan: Any = SimpleNamespace(config=config, startup=StartUp(0.0, 0.0), resume_point=None)
+        plan: Any = SimpleNamespace(
+            config=config, startup=StartUp(0.0, 0.0), resume_point=None, steps_needed=steps_needed
+        )
         self.callback = Deadline(plan, checkpoints=None)  # type: ignore[arg-type]
-        monkeypatch.setattr(self.callback, "save", self.chosen.append)
+        monkeypatch.setattr(self.callback, "save", lambda steps, interval: self.chosen.append(steps))
         data = SimpleNamespace(num_validated=lambda last_step=0: 1000 if last_step else 100, tokens_per_step=10)
         loop = SimpleNamespace(epoch_loop=self)
         self.max_steps, self.global_step, self.should_stop = -1, 0, False
         self.datamodule, self.fit_loop = data, loop
-        self.callback.per_token = self.per_token = 0.002
+        self.seconds_per_token = 0.002
 
     def train(self, seconds_of: Any) -> float:
-        """Take all steps, `seconds_of` a step each; return when the run has ended."""
-        module: Any = SimpleNamespace(asynchronous=False)
+        """Take all steps, `seconds_of` a step each, and validate as Lightning does; return when the run has ended."""
+        module: Any = SimpleNamespace(asynchronous=False, history=History())
         while self.global_step != self.max_steps:
             self.callback.on_train_batch_start()
             self.now += seconds_of(self)
             self.global_step += 1
             self.callback.on_train_batch_end(self, module)  # type: ignore[arg-type]
-        return self.now + 1000 * self.per_token + END_SECONDS
+            if self.global_step % self.val_check_batch == 0 and self.global_step != self.max_steps:
+                self.callback.on_validation_start()
+                self.now += 100 * self.seconds_per_token
+                self.callback.on_validation_end(self)
+                module.history.add_validation(self.global_step, 1.0, 1.0)
+                self.validated.append(self.global_step)
+        return self.now + 1000 * self.seconds_per_token + END_SECONDS
 
 
 def test_the_steps_are_chosen_once_and_fill_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     for cooldown in (0.5, 0.2, 0.0, 1.0):
         clock = Clock(monkeypatch, 1.0, cooldown)
-        assert 59 < clock.train(lambda _: 0.1) <= 60.1
+        assert 57 < clock.train(lambda _: 0.1) <= 60.5
         (steps,) = clock.chosen
-        assert steps == clock.global_step and steps == pytest.approx((60 - END_SECONDS - 2) / 0.1, abs=2)
+        training = 60 - END_SECONDS - 2 - 0.2 * len(clock.validated)
+        assert steps == clock.global_step and steps == pytest.approx(training / 0.1, abs=5)
+
+
+@pytest.mark.parametrize("minutes, step_seconds, expected", [
+    (1, 0.1, 12), (10, 0.1, 12), (30, 0.1, 30), (100, 0.1, 40), (1, 0.001, 12), (0.5, 0.1, 6),
+])  # fmt: skip
+def test_validations_are_as_many_as_five_percent_of_the_time_allows(
+    minutes: float, step_seconds: float, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(monkeypatch, minutes, 0.5)
+    clock.train(lambda _: step_seconds)
+    (steps,) = clock.chosen
+    assert abs(len(clock.validated) - expected) <= 2
+    assert 0.2 * len(clock.validated) < 0.06 * 60 * minutes
+    while_rates_fall = [step for step in clock.validated if step > steps / 2]
+    assert len(while_rates_fall) == pytest.approx(len(clock.validated) / 2, abs=1)
+    assert len({step % while_rates_fall[0] for step in while_rates_fall}) == len(while_rates_fall)
+
+
+def test_a_run_ends_when_the_text_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock(monkeypatch, 1.0, 0.5, steps_needed=400)
+    clock.train(lambda _: 0.1)
+    assert clock.chosen == [400] and clock.global_step == 400
+    slower = Clock(monkeypatch, 1.0, 0.5, steps_needed=400)
+    assert slower.train(lambda _: 0.2) < 61 and slower.global_step < 400
 
 
 def test_a_machine_that_becomes_slower_or_faster(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -96,7 +96,7 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
     ):  # fmt: skip
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: dict.fromkeys(flags.split(), True))
         assert hardware.choose_precision("auto", Machine("cpu"))[0] == precision, flags
-    assert hardware.choose_precision("64-true", Machine("cpu"))[0] == "64-true"
+    assert hardware.choose_precision("bf16-mixed", Machine("cpu"))[0] == "bf16-mixed"
     assert hardware.choose_precision("auto", Machine("mps"))[0] == "32-true"
 
 

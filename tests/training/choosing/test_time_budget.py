@@ -1,0 +1,101 @@
+"""With a pretended clock: more minutes are never worse, and no text is read more often than is useful."""
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from conf.schema import Config
+from gpt.config import ModelConfig
+from gpt.model import untrained
+from tests.conf.test_defaults import compose
+from training.choosing import hardware, time_budget
+from training.choosing.choose import with_constants
+from training.choosing.scaling_law import DROPOUTS, predicted_loss, tokens_needed
+from training.choosing.time_budget import TRAINING, Fitting, candidates, fit_into_minutes
+from training.machine import Machine
+
+VOCABULARY = 65
+TINY = 1_003_854  # training characters of tiny Shakespeare, split 90/10
+CORPUS = 6_500_000  # of the built-in text
+MINUTES = (0.5, 1, 2, 5, 10, 20, 40, 60, 120, 240, 480, 1440)
+MILLISECONDS = (1, 3, 10, 45, 100, 222, 300)
+TOKENS_PER_STEP = 8 * 256
+
+
+def weights_of(model: ModelConfig) -> int:
+    return untrained(model, VOCABULARY).num_parameters()
+
+
+class PretendedClock:
+    """A clock by which a step of the default model takes `milliseconds`, and steps of others in proportion."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, milliseconds: float) -> None:
+        self.seconds_per_flop = milliseconds / 1000 / untrained(ModelConfig(), VOCABULARY).flops_per_token()
+        monkeypatch.setattr(time_budget, "time_step", lambda config, *_: self.step_seconds(config.model))
+        monkeypatch.setattr(hardware, "available", lambda device: 2**40)
+
+    def step_seconds(self, model: ModelConfig) -> float:
+        return self.seconds_per_flop * untrained(model, VOCABULARY).flops_per_token()
+
+    def configs(self, minutes: float) -> tuple[Config, Config]:
+        config = compose([f"minutes={minutes}", "compile=false", "threads=1"])
+        return config, with_constants(config, "32-true", 1)
+
+    def choose(self, characters: int, minutes: float) -> Fitting:
+        config, default = self.configs(minutes)
+        text: Any = SimpleNamespace(train=range(characters), tokenizer=SimpleNamespace(size=VOCABULARY))
+        startup: Any = SimpleNamespace(seconds_left=lambda minutes: 60 * minutes, import_seconds=7.0)
+        return fit_into_minutes(config, default, text, Machine("cpu"), startup)
+
+    def losses_of_smaller(self, chosen: ModelConfig, characters: int, minutes: float) -> list[float]:
+        """What each smaller model would reach in the time, with each dropout."""
+        losses = []
+        for model in candidates(*self.configs(minutes)):
+            if weights_of(model) > weights_of(chosen):
+                break
+            steps = TRAINING * 60 * minutes / self.step_seconds(model)
+            for dropout in DROPOUTS:
+                tokens = min(steps * TOKENS_PER_STEP, tokens_needed(weights_of(model), dropout, characters))
+                losses.append(float(predicted_loss(weights_of(model), dropout, characters, tokens)))
+        return losses
+
+
+@pytest.mark.parametrize("characters", [TINY, CORPUS])
+@pytest.mark.parametrize("milliseconds", MILLISECONDS)
+def test_more_time_is_never_worse(characters: int, milliseconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = PretendedClock(monkeypatch, milliseconds)
+    choices = [clock.choose(characters, minutes) for minutes in MINUTES]
+    losses = [choice.loss for choice in choices]
+    assert losses == sorted(losses, reverse=True)
+    for choice, minutes in zip(choices, MINUTES, strict=True):
+        model = choice.model
+        assert choice.tokens_seen <= tokens_needed(weights_of(model), model.dropout, characters) * 1.001
+        assert choice.loss <= min(clock.losses_of_smaller(model, characters, minutes)) + 1e-9
+
+
+def described(choice: Fitting, characters: int) -> str:
+    epochs = choice.tokens_seen / characters
+    dropout = f", dropout {choice.model.dropout:g}" if choice.model.dropout else ""
+    batch = f", batch {choice.batch}" if choice.batch > 8 else ""
+    needed = choice.steps_needed * choice.step_seconds / TRAINING / 60
+    ends = f", ends after {needed:.2g} minutes" if choice.steps_needed < choice.steps else ""
+    return f"{choice.model.dim} wide{dropout}{batch}, {epochs:.2g} epochs{ends}"
+
+
+def table(monkeypatch: pytest.MonkeyPatch) -> str:
+    """What `minutes` chooses, as docs/experiments.md shows it."""
+    lines = ["| text, step | 2 minutes | 10 | 60 | 480 |", "|---|---|---|---|---|"]
+    for characters, megabytes in ((TINY, "1.1 MB"), (CORPUS, "7.2 MB")):
+        for milliseconds in (222, 45, 3):
+            clock = PretendedClock(monkeypatch, milliseconds)
+            cells = [described(clock.choose(characters, minutes), characters) for minutes in (2, 10, 60, 480)]
+            lines.append(f"| {megabytes}, {milliseconds} ms | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def test_the_page_shows_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = table(monkeypatch)
+    assert expected in Path("docs/experiments.md").read_text(encoding="utf-8"), expected
