@@ -33,7 +33,8 @@ class Stopped(SystemExit):
     def __init__(self, number: int, step: int | None = None) -> None:
         super().__init__(128 + number)
         when = "" if step is None else f" after step {step}"
-        self.number, self.reason = number, f"stopped by {signal.Signals(number).name}{when}"
+        self.number = number
+        self.reason = f"stopped by {signal.Signals(number).name}{when}"
 
 
 def is_lost_process(error: BaseException) -> bool:

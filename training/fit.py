@@ -53,14 +53,18 @@ def fit(plan: RunPlan) -> None:
 
 def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
     """Create and lock the run directory with config.yaml and summary.json, and describe the run."""
-    run, directory = plan.run, plan.run.directory
+    run = plan.run
+    directory = run.directory
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)  # if two processes start runs of the same name, only one gets the directory
     if plan.new:
         run_directory.check_free(run.name)  # another process may have created the run meanwhile
         if run.is_debug:
             for left in set(directory.iterdir()) - {directory / ".lock"}:
-                shutil.rmtree(left) if left.is_dir() and not left.is_symlink() else left.unlink()
+                if left.is_dir() and not left.is_symlink():
+                    shutil.rmtree(left)
+                else:
+                    left.unlink()
     remove_leftovers(run)
     for logger in loggers:
         try:

@@ -99,7 +99,9 @@ def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> 
         except SignalException:  # a second one: end at once
             started.close(getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
         first = cast(SubprocessContext, started).subprocess_handlers[0].proc.returncode
-        raise SystemExit(first if first is not None and first >= 0 else 128 + stop.sigval) from None
+        if first is None or first < 0:
+            first = 128 + stop.sigval
+        raise SystemExit(first) from None
     if not result or not result.failures:
         return 0
     failure = min(result.failures.values(), key=lambda each: each.timestamp)

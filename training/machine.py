@@ -132,7 +132,8 @@ def why_unusable(hardware: Hardware) -> str:
         if not has_kernels(gpu.capability, hardware.architectures):
             major, minor = gpu.capability
             versions = sorted((major, minor) for _, major, minor in _versions(hardware.architectures))
-            (low, low_minor), (high, high_minor) = versions[0], versions[-1]
+            low, low_minor = versions[0]
+            high, high_minor = versions[-1]
             kernels = f"PyTorch {hardware.pytorch} has kernels for {low}.{low_minor} to {high}.{high_minor}"
             return f"{gpu.name} has compute capability {major}.{minor}, but {kernels}; {PAGE}"
     if hardware.gpus or hardware.driver is None:
@@ -177,7 +178,12 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
         if device == "cuda" and max(devices) >= present:
             raise InputError(f"trainer.devices={spell(devices)}: this machine has {count(present, 'GPU')}, from 0 on")
         return devices
-    number = launched[0] if launched else 1 if devices == "auto" else int(devices)
+    if launched:
+        number = launched[0]
+    elif devices == "auto":
+        number = 1
+    else:
+        number = int(devices)
     if device == "cuda" and number > present:
         what = f"torchrun or srun started {number} ranks here" if launched else f"trainer.devices={number}"
         raise InputError(f"{what}: this machine has {count(present, 'GPU')}")

@@ -57,11 +57,15 @@ class LitGPT(L.LightningModule):
         self.automatic_optimization = False
         torch.manual_seed(config.seed)
         self.net = GPT(config.model, tokenizer.size)
-        self.model_config, self.optim_config = config.model, config.optim
+        self.model_config = config.model
+        self.optim_config = config.optim
         self.vocabulary = tokenizer.vocabulary
         self.token_sizes = tokenizer.token_sizes  # (V, 2): characters and UTF-8 bytes of each token
-        self.data, self.conditions, self.start = data, conditions, start
-        self.micro_batch, self.seed = config.data.micro_batch, config.seed
+        self.data = data
+        self.conditions = conditions
+        self.start = start
+        self.micro_batch = config.data.micro_batch
+        self.seed = config.seed
         self.compile_step = config.compile == "true"
         self.mean_loss = mean_loss
         self.graph: StepGraph | None = None  # on a single GPU
@@ -130,7 +134,8 @@ class LitGPT(L.LightningModule):
             Diverged: the loss or the gradient norm is NaN or infinite. The weights are then unchanged. On an
                 asynchronous device, this error is raised later, by `fetch_losses`.
         """
-        step, optimizer = self.global_step, self.optimizers()
+        step = self.global_step
+        optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
         set_rates(optimizer.param_groups, step, self.optim_config, self.max_steps)
         if self.model_config.dropout > 0:
@@ -163,11 +168,13 @@ class LitGPT(L.LightningModule):
         Return the mean loss of the batch in nats per token and the gradient norm before clipping, (2,). `batch`
         contains the tokens of this device's sequences, (rows, context + 1) int64.
         """
-        micro_batches, model = batch.split(self.micro_batch or len(batch)), self.trainer.model
+        micro_batches = batch.split(self.micro_batch or len(batch))
+        model = self.trainer.model
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            last = index == len(micro_batches) - 1  # DDP averages the gradients over ranks only in this one
-            with model.no_sync() if isinstance(model, DistributedDataParallel) and not last else nullcontext():
+            is_last = index == len(micro_batches) - 1  # DDP averages the gradients over ranks only in this one
+            accumulates = isinstance(model, DistributedDataParallel) and not is_last
+            with model.no_sync() if accumulates else nullcontext():  # type: ignore[union-attr, operator]
                 part = self._loss(rows) / len(micro_batches)
                 self.manual_backward(part)
             loss += part.detach()

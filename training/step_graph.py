@@ -19,9 +19,12 @@ class StepGraph:
     """
 
     def __init__(self, update: Callable[[Tensor], Tensor], optimizer: Optimizer) -> None:
-        self.update, self.groups, self.left = update, optimizer.param_groups, UNRECORDED
+        self.update = update
+        self.groups = optimizer.param_groups
+        self.left = UNRECORDED
         self.rates = torch.zeros(len(self.groups), device="cuda").unbind()  # one per group, () each
-        self.stream, self.pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
+        self.stream = torch.cuda.Stream()
+        self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[tuple[bool, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def __call__(self, batch: Tensor) -> Tensor:

@@ -15,7 +15,8 @@ from training.errors import Diverged
 from training.resume import ResumePoint
 
 FIRST_SECONDS = 60.0  # max seconds of training before the first checkpoint
-LAST, PREVIOUS = "last.ckpt", "previous.ckpt"
+LAST = "last.ckpt"
+PREVIOUS = "previous.ckpt"
 
 
 class Checkpoints(L.Callback):
@@ -28,7 +29,9 @@ class Checkpoints(L.Callback):
     """
 
     def __init__(self, directory: Path, config: TrainerConfig, stops: StopSignals) -> None:
-        self.directory, self.stops, self.seconds = directory, stops, 60 * config.checkpoint_minutes
+        self.directory = directory
+        self.stops = stops
+        self.seconds = 60 * config.checkpoint_minutes  # between two saves
         self.interval = 0 if config.val_check_interval == "auto" else config.val_check_interval
         self.due_at = math.inf
 
@@ -85,8 +88,10 @@ class AtomicCheckpointIO(TorchCheckpointIO):
             raise Diverged(f"step {step} left weights that are NaN or infinite, so they were not saved")
         if checkpoint["history"]["best_step"] == checkpoint["global_step"]:
             write_model(Path(path).with_name("best.safetensors"), checkpoint)
-        save(path, checkpoint, previous=None if self.last_is_damaged else Path(path).with_name(PREVIOUS))
-        self.last_is_damaged, self.saved = False, checkpoint
+        previous = None if self.last_is_damaged else Path(path).with_name(PREVIOUS)
+        save(path, checkpoint, previous)
+        self.last_is_damaged = False
+        self.saved = checkpoint
 
     def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
         assert self.resumed

@@ -24,7 +24,8 @@ END_SECONDS = 2.0  # min seconds reserved to count n-grams, write samples and th
 END_SHARE = 0.5  # on a slow machine, this fraction of the seconds of importing PyTorch is reserved instead
 # If the run would end earlier or later by more than this fraction of its time, and by more than so many seconds, the
 # number is chosen again.
-OFF, OFF_SECONDS = 0.05, 2.0
+OFF = 0.05
+OFF_SECONDS = 2.0
 
 
 class Deadline(L.Callback):
@@ -155,7 +156,7 @@ class Deadline(L.Callback):
 
     def fitting(self, trainer: Any) -> int:
         """Return an estimate of the steps of the whole run: those that fit into its time limit, or that it needs."""
-        step, data = trainer.global_step, trainer.datamodule
+        step = trainer.global_step
         if self.began is None or not self.recent:
             return step
         per_step = self._per_step(trainer)
@@ -163,7 +164,8 @@ class Deadline(L.Callback):
         left = self.ends_at - time.perf_counter() - self.end_seconds
 
         def seconds(steps: int) -> float:
-            return steps * per_step + data.num_validated(last_step=step + steps) * per_token
+            validated = trainer.datamodule.num_validated(last_step=step + steps)
+            return steps * per_step + validated * per_token
 
         most = min(max(0, int(left / per_step)), max(0, self.plan.steps_needed - step))
         return step + max(0, bisect_right(range(most + 1), left, key=seconds) - 1)

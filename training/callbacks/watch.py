@@ -20,8 +20,10 @@ SAMPLE_LENGTH = 100  # tokens of each text during training
 
 def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> tuple[np.ndarray, list[list[Any]]]:
     """Generate a continuation of each prompt, and return the new tokens and the decoded texts."""
-    given, rows = prompts.shape[1], generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()
-    return rows[:, given:], [[TEMPERATURE, *as_shown(text, row[:given], row[given:])] for row in rows]
+    rows = generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()  # (B, T0 + length)
+    prompt_length = prompts.shape[1]
+    shown = [as_shown(text, row[:prompt_length], row[prompt_length:]) for row in rows]
+    return rows[:, prompt_length:], [[TEMPERATURE, *parts] for parts in shown]
 
 
 class Watch(L.Callback):
@@ -33,16 +35,20 @@ class Watch(L.Callback):
     """
 
     def __init__(self, config: WatchConfig, text: Text) -> None:
-        self.config, self.text, self.prompts = config, text, prompts(text)  # prompts (B, T0)
+        self.config = config
+        self.text = text
+        self.prompts = prompts(text)  # (B, T0)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not trainer.loggers or not trainer.is_global_zero:
             return
-        step, model = trainer.global_step, pl_module.net
+        step = trainer.global_step
+        model = pl_module.net
         length = self.config.sample_length or SAMPLE_LENGTH
         _, texts = written(model, self.text, self.prompts, length, seed=0)
         pl_module.history.samples.add([step, texts])
         for board in boards(trainer):
             board.experiment.add_text("samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step)
-            for tag, picture in plots(model, self.text, step) if self.config.pictures else ():
-                board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
+            if self.config.pictures:
+                for tag, picture in plots(model, self.text, step):
+                    board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")

@@ -33,13 +33,16 @@ SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to
 #   steps             230       420        770    1,500
 #   dropout           0.2       0.2          0    0
 # So steps grow with the square root of the length.
-DROPOUT, LITTLE_DROPOUT = 0.2, 0.1  # above `MANY_WEIGHTS`, and between the two limits
-MANY_WEIGHTS, FEW_WEIGHTS = 3.0, 0.5  # per training token; with fewer than the latter, a model cannot memorise the text
+MANY_WEIGHTS = 3.0  # per training token
+FEW_WEIGHTS = 0.5  # per training token; with fewer, a model cannot memorise the text
+DROPOUT = 0.2  # of a model with more than `MANY_WEIGHTS`
+LITTLE_DROPOUT = 0.1  # of a model between the two limits
 DROPOUT_FROM_EPOCHS = 10.0  # a short text that is read less often needs no dropout
 PATIENCE = MIN_VALIDATIONS // 3
-# Below so many steps the learning rate is higher, at most so many times, and the warm-up takes a part of the steps
-# (docs/experiments.md).
-RAISED_BELOW, HIGHEST_RATE, SHORT_WARMUP = 1300, 5.0, 6
+# In few steps the learning rate is higher, and the warm-up shorter (docs/experiments.md).
+RAISED_BELOW = 1300  # steps
+HIGHEST_RATE = 5.0  # times the default rate
+SHORT_WARMUP = 6  # the warm-up is at most the steps divided by this
 AS_CONFIGURED = "as configured"
 
 

@@ -125,7 +125,8 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
     if isinstance(threads, str):
         if ranks.launched():
             return threads, ""
-        cores, busy = processes.cores(), processes.busy_cores()
+        cores = processes.cores()
+        busy = processes.busy_cores()
         taken = 0 if "OMP_NUM_THREADS" in os.environ else int(busy + 0.5)
         threads = max(1, cores - taken)
         if threads < cores:
@@ -226,15 +227,18 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
 
 def step_memory(config: Config, vocabulary: int, device: str) -> float:
     """Return the bytes that one sequence needs in a training step, in addition to the weights and the optimizer."""
-    model, T = config.model, config.model.context
+    model = config.model
+    T = model.context
     keys = min(T, 2 * max(model.window or T, MIN_BLOCK))
-    channels = (
-        (CHANNEL * model.layers + CHANNELS_ONCE) * T * model.dim * (COMPILED_CHANNEL if config.compile == "true" else 1)
-    )
-    explicit = is_explicit(model, T, keys, device, training=True)
-    scores = (SCORE * model.layers + SCORES_ONCE) * model.heads * T * keys if explicit else 0
+    channels = (CHANNEL * model.layers + CHANNELS_ONCE) * T * model.dim
+    if config.compile == "true":
+        channels *= COMPILED_CHANNEL
+    scores = 0.0
+    if is_explicit(model, T, keys, device, training=True):
+        scores = (SCORE * model.layers + SCORES_ONCE) * model.heads * T * keys
     if config.trainer.precision == "bf16-mixed":
-        channels, scores = BF16_CHANNEL * channels, BF16_SCORE * scores
+        channels *= BF16_CHANNEL
+        scores *= BF16_SCORE
     return 4 * (channels + scores + LOGIT * T * vocabulary)
 
 

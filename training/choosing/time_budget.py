@@ -27,19 +27,24 @@ MIN_STEPS = 100  # in fewer, a model learns next to nothing, so the run says so
 SMALLER = [ModelConfig(layers=2, heads=1, dim=64), ModelConfig(dim=64), ModelConfig(dim=96)]
 # From this many steps on, half of them with twice the batch reach at least as low a loss; but not with a text that is
 # read more often, whose loss is lower with small batches (docs/experiments.md).
-DOUBLED_FROM, DOUBLED_UP_TO_EPOCHS = 4000, 10.0
+DOUBLED_FROM = 4000
+DOUBLED_UP_TO_EPOCHS = 10.0
 # A model larger than the default must read this many characters per weight, of a text that has half a character per
 # weight (docs/experiments.md).
-CHARACTERS_PER_WEIGHT, TEXT_PER_WEIGHT = 6.0, 0.5
+CHARACTERS_PER_WEIGHT = 6.0
+TEXT_PER_WEIGHT = 0.5
 WORSE = 1.05  # no larger model is timed if one's predicted loss is so many times the lowest
 TRAINING = 0.85  # fraction of the seconds left that are training steps; the rest is for validations and the end
-TIMED_SECONDS, UNTIMED_STEPS = 0.4, 2  # seconds of steps to time, after this many slower ones
+UNTIMED_STEPS = 2  # the first steps are slower
+TIMED_SECONDS = 0.4  # of the steps after them
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
 
 
 SHORT_TEXT = 690_000  # a run is adapted to a text of fewer training tokens
 START_SHARE = 0.25  # fraction of the steps that a run on a short text needs if it starts from a trained model
-MIN_VALIDATIONS, MAX_VALIDATIONS = 12, 40  # of a run with a time limit: one a minute, within these limits
+# A run with a time limit validates once a minute, within these limits.
+MIN_VALIDATIONS = 12
+MAX_VALIDATIONS = 40
 VALIDATING = 0.05  # max fraction of the time for validations before the last one
 EVALUATING = 0.5  # seconds of evaluating a token, as a fraction of those of training with it
 
@@ -53,7 +58,8 @@ class _Clock(L.Callback):
     """Appends the seconds of each training step to the list `steps`, and ends the training after a short time."""
 
     def __init__(self, limit: float) -> None:
-        self.limit, self.steps = limit, list[float]()
+        self.limit = limit
+        self.steps = list[float]()
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.started = time.perf_counter()

@@ -1,6 +1,5 @@
 """With a pretended clock: more minutes are never worse, and no text is read more often than is useful."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
