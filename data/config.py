@@ -39,8 +39,9 @@ class DataConfig:
         None, "train, validate and test on the first N tokens, to check that the model can memorise", least=2
     )
     val_tokens: int | None = option(
-        None, "maximum tokens per validation; null: 32768, more in the last validation", least=2, on_resume="free"
-    )
+        None, "maximum tokens per validation; null: 32768, in the last a quarter of those trained on", least=2,
+        on_resume="free",
+    )  # fmt: skip
     batch: Any = option(
         8, "batch size: windows per optimizer step, over all devices; auto: 8, or more", auto=int, least=1, most=2**24
     )
