@@ -27,6 +27,7 @@ from data.seen import file_hashes, was_read
 from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
 from gpt.model_file import TextRead
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+from gpt.windows import EvaluationText
 
 # Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because SIGBUS ends the process
 # if a mapped file is truncated.
@@ -70,9 +71,9 @@ class Text:
         return "documents" if self.documents else "disjoint"
 
     @property
-    def first_validated(self) -> int | None:
-        """The first validation token if nothing precedes it, so that its loss is ln V."""
-        return None if self.documents else int(self.validation[0])
+    def evaluated(self) -> EvaluationText:
+        """The validation split with what an evaluation needs to know about it."""
+        return EvaluationText(self.validation, self.tokenizer.token_sizes, self.end)
 
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
         """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""

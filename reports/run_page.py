@@ -12,9 +12,10 @@ from base.jobs.summary import Summary
 from base.progress import clock, count
 from gpt.analysis import attention_maps, by_character, letters
 from gpt.config import ModelConfig
-from gpt.evaluation import describe_windows, predictions
+from gpt.evaluation import describe_windows, predictions, window_batches
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
+from gpt.windows import EvaluationText
 from reports.history import History
 from reports.log_lines import baselines, describe_shape, epochs, share_of
 from reports.page import render_page
@@ -102,11 +103,12 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the surprisal of each character of a passage, (T,) int64, in thousandths of a nat, and likely tokens."""
-    window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
-    predicted = predictions(model, [window] if len(tokens) > 1 else [])
-    (found,) = by_character(predicted, int(tokens[0]), tokenizer.token_sizes, len(tokens))
-    likely = [
-        [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
-        for row in zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
-    ]
-    return {"letters": letters(found, tokenizer.decode), "nats": found.millinats.int().tolist(), "likely": likely}
+    text = EvaluationText(tokens.numpy(), tokenizer.token_sizes)
+    windows = text.windows(model.config.context)
+    predicted = predictions(model, window_batches(text, windows, in_order=True))
+    (characters,) = by_character(predicted, text, len(tokens))
+    return {
+        "letters": letters(characters, tokenizer.decode),
+        "nats": characters.millinats.tolist(),
+        "likely": list(characters.likely(tokenizer.names, digits=4)),
+    }

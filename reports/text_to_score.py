@@ -39,11 +39,8 @@ class EncodedText(NamedTuple):
     files: list[str]  # hash of the file's text (`data.seen`), or [] for a split of a run
 
 
-def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
-    """Return the text that score.py scores, encoded for each model in `loaded`.
-
-    It is read as a training text is: byte models alone read its bytes; with a character model, all read its characters.
-    """
+def check_models(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> None:
+    """Check the options of score.py that depend on the models."""
     for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
         if options.per_document and meta["documents"] is None:
             why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
@@ -51,10 +48,20 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
         context = options.context or config.context
         if options.stride and options.stride > context:
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
-    tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
-    only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
+    only_bytes = all(isinstance(tokenizer_from(meta["vocabulary"]), ByteTokenizer) for *_, meta in loaded)
     if only_bytes and options.encoding != "utf-8":
         raise InputError(f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes")
+    if options.window == "documents" and shared_rule(loaded) is None:
+        raise InputError("--window documents: needs models that were trained on documents, divided in the same way")
+
+
+def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
+    """Return the text that score.py scores, encoded for each model in `loaded`.
+
+    It is read as a training text is: byte models alone read its bytes; with a character model, all read its characters.
+    """
+    tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
+    only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
     sha256 = ""
     files = []
     with Progress("reading"):

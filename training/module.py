@@ -224,8 +224,8 @@ class LitGPT(L.LightningModule):
         del self.exact_logits
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
-        first = self.trainer.datamodule.text.first_validated  # type: ignore[attr-defined]
-        self.score = make_score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
+        text = self.trainer.datamodule.text.evaluated  # type: ignore[attr-defined]
+        self.score = make_score(totals + first_totals(text))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
             raise Diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
