@@ -15,9 +15,9 @@ from base.log import log
 from base.progress import LINE_SECONDS, Progress, clock, load_tqdm
 from conf.schema import Config
 from data.text import Text
+from gpt.facts import in_nats
 from gpt.model import GPT
 from gpt.optim import lr_at
-from reports.log_lines import in_nats
 from reports.tensorboard import layout
 from training.bounded_series import BoundedSeries
 from training.callbacks.checkpoints import Checkpoints
