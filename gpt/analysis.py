@@ -37,6 +37,12 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     return torch.stack(maps).cpu()  # (layers, H, T, T)
 
 
+def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
+    """Return up to `most` pairs (layer, head), evenly spaced among all heads; each layer has `heads`."""
+    chosen = np.linspace(0, layers * heads - 1, min(most, layers * heads))
+    return [divmod(round(index), heads) for index in chosen.tolist()]
+
+
 class TokenSurprisals(NamedTuple):
     """The surprisals of M consecutive tokens, and the K tokens that were most likely at each."""
 

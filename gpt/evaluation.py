@@ -39,11 +39,6 @@ def measured(score: Score, context: int, mode: str) -> dict[str, Any]:
     return {"mode": mode, "context": context, "stride": context, "characters": score.characters}
 
 
-def describe_windows(mode: str, context: int) -> str:
-    """Return how a text was read, for people."""
-    return f"windows of {context} at documents" if mode == "documents" else f"{mode} windows of {context}"
-
-
 def surprisals(logits: Tensor, targets: Tensor) -> Tensor:
     """Return -ln of the probability of each target, in nats: (N, V), (N,) int64 -> (N,) float64 on the CPU."""
     if logits.dtype != torch.float64:

@@ -1,4 +1,4 @@
-"""Build the models of score.py, and print the scores that `gpt.scoring` computes, or write them as HTML or CSV."""
+"""Build the models of score.py, and print the scores that `gpt.scoring` computes, or write them as a page or CSV."""
 
 import argparse
 import base64
@@ -23,7 +23,8 @@ from base.progress import count, hidden
 from data.seen import was_read
 from gpt.analysis import NUM_TOP, Surprisals
 from gpt.checkpoint import build, with_context
-from gpt.evaluation import Score, describe_windows, make_score, totals
+from gpt.evaluation import Score, make_score, totals
+from gpt.facts import describe_windows
 from gpt.model_file import Model, to_device
 from gpt.scoring import Candidate, measure, measure_documents, pieces
 from gpt.tokenizer import tokenizer_from
@@ -170,6 +171,50 @@ def page(about: dict[str, Any], text: str, models: list[CharacterScores]) -> str
     return render_page("score_page", about["title"], about, packed)
 
 
+def print_documents(candidate: Candidate, documents: list[Document], name: str, file: TextIO | None) -> None:
+    """Print the documents with the highest loss per character, and write all documents to `file` as CSV.
+
+    The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
+    """
+    assert candidate.documents
+    tokenizer = candidate.tokenizer
+    mark = tokenizer.pack(candidate.documents["end"])
+    ends = list(accumulate(document.length + len(mark) for document in documents))
+    marked = np.split(candidate.tokens, ends[:-1])  # each document with its end mark
+    nats = measure_documents(candidate, [np.concatenate((mark, tokens)) for tokens in marked], len(mark))
+    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])
+    losses = nats / characters
+    order = np.argsort(-losses, kind="stable").tolist()
+
+    def beginning(number: int) -> str:
+        length = min(documents[number].length, 4 * BEGINNING)
+        words = tokenizer.decode(marked[number][:length])
+        return printable(" ".join(words.split()))[:BEGINNING]
+
+    size = int(characters.sum())
+    unknown = sum(document.unknown for document in documents)
+    print(f"{name}: {count(len(documents), 'document')}, {count(size, 'character')} with end marks")
+    print(f"{'nats/character':>14}{'perplexity':>16}{'characters':>13}{'unknown':>9}{'line':>9}  document")
+    print(document_row(nats.sum() / size, size, unknown, 0, "all, each from a fresh start"))
+    for number in order[:ROWS]:
+        document = documents[number]
+        print(document_row(losses[number], characters[number], document.unknown, document.line, beginning(number)))
+    if len(order) > ROWS:
+        print(f"and {len(order) - ROWS:,} more" + ("" if file else "; --csv FILE writes all of them"))
+    if file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["document", "line", "nats_per_character", "perplexity", "characters", "unknown", "beginning"])
+        for number in order:
+            loss = float(losses[number])
+            line, unknown, _ = documents[number]
+            figures = [loss, perplexity(loss), int(characters[number]), unknown]
+            table.writerow([number + 1, line or "", *figures, beginning(number)])
+
+
+def document_row(loss: float, characters: int, unknown: int, line: int, text: str) -> str:
+    return f"{loss:>14.6f}{perplexity(loss):>16.6f}{characters:>13,}{unknown:>9,}{line or '':>9}  {text}"
+
+
 def save_test_score(model: Path, score: Score) -> None:
     """Store the test loss in summary.json if `model` is the best model of a run, and print the file's path."""
     run = Run(model.resolve().parents[1])
@@ -248,53 +293,9 @@ def numbers(score: Score) -> tuple[float, float, float, float]:
     return nats, perplexity(nats), score.bpc, score.bpb
 
 
-def row(name: str, cells: list[str]) -> str:
-    return f"{name:<42}" + "".join(f"{cell:>16}" for cell in cells)
-
-
-def print_documents(candidate: Candidate, documents: list[Document], name: str, file: TextIO | None) -> None:
-    """Print the documents with the highest loss per character, and write all documents to `file` as CSV.
-
-    The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
-    """
-    assert candidate.documents
-    tokenizer = candidate.tokenizer
-    mark = tokenizer.pack(candidate.documents["end"])
-    ends = list(accumulate(document.length + len(mark) for document in documents))
-    marked = np.split(candidate.tokens, ends[:-1])  # each document with its end mark
-    nats = measure_documents(candidate, [np.concatenate((mark, tokens)) for tokens in marked], len(mark))
-    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])
-    losses = nats / characters
-    order = np.argsort(-losses, kind="stable").tolist()
-
-    def beginning(number: int) -> str:
-        length = min(documents[number].length, 4 * BEGINNING)
-        words = tokenizer.decode(marked[number][:length])
-        return printable(" ".join(words.split()))[:BEGINNING]
-
-    size = int(characters.sum())
-    unknown = sum(document.unknown for document in documents)
-    print(f"{name}: {count(len(documents), 'document')}, {count(size, 'character')} with end marks")
-    print(f"{'nats/character':>14}{'perplexity':>16}{'characters':>13}{'unknown':>9}{'line':>9}  document")
-    print(document_row(nats.sum() / size, size, unknown, 0, "all, each from a fresh start"))
-    for number in order[:ROWS]:
-        document = documents[number]
-        print(document_row(losses[number], characters[number], document.unknown, document.line, beginning(number)))
-    if len(order) > ROWS:
-        print(f"and {len(order) - ROWS:,} more" + ("" if file else "; --csv FILE writes all of them"))
-    if file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["document", "line", "nats_per_character", "perplexity", "characters", "unknown", "beginning"])
-        for number in order:
-            loss = float(losses[number])
-            line, unknown, _ = documents[number]
-            figures = [loss, perplexity(loss), int(characters[number]), unknown]
-            table.writerow([number + 1, line or "", *figures, beginning(number)])
-
-
-def document_row(loss: float, characters: int, unknown: int, line: int, text: str) -> str:
-    return f"{loss:>14.6f}{perplexity(loss):>16.6f}{characters:>13,}{unknown:>9,}{line or '':>9}  {text}"
-
-
 def perplexity(nats: float) -> float:
     return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
+
+
+def row(name: str, cells: list[str]) -> str:
+    return f"{name:<42}" + "".join(f"{cell:>16}" for cell in cells)

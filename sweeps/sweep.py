@@ -19,7 +19,7 @@ from base.jobs import run_lock, slurm
 from base.jobs.run_directory import RUNS, Run, check_writable, find_model
 from base.log import log
 from base.options import spell
-from base.processes import command, cores
+from base.processes import command, cores, watch
 from base.progress import clock, count
 from base.ranks import child_environment
 from conf.compose import compose, read_config
@@ -27,7 +27,7 @@ from conf.keys import FOLDERS, is_launch, is_verbatim
 from conf.overrides import Command, Setting, arguments_of
 from conf.resume_rules import changed, check_trained
 from conf.schema import Config, number_of
-from reports.tensorboard import watch
+from gpt.facts import figure
 from sweeps.table import Row, leaderboard, write_page, write_table
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -139,7 +139,7 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
     how = "interrupted" if status else str(summary.status)
     if summary.val_loss is None or summary.seconds is None:
         return how, how
-    loss = f"validation loss {summary.val_loss:.4f}, {summary.val_bpc:.4f} bits per character"
+    loss = f"validation loss {figure(summary.val_loss)}, {figure(summary.val_bpc)} bits per character"
     return how, f"{how} in {clock(summary.seconds)}, {loss}"
 
 
@@ -275,7 +275,7 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
         log.info(f"{sweep.label(trial)}  {line}")
     if results:
         log.info(f"\n{leaderboard(results)}\n")
-        watch(directory)
+        log.info(watch(directory))
     different = write_page(directory, results)
     log.info(f"report     {directory / 'report.html'}")
     log.info(f"table      {directory / 'sweep.csv'}{different and f'; {different}'}")
