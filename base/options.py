@@ -27,9 +27,9 @@ def option(default: Any, meaning: str, *, on_resume: str = "", launch: bool = Fa
         launch: whether the option says where and how a run is started, and not what it computes; it is then `free`.
         rules: which values are allowed. `choices` lists them. `least` and `most` (inclusive), `above` and `below` are
             bounds of the value, or of each item of a list. `auto` is the type of all values but the word auto, for a
-            field that is annotated with `Any`. With `literal`, the value is used verbatim, without Hydra's grammar.
+            field that is annotated with `Any`. With `verbatim`, the value is used verbatim, without Hydra's grammar.
     """
-    assert rules.keys() <= {"choices", "auto", "literal", *LIMITS}
+    assert rules.keys() <= {"choices", "auto", "verbatim", *LIMITS}
     metadata = {"help": meaning, "choices": (), "auto": None, "launch": launch, **rules}
     metadata["on_resume"] = "free" if launch else on_resume
     if isinstance(default, list):
@@ -58,11 +58,15 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is list:
         return list, typing.get_args(hint)[0], optional
-    return hint, None, optional
+    return typing.get_origin(hint) or hint, None, optional
 
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
-    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata`."""
+    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata`.
+
+    A hint is a class, a TypedDict, `dict[...]`, whose entries are not checked, `list[X]` or `X | None`. The
+    limits are also those of each number in a list or TypedDict.
+    """
     if metadata.get("auto") and value == "auto":
         return True
     kind, item, optional = _unpack(metadata.get("auto") or hint)
@@ -70,6 +74,8 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
         return optional or (kind is Any and not metadata.get("choices"))
     if kind is list:
         return isinstance(value, list | tuple) and all(fits(entry, item, metadata) for entry in value)
+    if typing.is_typeddict(kind):
+        return isinstance(value, dict) and _fits_entries(value, kind, metadata)
     if isinstance(value, bool) and kind in (int, float):  # bool is a subclass of int
         return False
     if kind is float and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):  # NaN, infinity
@@ -78,7 +84,18 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
         return False
     if metadata.get("choices"):
         return spell(value) in metadata["choices"]
+    if not isinstance(value, int | float):  # limits are for numbers
+        return True
     return all(holds(value, metadata[key]) for key, (_, holds) in LIMITS.items() if key in metadata)
+
+
+def _fits_entries(entries: dict[str, Any], kind: Any, metadata: typing.Mapping[str, Any]) -> bool:
+    for key, hint in typing.get_type_hints(kind).items():
+        if key not in entries and key in kind.__optional_keys__:
+            continue
+        if not fits(entries.get(key, ...), hint, metadata):  # `...` has none of the types
+            return False
+    return True
 
 
 def spell(value: Any) -> str:

@@ -109,12 +109,13 @@ def display_name(options: argparse.Namespace, path: bool = True) -> str:
 
 def split_of_run(model: Path, split: str) -> bytes:
     """Return a split of the text that a model was trained on: UTF-8 or, for a byte model, its unchanged bytes."""
-    if not model.with_name("last.ckpt").is_file():
+    run = Run(model.resolve().parent.parent)
+    if not run.config.is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
     try:
         text = text_of_run(model)
     except InputError as error:
-        whole = command("python", "score.py", Run(model.resolve().parents[1]).name)
+        whole = command("python", "score.py", run.name)
         raise InputError(f"--split {split}: {error}; {whole} FILE scores a whole file") from None
     return text.tokenizer.utf8(getattr(text, split))
 

@@ -87,7 +87,7 @@ def table_of_runs(runs: Collection[Run]) -> str:
         if config.minutes:
             values[run]["trainer.max_steps"] = ""
     first = next(iter(configs.values()))
-    relevant = {*resume_rules.settings(first), *resume_rules.PATHS, "trainer.max_steps"}
+    relevant = {*resume_rules.conditions_of(first), *resume_rules.PATHS, "trainer.max_steps"}
     relevant -= {"threads", "compile"}
     columns = []
     for key in all_keys(values.values()):
