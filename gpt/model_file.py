@@ -68,7 +68,7 @@ class Description(TypedDict):
 
 
 FIELDS = get_type_hints(Description)
-RANGE = {"least": 0, "below": 2**63}  # the range of each number
+INTEGERS = {"least": 0, "below": 2**63}  # the range of each whole number
 
 
 class CheckpointError(InputError):
@@ -189,16 +189,31 @@ def parse(text: str) -> dict[str, Any]:
 
 def check_description(described: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
     """Return the architecture and the shapes of the weights; raise `ValueError` or `TypeError` if a field is wrong."""
-    for field, kind in FIELDS.items():
-        if not fits(described.get(field, ...), kind, RANGE):
-            raise ValueError(f"{field} is missing, of the wrong type or out of range")
-    tokenizer, documents = tokenizer_from(described["vocabulary"]), described["documents"]
+    check_fields(described, Description)
+    evaluation = described["evaluation"]
+    if evaluation is not None:
+        check_fields(evaluation, Evaluation, "evaluation.")
+    for text in described["texts"]:
+        check_fields(text, TextRead, "texts.")
+    tokenizer = tokenizer_from(described["vocabulary"])
+    documents = described["documents"]
     if documents is not None:
+        check_fields(documents, Documents, "documents.")
         tokenizer.encode(documents["end"])  # raises if it is not known
         if not 0 < len(documents["end"]) <= MAX_END:
             raise ValueError(f"the end mark of documents must have 1 to {MAX_END} characters")
     config = model_config(described["model_config"])
     return config, dict(weight_shapes(config, tokenizer.size))
+
+
+def check_fields(described: Mapping[str, Any], kind: Any, prefix: str = "") -> None:
+    """Raise a `ValueError` that names the first field of the TypedDict `kind` which `described` lacks or has wrong."""
+    for field, hint in get_type_hints(kind).items():
+        if field not in described and field in kind.__optional_keys__:
+            continue
+        limits = INTEGERS if hint is int else {}
+        if not fits(described.get(field, ...), hint, limits):  # `...` has none of the types
+            raise ValueError(f"{prefix}{field} is missing, of the wrong type or out of range")
 
 
 def model_config(described: Mapping[str, Any]) -> ModelConfig:
