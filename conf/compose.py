@@ -4,12 +4,10 @@ Also the way back: the command line that repeats a configuration.
 """
 
 import copy
-import pickle
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -235,23 +233,26 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
     return config
 
 
+_composed: dict[str, DictConfig] = {}  # reading conf/ is slow, and each run of a sweep needs the result
+
+
 def _presets(primary: str, settings: Sequence[Setting], defaults: Mapping[str, Any] | None = None) -> DictConfig:
     """Compose conf/`primary`.yaml with the presets in `settings`; `defaults` replaces the defaults of `Config`."""
-    chosen = tuple(each.text for each in settings if each.is_group)
-    return _cached(primary, chosen, tuple(FOLDERS), pickle.dumps(defaults or {}))
+    chosen = [each.text for each in settings if each.is_group]
+    inputs = repr((primary, chosen, FOLDERS, defaults))
+    if inputs not in _composed:
+        _composed[inputs] = _with_hydra(primary, chosen, defaults or {})
+    return _composed[inputs]
 
 
-@cache  # reading conf/ is slow, and each run of a sweep needs the result
-def _cached(primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...], pickled: bytes) -> DictConfig:
-    """Do as `_presets`; the defaults are `pickled` because a cache needs hashable arguments."""
-    defaults = pickle.loads(pickled)
+def _with_hydra(primary: str, chosen: list[str], defaults: Mapping[str, Any]) -> DictConfig:
     schema = OmegaConf.structured(Config)
     for node in (schema, *(schema[key] for key in schema)):
         if isinstance(node, DictConfig):
             OmegaConf.set_readonly(node, None)  # the dataclasses are frozen
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(defaults)))
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-        return hydra.compose(primary, [*chosen, f"hydra.searchpath={[f'file://{folder}' for folder in folders]}"])
+        return hydra.compose(primary, [*chosen, f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"])
 
 
 def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
