@@ -34,7 +34,7 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
     monkeypatch.setattr(LitGPT, "read", reading)
     monkeypatch.setattr(LitGPT, "asynchronous", True)  # as on a GPU
     monkeypatch.setattr("training.module.StepGraph", lambda update, _: update)
-    monkeypatch.setattr("training.callbacks.metrics.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("training.callbacks.display.LINE_SECONDS", 0.0)
     assert train("name=a", *STEPS).status == 0
     assert reads == [[0], [1, 2, 3], [4, 5], [6, 7], [8, 9, 10, 11]], "the first step is slow and timed alone"
     reads.clear()
