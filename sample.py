@@ -157,7 +157,7 @@ def training_text(checkpoint: Path, tokenizer: Tokenizer, options: argparse.Name
     from data.text import text_of_run  # needs a quarter of the start-up time
 
     option = "--new" if options.new else "--novelty"
-    if not checkpoint.with_name("last.ckpt").is_file():
+    if not run_directory.Run(checkpoint.resolve().parent.parent).config.is_file():
         raise InputError(f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown")
     try:
         trained = text_of_run(checkpoint).train

@@ -54,19 +54,48 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def run(options: argparse.Namespace) -> None:
-    """Check the options of the command line, and score the text."""
+    """Find the models, check the options, and score the text."""
     trials = trials_of(options.checkpoint) if options.split else []
     single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
     if trials and options.file is None and not single:
         return score_trials(trials, options)
-    keys = [key for key in ("checkpoint", "compare") if getattr(options, key) is not None]
-    checkpoints = [find_model(getattr(options, key)) for key in keys]
+    models = [options.checkpoint]
+    if options.compare is not None:
+        models.append(options.compare)
+    checkpoints = [find_model(model) for model in models]
+    check_options(options)
+    options.checkpoint = best_trial(options.checkpoint, checkpoints[0])
+    if options.compare is not None:
+        options.compare = best_trial(options.compare, checkpoints[1])
+    out = options.html
+    option = "--html"
+    if options.per_document:
+        out = options.csv
+        option = "--csv"
+    output: AbstractContextManager[TextIO | None] = nullcontext()
+    if out is not None:
+        inputs = [*checkpoints, Path(options.file or "")]
+        output = writing_to(out, option, inputs, overwrite=options.overwrite)
+    keep_freed_memory()
+    with output as file:  # before the slow work, so that a wrong name fails early
+        with Progress("loading the model"):
+            from gpt.model_file import read
+            from reports.text_to_score import check_models, read_text
+
+            loaded = [read(path) for path in checkpoints]
+        check_models(checkpoints, loaded, options)
+        encoded = read_text(checkpoints, loaded, options)
+        with Progress("loading PyTorch"):
+            from reports.scoring import print_scores
+        print_scores(checkpoints, loaded, encoded, options, file)
+    if out is not None:
+        print(f"wrote {printable(out)}" + ": open it in a browser" * (option == "--html"), file=sys.stderr)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Check the options that do not depend on a model; `reports.text_to_score.check_models` checks the others."""
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
-    for key, model in zip(keys, checkpoints, strict=True):
-        if Run(named(name := getattr(options, key))).is_sweep:
-            setattr(options, key, Run(model.parent.parent).name)
-            print(f"{printable(name)}: its best trial is {printable(getattr(options, key))}", file=sys.stderr)
     text = Path(options.file or "")
     if options.file not in (None, "-") and not text.exists():
         others = os.listdir(text.parent) if text.parent.is_dir() else []
@@ -75,28 +104,21 @@ def run(options: argparse.Namespace) -> None:
         raise InputError(f"--encoding {options.encoding}: only works with a text file; --split uses the run's encoding")
     if options.stride and options.window not in (None, "strided"):
         raise InputError(f"--stride {options.stride}: only works with --window strided, not {options.window}")
-    others = [key for key in ("window", "compare", "per_char", "html") if getattr(options, key)]
-    if options.per_document and others:
-        raise InputError(f"--per-document: cannot be combined with --{others[0].replace('_', '-')}")
+    if options.per_document:
+        for key in ("window", "compare", "per_char", "html"):
+            if getattr(options, key):
+                raise InputError(f"--per-document: cannot be combined with --{key.replace('_', '-')}")
     if options.csv is not None and not options.per_document:
         raise InputError(f"--csv {options.csv}: needs --per-document")
-    out, option = (options.csv, "--csv") if options.per_document else (options.html, "--html")
-    page: AbstractContextManager[TextIO | None] = nullcontext()
-    if out is not None:
-        page = writing_to(out, option, [*checkpoints, text], overwrite=options.overwrite)
-    keep_freed_memory()
-    with page as file:  # before the slow work, so that a wrong name fails early
-        with Progress("loading the model"):
-            from gpt.model_file import read
-            from reports.text_to_score import read_text
 
-            loaded = [read(path) for path in checkpoints]
-        encoded = read_text(checkpoints, loaded, options)
-        with Progress("loading PyTorch"):
-            from reports.scoring import print_scores
-        print_scores(checkpoints, loaded, encoded, options, file)
-    if out is not None:
-        print(f"wrote {printable(out)}" + ": open it in a browser" * (option == "--html"), file=sys.stderr)
+
+def best_trial(name: str, model: Path) -> str:
+    """Return `name` or, if it is that of a sweep, the name of its best trial, which `model` belongs to."""
+    if not Run(named(name)).is_sweep:
+        return name
+    trial = Run(model.parent.parent).name
+    print(f"{printable(name)}: its best trial is {printable(trial)}", file=sys.stderr)
+    return trial
 
 
 def score_trials(trials: list[Run], options: argparse.Namespace) -> None:

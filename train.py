@@ -66,7 +66,7 @@ def dispatch(arguments: list[str]) -> int | None:
     config = compose(settings)
     if command.show:
         return print(show(settings), end="")
-    return run.main(command, config, STARTED)
+    return run.main(settings, config, STARTED)
 
 
 if __name__ == "__main__":

@@ -152,21 +152,23 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
 
 def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: str) -> list[str]:
     """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
-    letters = dict.fromkeys(chain.from_iterable(texts))  # in the order in which they are printed
-    forms = {letter: letter for letter in letters}
-    for replace in [True, False] if unknown == "replace" else [False]:
+    letters = Counter(chain.from_iterable(texts))
+    forms = {letter: letter for letter in letters}  # what each letter becomes, "" if it is dropped
+    passes = [True, False] if unknown == "replace" else [False]
+    for replace in passes:
         for tokenizer in tokenizers:
             forms = {letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()}
-    changed = [letter for letter, form in forms.items() if form != letter]
-    changes = Counter({letter: sum(text.count(letter) for text in texts) for letter in changed})
-    said = []
+    changes = Counter({letter: times for letter, times in letters.items() if forms[letter] != letter})
+    described = []
     for letter, times in changes.most_common(10):
         form = f"replaced by {forms[letter]!r}" if forms[letter] else "dropped"
-        said.append(f"{letter!r} {form} ({count(times, 'time')})")
-    if said:
-        more = f", {len(changes) - 10} more" if len(changes) > 10 else ""
-        print(f"--unknown {unknown}: {', '.join(said)}{more}", file=sys.stderr)
-    return ["".join(map(forms.__getitem__, text)) for text in texts]
+        described.append(f"{letter!r} {form} ({count(times, 'time')})")
+    if len(changes) > 10:
+        described.append(f"{len(changes) - 10} more")
+    if described:
+        print(f"--unknown {unknown}: {', '.join(described)}", file=sys.stderr)
+    table = str.maketrans(forms)
+    return [text.translate(table) for text in texts]
 
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:

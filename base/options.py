@@ -27,9 +27,9 @@ def option(default: Any, meaning: str, *, on_resume: str = "", launch: bool = Fa
         launch: whether the option says where and how a run is started, and not what it computes; it is then `free`.
         rules: which values are allowed. `choices` lists them. `least` and `most` (inclusive), `above` and `below` are
             bounds of the value, or of each item of a list. `auto` is the type of all values but the word auto, for a
-            field that is annotated with `Any`. With `literal`, the value is used verbatim, without Hydra's grammar.
+            field that is annotated with `Any`. With `verbatim`, the value is used verbatim, without Hydra's grammar.
     """
-    assert rules.keys() <= {"choices", "auto", "literal", *LIMITS}
+    assert rules.keys() <= {"choices", "auto", "verbatim", *LIMITS}
     metadata = {"help": meaning, "choices": (), "auto": None, "launch": launch, **rules}
     metadata["on_resume"] = "free" if launch else on_resume
     if isinstance(default, list):
@@ -58,11 +58,16 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is list:
         return list, typing.get_args(hint)[0], optional
-    return hint, None, optional
+    if typing.is_typeddict(hint):
+        return dict, None, optional
+    return typing.get_origin(hint) or hint, None, optional
 
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
-    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata`."""
+    """Return whether `value` has the type `hint` and satisfies the choices and limits in `metadata`.
+
+    A hint is a class, `list[X]` or `X | None`; the entries of a TypedDict or `dict[...]` are not checked.
+    """
     if metadata.get("auto") and value == "auto":
         return True
     kind, item, optional = _unpack(metadata.get("auto") or hint)

@@ -28,6 +28,11 @@ def command(program: str, *arguments: object) -> str:
     return " ".join([str(local) if ours else program, *map(shlex.quote, map(str, arguments))])
 
 
+def watch(folder: Path) -> str:
+    """Return the log line that says how to watch the runs in a folder."""
+    return f"watch      {command('tensorboard', '--logdir', folder.resolve())}"
+
+
 def cores() -> int:
     """Return the number of threads to compute with: OMP_NUM_THREADS or else the usable CPUs, rounded up."""
     # A list has a number for each level of nested parallelism.

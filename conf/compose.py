@@ -8,7 +8,6 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,25 +20,37 @@ from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBase
 
 from base import ranks
 from base.errors import InputError, one_line
+from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_verbatim, nearest_key
 from conf.overrides import Setting, quoted
+from conf.resume_rules import trained_groups
 from conf.schema import PLUGINS, Config, by_key, number_of
 
 
-def compose(settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> Config:
-    """Compose the configuration of a new run from the defaults, the presets and the command line.
-
-    `trained` replaces defaults: the settings of the model from which the run starts, as group -> key -> value.
-    """
+def compose(settings: Sequence[Setting]) -> Config:
+    """Compose the configuration of a new run from the defaults, the presets and the command line."""
     with _one_line():
-        merged = _set(_presets("train", settings, trained), settings)
-        config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
+        config: Config = OmegaConf.to_object(_compose_new(settings))  # type: ignore[assignment]
     for group in PLUGINS:
         _check_names(group, getattr(config, group))
     if config.minutes is not None:
         _check_minutes(config)
     return config
+
+
+def _compose_new(settings: Sequence[Setting]) -> DictConfig:
+    """Compose a new run; the settings of the model that `init_from` names replace the defaults."""
+    config = _set(_presets("train", settings), settings)
+    if config.init_from is None:
+        return config
+    from gpt.model_file import read_description  # loads NumPy
+
+    try:
+        model, meta = read_description(find_model(config.init_from))
+    except InputError:  # reported when the model is loaded: a run that resumes from its checkpoint needs no model
+        return config
+    return _set(_presets("train", settings, trained_groups(model, meta)), settings)
 
 
 def _check_minutes(config: Config) -> None:
@@ -123,7 +134,7 @@ def _check_aliases(path: Path) -> None:
 def show(settings: Sequence[Setting]) -> str:
     """Return the configuration of a run as YAML, like Hydra's `--cfg job --resolve`."""
     with _one_line():
-        config = _set(_presets("train", settings), settings)
+        config = _compose_new(settings)
         return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(config, resolve=True)))
 
 
@@ -135,23 +146,30 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
     defaults = by_key(_plain_presets())
     differing = []
     for key, value in by_key(config).items():
-        unusual = value not in (defaults[key], KEYS[key].usual)
-        if unusual and key not in PLUGINS and not is_launch(key):
+        if key in PLUGINS or is_launch(key):
+            continue
+        if value not in (defaults[key], KEYS[key].usual):
             differing.append((key, spell(value), spell(defaults[key])))
     presets = _plain_presets([_plugins_setting(group, getattr(config, group)) for group in PLUGINS])
     for group in PLUGINS:
-        plugins = getattr(config, group)
-        names = list(plugins)
-        usual = [name for name in defaults[group] if "auto" not in defaults[group][name].values()]
-        if names not in (list(defaults[group]), usual):
-            shown = spell(names) if names else "none"
-            differing.append((group, shown, spell(usual)))
-        for name, arguments in plugins.items():
-            for argument, value in arguments.items():
-                default = presets[group][name][argument]
-                if value not in (default, "auto"):
-                    key = f"{group}.{name}.{argument}"
-                    differing.append((key, quoted(value), quoted(default)))
+        differing += _differing_plugins(group, getattr(config, group), defaults[group], presets[group])
+    return differing
+
+
+def _differing_plugins(
+    group: str, plugins: Mapping[str, Any], defaults: Mapping[str, Any], presets: Mapping[str, Any]
+) -> list[tuple[str, str, str]]:
+    """Do as `differences` for the plug-ins of a group; `presets` has the arguments in their files."""
+    differing = []
+    names = list(plugins)
+    usual = [name for name, arguments in defaults.items() if "auto" not in arguments.values()]
+    if names not in (list(defaults), usual):
+        differing.append((group, spell(names) if names else "none", spell(usual)))
+    for name, arguments in plugins.items():
+        for argument, value in arguments.items():
+            default = presets[name][argument]
+            if value not in (default, "auto"):
+                differing.append((f"{group}.{name}.{argument}", quoted(value), quoted(default)))
     return differing
 
 
@@ -215,27 +233,26 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
     return config
 
 
-def _presets(primary: str, settings: Sequence[Setting], trained: Mapping[str, Any] | None = None) -> DictConfig:
-    """Compose conf/`primary`.yaml with the presets in `settings`; `trained` replaces the defaults of `Config`."""
-    chosen = tuple(each.text for each in settings if each.is_group)
-    if trained:
-        return _with_hydra(primary, chosen, tuple(FOLDERS), trained)
-    return _cached(primary, chosen, tuple(FOLDERS))
+_composed: dict[str, DictConfig] = {}  # reading conf/ is slow, and each run of a sweep needs the result
 
 
-def _with_hydra(
-    primary: str, chosen: tuple[str, ...], folders: tuple[Path, ...], trained: Mapping[str, Any] | None = None
-) -> DictConfig:
+def _presets(primary: str, settings: Sequence[Setting], defaults: Mapping[str, Any] | None = None) -> DictConfig:
+    """Compose conf/`primary`.yaml with the presets in `settings`; `defaults` replaces the defaults of `Config`."""
+    chosen = [each.text for each in settings if each.is_group]
+    inputs = repr((primary, chosen, FOLDERS, defaults))
+    if inputs not in _composed:
+        _composed[inputs] = _with_hydra(primary, chosen, defaults or {})
+    return _composed[inputs]
+
+
+def _with_hydra(primary: str, chosen: list[str], defaults: Mapping[str, Any]) -> DictConfig:
     schema = OmegaConf.structured(Config)
     for node in (schema, *(schema[key] for key in schema)):
         if isinstance(node, DictConfig):
             OmegaConf.set_readonly(node, None)  # the dataclasses are frozen
-    ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(trained or {})))
+    ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(defaults)))
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-        return hydra.compose(primary, [*chosen, f"hydra.searchpath={[f'file://{folder}' for folder in folders]}"])
-
-
-_cached = cache(_with_hydra)  # reading conf/ is slow, and each run of a sweep needs the result
+        return hydra.compose(primary, [*chosen, f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"])
 
 
 def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
@@ -262,14 +279,14 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
+        preset = re.match("In '.+?': ", str(error))  # how Hydra names the preset
         cause: BaseException = error
-        preset = re.match("In '.+?': ", str(error))  # so Hydra names it, without chaining its error
         if preset and isinstance(error.__context__, OmegaConfBaseException):
-            cause = error.__context__
+            cause = error.__context__  # Hydra does not chain the error in a preset
         while not isinstance(cause, OmegaConfBaseException) and cause.__cause__:
             cause = cause.__cause__
         message = _explain(cause)
-        if preset and cause is not error:
+        if preset and cause is not error:  # OmegaConf's message does not name the preset
             message = preset[0] + message
         raise InputError(one_line(message)) from None
 

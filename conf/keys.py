@@ -57,7 +57,7 @@ def is_launch(key: str) -> bool:
 
 
 def is_verbatim(key: str) -> bool:
-    return key in KEYS and KEYS[key].metadata.get("literal", False)
+    return key in KEYS and KEYS[key].metadata.get("verbatim", False)
 
 
 def has_auto(value: Any) -> bool:

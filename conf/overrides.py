@@ -60,9 +60,6 @@ class Command:
             return None
         return self.overrides[key].value()  # type: ignore[return-value]
 
-    def sets(self, group: str) -> bool:
-        return any(key.partition(".")[0] == group for key in self.overrides)
-
     def runs(self) -> Iterator[list[Setting]]:
         """Yield the settings of each run: in a sweep, of every combination, otherwise a single list."""
         choices = [settings_of(override) for override in self.overrides.values()]

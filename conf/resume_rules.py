@@ -13,11 +13,12 @@ from base.errors import InputError, nearest
 from base.options import spell
 from conf.keys import KEYS, has_auto
 from conf.schema import Config, by_key
+from gpt.config import ModelConfig
 
 PATHS = ("data.path", "data.validation", "data.test")  # free on resume, which compares the text's fingerprint
 
 
-def settings(config: Config) -> dict[str, Any]:
+def conditions_of(config: Config) -> dict[str, Any]:
     """Return the settings that the result of a run depends on, as key -> value."""
     return {key: value for key, value in by_key(config).items() if KEYS[key].on_resume != "free"}
 
@@ -46,6 +47,11 @@ def changed(stored: Config, config: Config) -> list[str]:
 
 def _difference(key: str, ours: Any, theirs: Any) -> str:
     return f"{key}={spell(ours)} (the run has {'none' if theirs is None else spell(theirs)})"
+
+
+def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings that a run takes over from the model from which it starts, as group -> key -> value."""
+    return {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
 
 
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:

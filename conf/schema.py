@@ -110,14 +110,14 @@ class Config:
     """
 
     name: str | None = option(
-        None, "name of the run directory in runs/; null: generate a name", literal=True, launch=True
+        None, "name of the run directory in runs/; null: generate a name", verbatim=True, launch=True
     )
     seed: int = option(0, "random seed of weights, batches and dropout", least=0, most=2**32 - 1)
     resume: str | None = option(
-        None, "continue a run: its directory, a checkpoint, or auto for the newest", literal=True, launch=True
+        None, "continue a run: its directory, a checkpoint, or auto for the newest", verbatim=True, launch=True
     )
     init_from: str | None = option(
-        None, "start from the weights of a trained model: a run or a model file", on_resume="fixed", literal=True
+        None, "start from the weights of a trained model: a run or a model file", on_resume="fixed", verbatim=True
     )
     minutes: float | None = option(
         None, "time budget in minutes, start to end; sets trainer.max_steps", above=0, most=525_600, on_resume="fixed"

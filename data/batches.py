@@ -65,7 +65,7 @@ def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.n
 
 
 @dataclass(frozen=True)
-class Windows:
+class TrainingWindows:
     """The training data of a run: windows of `context` + 1 tokens of the text, chosen by the seed and the step."""
 
     tokens: np.ndarray  # the text, (N,), N > context
@@ -80,7 +80,7 @@ class Windows:
         return starts if self.end is None else at_documents(self.tokens, starts, self.context, self.end)
 
 
-def train_batch(windows: Windows, step: int, rows: slice = slice(None)) -> torch.Tensor:
+def train_batch(windows: TrainingWindows, step: int, rows: slice = slice(None)) -> torch.Tensor:
     """Return `rows` of the batch of step `step`, inputs and the targets after them: (rows, context + 1) int64."""
     places = windows.starts(step)[rows, None] + np.arange(windows.context + 1)  # (rows, context + 1)
     return torch.from_numpy(np.asarray(windows.tokens)[places].astype(np.int64))
@@ -99,7 +99,7 @@ def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.n
 
 
 def batches_on_device(
-    tokens: torch.Tensor, windows: Windows, step: int, rows: slice = slice(None)
+    tokens: torch.Tensor, windows: TrainingWindows, step: int, rows: slice = slice(None)
 ) -> Iterator[torch.Tensor]:
     """Yield what `train_batch` returns for `step`, `step` + 1, ..., gathered on the GPU: (rows, context + 1) int64."""
     window = torch.arange(windows.context + 1, device=tokens.device)  # (context + 1,)

@@ -17,20 +17,20 @@ class DataConfig:
 
     path: str | None = option(
         None, "the text: a file, directory, glob, address or list [a,b] of these; null: Python's standard library",
-        on_resume="free", literal=True,
+        on_resume="free", verbatim=True,
     )  # fmt: skip
     validation: str | None = option(
-        None, "the validation text, given like data.path; null: a part of data.path", on_resume="free", literal=True
+        None, "the validation text, given like data.path; null: a part of data.path", on_resume="free", verbatim=True
     )
     test: str | None = option(
-        None, "the test text, given like data.path; only works with data.validation", on_resume="free", literal=True
+        None, "the test text, given like data.path; only works with data.validation", on_resume="free", verbatim=True
     )
     documents: str | None = option(
-        None, "what a document is: line, paragraph, file, or a separator such as <|endoftext|>", literal=True
+        None, "what a document is: line, paragraph, file, or a separator such as <|endoftext|>", verbatim=True
     )
     field: str | None = option(
         None, "field of tables and JSON; its text in a row is a document: text, messages.text, '{from}: {text}'",
-        literal=True,
+        verbatim=True,
     )  # fmt: skip
     encoding: str = option("utf-8", "encoding of the text files")
     tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
@@ -39,8 +39,9 @@ class DataConfig:
         None, "train, validate and test on the first N tokens, to check that the model can memorise", least=2
     )
     val_tokens: int | None = option(
-        None, "maximum tokens per validation; null: 32768, more in the last validation", least=2, on_resume="free"
-    )
+        None, "maximum tokens per validation; null: 32768, in the last a quarter of those trained on", least=2,
+        on_resume="free",
+    )  # fmt: skip
     batch: Any = option(
         8, "batch size: windows per optimizer step, over all devices; auto: 8, or more", auto=int, least=1, most=2**24
     )
@@ -48,7 +49,7 @@ class DataConfig:
         None, "windows per forward and backward pass on one device; null: all at once", least=1
     )
     cache_dir: str | None = option(
-        None, "cache directory for encoded text and downloads; null: the user's cache", on_resume="free", literal=True
+        None, "cache directory for encoded text and downloads; null: the user's cache", on_resume="free", verbatim=True
     )
 
     def __post_init__(self) -> None:

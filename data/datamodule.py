@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.batches import Windows, batches_on_device, num_validated, on_device, train_batch
+from data.batches import TrainingWindows, batches_on_device, num_validated, on_device, train_batch
 from data.config import DataConfig
 from data.text import Text
-from gpt.evaluation import EVALUATION_BATCH, choose_windows, window_batches
+from gpt.evaluation import window_batches
 
 ENDLESS = 2**40  # batches: more than any run trains on
 RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
@@ -45,7 +45,7 @@ class TextDataModule(L.LightningDataModule):
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
         super().__init__()
         self.text, self.config, self.context = text, config, context
-        self.windows = Windows(text.train, seed, config.batch, context, text.end)
+        self.windows = TrainingWindows(text.train, seed, config.batch, context, text.end)
 
     def train_dataloader(self) -> DataLoader:
         """Return a loader of this device's share of every training batch, starting with the current step's batch."""
@@ -81,8 +81,8 @@ class TextDataModule(L.LightningDataModule):
         trainer = self.trainer
 
         def windows() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            tokens, end, ranks = self.text.validation, self.text.end, trainer.world_size
-            chosen = choose_windows(tokens, self.context, end=end, most=self.num_validated())
-            return window_batches(tokens, chosen, EVALUATION_BATCH, end=end, rank=trainer.global_rank, ranks=ranks)
+            text = self.text.evaluated
+            chosen = text.windows(self.context, most=self.num_validated())
+            return window_batches(text, chosen, rank=trainer.global_rank, ranks=trainer.world_size)
 
         return DataLoader(_Batches(windows), batch_size=None)

@@ -43,20 +43,18 @@ def baselines(text: Any, context: int, tokens: int) -> Baselines:
         context: context length with which the model was evaluated, in tokens.
         tokens: maximum number of tokens of the validation split on which the model was evaluated.
     """
-    from gpt.evaluation import choose_windows  # loads torch
-
     uniform = math.log(text.tokenizer.size)
     if len(text.train) > MAX_COUNTED:
         return Baselines(uniform, None, None)
     validation = text.validation  # (M,)
     if text.end is not None:  # a list is read after an end mark
         validation = np.concatenate((text.end, text.validation))  # (M,)
-    windows = choose_windows(text.validation, context, end=text.end, most=tokens)
+    windows = text.evaluated.windows(context, most=tokens)
     mark = len(validation) - len(text.validation)  # tokens of the end mark
     first_targets = windows.begins + mark + 1  # (W,), positions in `validation`
     # Counted targets begin at edges of 1 and end before edges of -1.
     edges = np.zeros(len(validation) + 1, np.int8)  # (M + 1,)
-    edges[first_targets + windows.counted] += 1
+    edges[first_targets + windows.first_counted] += 1
     edges[first_targets + windows.lengths] -= 1
     scored = edges[:-1].cumsum(dtype=np.int8) > 0  # (M,)
     if text.end is None:  # the first token is no window's target

@@ -14,8 +14,9 @@ import numpy as np
 import yaml
 from filelock import FileLock
 
-from base.errors import HIDDEN, InputError, printable
+from base.errors import InputError, one_line, printable
 from base.files import atomic, remove_unfinished
+from base.jobs.run_directory import Run
 from base.progress import Progress
 from data.config import DataConfig
 from data.corpus import open_corpus
@@ -25,8 +26,9 @@ from data.hash_order import encode_documents
 from data.ngrams import MOST_LINES, are_sorted, describe_likeness, losses_of_passages
 from data.seen import file_hashes, was_read
 from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
-from gpt.model_file import TextRead
+from gpt.model_file import TextRead, read_description
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+from gpt.windows import EvaluationText
 
 # Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because SIGBUS ends the process
 # if a mapped file is truncated.
@@ -70,9 +72,9 @@ class Text:
         return "documents" if self.documents else "disjoint"
 
     @property
-    def first_validated(self) -> int | None:
-        """The first validation token if nothing precedes it, so that its loss is ln V."""
-        return None if self.documents else int(self.validation[0])
+    def evaluated(self) -> EvaluationText:
+        """The validation split with what an evaluation needs to know about it."""
+        return EvaluationText(self.validation, self.tokenizer.token_sizes, self.end)
 
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
         """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
@@ -125,18 +127,24 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
 
 
 def text_of_run(model: Path) -> Text:
-    """Return the text on which the model in the file `model`, such as RUN/checkpoints/best.safetensors, was trained."""
-    from gpt.training_checkpoint import read  # loads torch
+    """Return the text on which the model in the file `model`, such as RUN/checkpoints/best.safetensors, was trained.
 
-    contents = read(model.with_name("last.ckpt"))
-    saved = contents["data"]
-    config = DataConfig(**{key: saved[key] for key in DataConfig.__dataclass_fields__})
-    if any(HIDDEN in (value or "") for value in config.places().values()):
-        own = yaml.safe_load((model.parent.parent / "config.yaml").read_text(encoding="utf-8"))["data"]
-        config = replace(config, **{key: own[key] for key in config.places()})
-    text = open_text(config, contents["model_config"]["context"], saved["extra_chars"])
-    if text.fingerprint != saved["fingerprint"]:
-        run = model.resolve().parent.parent
+    The run's config.yaml says where the text is; the model file contains hashes of the text and of its splits.
+    """
+    architecture, meta = read_description(model)
+    run = Run(model.resolve().parent.parent)
+    try:
+        settings = yaml.safe_load(run.config.read_text(encoding="utf-8"))
+        config = DataConfig(**settings["data"])
+        is_first = settings["init_from"] is None
+    except (OSError, ValueError, LookupError, TypeError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"{printable(run.config)}: {one_line(error)[:300]}") from None
+    # A run with init_from= also has the characters of the model from which it started.
+    extra_chars = "" if is_first else meta["vocabulary"].get("characters", "")
+    text = open_text(config, architecture.context, extra_chars)
+    trained_on = [(each["sha256"], each["split"]) for each in meta["texts"][:1]]
+    opened = [(each["sha256"], each["split"]) for each in text.texts]
+    if trained_on != opened or text.tokenizer.vocabulary != meta["vocabulary"]:
         raise InputError(f"{text.name} has changed since {printable(run.name)} was trained, and so have its splits")
     return text
 

@@ -7,11 +7,12 @@ Read the files in this order. The lessons are in docs/lessons.
 3. `attention.py`: multi-head attention. Lesson 1 builds one head, lesson 2 many, lesson 4 windows.
 4. `positions.py`: position encodings. Lesson 3 derives them.
 5. `optim.py`: Muon and the learning-rate schedule. docs/api.md trains with them.
-6. `evaluation.py`: the exact loss on a text.
+6. `windows.py`: where a model reads a text; `evaluation.py`: its exact loss on the text.
 7. `inference/decoder.py`: generation with a KV cache. Lesson 4 builds the cache.
 
 Read the other files in any order: `dropout.py`, `tokenizer.py`, `analysis.py` (arrays to plot), `scoring.py`,
-`checkpoint.py`, `model_file.py`, `training_checkpoint.py`, `export/` (other file formats).
+`checkpoint.py`, `model_file.py`, `training_checkpoint.py`, `export/` (other file formats), `facts.py`
+(what logs and pages say about a model).
 """
 
 from importlib import import_module

@@ -1,5 +1,6 @@
 """Arrays to plot: attention maps, and the surprisal (-ln p, in nats) and most likely tokens of each character."""
 
+import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from gpt.attention import make_mask
 from gpt.evaluation import in_fp32_without_dropout, surprisals
 from gpt.model import GPT, Block
 from gpt.positions import position_tables
+from gpt.windows import EvaluationText
 
 NUM_TOP = 5  # number of most likely tokens to keep for each character
 
@@ -35,86 +37,111 @@ def attention_maps(model: GPT, tokens: Tensor) -> Tensor:
     return torch.stack(maps).cpu()  # (layers, H, T, T)
 
 
+def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
+    """Return up to `most` pairs (layer, head), evenly spaced among all heads; each layer has `heads`."""
+    chosen = np.linspace(0, layers * heads - 1, min(most, layers * heads))
+    return [divmod(round(index), heads) for index in chosen.tolist()]
+
+
+class TokenSurprisals(NamedTuple):
+    """The surprisals of M consecutive tokens, and the K tokens that were most likely at each."""
+
+    tokens: np.ndarray  # (M,) int64
+    nats: np.ndarray  # (M,) float64
+    top: np.ndarray  # (M, K) int64, the most likely first
+    probabilities: np.ndarray  # (M, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
+
+    def rows(self, rows: slice) -> "TokenSurprisals":
+        """Return some of the tokens with their surprisals."""
+        return TokenSurprisals(self.tokens[rows], self.nats[rows], self.top[rows], self.probabilities[rows])
+
+
 class Surprisals(NamedTuple):
     """The surprisals of N consecutive characters, and the K tokens most likely at the first token of each."""
 
-    tokens: Tensor  # (M,) int64, M > N if a character has several
-    begins: Tensor  # (N,) int64, index in `tokens` of each character's first token
-    nats: Tensor  # (N,) float64, summed over the tokens of each character
-    top: Tensor  # (N, K) int64, the most likely first
-    probabilities: Tensor  # (N, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
+    tokens: np.ndarray  # (M,) int64, M > N if a character has several
+    begins: np.ndarray  # (N,) int64, index in `tokens` of each character's first token
+    nats: np.ndarray  # (N,) float64, summed over the tokens of each character
+    top: np.ndarray  # (N, K) int64, the most likely first
+    probabilities: np.ndarray  # (N, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
 
     @property
-    def millinats(self) -> Tensor:
-        """`nats` in rounded thousandths of a nat, (N,), clipped so that they fit into uint16."""
-        return (self.nats * 1000).round().clamp(max=2**16 - 1)
+    def millinats(self) -> np.ndarray:
+        """`nats` in rounded thousandths of a nat, (N,) uint16, clipped to its range."""
+        return (self.nats * 1000).round().clip(max=2**16 - 1).astype(np.uint16)
+
+    def likely(self, names: list[str], digits: int) -> Iterator[list[tuple[str, float]]]:
+        """Yield for each character the names and rounded probabilities of its most likely tokens."""
+        for top, probabilities in zip(self.top.tolist(), self.probabilities.tolist(), strict=True):
+            yield [(names[token], round(p, digits)) for token, p in zip(top, probabilities, strict=True) if p > 0]
 
 
-def _by_token(
-    predicted: Iterable[tuple[Tensor, Tensor]], first_token: int | None, vocabulary: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """Yield the columns of `Surprisals` without `begins`, with a row for each token, by batch."""
+def _by_token(predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText) -> Iterator[TokenSurprisals]:
+    """Yield the surprisals of all tokens of a text, by batch."""
+    vocabulary = len(text.token_sizes)
     top = min(NUM_TOP, vocabulary)
-    if first_token is not None:  # not predicted, so its probability is 1 / V
-        tokens = torch.tensor([first_token])  # (1,)
-        nats = torch.tensor([vocabulary]).double().log()  # (1,)
-        zeros = torch.zeros(1, top)  # (1, K)
-        yield tokens, nats, zeros.long(), zeros
+    if text.first_token is not None:  # not predicted, so its probability is 1 / V
+        yield TokenSurprisals(
+            np.array([text.first_token]),
+            np.array([math.log(vocabulary)]),
+            np.zeros((1, top), np.int64),
+            np.zeros((1, top), np.float32),
+        )
     for logits, targets in predicted:  # (N, V), (N,)
+        nats = surprisals(logits, targets)  # (N,)
         best = logits.float().softmax(-1).topk(top)  # values and indices, (N, K) each
-        yield targets.cpu(), surprisals(logits, targets), best.indices.cpu(), best.values.cpu()
+        yield TokenSurprisals(
+            targets.cpu().numpy(), nats.numpy(), best.indices.cpu().numpy(), best.values.cpu().numpy()
+        )
 
 
-def by_character(
-    predicted: Iterable[tuple[Tensor, Tensor]], first_token: int | None, sizes: np.ndarray, size: int
-) -> Iterator[Surprisals]:
+def by_character(predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText, size: int) -> Iterator[Surprisals]:
     """Yield the `Surprisals` of a text, `size` characters at a time, and of the rest at the end.
 
     Args:
         predicted: logits (N, V) and targets (N,) from `gpt.evaluation.predictions`, in the order of the text.
-        first_token: as for `gpt.evaluation.evaluate`.
-        sizes: the tokenizer's `token_sizes`, (V, 2).
+        text: the text.
         size: number of characters, at least 1.
     """
-    starts = torch.from_numpy(sizes[:, 0])  # (V,), 0 for bytes that continue a character
-    pending: list[Tensor] = []  # columns of the tokens that are not yet yielded, (M, ...) each
-    for batch in _by_token(predicted, first_token, len(sizes)):
-        if pending:
-            pending = [torch.cat(pair) for pair in zip(pending, batch, strict=True)]
+    starts_character = text.token_sizes[:, 0] > 0  # (V,), false for bytes that continue a character
+    pending: TokenSurprisals | None = None  # tokens that are not yielded yet
+    for batch in _by_token(predicted, text):
+        if pending is None:
+            pending = batch
         else:
-            pending = list(batch)
-        begins = _begins(pending[0], starts)  # (characters,)
+            pending = TokenSurprisals(*map(np.concatenate, zip(pending, batch, strict=True)))
+        begins = _begins(pending.tokens, starts_character)  # (characters,)
         while len(begins) > size:  # the last character may be incomplete
-            cut = int(begins[size])
-            yield _merged([column[:cut] for column in pending], begins[:size])
-            pending = [column[cut:] for column in pending]
-            begins = _begins(pending[0], starts)  # (characters,)
-    yield _merged(pending, _begins(pending[0], starts))
+            next_begin = int(begins[size])
+            yield _merged(pending.rows(slice(next_begin)), begins[:size])
+            pending = pending.rows(slice(next_begin, None))
+            begins = _begins(pending.tokens, starts_character)  # (characters,)
+    assert pending is not None, "the text is empty"
+    yield _merged(pending, _begins(pending.tokens, starts_character))
 
 
 def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
     """Return exactly N code points, one per character; U+FFFD stands for invalid UTF-8."""
-    text = decode(characters.tokens.numpy())
+    text = decode(characters.tokens)
     if len(text) == len(characters.begins):
         return text
     text = ""
-    for tokens in characters.tokens.tensor_split(characters.begins[1:]):  # of one character
-        character = decode(tokens.numpy())
+    for tokens in np.split(characters.tokens, characters.begins[1:]):  # of one character
+        character = decode(tokens)
         text += character if len(character) == 1 else "\N{REPLACEMENT CHARACTER}"
     return text
 
 
-def _begins(tokens: Tensor, starts: Tensor) -> Tensor:
+def _begins(tokens: np.ndarray, starts_character: np.ndarray) -> np.ndarray:
     """Return the index of each character's first token: (M,), (V,) -> (N,)."""
-    begins_character = starts[tokens].bool()  # (M,)
+    begins_character = starts_character[tokens]  # (M,)
     begins_character[0] = True
-    return begins_character.nonzero()[:, 0]  # (N,)
+    return begins_character.nonzero()[0]  # (N,)
 
 
-def _merged(columns: list[Tensor], begins: Tensor) -> Surprisals:
-    """Return the `Surprisals` of N characters from M rows of `_by_token` and the `begins` of the characters."""
-    tokens, nats, top, probabilities = columns
-    index = torch.arange(len(tokens))  # (M,)
-    character = torch.bucketize(index, begins, right=True) - 1  # (M,), which one each token is in
-    sums = torch.zeros(len(begins), dtype=torch.float64).index_add(0, character, nats)  # (N,)
-    return Surprisals(tokens, begins, sums, top[begins], probabilities[begins])
+def _merged(tokens: TokenSurprisals, begins: np.ndarray) -> Surprisals:
+    """Return the surprisals of the N characters that M tokens form, and whose first tokens are at `begins`."""
+    tokens_per_character = np.diff(begins, append=len(tokens.tokens))  # (N,)
+    character = np.repeat(np.arange(len(begins)), tokens_per_character)  # (M,), which one each token is in
+    nats = np.bincount(character, tokens.nats, len(begins))  # (N,)
+    return Surprisals(tokens.tokens, begins, nats, tokens.top[begins], tokens.probabilities[begins])

@@ -9,14 +9,16 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Any, NamedTuple, NotRequired, TypedDict, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, BinaryIO, NamedTuple, NotRequired, TypedDict, get_type_hints
 
 import numpy as np
 
 from base.errors import InputError, describe_os_error, one_line, printable
 from base.files import atomic
+from base.options import fits
 from gpt.config import ModelConfig
 from gpt.tokenizer import tokenizer_from
 
@@ -66,6 +68,7 @@ class Description(TypedDict):
 
 
 FIELDS = get_type_hints(Description)
+INTEGERS = {"least": 0, "below": 2**63}  # the range of each whole number
 
 
 class CheckpointError(InputError):
@@ -110,32 +113,41 @@ def read(path: str | Path) -> Model:
             description.
         OSError: the disk failed, so the file may be intact.
     """
-    from safetensors import SafetensorError
     from safetensors.numpy import load
+
+    # The file is not memory-mapped: if it was shortened while it is read, a signal would end the process.
+    with _opened(path) as file:
+        config, described, shapes = _read_header(file, path)
+        size = file.tell() + sum(4 * math.prod(shape) for shape in shapes.values())
+        file.seek(0)
+        state = load(file.read(size + 1))  # one byte more, so that a longer file is refused
+        check_header({name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes)
+        if digest(state) != described.get("sha256"):
+            raise ValueError("the weights are not those that were written")
+        if not all(np.isfinite(array).all() for array in state.values()):
+            raise ValueError("weights that are NaN or infinite")
+    return Model(config, state, {field: described[field] for field in FIELDS})
+
+
+def read_description(path: str | Path) -> tuple[ModelConfig, dict[str, Any]]:
+    """Return the architecture and the `Description` in a model file without reading its weights; raises as `read`."""
+    with _opened(path) as file:
+        config, described, _ = _read_header(file, path)
+    return config, {field: described[field] for field in FIELDS}
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[BinaryIO]:
+    """Open a model file, and raise the errors of `read` for what is wrong with it."""
+    from safetensors import SafetensorError
 
     if not Path(path).is_file():
         raise CheckpointError(f"{path}: no such model file")
     try:
-        # The file is not memory-mapped: if it was shortened while it is read, a signal would end the process.
         with open(path, "rb") as file:
-            length = struct.unpack("<Q", file.read(8))[0]
-            if length > MAX_HEADER:
-                raise ValueError("no usable safetensors header")
-            header = json.loads(file.read(length))
-            text = header.pop("__metadata__", {}).get("chargpt", "")
-            described = {"texts": []} | parse(text) if text else {}  # older files have no texts
-            if described.get("format") == FORMAT:
-                config, shapes = check_description(described)
-                check_header(header, shapes)
-                size = 8 + length + sum(4 * math.prod(shape) for shape in shapes.values())
-                file.seek(0)
-                state = load(file.read(size + 1))  # one byte more, so that a longer file is refused
-                check_header({name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes)
-                if digest(state) != described.get("sha256"):
-                    raise ValueError("the weights are not those that were written")
-                if not all(np.isfinite(array).all() for array in state.values()):
-                    raise ValueError("weights that are NaN or infinite")
-                return Model(config, state, {field: described[field] for field in FIELDS})
+            yield file
+    except CheckpointError:
+        raise
     except PermissionError as error:
         raise CheckpointError(describe_os_error(error, path)) from None
     except OSError as error:
@@ -145,9 +157,23 @@ def read(path: str | Path) -> Model:
         SafetensorError, AttributeError, LookupError, TypeError, ValueError, RecursionError, struct.error
     ) as error:  # fmt: skip
         raise CheckpointError(f"{path}: is damaged or not a model file ({one_line(error)[:160]})") from error
-    if not described:
+
+
+def _read_header(file: BinaryIO, path: str | Path) -> tuple[ModelConfig, dict[str, Any], dict[str, tuple[int, ...]]]:
+    """Read a file up to its weights; return the architecture, what the file says, and the shapes of the weights."""
+    length = struct.unpack("<Q", file.read(8))[0]
+    if length > MAX_HEADER:
+        raise ValueError("no usable safetensors header")
+    header = json.loads(file.read(length))
+    text = header.pop("__metadata__", {}).get("chargpt", "")
+    if not text:
         raise CheckpointError(f"{path}: is a safetensors file, but not a chargpt model")
-    raise other_format(path, described.get("format"))
+    described = {"texts": []} | parse(text)  # older files have no texts
+    if described.get("format") != FORMAT:
+        raise other_format(path, described.get("format"))
+    config, shapes = check_description(described)
+    check_header(header, shapes)
+    return config, described, shapes
 
 
 def parse(text: str) -> dict[str, Any]:
@@ -163,9 +189,16 @@ def parse(text: str) -> dict[str, Any]:
 
 def check_description(described: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
     """Return the architecture and the shapes of the weights; raise `ValueError` or `TypeError` if a field is wrong."""
-    check_value("the description", described, Description)
-    tokenizer, documents = tokenizer_from(described["vocabulary"]), described["documents"]
+    check_fields(described, Description)
+    evaluation = described["evaluation"]
+    if evaluation is not None:
+        check_fields(evaluation, Evaluation, "evaluation.")
+    for text in described["texts"]:
+        check_fields(text, TextRead, "texts.")
+    tokenizer = tokenizer_from(described["vocabulary"])
+    documents = described["documents"]
     if documents is not None:
+        check_fields(documents, Documents, "documents.")
         tokenizer.encode(documents["end"])  # raises if it is not known
         if not 0 < len(documents["end"]) <= MAX_END:
             raise ValueError(f"the end mark of documents must have 1 to {MAX_END} characters")
@@ -173,23 +206,14 @@ def check_description(described: Mapping[str, Any]) -> tuple[ModelConfig, dict[s
     return config, dict(weight_shapes(config, tokenizer.size))
 
 
-def check_value(name: str, value: Any, kind: Any) -> None:
-    """Raise `ValueError` unless `value` is of the type `kind`: a class, `X | None`, `list[X]` or a TypedDict."""
-    if type(None) in get_args(kind):
-        if value is None:
-            return
-        kind = get_args(kind)[0]
-    if not isinstance(value, dict if is_typeddict(kind) else get_origin(kind) or kind) or isinstance(value, bool):
-        raise ValueError(f"{name} is missing or of the wrong type")
-    if isinstance(value, int) and not 0 <= value < 2**63:
-        raise ValueError(f"{name} is out of range")
-    if is_typeddict(kind):
-        for field, inner in get_type_hints(kind).items():
-            if field in value or field in kind.__required_keys__:
-                check_value(field, value.get(field, ...), inner)
-    elif isinstance(value, list):
-        for each in value:
-            check_value(name, each, get_args(kind)[0])
+def check_fields(described: Mapping[str, Any], kind: Any, prefix: str = "") -> None:
+    """Raise a `ValueError` that names the first field of the TypedDict `kind` which `described` lacks or has wrong."""
+    for field, hint in get_type_hints(kind).items():
+        if field not in described and field in kind.__optional_keys__:
+            continue
+        limits = INTEGERS if hint is int else {}
+        if not fits(described.get(field, ...), hint, limits):  # `...` has none of the types
+            raise ValueError(f"{prefix}{field} is missing, of the wrong type or out of range")
 
 
 def model_config(described: Mapping[str, Any]) -> ModelConfig:

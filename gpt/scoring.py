@@ -15,43 +15,37 @@ from torch import Tensor
 from base.errors import printable
 from base.progress import Progress
 from gpt.analysis import Surprisals, by_character, letters
-from gpt.evaluation import (
-    Score,
-    choose_windows,
-    predictions,
-    score_of_predictions,
-    surprisals,
-    window_batches,
-    windows_of_each,
-)
+from gpt.evaluation import Score, predictions, score_of_predictions, surprisals, window_batches
 from gpt.inference.decoder import Decoder
 from gpt.inference.weights import weights_of
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
+from gpt.windows import EvaluationText, windows_of_each
 
-PIECE = 4096  # characters that `pieces` yields at a time
+PIECE = 4096  # characters that `pieces` yields at once
 READ_AT_ONCE = 2048  # tokens that the decoder reads at once
 
 
 class Candidate(NamedTuple):
     """A model to score, and the text encoded for this model."""
 
+    label: str  # what a line about it begins with: "A  " or "B  " in a comparison
     file: Path
     step: int
     model: GPT
     tokenizer: Tokenizer
     tokens: np.ndarray  # the whole text, (N,) uint8 or uint16
     stride: int  # tokens between window starts if windows are strided
-    trained: bool  # whether the model was trained on this text
-    documents: dict[str, str] | None = None  # `data.documents.DocumentRule` by which the text is divided
+    saw_text: bool  # whether the model was trained on this text
+    documents: dict[str, str] | None  # `data.documents.DocumentRule` by which the text is divided
 
-    def end(self, mode: str) -> np.ndarray | None:
-        """Return the end mark of documents, (M,) tokens, which precedes the text, or None if nothing precedes it."""
-        return self.tokenizer.pack(self.documents["end"]) if self.documents and mode != "disjoint" else None
-
-    def first_token(self, mode: str) -> int | None:
-        """Return the first token if nothing precedes it, so that its loss is ln V."""
-        return int(self.tokens[0]) if self.end(mode) is None else None
+    def text(self, mode: str) -> EvaluationText:
+        """Return the text as windows of `mode` read it: disjoint ones do not know documents."""
+        end = None
+        if self.documents and mode != "disjoint":
+            end = self.tokenizer.pack(self.documents["end"])
+        stride = self.stride if mode == "strided" else None
+        return EvaluationText(self.tokens, self.tokenizer.token_sizes, end, stride)
 
     @property
     def page_name(self) -> str:
@@ -62,51 +56,55 @@ class Candidate(NamedTuple):
 
 def predicted(candidate: Candidate, mode: str, *, in_order: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits (N, V) and targets (N,) of every token, except the first if nothing precedes it."""
+    text = candidate.text(mode)
     if mode == "sample":
-        batches = predicted_by_decoder(candidate)
+        batches = predicted_by_decoder(candidate.model, text)
     else:
-        stride, end = candidate.stride if mode == "strided" else None, candidate.end(mode)
-        windows = choose_windows(candidate.tokens, candidate.model.config.context, stride=stride, end=end)
-        batches = predictions(candidate.model, window_batches(candidate.tokens, windows, end=end, in_order=in_order))
-    with Progress(f"scoring, {mode} windows", len(candidate.tokens)) as progress:
+        windows = text.windows(candidate.model.config.context)
+        batches = predictions(candidate.model, window_batches(text, windows, in_order=in_order))
+    with Progress(f"scoring, {mode} windows", len(text.tokens)) as progress:
         for logits, targets in batches:
             yield logits, targets
             progress.update(len(targets))
 
 
-def predicted_by_decoder(candidate: Candidate) -> Iterator[tuple[Tensor, Tensor]]:
+def predicted_by_decoder(model: GPT, text: EvaluationText) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield (logits, targets) as `sample.py` reads a text: token by token, with the window rule of the decoder."""
-    decoder, text, known = Decoder(weights_of(candidate.model)), candidate.tokens, 1
-    if (end := candidate.end("sample")) is not None:
-        text, known = np.concatenate((end, text)), len(end)
-    for start in range(0, len(text) - 1, READ_AT_ONCE):
-        tokens = torch.from_numpy(text[start : start + READ_AT_ONCE + 1].astype(np.int64))
-        new = slice(max(0, known - 1 - start), None)
-        yield torch.from_numpy(decoder.read(tokens[None, :-1].numpy())[0][new]), tokens[1:][new]
+    decoder = Decoder(weights_of(model))
+    tokens = text.tokens  # (N,)
+    known = 1  # tokens that are not predicted
+    if text.end is not None:
+        tokens = np.concatenate((text.end, tokens))  # (M + N,)
+        known = len(text.end)
+    for start in range(0, len(tokens) - 1, READ_AT_ONCE):
+        piece = tokens[start : start + READ_AT_ONCE + 1].astype(np.int64)  # (T + 1,)
+        logits = torch.from_numpy(decoder.read(piece[None, :-1])[0])  # (T, V)
+        targets = torch.from_numpy(piece[1:])  # (T,)
+        first_counted = max(0, known - 1 - start)
+        yield logits[first_counted:], targets[first_counted:]
 
 
 def measure(candidate: Candidate, mode: str) -> Score:
     """Return the score of the candidate's model on the whole text."""
-    every, sizes = predicted(candidate, mode, in_order=False), candidate.tokenizer.token_sizes
-    return score_of_predictions(every, candidate.first_token(mode), candidate.model.vocabulary, sizes)
+    return score_of_predictions(predicted(candidate, mode, in_order=False), candidate.text(mode))
 
 
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: int) -> np.ndarray:
     """Return the loss of each document in nats, read on its own, without its first `known` >= 1 tokens: (N,)."""
-    windows, owner = windows_of_each(documents, candidate.model.config.context, candidate.stride, known)
-    batches, losses = window_batches(np.concatenate(documents), windows), []
-    with Progress("scoring documents", len(owner)) as progress:
-        for logits, targets in predictions(candidate.model, batches):
+    context = candidate.model.config.context
+    windows, document = windows_of_each(documents, context, candidate.stride, known)  # document of each target
+    joined = EvaluationText(np.concatenate(documents), candidate.tokenizer.token_sizes)
+    losses: list[Tensor] = []
+    with Progress("scoring documents", len(document)) as progress:
+        for logits, targets in predictions(candidate.model, window_batches(joined, windows)):
             losses.append(surprisals(logits, targets))
             progress.update(len(targets))
-    return np.bincount(owner, torch.cat(losses).numpy(), len(documents))
+    return np.bincount(document, torch.cat(losses).numpy(), len(documents))
 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
     """Yield the text, `PIECE` characters at a time, with their `Surprisals` under each model."""
-    streams = [
-        by_character(predicted(each, mode), each.first_token(mode), each.tokenizer.token_sizes, PIECE)
-        for each in candidates
-    ]
-    for group in zip(*streams, strict=True):
-        yield letters(group[0], candidates[0].tokenizer.decode), group
+    streams = [by_character(predicted(candidate, mode), candidate.text(mode), PIECE) for candidate in candidates]
+    for surprisals_of_models in zip(*streams, strict=True):
+        characters = letters(surprisals_of_models[0], candidates[0].tokenizer.decode)
+        yield characters, surprisals_of_models

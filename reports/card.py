@@ -13,16 +13,16 @@ from jinja2 import Template
 from base.errors import printable
 from base.jobs.run_directory import Run
 from base.jobs.summary import Summary
-from base.progress import clock, count
+from base.progress import count
 from conf.compose import overrides, read_config
 from conf.resume_rules import PATHS
 from gpt.checkpoint import without_folders
+from gpt.facts import describe_context, describe_shape, describe_windows, duration, epochs, in_nats, origin
 from gpt.inference.continuation import beginning, complete_documents, readable
 from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
-from reports.log_lines import describe_baselines, describe_copies, describe_shape, epochs, in_nats
-from reports.run_page import origin
+from reports.log_lines import describe_baselines, describe_copies
 
 PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings of which the card shows only the last path component
 TEMPLATE = Path(__file__).with_name("assets") / "card.md"
@@ -33,61 +33,76 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
     `hf` adds metadata for the Hugging Face Hub, and how to load the model with transformers.
     """
-    run, summary, command, split = Run(file.resolve().parents[1]), Summary(), "", ""
+    run = Run(file.resolve().parents[1])
+    summary = Summary()
+    command = ""
+    split = ""
     if file.resolve().parent.name == "checkpoints" and run.config.exists():
-        summary, config = run.summary, read_config(run.directory)
-        pairs = (each.partition("=") for each in overrides(config))
-        settings = [f"{key}={without_folders(value) if key in PRIVATE else value}" for key, _, value in pairs]
-        command = fenced(shlex.join(["python", "train.py", *settings]))
+        summary = run.summary
+        config = read_config(run.directory)
+        command = fenced(shlex.join(["python", "train.py", *map(public_setting, overrides(config))]))
         shares = ", ".join(f"{share:g}" for share in config.data.split)
         split = f"; split {shares} into training, validation and test"
         if config.data.validation is not None:
             split = "; validation and test are files of their own"
     tokenizer = tokenizer_from(meta["vocabulary"])
     end = meta["documents"]["end"] if meta["documents"] else ""
-    begin = tokenizer.encode(beginning(tokenizer, end))
-    written = tokenizer.decode(generate(model, begin, 400, temperature=TEMPERATURE, seed=0)[len(begin) :].numpy())
-    return Template(TEMPLATE.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True).render(
+    prompt = tokenizer.encode(beginning(tokenizer, end))
+    tokens = generate(model, prompt, 400, temperature=TEMPERATURE, seed=0)[len(prompt) :]
+    sample = readable(complete_documents(tokenizer.decode(tokens.numpy()), end), end).strip("\n")
+    template = Template(TEMPLATE.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True)
+    return template.render(
         hf=hf,
         name=escape(run.name if command else file.stem),
         unit=tokenizer.unit,
         rows=[(key, escape(value)) for key, value in rows(model, meta, summary, split)],
         command=command,
         temperature=f"{TEMPERATURE:g}",
-        sample=fenced(readable(complete_documents(written, end), end).strip("\n")),
+        sample=fenced(sample),
     )
+
+
+def public_setting(setting: str) -> str:
+    key, _, value = setting.partition("=")
+    return f"{key}={without_folders(value)}" if key in PRIVATE else setting
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> Iterator[tuple[str, str]]:
     """Yield the rows (key, value) of the card's table; `summary` is empty if the model is not in a run directory."""
-    tokenizer, shape, loss = tokenizer_from(meta["vocabulary"]), model.config, meta["val_loss"]
-    unit, measured = tokenizer.unit, meta["evaluation"]
-    sizes = f"; {count(tokenizer.size, f'distinct {unit}')}"
-    read, passes, steps, seconds = summary.characters, summary.epochs, summary.steps, summary.seconds
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    unit = tokenizer.unit
+    loss = meta["val_loss"]
+    evaluation = meta["evaluation"]
+    is_best = meta["step"] == summary.best_step
+    read = summary.characters
+    passes = summary.epochs
+    sizes = count(tokenizer.size, f"distinct {unit}")
     if read and passes and summary.evaluation:
         validated = summary.evaluation["split_characters"]
         sizes += f", {count(round(read / passes), unit)} for training, {count(validated, 'character')} for validation"
-    yield "text", meta["text"] + sizes + split
+    yield "text", f"{meta['text']}; {sizes}{split}"
     if documents := meta["documents"]:
         yield "documents", f"{documents['kind']}s, each followed by the end mark {json.dumps(documents['end'])}"
     for note in summary.notes or ():
         yield "", note
     if loss is not None:
         yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
-    if loss is not None and measured:
-        windows = f"{measured['mode']} windows of {measured['context']} {unit}s"
-        yield "measured on", f"{count(measured['characters'], 'character')} of the validation split in {windows}"
-    if summary.test_loss is not None and meta["step"] == summary.best_step:
+    if loss is not None and evaluation:
+        windows = describe_windows(evaluation["mode"], evaluation["context"])
+        yield "measured on", f"{count(evaluation['characters'], 'character')} of the validation split in {windows}"
+    if summary.test_loss is not None and is_best:
         yield "test loss", f"{in_nats(summary.test_loss)} per {unit}"
     if loss is not None and summary.uniform_loss is not None:
         yield "baselines", describe_baselines(replace(summary, val_loss=loss), unit)
-    if summary.copies and meta["step"] == summary.best_step:
+    if summary.copies and is_best:
         yield "copied", describe_copies(summary.copies, unit)
-    window = f", window {shape.window}" if shape.window else ""
-    yield "shape", f"{describe_shape(shape)}, context {shape.context} {unit}s{window}, {shape.positions} positions"
+    config = model.config
+    context = describe_context(config, unit)
+    yield "shape", f"{describe_shape(config)}, {context}, {config.positions} positions"
     yield "weights", f"{model.num_parameters():,}, of step {meta['step']:,}"
-    if read and passes and steps and seconds is not None:
-        yield "training", f"{count(steps, 'step')}, {count(read, unit)} ({epochs(passes)}), {clock(seconds)} minutes"
+    if read and passes and summary.steps and summary.seconds is not None:
+        amount = f"{count(summary.steps, 'step')}, {count(read, unit)} ({epochs(passes)})"
+        yield "training", f"{amount}, {' '.join(duration(summary.seconds))}"
         yield "machine", origin(replace(summary, init_from=without_folders(summary.init_from or "")))
 
 

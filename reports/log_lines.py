@@ -1,6 +1,5 @@
 """The lines that a run logs before its first step and after its last one."""
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,15 +8,14 @@ from base.errors import one_line
 from base.jobs.run_directory import Run
 from base.jobs.summary import Summary
 from base.log import log
-from base.processes import command
+from base.processes import command, watch
 from base.progress import count
 from conf.schema import Config
 from data.batches import num_validated
 from data.documents import DocumentStats
 from data.text import Text
-from gpt.config import ModelConfig
-from gpt.evaluation import Score, describe_windows
-from reports.tensorboard import watch
+from gpt.evaluation import Score
+from gpt.facts import describe_context, describe_shape, describe_windows, epochs, in_nats, share_of
 
 FAR_BELOW = 0.8  # a model that has memorised its text has a lower training loss / best validation loss
 RISEN = 1.02  # and a higher last validation loss / best validation loss
@@ -27,14 +25,6 @@ WORSE_THAN_GUESSING = 1.2  # validation loss / loss of uniform guessing, from wh
 HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
-def share_of(number: int, whole: int) -> str:
-    return f"all {whole:,}" if number == whole else f"{number:,} evenly spaced of {whole:,}"
-
-
-def in_nats(loss: float) -> str:
-    return f"{loss:.4f} nats ({loss / math.log(2):.4f} bits)"
-
-
 def introduce(run: Run, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
     """Log what a run is about to do: text, model, machine, validations, `notes` and number of steps."""
     shape = config.model
@@ -42,63 +32,70 @@ def introduce(run: Run, config: Config, text: Text, machine: str, parameters: in
     log.info(f"text       {text.name}: {first}")
     for line in [*others, *text.notes]:
         log.info(f"           {line}")
-    window = f", window {shape.window}" if shape.window else ""
-    dropout = f", dropout {shape.dropout:g}" if shape.dropout else ""
-    context = f"context {shape.context}{window}"
-    log.info(f"model      {describe_shape(shape)}, {context}: {parameters:,} parameters{dropout}")
+    model = f"{describe_shape(shape)}, {describe_context(shape)}: {parameters:,} parameters"
+    if shape.dropout:
+        model += f", dropout {shape.dropout:g}"
+    log.info(f"model      {model}")
     log.info(f"machine    {machine}")
-    split, steps = len(text.validation), config.trainer.max_steps  # with `minutes`, only known at the end
-    trained = 0 if steps == "auto" else steps * config.data.batch * shape.context
-    part, unit = num_validated(split, trained, False, config.data.val_tokens), text.tokenizer.unit
-    which = (
-        "the whole split" if part == split else f"about {part:,} evenly spaced {unit}s of the split, more at the end"
-    )
+    windows = count(config.data.batch, "window")
+    steps = config.trainer.max_steps
+    if steps == "auto":
+        trained = 0  # with `minutes`, only known at the end
+        training = f"as many steps of {windows} as fit into minutes={config.minutes:g}"
+    else:
+        trained = steps * config.data.batch * shape.context
+        training = f"{count(steps, 'step')} of {windows}, {epochs(trained / len(text.train))}"
+    unit = text.tokenizer.unit
+    split = len(text.validation)
+    validated = num_validated(split, trained, False, config.data.val_tokens)
+    which = "the whole split"
+    if validated < split:
+        which = f"about {validated:,} evenly spaced {unit}s of the split, more at the end"
     log.info(f"validation {which}, {describe_windows(text.mode, shape.context)}")
     if config.data.overfit is not None:
         log.info(f"overfit    the first {split:,} {unit}s of training text are also validation and test")
     for note in notes:
         log.info(note)
-    windows = count(config.data.batch, "window")
-    if steps == "auto":
-        what = f"as many steps of {windows} as fit into minutes={config.minutes:g}"
-    else:
-        what = f"{count(steps, 'step')} of {windows}, {epochs(trained / len(text.train))}"
-    log.info(f"run        {run}: {what}, seed {config.seed}")
-
-
-def describe_shape(shape: ModelConfig) -> str:
-    return f"{count(shape.layers, 'layer')}, {count(shape.heads, 'head')}, {shape.dim} wide"
-
-
-def epochs(number: float) -> str:
-    return f"{number:,.0f} epochs" if number >= 10 else f"{number:.2g} epochs"
+    log.info(f"run        {run}: {training}, seed {config.seed}")
 
 
 def describe(text: Text) -> list[str]:
     """Return log lines about a text: its documents, if any, and the sizes of splits and vocabulary."""
-    lines = [describe_documents(text.documents)] if text.documents else []
+    lines = []
+    if text.documents:
+        lines.append(describe_documents(text.documents))
     sizes = [f"{len(getattr(text, split)):,} {split}" for split in ("train", "validation", "test")]
-    return [*lines, f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct"]
+    lines.append(f"{', '.join(sizes)} {text.tokenizer.unit}s, {text.tokenizer.size} distinct")
+    return lines
 
 
 def describe_documents(documents: DocumentStats) -> str:
     """Return how many documents a text contains, such as `200 lines, 3 of them repeated`."""
-    said = count(sum(documents.counts.values()), documents.rule.kind)
-    said += f", {documents.repeated:,} of them repeated" if documents.repeated else ""
-    blank = count(documents.blank, f"blank {documents.rule.kind}") if documents.rule.kind != "row" else ""
-    blank = blank or f"{count(documents.blank, 'row')} without {one_line(documents.rule.name)}"
-    said += f"; {blank} dropped" if documents.blank else ""
-    copied = f"{documents.copied:,} of those for validation and test are also in training: they are not held out"
-    return said + (f"; {copied}" if documents.copied else "")
+    rule = documents.rule
+    line = count(sum(documents.counts.values()), rule.kind)
+    if documents.repeated:
+        line += f", {documents.repeated:,} of them repeated"
+    if documents.blank and rule.kind == "row":
+        line += f"; {count(documents.blank, 'row')} without {one_line(rule.name)} dropped"
+    elif documents.blank:
+        line += f"; {count(documents.blank, f'blank {rule.kind}')} dropped"
+    if documents.copied:
+        line += f"; {documents.copied:,} of those for validation and test are also in training: they are not held out"
+    return line
 
 
 def show_scores(run: Run, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
     """Log the best checkpoint's validation loss, and how to score what is left; `best` and `last` are (step, score)."""
-    (step, score), (last_step, _), steps = best, last, config.trainer.max_steps
-    unit, split = text.tokenizer.unit, len(text.validation)
+    step, score = best
+    last_step, _ = last
+    steps = config.trainer.max_steps
+    unit = text.tokenizer.unit
+    split = len(text.validation)
     loss = f"{in_nats(score.loss)} per {unit}"
-    if score.bytes != score.characters:
-        loss += f", {score.bpc:.4f} bits per character" if unit == "byte" else f", {score.bpb:.4f} bits per byte"
+    if score.bytes != score.characters and unit == "byte":
+        loss += f", {score.bpc:.4f} bits per character"
+    elif score.bytes != score.characters:
+        loss += f", {score.bpb:.4f} bits per byte"
     which = f"best checkpoint, step {step}"
     if last_step < steps:
         which += f" (stopped at step {last_step:,} of {steps:,}, because it had not fallen since)"
@@ -113,16 +110,17 @@ def show_scores(run: Run, config: Config, text: Text, best: tuple[int, Score], l
 
 def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
     """Return a line about how long the passages are that samples share with the training text."""
-    most, samples = f"{copies['longest']:,} of {count(copies['length'], unit)}", count(copies["samples"], "sample")
-    shared = "the longest passage that a sample shares with the training text"
-    return f"{shared}: median {copies['median']:g}, maximum {most} ({samples}, temperature {copies['temperature']:g})"
+    samples = f"{count(copies['samples'], 'sample')}, temperature {copies['temperature']:g}"
+    lengths = f"median {copies['median']:g}, maximum {copies['longest']:,} of {count(copies['length'], unit)}"
+    return f"the longest passage that a sample shares with the training text: {lengths} ({samples})"
 
 
 def show_samples(samples: Sequence[Sequence[Any]]) -> None:
     """Log the first lines of a sample, [temperature, prompt, text], of the best model; report.html has all of it."""
     lines = [line for *_, sample in samples for line in sample.splitlines() if line.strip()]
+    shown = [line[:SAMPLE_WIDTH] for line in lines[:SAMPLE_LINES]]
     log.info("")
-    log.info("sample     " + "\n           ".join(line[:SAMPLE_WIDTH] for line in lines[:SAMPLE_LINES]))
+    log.info("sample     " + "\n           ".join(shown))
 
 
 def conclude(run: Run, config: Config, report: Path | None) -> None:
@@ -131,19 +129,25 @@ def conclude(run: Run, config: Config, report: Path | None) -> None:
         log.info(f"report     {report}")
     log.info(f"more text  {command('python', 'sample.py', run)}")
     if "tensorboard" in config.logger:
-        watch(run.directory.parent)
+        log.info(watch(run.directory.parent))
 
 
 def baselines(summary: Summary) -> list[tuple[str, float]]:
     """Return pairs (name, nats per token) of the baselines and of the best model."""
-    losses = [("uniform", summary.uniform_loss), (f"{summary.ngram_order}-grams", summary.ngram_loss)]
-    return [(name, loss) for name, loss in [*losses, ("this model", summary.val_loss)] if loss is not None]
+    losses = {
+        "uniform": summary.uniform_loss,
+        f"{summary.ngram_order}-grams": summary.ngram_loss,
+        "this model": summary.val_loss,
+    }
+    return [(name, loss) for name, loss in losses.items() if loss is not None]
 
 
 def describe_baselines(summary: Summary, unit: str) -> str:
     losses = ", ".join(f"{name} {loss:.2f}" for name, loss in baselines(summary))
-    without = "; n-grams left out because the text is too long" if summary.ngram_loss is None else ""
-    return f"{losses} nats per {unit}{without}"
+    line = f"{losses} nats per {unit}"
+    if summary.ngram_loss is None:
+        line += "; n-grams left out because the text is too long"
+    return line
 
 
 def has_diverged(summary: Summary, losses: Sequence[Sequence[float]]) -> bool:
@@ -159,17 +163,22 @@ def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enoug
 
     `losses` are pairs [step, nats] of training, and after `enough` steps a model should have learned something.
     """
-    best, last, steps, epochs = summary.val_loss, summary.last_val_loss, summary.steps, summary.epochs
-    assert best is not None and last is not None and steps is not None and epochs is not None
+    best = summary.val_loss
+    last = summary.last_val_loss
+    assert best is not None and last is not None and summary.steps is not None and summary.epochs is not None
     if has_diverged(summary, losses):
         guessing = f"Guessing uniformly has a loss of {summary.uniform_loss:.2f} nats"
         return [f"{guessing}: training has diverged. What helps: lower learning rates"]
-    said = []
-    if losses and losses[-1][1] < FAR_BELOW * best and last > RISEN * best and epochs > READ_OFTEN:
-        read = f"The text was read {epochs:,.0f} times and memorised from step {summary.best_step:,} on"
-        said.append(f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}")
+    sentences = []
+    fits_training = losses and losses[-1][1] < FAR_BELOW * best
+    if fits_training and last > RISEN * best and summary.epochs > READ_OFTEN:
+        read = f"The text was read {summary.epochs:,.0f} times and memorised from step {summary.best_step:,} on"
+        sentences.append(f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}")
     if summary.ngram_loss is not None and best > summary.ngram_loss:
-        more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={max(2 * steps, enough)}")
-        longer = f"more steps ({more}), " if last == best else ""
-        said.append(f"A {summary.ngram_order}-gram model predicts better. What helps: {longer}{HELP}")
-    return said
+        helps = HELP
+        if last == best:
+            steps = max(2 * summary.steps, enough)
+            more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={steps}")
+            helps = f"more steps ({more}), {HELP}"
+        sentences.append(f"A {summary.ngram_order}-gram model predicts better. What helps: {helps}")
+    return sentences

@@ -1,7 +1,6 @@
 """Build report.html, the report of a finished run."""
 
 import base64
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,16 +8,27 @@ import torch
 from torch import Tensor
 
 from base.jobs.summary import Summary
-from base.progress import clock, count
-from gpt.analysis import attention_maps, by_character, letters
+from base.progress import count
+from gpt.analysis import attention_maps, by_character, letters, spread_over
 from gpt.config import ModelConfig
-from gpt.evaluation import describe_windows, predictions
+from gpt.evaluation import predictions, window_batches
+from gpt.facts import (
+    describe_context,
+    describe_shape,
+    describe_windows,
+    duration,
+    epochs,
+    figure,
+    in_bits,
+    origin,
+    share_of,
+)
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
+from gpt.windows import EvaluationText
 from reports.history import History
-from reports.log_lines import baselines, describe_shape, epochs, share_of
+from reports.log_lines import baselines
 from reports.page import render_page
-from reports.pictures import spread_over
 
 MAX_HEADS = 64  # maximum heads whose attention is shown
 NUM_ATTENDED = 64  # tokens of the passage whose attention is shown
@@ -30,7 +40,9 @@ def page(
     about: dict[str, Any], summary: Summary, history: History, model: GPT, passage: Tensor, tokenizer: Tokenizer
 ) -> str:
     """Return the page of a run and its best model; `passage` is 1 to context + 1 tokens of validation text, (T,)."""
-    passage, unit = passage[: MAX_PASSAGE + 1], tokenizer.unit
+    passage = passage[: MAX_PASSAGE + 1]
+    attended = passage[: min(NUM_ATTENDED, model.config.context)]
+    unit = tokenizer.unit
     data = {
         **{key: about[key] for key in ("written", "differences", "command", "config")},
         "copied": about["copied"] or NOT_COMPARED,
@@ -42,7 +54,7 @@ def page(
             "unit": unit,
         },
         "samples": history.samples.entries,
-        "attention": attention(model, passage[: min(NUM_ATTENDED, model.config.context)], tokenizer.names),
+        "attention": attention(model, attended, tokenizer.names),
         "passage": surprise(model, passage, tokenizer),
     }
     shown = {key: about[key] for key in ("text", "notes", "verdict")}
@@ -52,18 +64,18 @@ def page(
 
 def figures(summary: Summary, config: ModelConfig, unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page, each as [name, value, its unit, *notes]."""
-    nats, seconds, speed = summary.val_loss, summary.seconds, summary.characters_per_second
-    parameters, steps, passes = summary.parameters, summary.steps, summary.epochs
-    assert nats is not None and seconds is not None and parameters and steps and passes
+    nats = summary.val_loss
+    parameters = summary.parameters
+    assert nats is not None and summary.seconds is not None and parameters and summary.steps and summary.epochs
     step = f"best checkpoint, step {summary.best_step:,}"
-    read = f"{summary.characters:,} {unit}s, {epochs(passes)}"
-    read += f", {speed:,.0f} a second during steps" if speed else ""
-    time_unit = "minutes" if seconds < 3599.5 else "hours"
+    read = f"{summary.characters:,} {unit}s, {epochs(summary.epochs)}"
+    if summary.characters_per_second:
+        read += f", {summary.characters_per_second:,.0f} a second during steps"
     size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
     return [
-        ["Validation loss", f"{nats:.4f}", f"nats per {unit}", f"({nats / math.log(2):.4f} bits)", step],
-        ["Training", clock(seconds), time_unit, read, count(steps, "step")],
-        ["Model", size, "parameters", describe_shape(config), f"context {config.context}"],
+        ["Validation loss", figure(nats), f"nats per {unit}", f"({in_bits(nats)})", step],
+        ["Training", *duration(summary.seconds), read, count(summary.steps, "step")],
+        ["Model", size, "parameters", describe_shape(config), describe_context(config)],
     ]
 
 
@@ -74,15 +86,8 @@ def evaluation_note(summary: Summary, unit: str) -> str:
     windows = describe_windows(measured["mode"], measured["context"])
     note = f"Exact: {part} characters of the validation split, in {windows}."
     if summary.last_val_loss != summary.val_loss:
-        note += f" The last checkpoint has a loss of {summary.last_val_loss:.4f} nats."
+        note += f" The last checkpoint has a loss of {figure(summary.last_val_loss)} nats."
     return note
-
-
-def origin(summary: Summary) -> str:
-    """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
-    versions = ", ".join(f"{name} {version}" for name, version in (summary.versions or {}).items())
-    start = f", started from {summary.init_from}" if summary.init_from else ""
-    return f"{summary.device}, {summary.precision}, seed {summary.seed}{start}; {versions}"
 
 
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -91,22 +96,23 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
     chosen = spread_over(model.config.layers, model.config.heads, MAX_HEADS)
     rows, columns = torch.tril_indices(len(tokens), len(tokens))
     weights = torch.stack([maps[head][rows, columns] for head in chosen])  # (heads, T (T + 1) / 2)
+    shades = (weights.sqrt() * 255).round().byte()  # the square root keeps small weights distinct
     return {
         "tokens": [names[token] for token in tokens.tolist()],
         "heads": [f"L{layer}H{head}" for layer, head in chosen],
         "of": model.config.layers * model.config.heads,
-        # A byte each; the square root keeps small weights distinct.
-        "weights": base64.b64encode((weights.sqrt() * 255).round().byte().numpy().tobytes()).decode(),
+        "weights": base64.b64encode(shades.numpy().tobytes()).decode(),
     }
 
 
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the surprisal of each character of a passage, (T,) int64, in thousandths of a nat, and likely tokens."""
-    window = (tokens[None, :-1], tokens[None, 1:], torch.ones(1, len(tokens) - 1, dtype=torch.bool))  # each (1, T - 1)
-    predicted = predictions(model, [window] if len(tokens) > 1 else [])
-    (found,) = by_character(predicted, int(tokens[0]), tokenizer.token_sizes, len(tokens))
-    likely = [
-        [[tokenizer.names[token], round(chance, 4)] for token, chance in zip(*row, strict=True) if chance > 0]
-        for row in zip(found.top.tolist(), found.probabilities.tolist(), strict=True)
-    ]
-    return {"letters": letters(found, tokenizer.decode), "nats": found.millinats.int().tolist(), "likely": likely}
+    text = EvaluationText(tokens.numpy(), tokenizer.token_sizes)
+    windows = text.windows(model.config.context)
+    predicted = predictions(model, window_batches(text, windows, in_order=True))
+    (characters,) = by_character(predicted, text, len(tokens))
+    return {
+        "letters": letters(characters, tokenizer.decode),
+        "nats": characters.millinats.tolist(),
+        "likely": list(characters.likely(tokenizer.names, digits=4)),
+    }

@@ -1,7 +1,8 @@
-"""Build the models of score.py, and print the scores that `gpt.scoring` computes, or write them as an HTML page."""
+"""Build the models of score.py, and print the scores that `gpt.scoring` computes, or write them as a page or CSV."""
 
 import argparse
 import base64
+import csv
 import io
 import json
 import math
@@ -9,6 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import accumulate, repeat
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -19,30 +21,55 @@ from base.errors import InputError, printable
 from base.jobs.run_directory import Run
 from base.progress import count, hidden
 from data.seen import was_read
-from gpt.analysis import Surprisals
+from gpt.analysis import NUM_TOP, Surprisals
 from gpt.checkpoint import build, with_context
-from gpt.evaluation import Score, describe_windows, make_score, totals
+from gpt.evaluation import Score, make_score, totals
+from gpt.facts import describe_windows
 from gpt.model_file import Model, to_device
-from gpt.scoring import Candidate, measure, pieces
+from gpt.scoring import Candidate, measure, measure_documents, pieces
 from gpt.tokenizer import tokenizer_from
-from reports.document_scores import perplexity, print_documents
 from reports.page import render_page
-from reports.text_to_score import EncodedText, display_name
+from reports.text_to_score import Document, EncodedText, display_name, shared_rule
+
+ROWS = 20  # maximum documents in the printed table
+BEGINNING = 60  # characters shown of the beginning of a document
 
 
-class Columns:
-    """A model's surprisals of a text's characters, and the most likely tokens at each, stored as bytes."""
+class CharacterScores:
+    """What a model predicts for each character of a text: the totals and, for a page, small integers."""
 
-    def __init__(self, vocabulary: int) -> None:
-        self.nats = bytearray()  # surprisal in thousandths of a nat, uint16
-        self.likely = bytearray()  # the top-k tokens, uint8 or uint16
-        self.chances = bytearray()  # their probabilities in thousandths, uint16
-        self._token = torch.uint8 if vocabulary <= 256 else torch.uint16
+    def __init__(self, candidate: Candidate) -> None:
+        self.candidate = candidate
+        self.totals = torch.zeros(4, dtype=torch.float64)
+        self.characters = 0  # on the page so far
+        # A text has no more characters than tokens. Memory is used only where something is written.
+        tokens = len(candidate.tokens)
+        vocabulary = candidate.model.vocabulary
+        top = min(NUM_TOP, vocabulary)
+        token = np.uint8 if vocabulary <= 256 else np.uint16
+        self._nats = np.empty(tokens, np.uint16)  # (N,), surprisals in thousandths of a nat
+        self._likely = np.empty((tokens, top), token)  # (N, K), the most likely tokens
+        self._chances = np.empty((tokens, top), np.uint16)  # (N, K), their probabilities in thousandths
 
-    def add(self, characters: Surprisals) -> None:
-        self.nats += characters.millinats.to(torch.uint16).numpy().tobytes()
-        self.likely += characters.top.to(self._token).numpy().tobytes()
-        self.chances += (characters.probabilities * 1000).round().to(torch.uint16).numpy().tobytes()
+    def count(self, piece: Surprisals) -> None:
+        """Add the next characters of the text to the totals."""
+        nats = torch.from_numpy(piece.nats)  # (N,)
+        tokens = torch.from_numpy(piece.tokens)  # (M,)
+        self.totals += totals(nats, tokens, self.candidate.tokenizer.token_sizes)
+
+    def add_to_page(self, piece: Surprisals) -> None:
+        """Store the next characters of the text for the page."""
+        new = slice(self.characters, self.characters + len(piece.nats))
+        self._nats[new] = piece.millinats
+        self._likely[new] = piece.top
+        self._chances[new] = (piece.probabilities * 1000).round()
+        self.characters = new.stop
+
+    @property
+    def columns(self) -> dict[str, memoryview]:
+        """The arrays of the page, by the names that its script reads."""
+        columns = {"nats": self._nats, "likely": self._likely, "chances": self._chances}
+        return {name: column[: self.characters].data for name, column in columns.items()}
 
 
 def print_scores(
@@ -51,30 +78,30 @@ def print_scores(
     """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`)."""
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
-    labels = ["A  ", "B  "] if options.compare else [""]
-    for label, candidate in zip(labels, candidates, strict=True):
-        print(f"{label}{printable(candidate.file)}, step {candidate.step}", file=out)
-        if candidate.trained:
-            print(f"{label}the model was trained on this text; the loss on held-out text is higher", file=out)
+    for candidate in candidates:
+        print(f"{candidate.label}{printable(candidate.file)}, step {candidate.step}", file=out)
+        if candidate.saw_text:
+            warning = "the model was trained on this text; the loss on held-out text is higher"
+            print(f"{candidate.label}{warning}", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
         print("the models' contexts differ: the model with the longer one has an advantage", file=out)
 
     if options.per_document:
-        return print_documents(candidates[0], text.documents, display_name(options), file)
+        print_documents(candidates[0], text.documents, display_name(options), file)
+        return
     validated = "documents" if candidates[0].documents else "disjoint"  # the mode of validation
-    if options.compare and not candidates[0].documents and any(meta["documents"] for *_, meta in loaded):
+    if options.compare and validated == "disjoint" and any(meta["documents"] for *_, meta in loaded):
         print("the models' documents differ, so both read the text in disjoint windows", file=out)
-    if options.window == "documents" != validated:
-        raise InputError("--window documents: needs models that were trained on documents, divided in the same way")
-    modes = [validated] if validated == "documents" and not options.stride else [validated, "strided"]
+    modes = [validated]
+    if validated == "disjoint" or options.stride:
+        modes.append("strided")
     if options.window:
         modes = [options.window]
     detailed = modes[-1]
     if options.per_char:
         modes.reverse()  # because its lines are printed while they are computed
     for mode in modes:
-        in_detail = mode == detailed and (options.per_char or file)
-        if in_detail:
+        if mode == detailed and (options.per_char or file):
             scores = score_in_detail(candidates, mode, options, file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
@@ -87,8 +114,8 @@ def print_scores(
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{display_name(options)}: {length}", file=out)
             print(row("", ["nats/character", "perplexity", "bits/character", "bits/byte"]), file=out)
-        for label, candidate, score in zip(labels, candidates, scores, strict=True):
-            print(row(label + describe(candidate, mode), figures(score)), file=out)
+        for candidate, score in zip(candidates, scores, strict=True):
+            print(row(candidate.label + describe(candidate, mode), figures(score)), file=out)
         if options.compare:
             print(row(f"B - A  {mode} windows", difference(scores)), file=out)
 
@@ -97,43 +124,95 @@ def score_in_detail(
     candidates: list[Candidate], mode: str, options: argparse.Namespace, page_file: TextIO | None
 ) -> list[Score]:
     """Score the text character by character, and return the score of each model."""
-    names = [candidate.tokenizer.names for candidate in candidates]
-    sums = [torch.zeros(4, dtype=torch.float64) for _ in candidates]
-    columns = [Columns(candidate.model.vocabulary) for candidate in candidates]
+    models = [CharacterScores(candidate) for candidate in candidates]
     text = io.StringIO()
     position = 0
-    for characters, found in pieces(candidates, mode):
-        for candidate, total, column, own in zip(candidates, sums, columns, found, strict=True):
-            total += totals(own.nats, own.tokens, candidate.tokenizer.token_sizes)
+    for characters, surprisals in pieces(candidates, mode):
+        for model, piece in zip(models, surprisals, strict=True):
+            model.count(piece)
             if page_file:
-                column.add(own)
+                model.add_to_page(piece)
         if options.per_char:
             with hidden():
-                sys.stdout.writelines(json_lines(position, characters, found, names))
+                sys.stdout.writelines(json_lines(position, characters, surprisals, candidates))
                 sys.stdout.flush()
         if page_file:
             text.write(characters)
         position += len(characters)
-    scores = [make_score(total) for total in sums]
+    scores = [make_score(model.totals) for model in models]
     if page_file:
-        models = [
-            {"name": one.page_name, "mode": describe(one, mode), "figures": figures(own, 4), "vocabulary": tokens}
-            for one, own, tokens in zip(candidates, scores, names, strict=True)
-        ]
-        about = {"title": display_name(options, path=False), "characters": scores[0].characters, "models": models}
-        about["difference"] = difference(scores, 4) if options.compare else None
-        about["trained"] = any(one.trained for one in candidates)
-        page_file.write(page(about, text.getvalue(), columns))
+        about = {
+            "title": display_name(options, path=False),
+            "characters": scores[0].characters,
+            "models": list(map(about_model, candidates, repeat(mode), scores)),
+            "difference": difference(scores, 4) if options.compare else None,
+            "trained": any(candidate.saw_text for candidate in candidates),
+        }
+        page_file.write(page(about, text.getvalue(), models))
     return scores
 
 
-def page(about: dict[str, Any], text: str, columns: list[Columns]) -> str:
-    """Return the page of a text: `about` is what its script reads, and `columns` has an entry for each model."""
-    data: dict[str, bytes | bytearray] = {"letters": text.encode()}
-    for number, column in enumerate(columns):
-        data |= {f"{name}{number}": getattr(column, name) for name in ("nats", "likely", "chances")}
+def about_model(candidate: Candidate, mode: str, score: Score) -> dict[str, Any]:
+    """Return what the script of the page reads about a model."""
+    return {
+        "name": candidate.page_name,
+        "mode": describe(candidate, mode),
+        "figures": figures(score, 4),
+        "vocabulary": candidate.tokenizer.names,
+    }
+
+
+def page(about: dict[str, Any], text: str, models: list[CharacterScores]) -> str:
+    """Return the page of a text: `about` is what its script reads."""
+    data: dict[str, bytes | memoryview] = {"letters": text.encode()}
+    for number, model in enumerate(models):
+        data |= {f"{name}{number}": column for name, column in model.columns.items()}
     packed = {name: base64.b64encode(zlib.compress(raw, 6)).decode() for name, raw in data.items()}
     return render_page("score_page", about["title"], about, packed)
+
+
+def print_documents(candidate: Candidate, documents: list[Document], name: str, file: TextIO | None) -> None:
+    """Print the documents with the highest loss per character, and write all documents to `file` as CSV.
+
+    The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
+    """
+    assert candidate.documents
+    tokenizer = candidate.tokenizer
+    mark = tokenizer.pack(candidate.documents["end"])
+    ends = list(accumulate(document.length + len(mark) for document in documents))
+    marked = np.split(candidate.tokens, ends[:-1])  # each document with its end mark
+    nats = measure_documents(candidate, [np.concatenate((mark, tokens)) for tokens in marked], len(mark))
+    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])
+    losses = nats / characters
+    order = np.argsort(-losses, kind="stable").tolist()
+
+    def beginning(number: int) -> str:
+        length = min(documents[number].length, 4 * BEGINNING)
+        words = tokenizer.decode(marked[number][:length])
+        return printable(" ".join(words.split()))[:BEGINNING]
+
+    size = int(characters.sum())
+    unknown = sum(document.unknown for document in documents)
+    print(f"{name}: {count(len(documents), 'document')}, {count(size, 'character')} with end marks")
+    print(f"{'nats/character':>14}{'perplexity':>16}{'characters':>13}{'unknown':>9}{'line':>9}  document")
+    print(document_row(nats.sum() / size, size, unknown, 0, "all, each from a fresh start"))
+    for number in order[:ROWS]:
+        document = documents[number]
+        print(document_row(losses[number], characters[number], document.unknown, document.line, beginning(number)))
+    if len(order) > ROWS:
+        print(f"and {len(order) - ROWS:,} more" + ("" if file else "; --csv FILE writes all of them"))
+    if file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["document", "line", "nats_per_character", "perplexity", "characters", "unknown", "beginning"])
+        for number in order:
+            loss = float(losses[number])
+            line, unknown, _ = documents[number]
+            figures = [loss, perplexity(loss), int(characters[number]), unknown]
+            table.writerow([number + 1, line or "", *figures, beginning(number)])
+
+
+def document_row(loss: float, characters: int, unknown: int, line: int, text: str) -> str:
+    return f"{loss:>14.6f}{perplexity(loss):>16.6f}{characters:>13,}{unknown:>9,}{line or '':>9}  {text}"
 
 
 def save_test_score(model: Path, score: Score) -> None:
@@ -149,11 +228,16 @@ def save_test_score(model: Path, score: Score) -> None:
 def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
-    candidates, rules = [], [meta["documents"] for *_, meta in loaded]
-    for path, (config, weights, meta), encoded in zip(checkpoints, loaded, text.encoded, strict=True):
-        model, tokenizer = build(config, weights), tokenizer_from(meta["vocabulary"])
-        to_device(model, options.device)
+    labels = ["A  ", "B  "] if options.compare else [""]
+    rule = shared_rule(loaded)
+    documents = vars(rule) if rule else None
+    candidates = []
+    for label, path, encoded, contents in zip(labels, checkpoints, text.encoded, loaded, strict=True):
+        config, weights, meta = contents
+        tokenizer = tokenizer_from(meta["vocabulary"])
         tokens = np.frombuffer(encoded, tokenizer.dtype)
+        model = build(config, weights)
+        to_device(model, options.device)
         if options.context:
             # A window longer than the text would only be padding, which costs time.
             context = min(options.context, max(1, len(tokens) - 1))
@@ -161,34 +245,38 @@ def candidates_of(
                 model = with_context(model, context).eval()
             except ValueError as error:
                 raise InputError(f"--context {context}: {error}") from None
-        stride = min(options.stride or max(1, model.config.context // 2), model.config.context)
-        trained = was_read(meta["texts"], text.sha256, text.files)
-        shared = rules[0] if rules[0] == rules[-1] else None
-        candidates.append(Candidate(path, meta["step"], model, tokenizer, tokens, stride, trained, shared))
+        context = model.config.context
+        stride = min(options.stride or max(1, context // 2), context)
+        saw_text = was_read(meta["texts"], text.sha256, text.files)
+        candidates.append(Candidate(label, path, meta["step"], model, tokenizer, tokens, stride, saw_text, documents))
     return candidates
 
 
 def describe(candidate: Candidate, mode: str) -> str:
     """Return how windows cover the text."""
-    more = {"strided": f", stride {candidate.stride}", "sample": ", as sample.py reads"}.get(mode, "")
     shown = "documents" if mode == "strided" and candidate.documents else mode
-    return describe_windows(shown, candidate.model.config.context) + more
+    windows = describe_windows(shown, candidate.model.config.context)
+    if mode == "strided":
+        return f"{windows}, stride {candidate.stride}"
+    if mode == "sample":
+        return f"{windows}, as sample.py reads"
+    return windows
 
 
-def json_lines(first: int, text: str, found: tuple[Surprisals, ...], names: list[list[str]]) -> Iterator[str]:
+def json_lines(first: int, text: str, surprisals: tuple[Surprisals, ...], candidates: list[Candidate]) -> Iterator[str]:
     """Yield a JSON line for each character of `text`, which begins at position `first` of the whole text."""
-    values = zip(text, *map(json_surprisals, found, names), strict=True)
-    for position, (letter, own, *other) in enumerate(values, first):
-        line = {"position": position, "character": letter} | own
-        if other:
-            line["other"] = other[0]
+    of_models = map(json_surprisals, surprisals, candidates)
+    for position, (character, line, *others) in enumerate(zip(text, *of_models, strict=True), first):
+        line = {"position": position, "character": character} | line
+        for other in others:
+            line["other"] = other
         yield json.dumps(line) + "\n"
 
 
-def json_surprisals(found: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
-    for nats, top, probs in zip(found.nats.tolist(), found.top.tolist(), found.probabilities.tolist(), strict=True):
-        best = {names[token]: round(p, 6) for token, p in zip(top, probs, strict=True) if p > 0}
-        yield {"nats": round(nats, 9), "likely": best}
+def json_surprisals(surprisals: Surprisals, candidate: Candidate) -> Iterator[dict[str, Any]]:
+    likely = surprisals.likely(candidate.tokenizer.names, digits=6)
+    for nats, most_likely in zip(surprisals.nats.tolist(), likely, strict=True):
+        yield {"nats": round(nats, 9), "likely": dict(most_likely)}
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:
@@ -203,6 +291,10 @@ def numbers(score: Score) -> tuple[float, float, float, float]:
     """Return nats per character, perplexity, bits per character and bits per byte."""
     nats = score.bpc * math.log(2)
     return nats, perplexity(nats), score.bpc, score.bpb
+
+
+def perplexity(nats: float) -> float:
+    return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
 
 
 def row(name: str, cells: list[str]) -> str:

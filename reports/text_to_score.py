@@ -39,11 +39,8 @@ class EncodedText(NamedTuple):
     files: list[str]  # hash of the file's text (`data.seen`), or [] for a split of a run
 
 
-def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
-    """Return the text that score.py scores, encoded for each model in `loaded`.
-
-    It is read as a training text is: byte models alone read its bytes; with a character model, all read its characters.
-    """
+def check_models(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> None:
+    """Check the options of score.py that depend on the models."""
     for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
         if options.per_document and meta["documents"] is None:
             why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
@@ -51,10 +48,20 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
         context = options.context or config.context
         if options.stride and options.stride > context:
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
-    tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
-    only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
+    only_bytes = all(isinstance(tokenizer_from(meta["vocabulary"]), ByteTokenizer) for *_, meta in loaded)
     if only_bytes and options.encoding != "utf-8":
         raise InputError(f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes")
+    if options.window == "documents" and shared_rule(loaded) is None:
+        raise InputError("--window documents: needs models that were trained on documents, divided in the same way")
+
+
+def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
+    """Return the text that score.py scores, encoded for each model in `loaded`.
+
+    It is read as a training text is: byte models alone read its bytes; with a character model, all read its characters.
+    """
+    tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
+    only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
     sha256 = ""
     files = []
     with Progress("reading"):
@@ -102,12 +109,13 @@ def display_name(options: argparse.Namespace, path: bool = True) -> str:
 
 def split_of_run(model: Path, split: str) -> bytes:
     """Return a split of the text that a model was trained on: UTF-8 or, for a byte model, its unchanged bytes."""
-    if not model.with_name("last.ckpt").is_file():
+    run = Run(model.resolve().parent.parent)
+    if not run.config.is_file():
         raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
     try:
         text = text_of_run(model)
     except InputError as error:
-        whole = command("python", "score.py", Run(model.resolve().parents[1]).name)
+        whole = command("python", "score.py", run.name)
         raise InputError(f"--split {split}: {error}; {whole} FILE scores a whole file") from None
     return text.tokenizer.utf8(getattr(text, split))
 

@@ -21,7 +21,7 @@ from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from conf.compose import compose
 from conf.keys import KEYS, is_launch
-from conf.overrides import Command, Setting, arguments_of, parse_overrides, settings_of
+from conf.overrides import Command, arguments_of, parse_overrides, settings_of
 from conf.schema import Config, SearchConfig
 from sweeps.sweep import Sweep, Trial, check_inputs, check_sweep, make_trial, run_sweep, sweep_name
 from sweeps.table import Row
@@ -154,17 +154,16 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     directory = check_sweep(name, list(space), command.verbatim("resume"))
     if Run(directory).is_sweep and not (directory / FILE).exists():
         raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
-    runs = corners(fixed, space)
-    same += [f"text={sha256}" for sha256 in sorted(set(check_inputs(runs)))]
+    configs = corners(fixed, space)
+    same += [f"text={sha256}" for sha256 in sorted(set(check_inputs(configs)))]
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
     arguments = list(itertools.chain(*map(arguments_of, fixed)))
     search = Search(name, config, space, arguments, same)
-    _, first = runs[0]
-    return run_sweep(search, first.workers)
+    return run_sweep(search, configs[0].workers)
 
 
-def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[tuple[list[Setting], Config]]:
+def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[Config]:
     """Return a few trials with every choice and both ends of every range in `space`."""
     ends = dict[str, Sequence[Any]]()
     for key, values in space.items():
@@ -172,10 +171,10 @@ def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[tuple[l
             ends[key] = values.choices
         else:
             ends[key] = (values.low, values.high)
-    runs = []
+    configs = []
     for index in range(max(map(len, ends.values()))):
         corner = [setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()]
         overrides = [*fixed, *parse_overrides(corner, search=True)]
         settings = list(itertools.chain(*map(settings_of, overrides)))
-        runs.append((settings, compose(settings)))
-    return runs
+        configs.append(compose(settings))
+    return configs

@@ -16,19 +16,20 @@ from subprocess import DEVNULL, STDOUT
 
 from base.errors import InputError, one_line, printable
 from base.jobs import run_lock, slurm
-from base.jobs.run_directory import RUNS, Run, check_writable, find_model
+from base.jobs.run_directory import RUNS, Run, check_writable
 from base.log import log
 from base.options import spell
-from base.processes import command, cores
+from base.processes import command, cores, watch
 from base.progress import clock, count
 from base.ranks import child_environment
 from conf.compose import compose, read_config
 from conf.keys import FOLDERS, is_launch, is_verbatim
-from conf.overrides import Command, Setting, arguments_of
-from conf.resume_rules import changed, check_trained
+from conf.overrides import Command, arguments_of
+from conf.resume_rules import changed
 from conf.schema import Config, number_of
-from reports.tensorboard import watch
+from gpt.facts import figure
 from sweeps.table import Row, leaderboard, write_page, write_table
+from training.resume import load_init_model
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MAX_NAME = 100  # maximum characters of a trial's name
@@ -139,7 +140,7 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
     how = "interrupted" if status else str(summary.status)
     if summary.val_loss is None or summary.seconds is None:
         return how, how
-    loss = f"validation loss {summary.val_loss:.4f}, {summary.val_bpc:.4f} bits per character"
+    loss = f"validation loss {figure(summary.val_loss)}, {figure(summary.val_bpc)} bits per character"
     return how, f"{how} in {clock(summary.seconds)}, {loss}"
 
 
@@ -185,37 +186,30 @@ def has_finished(run: Run, config: Config) -> bool:
     return run.summary.status == "finished" and long_enough
 
 
-def check_inputs(runs: Iterable[tuple[list[Setting], Config]]) -> list[str]:
+def check_inputs(configs: Iterable[Config]) -> list[str]:
     """Check the text, batch size and initial model of each run, and return the SHA-256 of each run's text."""
     texts: dict[str, str] = {}  # by what is checked, because reading a text is slow
     hashes = []
-    for settings, config in runs:
+    for config in configs:
         start = config.init_from and (config.init_from, config.model)
         inputs = repr((config.data, config.model.context, config.trainer, start))
         if inputs not in texts:
-            texts[inputs] = check_input(settings, config)
+            texts[inputs] = check_input(config)
         hashes.append(texts[inputs])
     return hashes
 
 
-def check_input(settings: list[Setting], config: Config) -> str:
-    from data.corpus import open_corpus
+def check_input(config: Config) -> str:
     from data.text import open_text
 
     devices = number_of(config.trainer.devices)
     config.data.rows(devices)  # raises if the batch cannot be shared out
     if config.workers > 1 and config.trainer.devices not in ("auto", 1):
         raise InputError(f"trainer.devices={spell(config.trainer.devices)}: needs workers=1, not {config.workers}")
-    if config.init_from is None:
-        return open_text(config.data, config.model.context).sha256
-    from gpt import model_file
-
-    # The context, which the fingerprint depends on, may be that model's.
-    model, _, meta = model_file.read(find_model(config.init_from))
-    trained = {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
-    check_trained(compose(settings, trained), trained)
-    corpus = open_corpus(config.data)
-    return corpus.identity(corpus.digests())
+    extra_chars = ""
+    if config.init_from is not None:
+        extra_chars = load_init_model(config).extra_chars
+    return open_text(config.data, config.model.context, extra_chars).sha256
 
 
 def check_text(trial: Trial, sha256: str) -> None:
@@ -275,7 +269,7 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
         log.info(f"{sweep.label(trial)}  {line}")
     if results:
         log.info(f"\n{leaderboard(results)}\n")
-        watch(directory)
+        log.info(watch(directory))
     different = write_page(directory, results)
     log.info(f"report     {directory / 'report.html'}")
     log.info(f"table      {directory / 'sweep.csv'}{different and f'; {different}'}")
@@ -348,7 +342,7 @@ def begin_sweep(command: Command) -> int:
         if has_finished(trial.run, config):
             trial.outcome = "finished"
         trials.append(trial)
-    for trial, sha256 in zip(trials, check_inputs(runs), strict=True):
+    for trial, sha256 in zip(trials, check_inputs(config for _, config in runs), strict=True):
         check_text(trial, sha256)
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)

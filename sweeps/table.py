@@ -19,6 +19,7 @@ from base.progress import clock
 from conf import resume_rules
 from conf.compose import read_config
 from conf.schema import PLUGINS, Config, by_key
+from gpt.facts import figure
 from reports.page import render_page
 
 RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "mode", "steps", "seconds", "parameters", "directory")
@@ -86,7 +87,7 @@ def table_of_runs(runs: Collection[Run]) -> str:
         if config.minutes:
             values[run]["trainer.max_steps"] = ""
     first = next(iter(configs.values()))
-    relevant = {*resume_rules.settings(first), *resume_rules.PATHS, "trainer.max_steps"}
+    relevant = {*resume_rules.conditions_of(first), *resume_rules.PATHS, "trainer.max_steps"}
     relevant -= {"threads", "compile"}
     columns = []
     for key in all_keys(values.values()):
@@ -222,10 +223,6 @@ def mean_cells(averages: list[Row], settings: list[str], tested: bool) -> list[l
         figures = [figure(row[key]) for key in losses]
         lines.append([*(row[key] for key in others), str(row["runs"]), *figures])
     return lines
-
-
-def figure(number: float | None) -> str:
-    return "" if number is None else f"{number:.4f}"
 
 
 def write_page(directory: Path, table: list[Row]) -> str:

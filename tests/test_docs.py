@@ -26,6 +26,47 @@ def commands(script: str, *pages: str) -> list[list[str]]:
     return [shlex.split(line.partition(f"{script}.py")[2]) for line in lines if f"python {script}.py" in line]
 
 
+FIGURE = re.compile(r"(?<![\w.,=])(\d[\d,]*(?:\.\d+)?)\*{0,2} (?:nats|ms|s|minutes|MB|GB|characters/s)\b")
+LOSS = re.compile(r"(?<![\w.,=])\d\.\d{4}\b(?! bits)")
+NUMBER = re.compile(r"(?<![\w.,=])\d[\d,]*(?:\.\d+)?")
+
+
+def sections(page: str) -> dict[str, str]:
+    """Return the sections of a page by the names that links give them."""
+    found = {}
+    for part in re.split(r"^#+ ", page, flags=re.MULTILINE)[1:]:
+        heading = part.partition("\n")[0].lower()
+        found[re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")] = part
+    return found
+
+
+def stands_in(figure: str, section: str) -> bool:
+    """Return whether a section has a figure, or one that rounds to it."""
+    decimals = len(figure.partition(".")[2])
+    values = [float(number.replace(",", "")) for number in NUMBER.findall(section)]
+    return float(figure.replace(",", "")) in [round(value, decimals) for value in values]
+
+
+def test_every_figure_of_the_readme_is_a_result_of_a_command() -> None:
+    readme, results = PAGES["README.md"], sections(PAGES["results.md"])
+    assert "measured on an otherwise idle machine D" in " ".join(results["units-and-machines"].split())
+    measured = {name: part for name, part in results.items() if re.search(r"`(?:python|make|du) [^`]", part)}
+    figures = {*FIGURE.findall(readme), *LOSS.findall(readme)}
+    assert len(figures) > 10
+    assert [each for each in sorted(figures) if not any(stands_in(each, part) for part in measured.values())] == []
+    links = re.findall(r"\[([^\]]*)\]\(docs/results\.md#([\w-]+)\)", readme)
+    assert len(links) > 3
+    for shown, name in links:
+        assert all(stands_in(each, results[name]) for each in FIGURE.findall(shown)), (shown, name)
+
+
+def test_every_link_to_a_section_leads_to_one() -> None:
+    names = {page: [*sections(text)] for page, text in PAGES.items()}
+    for page, text in PAGES.items():
+        for file, name in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", text):
+            assert name in names[Path(file or page).name], f"{page}: {file}#{name}"
+
+
 @pytest.mark.slow
 def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("optuna", extra="search")

@@ -515,6 +515,18 @@ def test_splits_that_cannot_be_scored(trained: Path, score: Call, sample: Call, 
         "first --split test --encoding latin-1": "--encoding latin-1",
     }.items():  # fmt: skip
         one_line(score(*arguments.split()), 2, said, program="score.py")
+    scores = score("first", "--split", "test").out
+    for checkpoint in Path("runs/first/checkpoints").glob("*.ckpt"):
+        checkpoint.unlink()
+    assert score("first", "--split", "test").out == scores, "config.yaml and the model file name the text"
+    settings = Path("runs/first/config.yaml").read_text()
+    for broken, reason in {
+        settings.replace("batch: 8", "batch: eight"): "batch=eight: must be",
+        settings[:60]: "'data'", "- [": "while parsing",
+    }.items():  # fmt: skip
+        Path("runs/first/config.yaml").write_text(broken)
+        one_line(score("first", "--split", "test"), 2, "runs/first/config.yaml: ", reason, program="score.py")
+    Path("runs/first/config.yaml").write_text(settings)
     Path("book.txt").rename("moved.txt")
     said = "data.path=book.txt: no such file or directory"
     one_line(score("first", "--split", "test"), 2, said, "python score.py first FILE", program="score.py")

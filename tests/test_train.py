@@ -29,7 +29,7 @@ from tests.reference.models import fill
 
 
 def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.callbacks.metrics.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("training.callbacks.display.LINE_SECONDS", 0.0)
     ended, run = train("name=first"), Path("runs/first")
     assert ended.status == 0 and ended.err == "" and ended.out == (run / "train.log").read_text()
     assert os.listdir("runs") == ["first"]

@@ -10,7 +10,7 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 
 from base import ranks
-from base.errors import InputError, is_out_of_memory, one_line, redacted
+from base.errors import InputError, is_out_of_memory, one_line
 from base.progress import Progress
 from conf.compose import instantiate
 from data.datamodule import ENDLESS
@@ -30,14 +30,12 @@ from training.run_plan import RunPlan
 def build_module(plan: RunPlan) -> LitGPT:
     """Return the LightningModule of the run that `plan` describes."""
     config, text = plan.config, plan.text
-    saved = ("name", "fingerprint", "extra_chars", "texts")
+    data = {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "texts")}
+    data["divided"] = text.documents and vars(text.documents.rule)
     module = LitGPT(
         config,
         text.tokenizer,
-        data=vars(config.data)
-        | {key: value and redacted(value) for key, value in config.data.places().items()}
-        | {key: getattr(text, key) for key in saved}
-        | {"divided": text.documents and vars(text.documents.rule)},
+        data=data,
         conditions=plan.conditions,
         start=f"{plan.run.directory.name}, step {plan.resume_point.step if plan.resume_point else 0}",
         history=plan.resume_point.history if plan.resume_point else History(),

@@ -225,8 +225,8 @@ class LitGPT(L.LightningModule):
         """Sum the losses over all devices, and log `val/loss` in nats per token, `val/bpc` and `val/bpb`."""
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
-        first = self.trainer.datamodule.text.first_validated  # type: ignore[attr-defined]
-        self.score = make_score(totals + first_totals(first, self.net.vocabulary, self.token_sizes))
+        text = self.trainer.datamodule.text.evaluated  # type: ignore[attr-defined]
+        self.score = make_score(totals + first_totals(text))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
             raise Diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")

@@ -28,7 +28,7 @@ from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
 from gpt.checkpoint import build, model_state, without_folders
-from gpt.evaluation import Score, choose_windows, evaluate, measured, window_batches
+from gpt.evaluation import Score, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT, untrained
 from gpt.training_checkpoint import read, write_model
@@ -58,16 +58,16 @@ class EvaluatedModel(NamedTuple):
 
 def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
     """Return the score of a model on `count` tokens of the validation split, which are evenly spread over the split."""
-    text = plan.text
-    chosen = choose_windows(text.validation, plan.config.model.context, end=text.end, most=count)
+    text = plan.text.evaluated
+    chosen = text.windows(plan.config.model.context, most=count)
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
-            for each in window_batches(text.validation, chosen, end=text.end):
-                yield each
-                progress.update(int(each[2].sum()))
+            for inputs, targets, counted in window_batches(text, chosen):
+                yield inputs, targets, counted
+                progress.update(int(counted.sum()))
 
-        return evaluate(model, windows(), text.first_validated, text.tokenizer.token_sizes)
+        return evaluate(model, text, windows())
 
 
 def evaluate_models(

@@ -1,7 +1,7 @@
 """What a run starts from: the newest checkpoint of a run to resume, unchanged, or a trained model (`init_from=`)."""
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,8 +14,8 @@ from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
 from conf.compose import compose_resumed, read_config
-from conf.overrides import Command
-from conf.resume_rules import check_unchanged, settings
+from conf.overrides import Setting
+from conf.resume_rules import check_trained, check_unchanged, conditions_of, trained_groups
 from conf.schema import Config
 from reports.history import History
 
@@ -27,24 +27,16 @@ if TYPE_CHECKING:
     from gpt.tokenizer import Tokenizer
 
 
-def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
+def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, bool]:
     """Return the configuration, the directory of the run, and whether this is an earlier run, which is then locked.
 
-    The configuration of an earlier run is its config.yaml, changed by the command line.
+    The configuration of an earlier run is its config.yaml, changed by the `settings` on the command line.
     """
-    restart = dict[str, Any]()
     if config.resume is None:
-        name = config.name or run_directory.new_name(config)
         if not ranks.restarted():
-            if config.allow:
-                raise InputError(f"allow={spell(config.allow)}: only works with resume=")
-            if ranks.rank() == 0:
-                if config.name is not None:
-                    run_directory.check_free(name)
-                run_directory.check_writable(name)
-            return config, Run(RUNS / name), False
-        restart = {"resume": "auto", "name": name}  # a restart repeats the command line of the first start
-        config = replace(config, **restart)
+            return config, new_run(config), False
+        # A restart repeats the command line of the first start, so it continues the run that this created.
+        config = replace(config, resume="auto", name=config.name or run_directory.new_name(config))
     assert config.resume is not None
     if config.resume == "auto" and config.name is None:
         run = newest_unfinished()
@@ -60,8 +52,20 @@ def find_run(command: Command, config: Config) -> tuple[Config, Run, bool]:
     except InputError as error:
         start = shlex.quote(f"init_from={run}")
         raise InputError(f"{error}; if another version made this run, {start} starts from its model") from None
-    (given,) = command.runs()
-    return replace(compose_resumed(given, stored), **restart), run, True
+    resumed = compose_resumed(settings, stored)
+    return replace(resumed, resume=config.resume), run, True
+
+
+def new_run(config: Config) -> Run:
+    """Return the directory of a new run after checking that it can be created."""
+    name = config.name or run_directory.new_name(config)
+    if config.allow:
+        raise InputError(f"allow={spell(config.allow)}: only works with resume=")
+    if ranks.rank() == 0:
+        if config.name is not None:
+            run_directory.check_free(name)
+        run_directory.check_writable(name)
+    return Run(RUNS / name)
 
 
 def newest_unfinished() -> Run | None:
@@ -123,7 +127,7 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
 
 def check_resumed(run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
     """Check that a resumed run will match an uninterrupted one, then remove unfinished files."""
-    before = point.conditions if point else {**now, **settings(read_config(run.directory))}
+    before = point.conditions if point else {**now, **conditions_of(read_config(run.directory))}
     if is_other_gpu(before, now) and spell(now["trainer.deterministic"]) != "true":
         devices = f"device={now['device']} (the run has {before['device']})"
         log.info(f"resume: continues with {devices}, so it will not match the original run bit for bit")
@@ -161,11 +165,6 @@ class InitModel:
     def texts(self) -> list[Any]:
         return self.meta["texts"]
 
-    @property
-    def groups(self) -> dict[str, dict[str, Any]]:
-        # What a run must have to start from this model, as configuration group -> key -> value.
-        return {"model": vars(self.config), "data": {"tokenizer": self.meta["vocabulary"]["kind"]}}
-
     def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
         """Copy the weights of this trained model into the model of a run."""
         import torch
@@ -183,11 +182,13 @@ class InitModel:
 
 
 def load_init_model(config: Config) -> InitModel:
-    """Load the trained model that `init_from=` names: a run or a model file."""
+    """Load the trained model that `init_from=` names, a run or a model file, and check that `config` fits it."""
+    from gpt.model_file import read
+
     try:
         path = run_directory.find_model(config.init_from)
-        from gpt.model_file import read
-
-        return InitModel(path, *read(path))
+        model = read(path)
     except InputError as error:
         raise InputError(f"init_from: {error}") from None
+    check_trained(config, trained_groups(model.config, model.meta))
+    return InitModel(path, *model)

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -16,9 +16,7 @@ from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.log import log
 from base.progress import Progress
-from conf.compose import compose
-from conf.overrides import Command
-from conf.resume_rules import check_trained
+from conf.overrides import Setting
 from conf.schema import Config, number_of
 from training.errors import resume_hint, stoppable, with_advice
 from training.launch import check_launch, launch
@@ -30,47 +28,43 @@ if TYPE_CHECKING:
     from training.run_plan import RunPlan
 
 
-def main(command: Command, config: Config, started: float) -> int:
+def main(settings: Sequence[Setting], config: Config, started: float) -> int:
     """Train and evaluate a run, write its report, and return the exit status of the process.
 
-    If the run uses one device, it trains in this process. If it uses several devices, this process starts another
-    process for each device and waits for them.
+    `config` is composed from the `settings` on the command line. If the run uses one device, it trains in this process.
+    If it uses several devices, this process starts another process for each device and waits for them.
     """
-    config, run, resumed = find_run(command, config)
+    found_by_name = config.name is not None and config.resume == "auto"
+    config, run, resumed = find_run(settings, config)
     check_launch(config)
     devices = number_of(config.trainer.devices)
     if devices > 1 and not ranks.launched():
         run_lock.release()  # because rank 0, another process, locks the run
         settled = [f"resume={run}" if resumed else f"name={run.name}"]
-        if command.verbatim("name") is not None and config.resume == "auto":
+        if found_by_name:
             settled = []  # each rank finds the run by its name
         return launch(devices, settled, partial(resume_hint, run))
     with stoppable(run):
-        plan = settle(command, config, run, resumed, started)
+        same_data = resumed and not any(setting.key.partition(".")[0] == "data" for setting in settings)
+        plan = settle(config, run, resumed, same_data, started)
         from training.fit import fit  # loads what evaluates and reports
 
         fit(plan)
     return 0
 
 
-def settle(command: Command, config: Config, run: Run, resumed: bool, started: float) -> "RunPlan":
-    """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
+def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: float) -> "RunPlan":
+    """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`.
+
+    `same_data` says that a resumed run takes all settings of its data from its config.yaml.
+    """
     with Progress("checking checkpoints"):
         point = find_point(run, config) if resumed else None
     with Progress("loading the model to start from"):
         start = load_init_model(config) if config.init_from is not None and not point else None
-    if start:
-        if not resumed:
-            (settings,) = command.runs()
-            composed = compose(settings, start.groups)
-            config = replace(config, model=composed.model, data=composed.data)
-        check_trained(config, start.groups)
-    loading, pool = list[Future[float]](), ThreadPoolExecutor(1)  # loads PyTorch while the text is read
-    found = lambda cache: loading.append(pool.submit(load_training, cache))  # noqa: E731
-    stored = run if resumed and not command.sets("data") else None
-    text = open_run_text(config, point or start, stored, found)
+    text, importing = open_run_text(config, point or start, run if same_data else None)
     with Progress("loading PyTorch and Lightning"):
-        startup = StartUp(started, import_seconds=loading[0].result())
+        startup = StartUp(started, import_seconds=importing.result())
         from training.choosing.choose import choose
         from training.quiet_lightning import quiet_lightning
         from training.run_plan import RunPlan
@@ -100,20 +94,23 @@ def load_training(cache: Path) -> float:
 
 
 def open_run_text(
-    config: Config, origin: ResumePoint | InitModel | None, stored: Run | None, found: Callable[[Path], None]
-) -> "Text":
+    config: Config, origin: ResumePoint | InitModel | None, stored: Run | None
+) -> tuple["Text", Future[float]]:
     """Open the text of a run, whose vocabulary contains that of `origin`, the checkpoint or model it starts from.
 
-    `stored` is the run whose config.yaml names the text, or None if the command line does.
+    While the text is read, a thread imports PyTorch: the second result is its future (`load_training`). `stored` is the
+    run whose config.yaml names the text, or None if the command line does.
     """
     from data.corpus import open_corpus
     from data.text import encode_corpus
 
     try:
         corpus = open_corpus(config.data)
-        found(corpus.cache)
+        importing = ThreadPoolExecutor(1).submit(load_training, corpus.cache)
         text = encode_corpus(corpus, config.data, config.model.context, origin.extra_chars if origin else "")
-        return text.read_before(origin.texts) if origin else text
+        if origin:
+            text = text.read_before(origin.texts)
+        return text, importing
     except InputError as error:
         if stored is None:
             raise

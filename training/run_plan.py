@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from base.jobs.run_directory import Run
-from conf.resume_rules import settings
+from conf.resume_rules import conditions_of
 from conf.schema import Config
 from data.text import Text
 from training.choosing.choose import Choice
@@ -76,7 +76,7 @@ class RunPlan:
             device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
         elif self.machine.gpu:
             device += f" {self.machine.gpu.name}"
-        return settings(self.config) | {
+        return conditions_of(self.config) | {
             "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
             "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
             "world_size": self.machine.devices,

@@ -1,7 +1,6 @@
 """Export to one HTML file that generates text in a browser; `web_page/gpt.js` computes the logits."""
 
 import base64
-import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +9,7 @@ import torch
 
 from base.html import render
 from base.progress import count
+from gpt.facts import describe_context, describe_shape, in_nats
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 
@@ -54,7 +54,8 @@ def write(
 
 def about(model: GPT, meta: dict[str, Any]) -> str:
     """Return one sentence that describes the model to a visitor of the page, without a full stop."""
-    weights, loss = model.num_parameters(), meta["val_loss"]
+    weights = model.num_parameters()
+    loss = meta["val_loss"]
     size = f"{weights / 1e6:.2g} million weights" if weights >= 1e5 else count(weights, "weight")
     trained = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
     unit = tokenizer_from(meta["vocabulary"]).unit
@@ -63,11 +64,9 @@ def about(model: GPT, meta: dict[str, Any]) -> str:
 
 def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
     """Return the model's details as short phrases."""
-    config, unit = model.config, tokenizer_from(meta["vocabulary"]).unit
+    unit = tokenizer_from(meta["vocabulary"]).unit
     loss = meta["val_loss"]
-    return [
-        f"{count(config.layers, 'layer')}, {count(config.heads, 'head')}, {config.dim} wide",
-        f"context {config.context}" + (f", window {config.window}" if config.window else ""),
-        f"{model.vocabulary:,} {unit}s",
-        *([] if loss is None else [f"validation loss {loss:.4f} nats ({loss / math.log(2):.4f} bits) per {unit}"]),
-    ]
+    listed = [describe_shape(model.config), describe_context(model.config), f"{model.vocabulary:,} {unit}s"]
+    if loss is not None:
+        listed.append(f"validation loss {in_nats(loss)} per {unit}")
+    return listed

@@ -87,7 +87,7 @@ def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> No
     assert inherited(stored("a")) == FOUND and summary("a")["steps"] == 3
     for content, said in (("sed: 8\n", "In 'experiment/c': sed: no such key"), ("layers: [", "while parsing")):
         Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
-        composing._cached.cache_clear()  # as a new process begins
+        composing._composed.clear()  # as a new process begins
         one_line(train(chain, "experiment=a", defaults=False), 2, said)
 
 

@@ -1,14 +1,19 @@
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
+
+import pytest
 
 from base.errors import InputError
 from conf import compose as composing
 from conf.overrides import read_command
-from conf.resume_rules import changed, check_trained
+from conf.resume_rules import changed, check_trained, trained_groups
 from conf.schema import Config
 from gpt.config import ModelConfig
+from gpt.model_file import read_description
 from tests.conf.test_defaults import compose
 from tests.conftest import refusal
+from tests.model_files import LETTERS, filled, write_model_file
 
 
 def resumed(stored: Config, *typed: str) -> Config:
@@ -48,14 +53,16 @@ TRAINED = vars(ModelConfig(layers=3, heads=3, dim=96, context=64, dropout=0.1, p
 
 def started(model: dict[str, Any], tokenizer: str, *typed: str) -> Config:
     """What a run is that starts from a model."""
-    groups = {"model": model, "data": {"tokenizer": tokenizer}}
-    (given,) = read_command([*typed, "init_from=a"]).runs()
-    config = composing.compose(given, groups)
-    check_trained(config, groups)
+    vocabulary = LETTERS if tokenizer == "char" else {"kind": "byte"}
+    size = 11 if tokenizer == "char" else 256
+    write_model_file("a", filled(ModelConfig(**model), size), vocabulary)
+    config = compose([*typed, "init_from=a"])
+    check_trained(config, trained_groups(*read_description("a")))
     return config
 
 
-def test_a_trained_model_brings_its_shape() -> None:
+def test_a_trained_model_brings_its_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     config = started(TRAINED, "byte", "model.dropout=0.3", "model.layers=3", "optim.lr=0.5")
     assert vars(config.model) == TRAINED | {"dropout": 0.3}
     assert config.data.tokenizer == "byte" and config.optim.lr == 0.5 and config.init_from == "a"
@@ -70,6 +77,18 @@ def test_a_trained_model_brings_its_shape() -> None:
         (["model.context=128"], "model.context=128 (the model has 64)"),
     ):
         assert refusal(InputError, started, TRAINED, "char", *wrong) == f"init_from=a: cannot change {listed}"
+    shown = composing.show(*read_command(["init_from=a"]).runs())
+    assert "layers: 3" in shown and "dim: 96" in shown and "dropout: 0.1" in shown
+
+
+def test_a_model_that_is_missing_or_damaged_is_reported_where_it_is_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("damaged").write_text("no model")
+    for name in ("gone", "damaged"):
+        config = compose([f"init_from={name}", "model.layers=3"])  # a run that resumes needs no such model
+        assert config == replace(compose(["model.layers=3"]), init_from=name)
 
 
 def ran(*typed: str) -> Config:

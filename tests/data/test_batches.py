@@ -5,8 +5,17 @@ import numpy as np
 import pytest
 import torch
 
-from data.batches import STEPS, Windows, batches_on_device, on_device, train_batch, window_starts, windows_per_epoch
-from gpt.evaluation import choose_windows, window_batches  # fmt: skip
+from data.batches import (
+    STEPS,
+    TrainingWindows,
+    batches_on_device,
+    on_device,
+    train_batch,
+    window_starts,
+    windows_per_epoch,
+)
+from gpt.evaluation import window_batches
+from gpt.windows import EvaluationText
 
 
 def test_epochs_take_every_window_of_their_phase_once():
@@ -39,7 +48,7 @@ def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, 
         needed = len(tokens) * (1 if dtype == np.uint8 else 4)
         resident = on_device(tokens, torch.device(device), max_bytes=needed)
         assert isinstance(resident, torch.Tensor) and resident.nbytes == needed
-        windows = Windows(tokens, 3, 8, 50)
+        windows = TrainingWindows(tokens, 3, 8, 50)
         for begin, rows in ((0, slice(None)), (STEPS - 3, slice(2, 5)), (2 * STEPS, slice(7, 8))):
             found_from = batches_on_device(resident, windows, begin, rows)
             for step, found in enumerate(islice(found_from, STEPS + 5), begin):
@@ -50,20 +59,20 @@ def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, 
 
 def test_batches_are_the_text_at_its_starts_in_one_endless_sequence_cut_anywhere():
     tokens = np.random.default_rng(0).integers(200, size=1000).astype(np.uint8)
-    batch = train_batch(Windows(tokens, 3, 6, 20), 11)
+    batch = train_batch(TrainingWindows(tokens, 3, 6, 20), 11)
     assert batch.dtype == torch.int64 and batch.shape == (6, 21)
     for row, start in zip(batch.tolist(), window_starts(1000, 3, 11, 6, 20).tolist(), strict=True):
         assert row == tokens[start : start + 21].tolist()
     tokens = np.arange(500, dtype=np.uint16)
-    whole = train_batch(Windows(tokens, 1, 240, 9), 0)
+    whole = train_batch(TrainingWindows(tokens, 1, 240, 9), 0)
     for batch in (1, 7, 24, 60):
-        joined = torch.cat([train_batch(Windows(tokens, 1, batch, 9), step) for step in range(240 // batch)])
+        joined = torch.cat([train_batch(TrainingWindows(tokens, 1, batch, 9), step) for step in range(240 // batch)])
         assert torch.equal(joined, whole[: len(joined)])
-    third = train_batch(Windows(tokens, 1, 24, 9), 3)
+    third = train_batch(TrainingWindows(tokens, 1, 24, 9), 3)
     for size in (24, 8, 4, 1):  # of what a rank, or one of its micro-batches, takes
-        rows = [train_batch(Windows(tokens, 1, 24, 9), 3, slice(at, at + size)) for at in range(0, 24, size)]
+        rows = [train_batch(TrainingWindows(tokens, 1, 24, 9), 3, slice(at, at + size)) for at in range(0, 24, size)]
         assert torch.equal(torch.cat(rows), third)
-    assert not torch.equal(third, train_batch(Windows(tokens, 2, 24, 9), 3)), "they depend on the seed"
+    assert not torch.equal(third, train_batch(TrainingWindows(tokens, 2, 24, 9), 3)), "they depend on the seed"
     # Written down once: a change here means that old runs can no longer be resumed exactly.
     assert window_starts(1_000_000, 1337, 12, 4, 64).tolist() == [52834, 520482, 558242, 584226]
     assert window_starts(100, 1337, 3, 12, 16).tolist() == [60, 12, 76, 44, 74, 58, 42, 26, 10, 73, 41, 57]
@@ -79,12 +88,13 @@ def naive_windows(length, context, stride):
     return windows
 
 
-def counted_of(length, context, batch, rank, ranks, **options):
+def counted_of(length, context, batch, rank, ranks, stride, most):
     """(start of the window, target) of all counted targets of a text 0..length-1, and how many batches there are."""
     found, batches = [], 0
     tokens = np.arange(length, dtype=np.uint8)
-    windows = choose_windows(tokens, context, **options)
-    for inputs, targets, counted in window_batches(tokens, windows, batch * context, rank=rank, ranks=ranks):
+    text = EvaluationText(tokens, np.ones((256, 2), np.int64), stride=stride)
+    windows = text.windows(context, most)
+    for inputs, targets, counted in window_batches(text, windows, batch * context, rank=rank, ranks=ranks):
         assert inputs.dtype == targets.dtype == torch.int64 and counted.dtype == torch.bool
         assert inputs.shape == targets.shape == counted.shape and inputs.shape[1] <= context
         for row, place in counted.nonzero().tolist():
@@ -101,9 +111,9 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
     for _ in range(150):
         context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
         length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
-        options = {"stride": rng.choice([None, rng.randint(1, context)]), "most": most}
-        stride = options["stride"] or context
-        parts = [counted_of(length, context, batch, rank, ranks, **options) for rank in range(ranks)]
+        stride = rng.choice([None, rng.randint(1, context)])
+        parts = [counted_of(length, context, batch, rank, ranks, stride, most) for rank in range(ranks)]
+        stride = stride or context
         windows = naive_windows(length, context, stride)
         found = sorted(each for part, _ in parts for each in part)
         starts = sorted({start for start, _ in found})
@@ -126,7 +136,7 @@ def test_windows_of_documents_begin_at_the_nearest_end_mark(end):
     for place in (0, 50, 51, 53, *range(100, 3000, 70), 2990):
         tokens[place : place + len(end)] = end
     context, moved = 20, 0
-    windows = Windows(tokens, 4, 6, context, np.array(end, np.uint16))
+    windows = TrainingWindows(tokens, 4, 6, context, np.array(end, np.uint16))
     whole = tokens.tolist()
     for step in range(20):
         plain = window_starts(3000, 4, step, 6, context)

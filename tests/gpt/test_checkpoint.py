@@ -5,7 +5,7 @@ from typing import Any
 
 import torch
 
-from conf.resume_rules import settings
+from conf.resume_rules import conditions_of
 from conf.schema import Config
 from gpt.checkpoint import load, load_checkpoint, without_folders
 from gpt.config import ModelConfig
@@ -92,6 +92,6 @@ def test_another_model_or_other_settings_are_another_format() -> None:
         data.overfit data.batch data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2
         optim.muon_every optim.min_lr optim.warmup optim.schedule optim.cooldown optim.weight_decay optim.betas
         optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"""
-    given = [name for name in settings(Config()) if not name.startswith("model.")]
+    given = [name for name in conditions_of(Config()) if not name.startswith("model.")]
     found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)
     assert found == (1, model.split(), names.split()), "give FORMAT a new number, too"

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.evaluation import Score, choose_windows, evaluate, evaluation_windows, window_batches, window_totals
+from gpt.evaluation import Score, evaluate, window_batches, window_totals
 from gpt.model import GPT
+from gpt.windows import EvaluationText
 from tests.reference import losses
 from tests.reference.models import fill, tiny
 
@@ -19,10 +20,11 @@ ALPHABET = sorted(set(TEXT))
 TOKENS = [ALPHABET.index(letter) for letter in TEXT]
 SIZES = [len(letter.encode()) for letter in ALPHABET]
 TOKEN_SIZES = np.array([[1] * len(ALPHABET), SIZES]).T  # (V, 2)
+SCORED = EvaluationText(np.array(TOKENS), TOKEN_SIZES)
 
 
 def windows(batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
-    return evaluation_windows(np.array(TOKENS), 7, batch)
+    return window_batches(SCORED, SCORED.windows(7), batch * 7)
 
 
 def build(**changes) -> GPT:
@@ -30,7 +32,7 @@ def build(**changes) -> GPT:
 
 
 def run(model: GPT, batch: int = 3) -> Score:
-    return evaluate(model, windows(batch), TOKENS[0], TOKEN_SIZES)
+    return evaluate(model, SCORED, windows(batch))
 
 
 def test_sums_of_surprisals_equal_the_loop_for_every_kind_of_number() -> None:
@@ -84,8 +86,9 @@ def windows_read(
 ) -> list[tuple[tuple[int, ...], int]]:
     """For each counted token, (the tokens of its window before it, the token), in the order of the windows."""
     found = []
-    windows = choose_windows(tokens, context, stride=stride, end=end, most=most)
-    for inputs, targets, counted in window_batches(tokens, windows, batch * context, end=end, **more):
+    text = EvaluationText(tokens, TOKEN_SIZES, end, stride)
+    windows = text.windows(context, most)
+    for inputs, targets, counted in window_batches(text, windows, batch * context, **more):
         for row, column in counted.nonzero().tolist():
             found.append((tuple(inputs[row, : column + 1].tolist()), int(targets[row, column])))
     return found
@@ -118,5 +121,5 @@ def test_forward_is_in_full_precision_without_gradients_one_window_at_a_time() -
     # A split need not fit in memory: batch n + 1 is asked for after batch n was computed.
     seen.clear()
     asked = (seen.append("asked") or window for window in windows(1))
-    evaluate(model, asked, TOKENS[0], TOKEN_SIZES)
+    evaluate(model, SCORED, asked)
     assert len(seen) >= 8 and set(seen[::2]) == {"asked"} and "asked" not in seen[1::2]

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.flop_counter import FlopCounterMode
 
-from data.batches import Windows, batches_on_device
+from data.batches import TrainingWindows, batches_on_device
 from gpt.analysis import attention_maps
 from gpt.checkpoint import copy_weights, with_context
 from gpt.config import ModelConfig
@@ -51,7 +51,7 @@ def test_equals_numpy() -> None:
 def test_a_training_step_stays_on_its_device_and_reads_no_number(config: ModelConfig) -> None:
     """On torch's meta device, which knows shapes only: to read a number, or to mix in a CPU's tensor, is an error."""
     text = torch.empty(500, dtype=torch.uint8, device="meta")
-    batches = batches_on_device(text, Windows(np.empty(500, np.uint8), 0, 8, config.context), 3, slice(2, 5))
+    batches = batches_on_device(text, TrainingWindows(np.empty(500, np.uint8), 0, 8, config.context), 3, slice(2, 5))
     with torch.device("meta"):
         trained, model = GPT(config, 7), GPT(config, V)
     copy_weights(model, trained, torch.arange(7, device="meta"))

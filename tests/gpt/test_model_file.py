@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from gpt.model_file import CheckpointError, parse, read
-from tests.model_files import filled, write_model_file
+from gpt.model_file import CheckpointError, parse, read, read_description
+from tests.model_files import by_hand, filled, write_model_file
 from tests.reference.models import tiny
 
 
@@ -25,6 +25,17 @@ def test_any_safetensors_reader_opens_it(tmp_path: Path) -> None:
         assert tensors.keys() == weights.keys() and all(torch.equal(tensors[key], weights[key]) for key in weights)
         sha = hashlib.sha256(b"".join(tensors[key].numpy().tobytes() for key in sorted(tensors))).hexdigest()
         assert described["sha256"] == sha and described["val_loss"] == 1.25
+
+
+def test_a_description_is_read_without_the_weights(tmp_path: Path) -> None:
+    path = tmp_path / "a.safetensors"
+    path.write_bytes(by_hand(val_loss=1.25))
+    config, _, meta = read(path)
+    assert read_description(path) == (config, meta)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(CheckpointError):
+        read(path)
+    assert read_description(path) == (config, meta)
 
 
 def test_an_error_of_the_disk_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,6 +77,19 @@ def test_what_is_not_a_description_is_refused(tmp_path: Path) -> None:
         read(tmp_path / "none.safetensors")
     with pytest.raises(ValueError, match="not a JSON object"):
         parse("[]")
+    text = {"sha256": "a", "split": "b"}
+    measured = {"mode": "disjoint", "context": 8, "stride": 8, "characters": 9}
+    for field, changes in {
+        "step": {"step": -1}, "val_loss": {"val_loss": "2"}, "evaluation": {"evaluation": 5}, "texts": {"texts": [5]},
+        "evaluation.mode": {"evaluation": measured | {"mode": 3}},
+        "evaluation.stride": {"evaluation": measured | {"stride": 2**63}},
+        "texts.split": {"texts": [text, {"sha256": "a"}]}, "texts.files": {"texts": [text | {"files": [1]}]},
+        "documents.end": {"documents": {"kind": "line", "name": "line"}},
+    }.items():  # fmt: skip
+        (tmp_path / "b.safetensors").write_bytes(by_hand(**changes))
+        for reader in (read, read_description):
+            with pytest.raises(CheckpointError, match=rf"\({field} is missing, of the wrong type or out of range\)"):
+                reader(tmp_path / "b.safetensors")
     longer = {"kind": "part", "end": "a" * 101, "name": "x"}
     with pytest.raises(CheckpointError, match="the end mark of documents must have 1 to 100"):
         read(write_model_file(tmp_path / "a.safetensors", filled(tiny(layers=1)), documents=longer))

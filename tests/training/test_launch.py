@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from conf.compose import read_config
 from conf.schema import Config
-from data.batches import Windows, train_batch
+from data.batches import TrainingWindows, train_batch
 from data.text import Text, open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
@@ -60,7 +60,7 @@ def mean_of_halves(config: Config, text: Text) -> list[float]:
     for step in range(config.trainer.max_steps):
         set_rates(optimizer.param_groups, step, config.optim, config.trainer.max_steps)
         parts = []
-        windows = Windows(text.train, config.seed, config.data.batch, config.model.context)
+        windows = TrainingWindows(text.train, config.seed, config.data.batch, config.model.context)
         for half in train_batch(windows, step).chunk(2):
             loss = F.cross_entropy(model(half[:, :-1]).flatten(0, 1), half[:, 1:].flatten())
             parts.append((loss.item(), torch.autograd.grad(loss, weights)))

@@ -8,7 +8,7 @@ import lightning as L
 
 from base.log import log
 from base.progress import LINE_SECONDS, Progress, clock, load_tqdm
-from reports.log_lines import in_nats
+from gpt.facts import in_nats
 from training.callbacks.deadline import Deadline
 
 # From 20 minutes on, a line a minute is enough.

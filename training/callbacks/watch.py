@@ -11,8 +11,7 @@ from data.passages import as_shown, prompts
 from data.text import Text
 from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
-from reports.pictures import plots
-from reports.tensorboard import as_markdown
+from reports.tensorboard import as_markdown, plots
 from training.loggers import boards
 
 SAMPLE_LENGTH = 100  # tokens of each text during training
