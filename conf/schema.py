@@ -11,8 +11,7 @@ from omegaconf import OmegaConf
 from base.errors import InputError
 from base.options import check, fits, option, spell, wrong_value
 from data.config import DataConfig
-from gpt.config import ModelConfig
-from gpt.optim_config import OptimConfig
+from gpt.config import ModelConfig, OptimConfig
 
 PLUGINS = ("callbacks", "logger")  # keys that map the names of files in conf/ to classes and their arguments
 MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs

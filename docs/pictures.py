@@ -122,11 +122,11 @@ def frames() -> Iterator[str]:
     """A page for each validation of the run: how far it is, its loss, what it writes and what it looks at."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    from gpt.training_checkpoint import read
+    from gpt.checkpoint import read_training_checkpoint
     from reports.history import History
 
     events = EventAccumulator(str(RUN), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
-    history = History.of(read(RUN / "checkpoints/last.ckpt")["history"])
+    history = History.of(read_training_checkpoint(RUN / "checkpoints/last.ckpt")["history"])
     losses = history.losses.entries
     texts = dict(history.samples.entries)
     validation = EventAccumulator(str(RUN / "validation"), size_guidance={"scalars": 0}).Reload()

@@ -2,7 +2,7 @@
 
 Read the files in this order. The lessons are in docs/lessons.
 
-1. `config.py`: the options of the model; `optim_config.py`: those of the optimizer.
+1. `config.py`: the options of the model and the optimizer.
 2. `model.py`: `GPT`, `Block`, `MLP`. Lesson 3 builds blocks.
 3. `attention.py`: multi-head attention. Lesson 1 builds one head, lesson 2 many, lesson 4 windows.
 4. `positions.py`: position encodings. Lesson 3 derives them.
@@ -11,7 +11,7 @@ Read the files in this order. The lessons are in docs/lessons.
 7. `inference/decoder.py`: generation with a KV cache. Lesson 4 builds the cache.
 
 Read the other files in any order: `dropout.py`, `tokenizer.py`, `analysis.py` (arrays to plot), `scoring.py`,
-`checkpoint.py`, `model_file.py`, `training_checkpoint.py`, `export/` (other file formats), `facts.py`
+`checkpoint.py`, `model_file.py`, `export/` (other file formats), `facts.py`
 (what logs and pages say about a model).
 """
 

@@ -2,7 +2,7 @@
 
 import math
 
-from base.jobs.summary import Summary
+from base.jobs.run_directory import Summary
 from base.progress import clock, count
 from gpt.config import ModelConfig
 

@@ -9,8 +9,8 @@ from torch import Tensor
 from torch.optim.adamw import adamw
 
 from gpt.attention import Attention
+from gpt.config import OptimConfig
 from gpt.model import GPT
-from gpt.optim_config import OptimConfig
 
 
 def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch.optim.Optimizer:

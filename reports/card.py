@@ -11,8 +11,7 @@ from typing import Any
 from jinja2 import Template
 
 from base.errors import printable
-from base.jobs.run_directory import Run
-from base.jobs.summary import Summary
+from base.jobs.run_directory import Run, Summary
 from base.progress import count
 from conf.compose import overrides, read_config
 from conf.resume_rules import PATHS

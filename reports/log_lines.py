@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import one_line
-from base.jobs.run_directory import Run
-from base.jobs.summary import Summary
+from base.jobs.run_directory import Run, Summary
 from base.log import log
 from base.processes import command, watch
 from base.progress import count

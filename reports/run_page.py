@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from base.jobs.summary import Summary
+from base.jobs.run_directory import Summary
 from base.progress import count
 from gpt.analysis import attention_maps, by_character, letters, spread_over
 from gpt.config import ModelConfig

@@ -23,7 +23,7 @@ PACKAGES = ("base", "conf", "data", "gpt", "reports", "training", "sweeps")
 LIGHT = {
     "torch numpy lightning hydra omegaconf": ["base", "gpt.config", "data.config"],
     "torch lightning": ["conf", "gpt.model_file", "gpt.inference", "sweeps", "training.run", "train"],
-    "lightning": ["training.resume", "gpt.training_checkpoint"],  # a resumed run is refused before Lightning is loaded
+    "lightning": ["training.resume", "gpt.checkpoint"],  # a resumed run is refused before Lightning is loaded
 }
 
 

@@ -18,10 +18,9 @@ from conf.compose import read_config
 from data.batches import VALIDATED
 from data.config import DataConfig
 from data.text import open_text
-from gpt.checkpoint import load_checkpoint
+from gpt.checkpoint import CHECKPOINT_FORMAT, load_checkpoint
+from gpt.config import OptimConfig
 from gpt.optim import lr_at
-from gpt.optim_config import OptimConfig
-from gpt.training_checkpoint import CHECKPOINT_FORMAT
 from tests.conftest import Call, board, last, needs, needs_compiler, one_line, summary
 from tests.faults import faults, processes
 from tests.model_files import nats_of

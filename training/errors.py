@@ -9,7 +9,7 @@ from base.errors import InputError, RunFailed, is_out_of_memory
 from base.jobs import slurm
 from base.jobs.run_directory import Run
 from base.log import log
-from gpt.optim_config import OptimConfig
+from gpt.config import OptimConfig
 
 FAR_ABOVE = 10.0  # times its default: so high a learning rate ruins the weights in its first steps
 LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step

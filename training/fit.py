@@ -9,7 +9,7 @@ from base import ranks
 from base.errors import InputError, one_line
 from base.files import write_text
 from base.jobs import run_directory, run_lock
-from base.jobs.summary import Summary
+from base.jobs.run_directory import Summary
 from base.log import to_file
 from conf.schema import to_yaml
 from data.datamodule import TextDataModule

@@ -13,12 +13,12 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from conf.schema import Config
+from gpt.checkpoint import CHECKPOINT_FORMAT
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
 from gpt.positions import position_tables
 from gpt.tokenizer import Tokenizer
-from gpt.training_checkpoint import CHECKPOINT_FORMAT
 from reports.history import History
 from training.errors import Diverged
 from training.launch import check_same_start

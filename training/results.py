@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 from base import processes, ranks
 from base.errors import InputError, one_line, public
 from base.files import atomic, write_text
-from base.jobs.run_directory import Run
-from base.jobs.summary import Summary
+from base.jobs.run_directory import Run, Summary
 from base.log import log, to_file
 from base.progress import Progress
 from conf.compose import differences, overrides
@@ -27,11 +26,10 @@ from data.ngrams import baselines
 from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
-from gpt.checkpoint import build, model_state, without_folders
+from gpt.checkpoint import build, model_state, read_training_checkpoint, without_folders, write_model
 from gpt.evaluation import Score, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT, untrained
-from gpt.training_checkpoint import read, write_model
 from reports import log_lines
 from reports.history import History
 from reports.run_page import page
@@ -258,7 +256,7 @@ def recording(plan: RunPlan, module: LitGPT, display: Display) -> Iterator[None]
     except Stopped:
         status = "interrupted"
         if last.exists() and ranks.rank() == 0:
-            write_model(plan.run.model("last"), read(last))
+            write_model(plan.run.model("last"), read_training_checkpoint(last))
         raise
     except Diverged:
         status = "diverged"

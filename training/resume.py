@@ -98,14 +98,14 @@ class ResumePoint:
 
 def find_point(run: Run, config: Config) -> ResumePoint | None:
     """Return the newest valid checkpoint of a run, or None if the run has no checkpoint yet."""
+    from gpt.checkpoint import read_training_checkpoint  # loading torch takes a second
     from gpt.model_file import CheckpointError
-    from gpt.training_checkpoint import read  # loading torch takes a second
 
     point, damaged = None, list[str]()
     for file in (run.checkpoints / "last.ckpt", run.checkpoints / "previous.ckpt"):
         try:
             if file.exists() and point is None:
-                contents = read(file)
+                contents = read_training_checkpoint(file)
                 point = ResumePoint(file, contents)
         except CheckpointError as error:
             damaged.append(str(error))

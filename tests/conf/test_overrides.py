@@ -9,7 +9,7 @@ from conf.help import usage
 from conf.keys import KEYS, groups
 from conf.overrides import parse, quoted, read_command
 from conf.schema import Config, by_key, to_dict, to_yaml
-from gpt.optim_config import OptimConfig
+from gpt.config import OptimConfig
 from tests.conf.test_defaults import composed
 from tests.conftest import Call, one_line, refusal
 

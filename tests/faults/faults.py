@@ -19,8 +19,8 @@ import torch
 from torch.distributed.elastic.multiprocessing.api import PContext
 
 import data.text
+import gpt.checkpoint
 import gpt.optim
-import gpt.training_checkpoint
 import training.callbacks.checkpoints
 import training.choosing.choose
 import training.choosing.hardware
@@ -106,8 +106,8 @@ def in_write(number: int, size: int) -> None:
         file.left = size
         return file
 
-    arrange = the(number, lambda *_, **__: setattr(gpt.training_checkpoint, "open", opened))
-    before(training.callbacks.checkpoints, "save", arrange)
+    arrange = the(number, lambda *_, **__: setattr(gpt.checkpoint, "open", opened))
+    before(training.callbacks.checkpoints, "save_training_checkpoint", arrange)
 
 
 def before_rename(number: int, name: str) -> None:

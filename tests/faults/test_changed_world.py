@@ -5,7 +5,7 @@ import pytest
 import torch
 import yaml
 
-from gpt.training_checkpoint import read
+from gpt.checkpoint import read_training_checkpoint
 from tests.conftest import Call, Ended, one_line
 from tests.faults.processes import run
 from tests.faults.test_checkpoints import contents_of
@@ -77,7 +77,7 @@ def test_another_machine(stopped: Call, monkeypatch: pytest.MonkeyPatch) -> None
     torch.set_num_threads(1)  # as it was
     assert ended.status == 0 and "continues with threads=2 (the run has 1), torch=2.99.0" in ended.out
     # From here on the run is that machine's.
-    assert read("runs/first/checkpoints/last.ckpt")["conditions"]["torch"] == "2.99.0+other"
+    assert read_training_checkpoint("runs/first/checkpoints/last.ckpt")["conditions"]["torch"] == "2.99.0+other"
 
 
 def test_a_configuration_that_was_edited(stopped: Call) -> None:

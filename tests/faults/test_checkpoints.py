@@ -14,9 +14,8 @@ import pytest
 
 from base.jobs.run_directory import Run
 from conf.schema import Config
-from gpt.checkpoint import load_checkpoint
+from gpt.checkpoint import load_checkpoint, read_training_checkpoint
 from gpt.model_file import CheckpointError
-from gpt.training_checkpoint import read
 from tests.conftest import missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for
@@ -107,7 +106,7 @@ def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged
 def test_a_flipped_bit_of_every_kind_and_a_file_of_any_length(trained: Path) -> None:
     """Refused in the contents of a record; elsewhere refused, or what is read is what was written."""
     path = trained.with_name("last.ckpt")
-    data, contents, covered = path.read_bytes(), read(path), set[int]()
+    data, contents, covered = path.read_bytes(), read_training_checkpoint(path), set[int]()
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist():
             name, extra = struct.unpack_from("<HH", data, record.header_offset + 26)
@@ -116,14 +115,14 @@ def test_a_flipped_bit_of_every_kind_and_a_file_of_any_length(trained: Path) -> 
     for place in [*range(200), *range(200, len(data), 1999), *range(len(data) - 400, len(data), 2)]:
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
         try:
-            assert_same(contents, read(path), f"byte {place}")
+            assert_same(contents, read_training_checkpoint(path), f"byte {place}")
             assert place not in covered, place
         except CheckpointError as error:
             assert "\n" not in str(error) and "last.ckpt" in str(error)
     for length in [*range(0, len(data), len(data) // 40), *range(len(data) - 40, len(data), 3)]:
         path.write_bytes(data[:length])
         with pytest.raises(CheckpointError):
-            read(path)
+            read_training_checkpoint(path)
 
 
 def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from gpt import model_file
-from gpt.training_checkpoint import is_finite, read
+from gpt.checkpoint import is_finite, read_training_checkpoint
 from tests.conftest import needs_compiler, one_line
 from tests.faults import faults
 from tests.faults.processes import LIMIT, MUON, TWO, Process, run, run_ranks, start, wait_for
@@ -117,7 +117,7 @@ def test_a_rank_that_fails_ends_the_job(fault: Any, said: str, workplace: Path) 
 
 
 def assert_finite() -> None:
-    assert all(is_finite(read(path)) for path in CHECKPOINTS.glob("*.ckpt"))
+    assert all(is_finite(read_training_checkpoint(path)) for path in CHECKPOINTS.glob("*.ckpt"))
     for path in CHECKPOINTS.glob("*.safetensors"):
         model_file.read(path)
 

@@ -7,11 +7,18 @@ import torch
 
 from conf.resume_rules import conditions_of
 from conf.schema import Config
-from gpt.checkpoint import load, load_checkpoint, without_folders
+from gpt.checkpoint import (
+    CHECKPOINT_FORMAT,
+    load,
+    load_checkpoint,
+    read_training_checkpoint,
+    save_training_checkpoint,
+    without_folders,
+    write_model,
+)
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT, CheckpointError
-from gpt.training_checkpoint import CHECKPOINT_FORMAT, read, save, write_model
 from tests.conftest import refusal
 from tests.model_files import LETTERS
 from tests.reference.models import SOME, fill, tiny
@@ -35,7 +42,7 @@ def test_a_model_file_is_made_of_a_checkpoint(tmp_path: Path) -> None:
     """The model that is read is the one that was saved: with its own memory for every weight, its head tied."""
     path, tokens = tmp_path / "last.safetensors", torch.arange(14).reshape(2, 7) % 11
     for config in [tiny(tied=True, heads=3), *SOME[::3]]:
-        save(tmp_path / "step.ckpt", contents(config))
+        save_training_checkpoint(tmp_path / "step.ckpt", contents(config))
         write_model(path, torch.load(tmp_path / "step.ckpt", weights_only=True))
         torch.manual_seed(9)
         before = torch.get_rng_state()
@@ -80,7 +87,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
     ):  # fmt: skip
         if content is not None:
             torch.save(content, tmp_path / name)
-        message = refusal(CheckpointError, read, tmp_path / name)
+        message = refusal(CheckpointError, read_training_checkpoint, tmp_path / name)
         assert name in message and said in message, message
 
 

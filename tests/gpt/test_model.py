@@ -13,10 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.batches import TrainingWindows, batches_on_device
 from gpt.analysis import attention_maps
 from gpt.checkpoint import copy_weights, with_context
-from gpt.config import ModelConfig
+from gpt.config import ModelConfig, OptimConfig
 from gpt.model import GPT, Block
 from gpt.optim import make_optimizer
-from gpt.optim_config import OptimConfig
 from tests.conftest import refusal
 from tests.reference import model as reference
 from tests.reference.models import ALL, CHOICES, MIXED, PLACES, SOME, fill, name, normal, third, tiny, tolerance

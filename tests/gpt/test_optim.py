@@ -4,9 +4,9 @@ from dataclasses import replace
 import pytest
 import torch
 
+from gpt.config import OptimConfig
 from gpt.model import GPT
 from gpt.optim import lr_at, make_optimizer, normalise_rows, set_rates
-from gpt.optim_config import OptimConfig
 from tests.reference.models import fill, tiny
 from tests.reference.optim import adamw, learning_rate, rows_normalised
 

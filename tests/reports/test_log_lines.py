@@ -1,8 +1,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from base.jobs.run_directory import Run
-from base.jobs.summary import Summary
+from base.jobs.run_directory import Run, Summary
 from reports.log_lines import verdict
 
 RUN = Run(Path("runs/a b"))

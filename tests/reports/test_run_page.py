@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from base.jobs.summary import Summary
+from base.jobs.run_directory import Summary
 from conf.compose import differences, read_config
 from gpt.analysis import attention_maps
 from gpt.checkpoint import load_checkpoint

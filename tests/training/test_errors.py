@@ -5,7 +5,7 @@ import pytest
 from base.errors import InputError
 from base.files import write_text
 from base.jobs.run_directory import Run
-from gpt.optim_config import OptimConfig
+from gpt.config import OptimConfig
 from training.errors import LOWER, Diverged, resume_hint, with_advice
 
 

@@ -1,4 +1,4 @@
-"""The callback that saves checkpoints after each validation and at time intervals, and how their files are written."""
+"""The callbacks that save checkpoints and, with `callbacks=snapshots`, the model of each validation."""
 
 import math
 import time
@@ -9,7 +9,7 @@ import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
 from conf.schema import TrainerConfig
-from gpt.training_checkpoint import is_finite, save, write_model
+from gpt.checkpoint import is_finite, save_training_checkpoint, write_model
 from training.callbacks.stop_signals import StopSignals, any_rank
 from training.errors import Diverged
 from training.resume import ResumePoint
@@ -64,8 +64,34 @@ class Checkpoints(L.Callback):
         trainer.lightning_module.history.begin_step()  # type: ignore[union-attr, operator]
 
 
+class Snapshots(L.Callback):
+    """At each validation, writes the evaluated weights to `checkpoints/step-N.safetensors`, where N is the step.
+
+    If another callback averages the weights, the module contains the average only during validation. So `Snapshots`
+    copies the weights before the first validation batch and writes them when the validation has ended. `Checkpoints`
+    saves after `Snapshots`, so if a run is killed between the two, the resumed run repeats the validation and writes
+    the same file.
+    """
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+
+    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+        if trainer.is_global_zero and not self.weights and not trainer.sanity_checking:
+            self.weights = {name: weight.cpu().clone() for name, weight in pl_module.state_dict().items()}
+
+    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        if not self.weights:
+            return
+        folder = next(each.directory for each in trainer.callbacks if isinstance(each, Checkpoints))  # type: ignore[attr-defined]
+        contents = {"state_dict": self.weights, "global_step": trainer.global_step}
+        pl_module.on_save_checkpoint(contents)  # adds the description of the model
+        write_model(folder / f"step-{trainer.global_step}.safetensors", contents)
+        self.weights = {}
+
+
 class AtomicCheckpointIO(TorchCheckpointIO):
-    """Lightning's `CheckpointIO` for our checkpoint format, which `gpt.training_checkpoint` reads and writes.
+    """Lightning's `CheckpointIO` for our checkpoint format, which `gpt.checkpoint` reads and writes.
 
     A file is written atomically and flushed to the disk, which Lightning's own writer does not do. Reading a file
     executes no code from the file.
@@ -89,7 +115,7 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         if checkpoint["history"]["best_step"] == checkpoint["global_step"]:
             write_model(Path(path).with_name("best.safetensors"), checkpoint)
         previous = None if self.last_is_damaged else Path(path).with_name(PREVIOUS)
-        save(path, checkpoint, previous)
+        save_training_checkpoint(path, checkpoint, previous)
         self.last_is_damaged = False
         self.saved = checkpoint
 

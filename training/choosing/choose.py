@@ -9,9 +9,8 @@ from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.text import Text
-from gpt.config import ModelConfig
+from gpt.config import ModelConfig, OptimConfig
 from gpt.model import untrained
-from gpt.optim_config import OptimConfig
 from training.choosing import hardware
 from training.choosing.time_budget import (
     MAX_VALIDATIONS,
