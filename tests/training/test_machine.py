@@ -14,7 +14,8 @@ from tests.conftest import refusal
 from tests.training.choosing.test_choose import a_text
 from training import launch, machine
 from training.choosing import hardware, time_budget
-from training.choosing.choose import WHOLE, Choice, choose, with_constants
+from training.choosing.choose import Choice, choose, with_constants
+from training.choosing.time_budget import SHORT_TEXT
 from training.launch import _may_differ
 from training.machine import Gpu, Hardware, Machine, StartUp, choose_accelerator, choose_devices, has_kernels
 from training.resume import is_other_gpu
@@ -62,7 +63,7 @@ def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 def chosen(*arguments: str) -> tuple[Machine, Choice]:
     config = compose(["threads=1", *arguments])
     found = machine.find_machine(config)
-    return found, choose(config, a_text(WHOLE), found, StartUp(0.0))
+    return found, choose(config, a_text(SHORT_TEXT), found, StartUp(0.0))
 
 
 def test_what_the_first_command_does_on_a_machine(pretended: str) -> None:
@@ -147,7 +148,7 @@ def test_a_gpu_compiles_if_that_saves_more_than_it_costs(kind: str, monkeypatch:
     monkeypatch.setattr(hardware, "available", lambda device: 1e15)
     monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
     config = compose(["threads=1", *arguments])
-    assert choose(config, a_text(WHOLE), Machine("cuda", gpu=gpu, gpus=1), StartUp(0.0)).config.compile == expected
+    assert choose(config, a_text(SHORT_TEXT), Machine("cuda", gpu=gpu, gpus=1), StartUp(0.0)).config.compile == expected
 
 
 def test_one_minute_on_a_gpu_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -131,6 +131,8 @@ class Deadline(L.Callback):
 
         They are fewer than `num_validations` if these would take too long.
         """
+        if not self.recent:  # the time is over after the first step
+            return steps
         phase = 1 - self.cooldown if trainer.max_steps < 0 else self.cooldown  # a fraction of all steps
         interval = phase * steps / (num_validations(self.seconds) / 2)
         seconds = trainer.datamodule.num_validated() * self._seconds_per_token(trainer)

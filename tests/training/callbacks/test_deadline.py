@@ -109,7 +109,9 @@ SMALL = (
 @pytest.mark.promise
 @pytest.mark.slow
 def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.choosing.choose.WHOLE", 0)  # the text is not short: it trains as long as it can
+    monkeypatch.setattr(
+        "training.choosing.time_budget.SHORT_TEXT", 0
+    )  # the text is not short: it trains as long as it can
     monkeypatch.setattr(deadline, "OFF", math.inf)  # a busy machine may not change the number
     started = time.monotonic()
     ended = train("name=timed", "minutes=0.2", *SMALL, defaults=False)

@@ -1,3 +1,4 @@
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, summary
 from training.choosing import hardware, time_budget
-from training.choosing.choose import WHOLE, Choice, choose, steps_for
+from training.choosing.choose import Choice, choose, steps_for
+from training.choosing.scaling_law import tokens_needed
+from training.choosing.time_budget import SHORT_TEXT
 from training.machine import Gpu, Machine, StartUp
 from training.run_plan import RunPlan
 
@@ -39,13 +42,13 @@ def chosen(tokens: int, *arguments: str, seconds: float = 60.0) -> Choice:
 
 
 def test_what_a_long_text_gets() -> None:
-    found = chosen(WHOLE)
+    found = chosen(SHORT_TEXT)
     config = found.config
     assert (config.model, config.data.batch, config.callbacks) == (ModelConfig(), 8, {}) and found.notes == ()
     assert (config.trainer.max_steps, config.trainer.val_check_interval, config.trainer.devices) == (1500, 300, "auto")
     assert "auto" not in (config.trainer.precision, config.compile, config.threads)
     assert "as configured" not in found.machine
-    again = choose(config, a_text(WHOLE), Machine("cpu"), StartUp(0.0))
+    again = choose(config, a_text(SHORT_TEXT), Machine("cpu"), StartUp(0.0))
     assert (again.config, again.notes) == (config, ()), "what is chosen stays"
     assert again.machine.count("(as configured)") == 2
 
@@ -70,9 +73,17 @@ def test_what_a_short_text_gets() -> None:
 def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """It ends when it has learned enough, or by the clock."""
     monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.1)
-    for seconds, expected in ((1000.0, (230, 20)), (3.0, ("auto", "auto"))):
-        trainer = chosen(16_282, "minutes=1", seconds=seconds).config.trainer
-        assert (trainer.max_steps, trainer.val_check_interval) == expected
+    learned = chosen(16_282, "minutes=60", seconds=3600.0)
+    model, trainer = learned.config.model, learned.config.trainer
+    weights = untrained(model, LETTERS.size).num_parameters()
+    needed = tokens_needed(weights, model.dropout, 16_282)
+    assert trainer.max_steps == int(needed / 8 / 256) and 3 < trainer.max_steps / trainer.val_check_interval < 41
+    (note, _) = learned.notes
+    assert re.fullmatch(r"minutes    60: this text is learned in about \d+ (minute|second)s? \(more text .*\)", note)
+    by_clock = chosen(16_282, "minutes=1", seconds=3.0).config.trainer
+    assert (by_clock.max_steps, by_clock.val_check_interval) == ("auto", "auto")
+    overfitted = chosen(300, "data.overfit=300", "minutes=1", seconds=60.0).config
+    assert overfitted.trainer.max_steps == "auto", "it should memorise the text"
 
 
 def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,7 +114,7 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_device_is_a_condition_of_a_run() -> None:
     a10 = Machine("cuda", gpu=Gpu("NVIDIA A10", (8, 6)))
     for machine, named in ((a10, "cuda NVIDIA A10"), (Machine("mps"), "mps"), (Machine("cpu"), "cpu with ")):
-        choice, text = chosen(WHOLE), a_text(WHOLE)
+        choice, text = chosen(SHORT_TEXT), a_text(SHORT_TEXT)
         plan = RunPlan(Run(Path("runs/a")), choice, text, machine, None, None, False, True, StartUp(0.0))
         assert str(plan.conditions["device"]).startswith(named)
 
