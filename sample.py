@@ -291,13 +291,10 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
     rule = DocumentRule(**documents)
     if rule.kind == "row" and not is_divided(rule, name):  # the beginning of a row, which is not in a table
         return [text]
-    if tokenizer.unit == "byte":
-        prompts = [prompt.decode() for _, prompt in divide(text.encode(), rule, name)]
-    else:
-        prompts = [prompt for _, prompt in divide(text, rule, name)]
-    if not prompts:
+    pairs = divide(text.encode() if tokenizer.unit == "byte" else text, rule, name)
+    if not pairs:
         raise InputError(f"--prompt-file {name}: has only whitespace, which is not a document")
-    return prompts
+    return [prompt if isinstance(prompt, str) else prompt.decode() for _, prompt in pairs]
 
 
 def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[str]:

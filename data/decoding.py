@@ -204,7 +204,7 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
             way = f"pip install {module}"
         raise InputError(f"{printable(name)}: needs {module}: {way}") from None
     # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError.
-    library_error = getattr(library, "LZMAError", None) or getattr(library, "ZstdError", ())
+    library_error: Any = getattr(library, "LZMAError", None) or getattr(library, "ZstdError", ())
     try:
         with library.open(file) as content:
             yield content
