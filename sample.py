@@ -9,6 +9,8 @@ import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -22,13 +24,13 @@ from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.options import unescaped
 from base.progress import Progress, count, hidden
-from data.novelty import Copy, describe, longest_copies, repeats, skipped
+from data.novelty import repeats
 from gpt.inference.continuation import Continuation, beginning, readable
 from gpt.inference.generate import TEMPERATURE, SamplingParams, generate_many, stream
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
+from reports.novelty_lines import Novelty, compare, print_copies, print_new, training_text
 
-LISTED = 20  # texts whose longest copies are printed one by one
 TRIES = 3  # texts that --new tries for each one that it should write
 
 
@@ -45,10 +47,108 @@ class Sample(NamedTuple):
         return document if document.strip() else ""
 
 
-class Novelty(NamedTuple):
-    tokens: np.ndarray  # of the text, (n,)
-    copy: Copy  # the longest one
-    new: bool | None  # whether the training text lacks the document; None unless it is complete
+@dataclass(frozen=True)
+class Sampler:
+    """A model, and the options of how it writes texts."""
+
+    weights: Weights
+    tokenizer: Tokenizer
+    options: argparse.Namespace
+    document: str  # what a document of the training text is called: line or document
+    end: str  # the end mark of its documents, "" if it is not divided into documents
+
+    @property
+    def stops_at_end(self) -> bool:
+        """Whether a text ends where its document does."""
+        return bool(self.end) and not self.options.no_stop
+
+    def encode(self, prompt: str) -> np.ndarray:
+        """Return the tokens of what the model continues: a prompt, after the end mark of documents, (T0,)."""
+        if self.end or not prompt:
+            prompt = beginning(self.tokenizer, self.end) + prompt
+        return self.tokenizer.encode(prompt)
+
+    def continuations(self, prompts: list[np.ndarray], seeds: list[int]) -> Iterator[list[Continuation]]:
+        """Continue all `prompts` in one batch, and yield the continuations so far after each token."""
+        options = self.options
+        params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
+        stops = [*options.stop]
+        if self.stops_at_end:
+            stops.append(self.end)
+        texts = [Continuation(self.tokenizer, stops) for _ in prompts]
+        for tokens in stream(self.weights, prompts, options.num_chars, params, seeds):
+            for text, token in zip(texts, tokens.tolist(), strict=True):
+                if not text.ended:
+                    text.add(token)
+            yield texts
+            if all(text.ended for text in texts):
+                break
+        for text in texts:
+            text.close()
+        yield texts
+
+    def generate(self, rows: list[tuple[str, int]]) -> Iterator[Sample]:
+        """Yield a sample for each of `rows`, which are pairs (prompt, seed)."""
+        prompts = [self.encode(prompt) for prompt, _ in rows]
+        seeds = [seed for _, seed in rows]
+
+        def work(part: slice) -> Iterator[list[Continuation]]:
+            return self.continuations(prompts[part], seeds[part])
+
+        remaining = iter(rows)
+        with Progress("writing", len(rows) * self.options.num_chars) as bar:
+            for texts in generate_many(work, len(rows), self.weights, bar.update):
+                for text in texts:
+                    prompt, seed = next(remaining)
+                    yield Sample(prompt, seed, text)
+
+    def generate_new(self, rows: list[tuple[str, int]], trained: np.ndarray) -> Iterator[Sample]:
+        """Yield a new document for each of `rows`, with another seed if the first one repeats the training text, (N,).
+
+        The documents differ. The tries of a prompt have successive seeds, and there are at most `TRIES` for each row.
+        """
+        end = self.tokenizer.encode(self.end)
+        max_tries = TRIES * len(rows)
+        tries = 0
+        cut = 0
+        written = set[str]()
+        while rows and tries < max_tries:
+            samples = list(self.generate(rows[: max_tries - tries]))
+            tries += len(samples)
+            cut += count_cut(samples)
+            documents = [sample.document(self.end) for sample in samples]
+            repeated = repeats(list(map(self.tokenizer.encode, documents)), trained, end)
+            rows = []
+            for sample, document, is_known in zip(samples, documents, repeated, strict=True):
+                if not document or is_known or document in written:
+                    rows.append((sample.prompt, sample.seed + self.options.num_samples))
+                else:
+                    written.add(document)
+                    yield sample
+        line = f"{len(written):,} of {count(tries, self.document)} tried are new"
+        if cut:
+            line += f", {cut:,} reached --num-chars {self.options.num_chars} before the end"
+        print(line, file=sys.stderr)
+
+    def show(self, prompt: str, seed: int, out: TextIO) -> Continuation:
+        """Print a prompt and its continuation as it grows, and return the continuation."""
+        prompts = [self.encode(prompt)]
+        out.write(for_output(readable(prompt, self.end), out))
+        out.flush()
+        printed = 0  # pieces of the text
+        for (text,) in self.continuations(prompts, [seed]):
+            pieces = "".join(text.pieces[printed:])
+            printed = len(text.pieces)
+            if pieces:
+                out.write(for_output(readable(pieces, self.end), out))
+                out.flush()
+        return text
+
+    def compare(self, samples: list[Sample], trained: np.ndarray) -> list[Novelty]:
+        """Compare samples with the training text, (N,)."""
+        texts = [sample.text.text for sample in samples]
+        documents = [sample.document(self.end) for sample in samples]
+        return compare(texts, documents, trained, self.tokenizer, self.end)
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -98,78 +198,71 @@ def make_parser() -> Parser:
 
 
 def sample(options: argparse.Namespace) -> None:
-    checkpoint = options.checkpoint = run_directory.find_model(options.checkpoint)
-    alone = ("prompt", "prompt_file", "output", "json", "novelty", "new")
-    excluded = [f"--{key}" for key in alone if getattr(options, key)]
-    if options.interactive and excluded:
-        raise InputError(f"--interactive: cannot be combined with {excluded[0].replace('_', '-')}")
+    options.checkpoint = run_directory.find_model(options.checkpoint)
+    check_options(options)
+    weights, meta = load_weights(options.checkpoint, options.device)
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    documents = meta["documents"] or {"kind": "", "end": ""}
+    document = "line" if documents["kind"] == "line" else "document"
+    sampler = Sampler(weights, tokenizer, options, document, documents["end"])
+    checkpoint = printable(options.checkpoint)
+    if options.new and not sampler.end:
+        raise InputError(f"--new: {checkpoint} was not trained on documents (data.documents, data.field)")
+    if options.interactive:
+        keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
+        print(f"{checkpoint}, step {meta['step']}; {keys}", file=sys.stderr)
+        converse(sampler)
+        return
+    prompts = all_prompts(options, tokenizer, meta["documents"])
+    trained = None
+    if options.new or options.novelty:
+        option = "--new" if options.new else "--novelty"
+        trained = training_text(options.checkpoint, option, tokenizer.unit)
+    if options.seed is None:
+        options.seed = secrets.randbits(32)
+    output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
+    if options.output is not None:
+        inputs = [options.checkpoint, *map(Path, options.prompt_file)]
+        output = writing_to(options.output, "--output", inputs, overwrite=options.overwrite)
+    rows: list[tuple[str, int]] = []
+    for prompt in prompts:
+        rows += [(prompt, options.seed + number) for number in range(options.num_samples)]
+    novelties: list[Novelty] = []
+    with output as out:
+        print(f"{checkpoint}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
+        if len(rows) == 1 and not options.json and not options.new:
+            samples = [write_one(sampler, *rows[0], out)]
+        else:
+            samples, novelties = write_all(sampler, rows, trained, out)
+    if options.novelty and trained is not None:
+        novelties = novelties or sampler.compare(samples, trained)
+        print_copies(novelties, tokenizer)
+        if sampler.stops_at_end:
+            print_new(novelties, document)
+
+
+def check_options(options: argparse.Namespace) -> None:
+    """Refuse options that cannot be combined."""
+    if options.interactive:
+        for key in ("prompt", "prompt_file", "output", "json", "novelty", "new"):
+            if getattr(options, key):
+                raise InputError(f"--interactive: cannot be combined with --{key.replace('_', '-')}")
     if options.new and options.no_stop:
         raise InputError("--new: cannot be combined with --no-stop")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
-    weights, meta = load_weights(checkpoint, options.device)
-    tokenizer = tokenizer_from(meta["vocabulary"])
-    documents = meta["documents"] or {"kind": "", "end": ""}
-    options.document, options.end = "line" if documents["kind"] == "line" else "document", documents["end"]
-    if options.new and not options.end:
-        why = "was not trained on documents (data.documents, data.field)"
-        raise InputError(f"--new: {printable(checkpoint)} {why}")
-    if options.interactive:
-        keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
-        print(f"{printable(checkpoint)}, step {meta['step']}; {keys}", file=sys.stderr)
-        return converse(weights, tokenizer, options)
+
+
+def all_prompts(options: argparse.Namespace, tokenizer: Tokenizer, documents: dict[str, str] | None) -> list[str]:
     prompts = list(options.prompt)
     for name in options.prompt_file:
-        prompts += read_prompts(name, tokenizer, meta["documents"])
+        prompts += read_prompts(name, tokenizer, documents)
     if not prompts and not stat.S_ISCHR(os.fstat(0).st_mode):
         print("standard input is not read; --prompt-file - uses it as the prompt", file=sys.stderr)
     prompts = adapt(prompts, options.unknown, tokenizer)
     if "" in prompts:
         raise InputError("--prompt: a prompt is empty, or none of its characters is in the vocabulary")
-    trained = training_text(checkpoint, tokenizer, options) if options.new or options.novelty else None
-    if options.seed is None:
-        options.seed = secrets.randbits(32)
-    novelties: list[Novelty] = []
-    output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
-    if options.output is not None:
-        files = [checkpoint, *map(Path, options.prompt_file)]
-        output = writing_to(options.output, "--output", files, overwrite=options.overwrite)
-    with output as out:
-        print(f"{printable(checkpoint)}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
-        rows = [(prompt, options.seed + number) for prompt in prompts or [""] for number in range(options.num_samples)]
-        if len(rows) == 1 and not options.json and not options.new:
-            samples: Iterable[Sample] = [write_one(weights, tokenizer, rows[0], options, out)]
-        else:
-            if options.new and trained is not None:
-                samples = new_documents(weights, tokenizer, rows, trained, options)
-            else:
-                samples = generated(weights, tokenizer, rows, options)
-            if options.json and options.novelty and trained is not None:  # each line has its novelty
-                samples = list(samples)
-                novelties = novelties_of(samples, trained, tokenizer, options)
-            samples = write(samples, novelties, options, out)
-    if options.novelty and trained is not None:
-        report_novelty(novelties or novelties_of(samples, trained, tokenizer, options), tokenizer, options)
-
-
-def training_text(checkpoint: Path, tokenizer: Tokenizer, options: argparse.Namespace) -> np.ndarray | None:
-    """Return the tokens of the training text of a model's run, (N,), or None (and print why) if there are too many."""
-    from data.text import text_of_run  # needs a quarter of the start-up time
-
-    option = "--new" if options.new else "--novelty"
-    if not run_directory.Run(checkpoint.resolve().parent.parent).config.is_file():
-        raise InputError(f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown")
-    try:
-        trained = text_of_run(checkpoint).train
-    except InputError as error:
-        raise InputError(f"{option}: the training text cannot be read: {error}") from None
-    reason = skipped(trained, tokenizer.unit)
-    if reason and options.new:
-        raise InputError(f"--new: {reason}")
-    if reason:
-        print(f"longest copy: skipped, because {reason}", file=sys.stderr)
-        return None
-    return trained
+    return prompts or [""]
 
 
 def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | None) -> list[str]:
@@ -185,7 +278,9 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
         if tokenizer.unit == "character":
             text = text.replace("\ufeff", "")
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else f"is not UTF-8: {error}"
+        reason = f"is not UTF-8: {error}"
+        if isinstance(error, OSError):
+            reason = str(error.strerror)
         raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
     if not text:
         raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
@@ -210,181 +305,80 @@ def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[st
         try:
             tokenizer.encode(prompt)
         except UnknownCharacter as error:
-            where = f"prompt {one_line(prompt)[:40]!r}: " if len(prompts) > 1 else ""
-            raise InputError(f"{where}{error}; {ABOUT_UNKNOWN}") from None
+            key = f"prompt {one_line(prompt)[:40]!r}" if len(prompts) > 1 else ""
+            raise InputError(str(error), key, ABOUT_UNKNOWN) from None
     return list(prompts)
 
 
-def continuations(
-    weights: Weights, prompts: list[np.ndarray], seeds: list[int], tokenizer: Tokenizer, options: argparse.Namespace
-) -> Iterator[list[Continuation]]:
-    """Continue all `prompts` in one batch, and yield the continuations so far after each token."""
-    params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
-    stops = options.stop + ([options.end] if options.end and not options.no_stop else [])
-    written = [Continuation(tokenizer, stops) for _ in prompts]
-    for tokens in stream(weights, prompts, options.num_chars, params, seeds):
-        for text, token in zip(written, tokens.tolist(), strict=True):
-            if not text.ended:
-                text.add(token)
-        yield written
-        if all(text.ended for text in written):
-            break
-    for text in written:
-        text.close()
-    yield written
-
-
-def generated(
-    weights: Weights, tokenizer: Tokenizer, rows: list[tuple[str, int]], options: argparse.Namespace
-) -> Iterator[Sample]:
-    encoded = [tokenizer.encode(begun(prompt, tokenizer, options)) for prompt, _ in rows]
-
-    def work(part: slice) -> Iterator[list[Continuation]]:
-        return continuations(weights, encoded[part], [seed for _, seed in rows[part]], tokenizer, options)
-
-    remaining = iter(rows)
-    with Progress("writing", len(rows) * options.num_chars) as bar:
-        for part in generate_many(work, len(rows), weights, bar.update):
-            for text in part:
-                prompt, seed = next(remaining)
-                yield Sample(prompt, seed, text)
-
-
-def new_documents(
-    weights: Weights, tokenizer: Tokenizer, rows: list[tuple[str, int]], trained: np.ndarray,
-    options: argparse.Namespace,
-) -> Iterator[Sample]:  # fmt: skip
-    """Yield a new document for each of `rows`, with another seed if the first one repeats the training text.
-
-    The documents differ. The tries of a prompt have successive seeds, and there are at most `TRIES` for each row.
-    """
-    wanted = len(rows)
-    tried = 0
-    cut = 0
-    written = set[str]()
-    while rows and tried < TRIES * wanted:
-        samples = list(generated(weights, tokenizer, rows[: TRIES * wanted - tried], options))
-        tried += len(samples)
-        cut += sum(not sample.text.stopped_by for sample in samples)
-        documents = [sample.document(options.end) for sample in samples]
-        encoded = [tokenizer.encode(document) for document in documents]
-        repeated = repeats(encoded, trained, tokenizer.encode(options.end))
-        rows = []
-        for sample, document, is_known in zip(samples, documents, repeated, strict=True):
-            if not document or is_known or document in written:
-                rows.append((sample.prompt, sample.seed + options.num_samples))
-            else:
-                written.add(document)
-                yield sample
-    said = f"{len(written):,} of {count(tried, options.document)} tried are new"
-    if cut:
-        said += f", {cut:,} reached --num-chars {options.num_chars} before the end"
-    print(said, file=sys.stderr)
-
-
-def write_one(
-    weights: Weights, tokenizer: Tokenizer, row: tuple[str, int], options: argparse.Namespace, out: TextIO
-) -> Sample:
+def write_one(sampler: Sampler, prompt: str, seed: int, out: TextIO) -> Sample:
     """Continue a prompt, and write the text while it grows."""
-    prompt, seed = row
-    tokens = tokenizer.encode(begun(prompt, tokenizer, options))
-    text = show(prompt, continuations(weights, [tokens], [seed], tokenizer, options), options.end, out)
+    text = sampler.show(prompt, seed, out)
     out.write("\n")
     out.flush()
     return Sample(prompt, seed, text)
 
 
-def write(
-    samples: Iterable[Sample], novelties: list[Novelty], options: argparse.Namespace, out: TextIO
-) -> list[Sample]:
-    """Write each text when it is complete, and return all; `novelties` are for lines of JSON."""
-    separated = options.document != "line" or options.no_stop  # otherwise each text is one line
+def write_all(
+    sampler: Sampler, rows: list[tuple[str, int]], trained: np.ndarray | None, out: TextIO
+) -> tuple[list[Sample], list[Novelty]]:
+    """Write each text when it is complete; return all, and their novelties if lines of JSON contain these."""
+    options = sampler.options
+    if options.new and trained is not None:
+        samples = sampler.generate_new(rows, trained)
+    else:
+        samples = sampler.generate(rows)
+    novelties: list[Novelty] = []
+    if options.json and options.novelty and trained is not None:
+        complete = list(samples)
+        novelties = sampler.compare(complete, trained)
+        samples = iter(complete)
+    separated = sampler.document != "line" or options.no_stop  # otherwise each text is one line
     written: list[Sample] = []
-    for sample in samples:
+    for sample, novelty in zip(samples, novelties or repeat(None), strict=False):
         written.append(sample)
-        prompt, seed, text = sample
         if options.json:
-            line = {"prompt": prompt, "text": text.text, "seed": seed, "checkpoint": str(options.checkpoint)}
-            if options.end:
-                line["ended"] = options.end in text.stopped_by or options.end in text.text
-            if novelties:
-                novelty = novelties[len(written) - 1]
-                line["longest_copy"] = novelty.copy.length
-                if options.end and not options.no_stop:
-                    line["new"] = novelty.new
-            shown = json.dumps(line)
+            line = as_json(sampler, sample, novelty)
         else:
             heading = f"--- {len(written)}\n" if separated else ""
-            shown = for_output(heading + readable(prompt + text.text, options.end), out)
+            line = for_output(heading + readable(sample.prompt + sample.text.text, sampler.end), out)
         with hidden():
-            out.write(shown + "\n")
+            out.write(line + "\n")
             out.flush()
-    cut = sum(not sample.text.stopped_by for sample in written)
-    if cut and options.end and not options.no_stop:
-        reached = f"reached --num-chars {options.num_chars} before the end of a {options.document}"
+    cut = count_cut(written)
+    if cut and sampler.stops_at_end:
+        reached = f"reached --num-chars {options.num_chars} before the end of a {sampler.document}"
         print(f"{cut:,} of {count(len(written), 'text')} {reached}", file=sys.stderr)
-    return written
+    return written, novelties
 
 
-def begun(prompt: str, tokenizer: Tokenizer, options: argparse.Namespace) -> str:
-    return options.end + prompt if options.end else prompt or beginning(tokenizer, "")
+def count_cut(samples: Iterable[Sample]) -> int:
+    """Return how many samples end because of their length."""
+    return sum(not sample.text.stopped_by for sample in samples)
 
 
-def novelties_of(
-    samples: Iterable[Sample], trained: np.ndarray, tokenizer: Tokenizer, options: argparse.Namespace
-) -> list[Novelty]:
-    """Compare texts with the tokens `trained`, (N,)."""
-    tokens = [tokenizer.encode(sample.text.text) for sample in samples]
-    copies = longest_copies(tokens, trained)
-    documents = [sample.document(options.end) for sample in samples]
-    complete = [tokenizer.encode(document) for document in documents if document]
-    repeated = iter(repeats(complete, trained, tokenizer.encode(options.end)))
-    new = [not next(repeated) if document else None for document in documents]
-    return [Novelty(*each) for each in zip(tokens, copies, new, strict=True)]
+def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
+    prompt, seed, text = sample
+    line = {"prompt": prompt, "text": text.text, "seed": seed, "checkpoint": str(sampler.options.checkpoint)}
+    if sampler.end:
+        line["ended"] = sampler.end in text.stopped_by or sampler.end in text.text
+    if novelty:
+        line["longest_copy"] = novelty.copy.length
+        if sampler.stops_at_end:
+            line["new"] = novelty.new
+    return json.dumps(line)
 
 
-def report_novelty(novelties: list[Novelty], tokenizer: Tokenizer, options: argparse.Namespace) -> None:
-    """Print the longest copy of each text, or of many texts the median and the longest, and how many are new."""
-    listed = list(enumerate(novelties, start=1))
-    if len(novelties) > LISTED:
-        median = np.median([novelty.copy.length for novelty in novelties])
-        print(f"longest copy: median {median:g} {tokenizer.unit}s, and the longest of all:", file=sys.stderr)
-        listed = [max(listed, key=lambda each: each[1].copy.length)]
-    for index, novelty in listed:
-        label = f"{index}: " if len(novelties) > 1 else ""
-        print(label + describe(novelty.copy, novelty.tokens, tokenizer), file=sys.stderr)
-    if options.end and not options.no_stop:
-        complete = [novelty.new for novelty in novelties if novelty.new is not None]
-        new = complete.count(True)
-        what = count(len(complete), f"complete {options.document}")
-        print(f"{new:,} of {what} {'is' if new == 1 else 'are'} new", file=sys.stderr)
-
-
-def show(prompt: str, texts: Iterator[list[Continuation]], end: str, out: TextIO) -> Continuation:
-    """Print `prompt` and its continuation as it grows, and return the continuation."""
-    out.write(for_output(readable(prompt, end), out))
-    out.flush()
-    printed = 0  # pieces of the text
-    for (text,) in texts:
-        if new := "".join(text.pieces[printed:]):
-            out.write(for_output(readable(new, end), out))
-            out.flush()
-        printed = len(text.pieces)
-    return text
-
-
-def converse(weights: Weights, tokenizer: Tokenizer, options: argparse.Namespace) -> None:
+def converse(sampler: Sampler) -> None:
+    options = sampler.options
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:
         try:
-            (prompt,) = adapt([input("> ")], options.unknown, tokenizer)
+            (prompt,) = adapt([input("> ")], options.unknown, sampler.tokenizer)
             if not prompt:
                 continue
             seed = secrets.randbits(32) if options.seed is None else options.seed
-            given = tokenizer.encode(begun(prompt, tokenizer, options))
-            texts = continuations(weights, [given], [seed], tokenizer, options)
-            show(prompt, texts, options.end, sys.stdout)
+            sampler.show(prompt, seed, sys.stdout)
             print(f"\n[seed {seed}]")
         except EOFError:
             print()

@@ -41,16 +41,22 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
             files = {store.unstrip_protocol(name): info for name, info in _find(store, root, entry, notes).items()}
     except Exception as error:  # the library of a store may raise anything
         failed = InputError(_reason(error, entry), f"data.path={printable(entry)}")
-        if not (copies := _copies_of_last_time(error, listing, folder)):
+        copies = _copies_of_last_time(error, listing, folder)
+        if not copies:
             raise failed from error
         log.info(f"{failed}; using its copy in {printable(folder)}")
         return copies
     copies = {}
+    missing_bytes = 0
     for address, info in files.items():
-        version = [address, info.get("size"), next((str(info[tag]) for tag in TAGS if info.get(tag)), None)]
-        copies[address] = folder / hashlib.sha256(repr(version).encode()).hexdigest()
-    missing = sum(files[address].get("size") or 0 for address, copy in copies.items() if not copy.exists())
-    with Progress("downloading the text", missing, "B") as progress:
+        size = info.get("size")
+        tags = [str(info[tag]) for tag in TAGS if info.get(tag)]
+        version = [address, size, tags[0] if tags else None]
+        copy = folder / hashlib.sha256(repr(version).encode()).hexdigest()
+        copies[address] = copy
+        if size and not copy.exists():
+            missing_bytes += size
+    with Progress("downloading the text", missing_bytes, "B") as progress:
         for address, copy in copies.items():
             download(address, copy, progress, size=files[address].get("size"))
     with suppress(OSError):  # the cache may be read-only
@@ -65,13 +71,17 @@ def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[
     if UNREACHABLE.isdisjoint(kind.__name__ for cause in causes for kind in type(cause).__mro__):
         return {}
     with suppress(OSError, ValueError):
-        copies = {address: folder / name for address, name in json.loads(listing.read_text("utf-8")).items()}
-        return copies if all(copy.exists() for copy in copies.values()) else {}
+        names = json.loads(listing.read_text("utf-8"))
+        copies = {address: folder / name for address, name in names.items()}
+        if all(map(Path.exists, copies.values())):
+            return copies
     return {}
 
 
 def _open(address: str) -> tuple[Any, str]:
-    return fsspec.url_to_fs(address, **({"client_kwargs": WEB} if address.startswith("http") else {}))
+    if address.startswith("http"):
+        return fsspec.url_to_fs(address, client_kwargs=WEB)
+    return fsspec.url_to_fs(address)
 
 
 def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict[str, Any]]:
@@ -81,18 +91,20 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
     if is_web and root.endswith("/"):  # the server would send an HTML page
         raise ValueError("a web server cannot list its files; name each file")
     if not is_web and glob.has_magic(root) and not store.exists(root):
-        found = store.glob(root, detail=True)
+        matches = store.glob(root, detail=True)
     else:
-        info = store.info(root)
-        if info["type"] != "directory":
-            return {root: info}
-        found = store.find(root, detail=True)
-        found = {name: found[name] for name in found if "/." not in "/" + name.removeprefix(info["name"])}
-        found = texts_first(found, notes, to_read_all(entry))
-    found = {name: info for name, info in found.items() if info["type"] == "file"}
-    if not found:
+        folder = store.info(root)
+        if folder["type"] != "directory":
+            return {root: folder}
+        matches = {}
+        for name, info in store.find(root, detail=True).items():
+            if "/." not in "/" + name.removeprefix(folder["name"]):
+                matches[name] = info
+        matches = texts_first(matches, notes, to_read_all(entry))
+    files = {name: info for name, info in matches.items() if info["type"] == "file"}
+    if not files:
         raise ValueError("no file matches")
-    return found
+    return files
 
 
 def download(address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = "") -> None:
@@ -122,8 +134,8 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
                     raise ValueError(f"the file there does not have the expected {what} and was discarded")
     except Exception as error:
         what = f"cannot download {printable(address)} to {printable(target)}"
-        own = "; data.path= can also name a copy of your own" if sha256 else ""
-        raise InputError(f"{what}: {_reason(error, address, target.parent)}{own}") from error
+        advice = "data.path= can also name a copy of your own" if sha256 else ""
+        raise InputError(_reason(error, address, target.parent), what, advice) from error
 
 
 def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
@@ -131,15 +143,18 @@ def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
     if isinstance(error, ImportError) and "s3fs" in str(error):
         return "needs s3fs: pip install -c constraints.txt -e '.[s3]'"
     if isinstance(error, ValueError):
-        kind = nearest(address.partition("://")[0], sorted(fsspec.available_protocols()))
-        return f"unknown kind of address{kind}" if "Protocol not known" in str(error) else one_line(error)
+        if "Protocol not known" not in str(error):
+            return one_line(error)
+        kind, _, _ = address.partition("://")
+        return f"unknown kind of address{nearest(kind, sorted(fsspec.available_protocols()))}"
     path = Path(getattr(error, "filename", None) or "-")  # if the connection failed: the file that was being written
     if isinstance(error, aiohttp.ClientError):
         folder = None
     if folder and (path.is_relative_to(folder) or folder.is_relative_to(path)):
         return f"{one_line(error)}; data.cache_dir= sets another folder"
     # fsspec raises `FileNotFoundError` from whatever fails on the web.
-    cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+    cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
+    cause = cause or error
     if isinstance(cause, FileNotFoundError) or (isinstance(cause, aiohttp.ClientResponseError) and cause.status == 404):
         return "no such file, directory or bucket"
     if isinstance(cause, PermissionError):

@@ -47,17 +47,15 @@ STDLIB_WITHOUT = {
 def _stdlib(encoding: str | None, cache: Path) -> Corpus:
     """Return the default text: the source files of the running Python's standard library that contain only ASCII."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    files = [
-        source
-        for source in (_walk(root, STDLIB_WITHOUT) if root.is_dir() else [])  # some Pythons store it in a zip file
-        if source.name.endswith(".py")
-        and not source.name.startswith("_sysconfigdata")
-        and source.path.read_bytes().isascii()
-    ]
+    sources = _walk(root, STDLIB_WITHOUT) if root.is_dir() else []  # some Pythons store it in a zip file
+    files = []
+    for source in sources:
+        is_code = source.name.endswith(".py") and not source.name.startswith("_sysconfigdata")
+        if is_code and source.path.read_bytes().isascii():
+            files.append(source)
     if not files:
-        raise InputError(
-            f"{printable(root)}: contains no source of the standard library; name your own text with data.path="
-        )
+        reason = "contains no source of the standard library"
+        raise InputError(reason, printable(root), "name your own text with data.path=")
     version = platform.python_version()
     return Corpus(f"Python {version} standard library", tuple(files), encoding, cache, python=version)
 
@@ -67,7 +65,7 @@ def _is_apart(folder: Path) -> bool:
     if folder.name == "node_modules" or (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir():
         return True
     checkpoints = (*folder.glob("checkpoints"), *folder.glob("*/checkpoints"))
-    return any(each.with_name("config.yaml").exists() for each in checkpoints)
+    return any(path.with_name("config.yaml").exists() for path in checkpoints)
 
 
 def _walk(root: Path, without: Collection[str] = ()) -> list[SourceFile]:
@@ -77,11 +75,15 @@ def _walk(root: Path, without: Collection[str] = ()) -> list[SourceFile]:
         raise InputError(f"{printable(error.filename)}: cannot be read: {error.strerror}")
 
     paths = []
-    for folder, folders, files in os.walk(root, onerror=fail):
-        visible = [name for name in folders if not name.startswith(".") and name not in without]
-        folders[:] = [name for name in visible if not _is_apart(Path(folder, name))]
-        paths += [Path(folder, name) for name in files if not name.startswith(".")]
-    return _sources(filter(os.path.isfile, paths), root)
+    for folder, subfolders, files in os.walk(root, onerror=fail):
+        for name in [*subfolders]:
+            if name.startswith(".") or name in without or _is_apart(Path(folder, name)):
+                subfolders.remove(name)  # so `os.walk` does not enter it
+        for name in files:
+            path = Path(folder, name)
+            if not name.startswith(".") and os.path.isfile(path):
+                paths.append(path)
+    return _sources(paths, root)
 
 
 def _sources(paths: Iterable[Path], root: Path) -> list[SourceFile]:
@@ -105,12 +107,12 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
     address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
     if "://" not in entry or not fragment:
         return entry, entry, ""
-    given: dict[str, str] = dict(parse_qsl(fragment[0]))
-    sha256 = given.get("sha256", "").lower()
-    if given.keys() - {"name", "sha256"} or not re.fullmatch("[0-9a-f]{64}", sha256):
+    values: dict[str, str] = dict(parse_qsl(fragment[0]))
+    sha256 = values.get("sha256", "").lower()
+    if values.keys() - {"name", "sha256"} or not re.fullmatch("[0-9a-f]{64}", sha256):
         form = "#sha256=HASH or #name=NAME&sha256=HASH, with 64 hexadecimal digits"
         raise InputError(f"must end with {form}", f"data.path={printable(entry)}")
-    return address, given.get("name", address), sha256
+    return address, values.get("name", address), sha256
 
 
 def find_files(path: str, downloads: Path, notes: list[str]) -> list[SourceFile]:
@@ -124,7 +126,8 @@ def find_files(path: str, downloads: Path, notes: list[str]) -> list[SourceFile]
     if len(names) > 1 or "://" in path:
         return _listed(names, downloads, notes)
     path = names[0]
-    expanded, key = os.path.expanduser(path), f"data.path={printable(path)}"
+    key = f"data.path={printable(path)}"
+    expanded = os.path.expanduser(path)
     if os.path.isdir(expanded):
         files = {source.name: source for source in _walk(Path(expanded))}
         if not files:
@@ -135,50 +138,68 @@ def find_files(path: str, downloads: Path, notes: list[str]) -> list[SourceFile]
     if os.path.exists(expanded):
         raise InputError("is neither a file nor a directory", key)
     if not glob.has_magic(path):
-        folder = Path(expanded).parent
-        others = os.listdir(folder) if path and folder.is_dir() and os.access(folder, os.R_OK) else []
-        near = printable(nearest(Path(expanded).name, others, Path(expanded).suffix))
-        if "," in path and all(os.path.exists(os.path.expanduser(each)) for each in path.split(",")):
-            near = f"; for one text: {shlex.quote(f'data.path=[{printable(path)}]')}; for a run on each: add -m"
-        raise InputError(f"no such file or directory{near}", key)
-    fixed = Path(expanded[: re.search(r"[*?[]", expanded).start()] + "_").parent  # type: ignore[union-attr]
-    if "**" in expanded:
-        _walk(fixed)  # raises for a folder that cannot be read, which `glob` would skip
-    matches = {Path(match) for match in glob.glob(expanded, recursive=True) if os.path.isfile(match)}
-    folders = {folder for match in matches for folder in match.parents if fixed in folder.parents}
-    apart = set(filter(_is_apart, folders))
-    matches = {match for match in matches if apart.isdisjoint(match.parents)}
+        raise InputError(f"no such file or directory{_alternative(path)}", key)
+    matches = _matches(expanded)
     if not matches:
         raise InputError("no file matches", key)
-    return _sources(matches, fixed)
+    return matches
+
+
+def _alternative(path: str) -> str:
+    """Return the end of an error line: what a path that does not exist may have meant, or ""."""
+    names = [os.path.expanduser(name) for name in path.split(",")]
+    if len(names) > 1 and all(map(os.path.exists, names)):
+        whole = shlex.quote(f"data.path=[{printable(path)}]")
+        return f"; for one text: {whole}; for a run on each: add -m"
+    expanded = Path(os.path.expanduser(path))
+    folder = expanded.parent
+    if not path or not folder.is_dir() or not os.access(folder, os.R_OK):
+        return ""
+    return printable(nearest(expanded.name, os.listdir(folder), expanded.suffix))
+
+
+def _matches(pattern: str) -> list[SourceFile]:
+    """Return each file that matches a glob and is not in a folder that `_is_apart`."""
+    fixed, *_ = re.split(r"[*?[]", pattern, maxsplit=1)
+    root = Path(fixed + "_").parent
+    if "**" in pattern:
+        _walk(root)  # raises for a folder that cannot be read, which `glob` would skip
+    matches = {Path(match) for match in glob.glob(pattern, recursive=True) if os.path.isfile(match)}
+    folders = set[Path]()
+    for match in matches:
+        folders.update(match.parents)
+    apart = {folder for folder in folders if root in folder.parents and _is_apart(folder)}
+    return _sources([match for match in matches if apart.isdisjoint(match.parents)], root)
 
 
 def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[SourceFile]:
     """Return each file at `entries` (paths or addresses) once, named without the folders that all files share."""
-    found: dict[str, SourceFile] = {}  # by absolute path or address
+    sources: dict[str, SourceFile] = {}  # by absolute path or address
     for entry in entries:
         if "://" in entry:
             from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
 
             address, _, sha256 = split_fragment(entry)
-            fetched = fetch(address, downloads, notes, sha256)
-            found |= {where: SourceFile("", path, address=where) for where, path in fetched.items()}
+            for place, path in fetch(address, downloads, notes, sha256).items():
+                sources[place] = SourceFile("", path, address=place)
         else:
-            found |= {each.path.absolute().as_posix(): each for each in find_files(entry, downloads, notes)}
-    parts = {where: where.split("/") for where in sorted(found)}
-    shared = len(os.path.commonprefix([each[:-1] for each in parts.values()]))
-    return [replace(found[where], name="/".join(parts[where][shared:])) for where in parts]
+            for source in find_files(entry, downloads, notes):
+                sources[source.path.absolute().as_posix()] = source
+    places = sorted(sources)
+    folders = [place.split("/")[:-1] for place in places]
+    shared = len(os.path.commonprefix(folders))
+    return [replace(sources[place], name=place.split("/", shared)[-1]) for place in places]
 
 
 def _unzipped(files: list[SourceFile], notes: list[str]) -> list[SourceFile]:
     """Return `files`, each zip file replaced by its `*.txt` files or, if it has none, by all files in it."""
-    found = list[SourceFile]()
+    unzipped = list[SourceFile]()
     for source in files:
-        members = {each.name: each for each in source.unzip()}
-        found += texts_first(members, notes, f"unpack {source.label} to read all").values()
+        members = {member.name: member for member in source.unzip()}
+        unzipped += texts_first(members, notes, f"unpack {source.label} to read all").values()
     if len(files) == 1:
-        found = [replace(source, name=source.member or source.name) for source in found]
-    return found
+        unzipped = [replace(source, name=source.member or source.name) for source in unzipped]
+    return unzipped
 
 
 def _texts(files: list[SourceFile], encoding: str, notes: list[str], field: str | None) -> list[SourceFile]:
@@ -193,10 +214,13 @@ def _texts(files: list[SourceFile], encoding: str, notes: list[str], field: str 
     wrong = list[str]()
     only_ascii = True  # whether the other files are the same in another encoding
     for source in files:
+        if field and suffix(source.label) in TABLES:
+            texts.append(source)
+            continue
         try:
-            if not (field and suffix(source.label) in TABLES):
-                with source.open() as file:
-                    only_ascii &= next(decode(file, source.label, encoding), "").isascii()
+            with source.open() as file:
+                beginning = next(decode(file, source.label, encoding), "")
+            only_ascii &= beginning.isascii()
         except NotText:
             binary.append(source.name)
             continue
@@ -216,22 +240,32 @@ def _texts(files: list[SourceFile], encoding: str, notes: list[str], field: str 
 def about_format(source: SourceFile, encoding: str) -> str:
     """Return a line about a file that contains more than a person reads in it, otherwise ""."""
     kind = suffix(source.label)
-    what = WRAPPED.get(kind, "")
     with source.open() as file:
-        if kind in TABLES:
-            names = columns(file, source.label, encoding)
-            way = f"; data.field=NAME makes a field ({', '.join(map(printable, names[:20]))}) of each row a document"
-            if names or kind != ".parquet":
-                what = "the syntax of its table" + way * bool(names)
-        elif not what:
-            first = file.read(CHUNK)
-            if b"\x1b[" in first:
-                what = r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
-            elif first.lstrip(b"\xef\xbb\xbf \t\r\n")[:9].lower().startswith((b"<!doctype", b"<html", b"<?xml")):
-                what = WRAPPED[".html"]
-            elif kind == ".js" and ASSIGNED.match(first):
-                what = f"the assignment and syntax of its JSON; {TABLE_FILES[kind]}"
+        if kind in WRAPPED:
+            what = WRAPPED[kind]
+        elif kind in TABLES:
+            what = _about_table(columns(file, source.label, encoding))
+        else:
+            what = _about_beginning(file.read(CHUNK), kind)
     return what and f"{source.label} is read as plain text, with {what}"
+
+
+def _about_table(names: list[str]) -> str:
+    what = "the syntax of its table"
+    if names:
+        known = ", ".join(map(printable, names[:20]))
+        what += f"; data.field=NAME makes a field ({known}) of each row a document"
+    return what
+
+
+def _about_beginning(chunk: bytes, kind: str) -> str:
+    if b"\x1b[" in chunk:
+        return r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
+    if chunk.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype", b"<html", b"<?xml")):
+        return WRAPPED[".html"]
+    if kind == ".js" and ASSIGNED.match(chunk):
+        return f"the assignment and syntax of its JSON; {TABLE_FILES[kind]}"
+    return ""
 
 
 def cache_dir(config: DataConfig) -> Path:
@@ -259,16 +293,7 @@ def open_corpus(config: DataConfig) -> Corpus:
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
     notes = list[str]()
-
-    def found(path: str) -> list[SourceFile]:
-        files = _unzipped(find_files(path, cache / "downloads", notes), notes)
-        files = _texts(files, encoding, notes, config.field) if encoding else files
-        if config.field is None:
-            odd = [each for each in files if suffix(each.label) in (*TABLES, *WRAPPED)]
-            notes.extend(filter(None, (about_format(each, encoding or "utf-8") for each in (odd or files)[:1])))
-        return files
-
-    files = found(config.path)
+    files = _open_files(config.path, config, cache, notes)
     if config.validation is None:
         notes += about_roles(files)
     else:
@@ -277,7 +302,23 @@ def open_corpus(config: DataConfig) -> Corpus:
         if path is None:
             continue
         try:
-            files += [replace(source, split=split) for source in found(path)]
+            held_out = _open_files(path, config, cache, notes)
         except InputError as error:
             raise InputError(str(error).replace("data.path=", f"data.{split}=")) from None
+        files += [replace(source, split=split) for source in held_out]
     return Corpus(printable(name), tuple(files), encoding, cache, notes=tuple(notes))
+
+
+def _open_files(path: str, config: DataConfig, cache: Path, notes: list[str]) -> list[SourceFile]:
+    """Return the files of text that `path` stands for, and add to `notes` what was left out and what is not text."""
+    files = _unzipped(find_files(path, cache / "downloads", notes), notes)
+    if config.tokenizer != "byte":
+        files = _texts(files, config.encoding, notes, config.field)
+    if config.field is not None:
+        return files
+    formatted = [source for source in files if suffix(source.label) in (*TABLES, *WRAPPED)]
+    first = (formatted or files)[0]
+    about = about_format(first, config.encoding)
+    if about:
+        notes.append(about)
+    return files

@@ -66,28 +66,33 @@ class SourceFile:
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
         """Context manager that yields a file of the decompressed bytes. Nothing is extracted to disk."""
-        with (
-            readable(self.label),
-            archive(self.path).open(self.member) if self.member else open(self.path, "rb") as file,
-            unpacked(file, self.label) as content,
-        ):
+        with readable(self.label), self._open_stored() as file, unpacked(file, self.label) as content:
             yield content
+
+    def _open_stored(self) -> IO[bytes]:
+        if self.member:
+            return archive(self.path).open(self.member)
+        return open(self.path, "rb")
 
     def unzip(self) -> "list[SourceFile]":
         """Return each file in this zip file, or [self] if this is not a zip file."""
         if self.member or not self.label.lower().endswith(".zip"):
             return [self]
         with readable(self.label):
-            files = [info for info in archive(self.path).infolist() if not info.is_dir()]
-        for info in files:
+            members = archive(self.path).infolist()
+        names = set[str]()
+        for info in members:
+            if info.is_dir():
+                continue
             if info.flag_bits & 1:
                 what = f"{self.label}: {printable(info.filename)} needs a password"
                 raise InputError(f"{what}; unpack the zip file and name its folder")
-        if not files:
+            names.add(info.filename)
+        if not names:
             raise InputError(f"{self.label}: the zip file holds no files")
-        names = sorted({info.filename for info in files})
-        found = [name for name in names if "/." not in f"/{name}"] or names  # hidden files only if all are hidden
-        return [replace(self, name=f"{self.name}/{member}", member=member) for member in found]
+        hidden = {name for name in names if "/." in f"/{name}"}
+        chosen = sorted(names - hidden or hidden)  # hidden files only if all are hidden
+        return [replace(self, name=f"{self.name}/{name}", member=name) for name in chosen]
 
 
 @dataclass(frozen=True)
@@ -106,32 +111,33 @@ class Corpus:
 
     def stamps(self) -> list[tuple[int, int]]:
         """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""
-        stats = [path.stat() for path in dict.fromkeys(source.path for source in self.files)]
-        return [(each.st_size, each.st_mtime_ns) for each in stats]
+        paths = dict.fromkeys(source.path for source in self.files)  # a zip file may contain several of them
+        return [(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, paths)]
 
     def digests(self, tick: Tick = lambda size: None) -> list[str]:
         """Return each file's SHA-256 in hexadecimal, and call `tick` with the number of bytes after each read."""
-        found = []
+        digests = []
         for source in self.files:
+            sha256 = hashlib.sha256()
             with source.open() as file:
-                sha256 = hashlib.sha256()
-                while chunk := file.read(CHUNK):
+                for chunk in _chunks(file, tick):
                     sha256.update(chunk)
-                    tick(len(chunk))
-            found.append(sha256.hexdigest())
-        return found
+            digests.append(sha256.hexdigest())
+        return digests
 
     def digest(self, contents: Iterable[str]) -> str:
         """Return one SHA-256 of the files' hashes, `contents`, and, if there are several files, their names."""
         total = hashlib.sha256()
-        for source, each in zip(self.files, contents, strict=True):
+        for source, content in zip(self.files, contents, strict=True):
             name = source.name if len(self.files) > 1 else ""  # a renamed single file is the same text
-            total.update(f"{name!r} {each}\n".encode())
+            total.update(f"{name!r} {content}\n".encode())
         return total.hexdigest()
 
     def identity(self, contents: list[str]) -> str:
         """Return `digest` of the files' hashes, `contents`, or the hash itself if there is only one file."""
-        return contents[0] if len(contents) == 1 else self.digest(contents)
+        if len(contents) == 1:
+            return contents[0]
+        return self.digest(contents)
 
     def read(self, source: SourceFile, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
         """Yield a file in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
@@ -142,23 +148,33 @@ class Corpus:
                 text = without_rulers(code.decode("ascii").replace("\r\n", "\n"))
                 yield text if self.encoding else text.encode()
             elif self.encoding is None:
-                while chunk := file.read(CHUNK):
-                    tick(len(chunk))
-                    yield chunk
+                yield from _chunks(file, tick)
             else:
                 yield from decode(file, source.label, self.encoding, tick)
 
 
+def _chunks(file: IO[bytes], tick: Tick) -> Iterator[bytes]:
+    for chunk in iter(partial(file.read, CHUNK), b""):
+        tick(len(chunk))
+        yield chunk
+
+
 def without_rulers(source: str) -> str:
     """Return Python source without comment lines and lines with a `RULER`: five equal punctuation marks in a row."""
-    lines = source.split("\n")
-    return "\n".join(line for line in lines if not line.lstrip().startswith("#") and not RULER.search(line))
+    lines = []
+    for line in source.split("\n"):
+        is_comment = line.lstrip().startswith("#")
+        if not is_comment and not RULER.search(line):
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def suffix(name: str) -> str:
     """Return the lower-case suffix of a file name, ignoring a compression suffix: .txt for both a.txt and a.txt.gz."""
     path = PurePath(name.lower())
-    return path.with_suffix("").suffix if path.suffix in COMPRESSED else path.suffix
+    if path.suffix in COMPRESSED:
+        path = path.with_suffix("")
+    return path.suffix
 
 
 @contextmanager
@@ -183,13 +199,16 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
     try:
         library: Any = importlib.import_module(module)
     except ImportError:
-        package = f"pip install {module}" if module == "backports.zstd" else "a Python that was built with it"
-        raise InputError(f"{printable(name)}: needs {module}: {package}") from None
-    own_errors = tuple(getattr(library, name) for name in ("LZMAError", "ZstdError") if hasattr(library, name))
+        way = "a Python that was built with it"
+        if module == "backports.zstd":
+            way = f"pip install {module}"
+        raise InputError(f"{printable(name)}: needs {module}: {way}") from None
+    # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError.
+    library_error: Any = getattr(library, "LZMAError", None) or getattr(library, "ZstdError", ())
     try:
         with library.open(file) as content:
             yield content
-    except own_errors as error:
+    except library_error as error:
         raise EOFError(one_line(error)) from None
 
 
@@ -210,9 +229,10 @@ def texts_first(files: dict[str, Any], notes: list[str], way: str) -> dict[str, 
     texts = kinds.pop(".txt", 0)
     if not texts or not kinds:
         return files
+    text_files = count(texts, "*.txt file")
+    other_files = count(kinds.total(), "other file")
     others = first_three([f"{number:,} {kind}" for kind, number in kinds.most_common()])
-    left = count(kinds.total(), "other file")
-    notes.append(f"{count(texts, '*.txt file')} read, {left} left out: {others}; {way}")
+    notes.append(f"{text_files} read, {other_files} left out: {others}; {way}")
     return {name: file for name, file in files.items() if suffix(name) == ".txt"}
 
 
@@ -235,18 +255,18 @@ def decode(
         decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
     except LookupError:
         raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
-    first = chunk = b""
+    first = b""
+    chunk = b""
     offset = 0  # bytes read
     line = 1
     try:
-        for chunk in iter(partial(file.read, CHUNK), b""):
+        for chunk in _chunks(file, tick):
             if not first:
                 first = chunk
                 if first.startswith(FORMATTED):
                     raise NotText(f"{printable(name)}: is a formatted document, not plain text; {SAVE}")
             offset += len(chunk)
             text = decoder.decode(chunk)
-            tick(len(chunk))
             _check_characters(text, at_start=offset == len(chunk))
             line += text.count("\n")
             yield text.replace("\ufeff", "")

@@ -72,41 +72,42 @@ def batches(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Batch]:
 
 
 def _batches(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Batch]:
-    if rule.kind not in ("file", "row"):
-        for document in corpus.files:
-            yield from _cut_all(corpus.read(document, tick), rule)
-        return
     empty: Any = "" if corpus.encoding else b""
-    held, size = [], 0
-    for each in _files_or_rows(corpus, rule, tick):
-        held.append(each)
-        size += len(each)
+    if rule.kind not in ("file", "row"):
+        for source in corpus.files:
+            yield from _cut_all(corpus.read(source, tick), rule, empty)
+        return
+    documents: list[Any] = []
+    size = 0
+    for document in _files_or_rows(corpus, rule, tick, empty):
+        documents.append(document)
+        size += len(document)
         if size >= BATCH:
-            yield _joined(held, empty)
-            held, size = [], 0
-    yield _joined(held, empty)
+            yield _joined(documents, empty)
+            documents = []
+            size = 0
+    yield _joined(documents, empty)
 
 
-def _files_or_rows(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Any]:
-    """Yield each document of a corpus: a str or, with the byte tokenizer, bytes."""
-    for document in corpus.files:
+def _files_or_rows(corpus: Corpus, rule: DocumentRule, tick: Tick, empty: Any) -> Iterator[Any]:
+    """Yield each document of a corpus: a str or, with the byte tokenizer, bytes, of which `empty` is the empty one."""
+    for source in corpus.files:
         if rule.kind == "file":
-            chunks: Any = corpus.read(document, tick)
-            yield ("" if corpus.encoding else b"").join(chunks)
-        else:
-            with document.open() as file:
-                for _, value in rows(file, document.label, rule.name, corpus.encoding or "utf-8", tick):
-                    yield value if corpus.encoding else value.encode()
+            yield empty.join(corpus.read(source, tick))
+            continue
+        with source.open() as file:
+            for _, text in rows(file, source.label, rule.name, corpus.encoding or "utf-8", tick):
+                yield text if corpus.encoding else text.encode()
 
 
 def rows(
     file: IO[bytes], label: str, field: str, encoding: str = "utf-8", tick: Tick = lambda size: None
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the line or row, text), as `data.field` says; no text may contain the end mark."""
-    for line, value in fields(file, label, field, encoding, tick):
-        if END in value:
+    for line, text in fields(file, label, field, encoding, tick):
+        if END in text:
             raise InputError(f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it")
-        yield line, value
+        yield line, text
 
 
 def divide(text: Any, rule: DocumentRule, label: str) -> list[tuple[int, Any]]:
@@ -122,10 +123,11 @@ def divide(text: Any, rule: DocumentRule, label: str) -> list[tuple[int, Any]]:
     elif rule.kind == "part":
         pairs = _numbered_parts(text, rule)
     else:
-        (text, points, starts, ends, _), _ = _cut(text, rule, last=True)
-        lines = 1 + np.searchsorted(np.flatnonzero(points == ord("\n")), starts)
-        spans = zip(lines.tolist(), starts.tolist(), ends.tolist(), strict=True)
-        pairs = [(line, text[start:end]) for line, start, end in spans]
+        batch, _ = _cut(text, rule, last=True)
+        newlines = np.flatnonzero(batch.points == ord("\n"))
+        lines = 1 + np.searchsorted(newlines, batch.starts)
+        spans = zip(lines.tolist(), batch.starts.tolist(), batch.ends.tolist(), strict=True)
+        pairs = [(line, batch.text[start:end]) for line, start, end in spans]
     return [(line, document) for line, document in pairs if document.strip()]
 
 
@@ -153,25 +155,33 @@ def is_divided(rule: DocumentRule, label: str) -> bool:
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 
-def _cut_all(chunks: Iterable[Any], rule: DocumentRule) -> Iterator[Batch]:
+def _cut_all(chunks: Iterable[Any], rule: DocumentRule, empty: Any) -> Iterator[Batch]:
     """Divide a file, given in chunks, and yield its documents in batches."""
-    held, size, wanted = [], 0, BATCH
+    pieces: list[Any] = []  # of the next batch
+    size = 0
+    full_size = BATCH
     for chunk in chunks:
-        held.append(chunk)
+        pieces.append(chunk)
         size += len(chunk)
-        if size >= wanted:
-            batch, rest = _cut(chunk[:0].join(held), rule, last=False)
-            yield batch
-            # Doubling the batch until a document ends in it keeps the work linear in the document's length.
-            held, size, wanted = [rest], len(rest), max(BATCH, 2 * len(rest))
+        if size < full_size:
+            continue
+        batch, rest = _cut(empty.join(pieces), rule, last=False)
+        yield batch
+        pieces = [rest]
+        size = len(rest)
+        # Doubling the batch until a document ends in it keeps the work linear in the document's length.
+        full_size = max(BATCH, 2 * size)
     if size:
-        yield _cut(held[0][:0].join(held), rule, last=True)[0]
+        batch, _ = _cut(empty.join(pieces), rule, last=True)
+        yield batch
 
 
 def _cut(text: Any, rule: DocumentRule, *, last: bool) -> tuple[Batch, Any]:
     """Return (the complete documents of a text, the incomplete rest); the `last` document is complete."""
-    if rule.kind != "part":
-        return (_cut_lines if rule.kind == "line" else _cut_paragraphs)(text, last)
+    if rule.kind == "line":
+        return _cut_lines(text, last)
+    if rule.kind == "paragraph":
+        return _cut_paragraphs(text, last)
     separator, _, edges = _part_marks(text, rule)
     *parts, rest = text.split(separator)
     if last and rest:
@@ -186,11 +196,13 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
         text += newline
     points = _points(text)
     breaks = np.flatnonzero(points == ord("\n"))
-    starts = np.concatenate(([0], breaks + 1))
-    rest = text[starts[-1] :]
-    starts, ends = starts[:-1], breaks
+    line_starts = np.concatenate(([0], breaks + 1))
+    rest = text[line_starts[-1] :]
+    starts = line_starts[:-1]
+    ends = breaks
     if isinstance(text, bytes):
-        ends = breaks - ((points[breaks - 1] == ord("\r")) & (breaks > starts))
+        has_return = (points[breaks - 1] == ord("\r")) & (breaks > starts)
+        ends = breaks - has_return
     return Batch(text, points, starts, ends), rest
 
 
@@ -198,12 +210,14 @@ def _cut_paragraphs(text: Any, last: bool) -> tuple[Batch, Any]:
     """Return (the complete paragraphs of a text as a batch, the incomplete text at its end)."""
     lines, rest = _cut_lines(text, last)
     full = ~_are_blank(lines)
-    begins = np.flatnonzero(full & ~np.concatenate(([False], full[:-1])))
-    stops = np.flatnonzero(full & ~np.concatenate((full[1:], [False])))
-    starts, ends = lines.starts[begins], lines.ends[stops]
+    is_first = full & ~np.concatenate(([False], full[:-1]))  # of a paragraph
+    is_last = full & ~np.concatenate((full[1:], [False]))
+    starts = lines.starts[is_first]
+    ends = lines.ends[is_last]
     if not last and len(full) and full[-1]:  # the paragraph may have more lines
         rest = text[starts[-1] :]
-        starts, ends = starts[:-1], ends[:-1]
+        starts = starts[:-1]
+        ends = ends[:-1]
     return lines._replace(starts=starts, ends=ends), rest
 
 
@@ -217,8 +231,10 @@ def _joined(documents: list[Any], empty: Any) -> Batch:
 
 def _points(text: Any) -> np.ndarray:
     """Return the code points of a str or the values of bytes: (length,) uint8, or uint32 if the str is not ASCII."""
-    if isinstance(text, bytes) or text.isascii():
-        return np.frombuffer(text if isinstance(text, bytes) else text.encode("ascii"), np.uint8)
+    if isinstance(text, bytes):
+        return np.frombuffer(text, np.uint8)
+    if text.isascii():
+        return np.frombuffer(text.encode("ascii"), np.uint8)
     return np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
 
 

@@ -1,19 +1,16 @@
 """Find the longest passage that a text copies from the training text, to tell a new text from a memorised one."""
 
-import json
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from base.errors import printable
 from base.progress import Progress, count
-from gpt.tokenizer import Tokenizer
 
 MAX_SEARCHED = 200_000_000  # tokens of a training text that is searched, in less than 20 s
-FIRST_CHUNK, CHUNK = 2**12, 2**18  # tokens
-SHOWN = 80  # characters of a passage in a message
+FIRST_CHUNK = 2**12  # tokens
+CHUNK = 2**18  # tokens
 BASE = 0x9E3779B97F4A7C15  # odd, so it has an inverse modulo 2^64
 
 
@@ -140,14 +137,3 @@ def skipped(trained: np.ndarray, unit: str) -> str:
     if len(trained) <= MAX_SEARCHED:
         return ""
     return f"the training text has more than {count(MAX_SEARCHED, unit)}"
-
-
-def describe(copy: Copy, tokens: np.ndarray, tokenizer: Tokenizer) -> str:
-    """Return one line that says how long a text's longest copy, `copy`, is and how it begins."""
-    line = f"longest copy: {copy.length:,} of {count(len(tokens), tokenizer.unit)}"
-    passage = tokenizer.decode(tokens[copy.begin : copy.begin + copy.length])
-    if not passage:
-        return line
-    escaped = json.dumps(passage[:SHOWN], ensure_ascii=False)[1:-1]  # without its quotes
-    dots = "…" if len(passage) > SHOWN else ""
-    return f'{line}, "{printable(escaped)}{dots}"'

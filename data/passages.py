@@ -27,7 +27,10 @@ def prompt(text: Text, at: float = 0.5) -> Tensor:
 def _line_starts(text: Text, tokens: np.ndarray) -> list[int]:
     """Return the positions in `tokens` that follow a newline, which are the beginnings of lines."""
     names = text.tokenizer.names
-    return (np.flatnonzero(tokens == names.index("\n")) + 1).tolist() if "\n" in names else []
+    if "\n" not in names:
+        return []
+    newlines = np.flatnonzero(tokens == names.index("\n"))
+    return (newlines + 1).tolist()
 
 
 def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, str]:
@@ -41,7 +44,8 @@ def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, s
 
 def prompts(text: Text) -> Tensor:
     """Return two prompts of the same length, from different parts of the validation split: (2, T0) int64."""
-    first, second = prompt(text, 0.25), prompt(text, 0.75)
+    first = prompt(text, 0.25)
+    second = prompt(text, 0.75)
     length = min(len(first), len(second))
     return torch.stack((first[-length:], second[-length:]))  # (2, T0)
 

@@ -22,18 +22,23 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
     if config.overfit is not None and sum(map(len, arrays.values())) > context:
         return  # each split is then the beginning of the whole text
     # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
-    least = dict.fromkeys(SPLITS, context + 1)
-    least["test"] = 2 * (config.split[2] > 0 if config.validation is None else config.test is not None)
+    has_test = config.split[2] > 0 if config.validation is None else config.test is not None
+    least = {"train": context + 1, "validation": context + 1, "test": 2 * has_test}
     for split, tokens in arrays.items():
-        if len(tokens) < least[split]:
-            name = config.places()["path" if split == "train" else split] if config.validation else corpus.name
-            holds = f"{split} holds {len(tokens):,} {'characters' if corpus.encoding else 'bytes'}"
-            needs = f"at least {least[split]:,}" + f" for model.context={context}" * (split != "test")
-            way, largest = "name a longer text", min(len(arrays["train"]), len(arrays["validation"])) - 1
-            if 0 < largest < context:
-                way = f"set model.context={largest} or {way}"
-            about_files = "; ".join([way, *corpus.notes])  # files that were left out may be why
-            raise InputError(f"{printable(name)}: {holds} but needs {needs}", advice=about_files)
+        if len(tokens) >= least[split]:
+            continue
+        key = "path" if split == "train" else split
+        name = config.places()[key] if config.validation else corpus.name
+        unit = "characters" if corpus.encoding else "bytes"
+        needs = f"at least {least[split]:,}"
+        if split != "test":
+            needs += f" for model.context={context}"
+        way = "name a longer text"
+        largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
+        if 0 < largest < context:
+            way = f"set model.context={largest} or {way}"
+        reason = f"{printable(name)}: {split} holds {len(tokens):,} {unit} but needs {needs}"
+        raise InputError(reason, advice="; ".join([way, *corpus.notes]))  # files that were left out may be why
 
 
 def split_by_file(
@@ -48,17 +53,15 @@ def split_by_file(
     groups: dict[str, list[str]] = {}
     for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()):
         groups.setdefault(alike.get(name, name), []).append(name)
-    whole, left = sum(sizes.values()), list(groups.values())
-    placed = dict[str, str]()
+    split_of = dict.fromkeys(sizes, "train")
     for split, share in zip(SPLITS[1:], shares[1:], strict=True):
-        room = share * whole
-        for group in left:
+        room = share * sum(sizes.values())
+        for group in groups.values():
             size = sum(sizes[name] for name in group)
-            if 0 < size <= 2 * room:
-                placed |= dict.fromkeys(group, split)
+            if split_of[group[0]] == "train" and 0 < size <= 2 * room:
+                split_of |= dict.fromkeys(group, split)
                 room -= size
-        left = [group for group in left if group[0] not in placed]
-    return dict.fromkeys(sizes, "train") | placed
+    return split_of
 
 
 def split_within(size: int, shares: list[float]) -> tuple[int, int]:
@@ -92,7 +95,7 @@ def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], diges
     if not corpus.python:
         alike = dict(zip(names, digests, strict=True))
     split_of = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
-    return [[(split_of[name], 0, size)] for name, size in zip(names, sizes, strict=True)]
+    return [[(split_of[source.name], 0, size)] for source, size in files]
 
 
 def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
@@ -101,17 +104,24 @@ def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[floa
     if number == 1 or corpus.python:
         return ()
     if corpus.files[0].split:
-        pairs = list(zip(digests, (each.split for each in corpus.files), strict=True))
-        trained = {digest for digest, split in pairs if split == "train"}
-        copies = sum(split != "train" and digest in trained for digest, split in pairs)
-        what = f"{copies:,} of {number - sum(split == 'train' for _, split in pairs):,} files for validation and test"
-        return (f"{what} are copies of training files: their text is not held out",) if copies else ()
-    parts = "/".join(f"{100 * share:g}" for share in shares)
-    how = "each whole in one split" if number >= BY_FILE else f"each divided {parts} into training, validation and test"
+        files = sum(source.split == "train" for source in corpus.files)  # those for training come first
+        trained = set(digests[:files])
+        held_out = digests[files:]
+        copies = sum(digest in trained for digest in held_out)
+        if not copies:
+            return ()
+        what = f"{copies:,} of {len(held_out):,} files for validation and test"
+        return (f"{what} are copies of training files: their text is not held out",)
+    how = "each whole in one split"
+    if number < BY_FILE:
+        parts = "/".join(f"{100 * share:g}" for share in shares)
+        how = f"each divided {parts} into training, validation and test"
+    summary = f"{number:,} files, {how}"
     full = [digest for digest in digests if digest != EMPTY]
     copies = len(full) - len(set(full))
-    said = (f"{copies:,} of {number:,} files are copies of others; copies share a split",) if copies else ()
-    return (f"{number:,} files, {how}", *said)
+    if not copies:
+        return (summary,)
+    return (summary, f"{copies:,} of {number:,} files are copies of others; copies share a split")
 
 
 def about_roles(files: list[SourceFile]) -> list[str]:
@@ -121,5 +131,7 @@ def about_roles(files: list[SourceFile]) -> list[str]:
     if not all(roles) or "train" not in kinds or len(kinds) == 1:
         return []
     names = ", ".join(printable(source.name) for source in files[:3])
-    keys = "data.validation= and data.test=" if len(kinds) > 2 else "data.validation="
+    keys = "data.validation="
+    if len(kinds) > 2:
+        keys += " and data.test="
     return [f"{names} are joined and split anew: use {keys} to keep the published splits"]

@@ -6,8 +6,8 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from itertools import chain, islice, zip_longest
+from dataclasses import dataclass, replace
+from itertools import chain, islice, repeat, zip_longest
 from typing import IO, Any
 
 from base.errors import InputError, nearest, one_line, printable
@@ -33,51 +33,62 @@ def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -
     `{from}: {text}`, a name stands in braces; `messages: {from}: {text}` first names the list of the rows. In a row, a
     field that is a list is one text.
     """
-    kind, line = suffix(label), 0
-    where = f"{label}, {'row' if kind in ('.json', '.parquet') else 'line'} "
+    kind = suffix(label)
     if kind not in TABLES:
-        allowed, way = ", ".join(f"*{end}" for end in TABLES), TABLE_FILES.get(kind, "")
-        raise InputError(f"data.field={printable(field)}: reads {allowed}, but not {label}{way and '; '}{way}")
-    wanted = Field.parse(field)
+        allowed = ", ".join(f"*{end}" for end in TABLES)
+        reason = f"data.field={printable(field)}: reads {allowed}, but not {label}"
+        raise InputError(reason, advice=TABLE_FILES.get(kind, ""))
+    parsed = Field.parse(field)
+    unit = "row" if kind in (".json", ".parquet") else "line"
+    chunks = decode(file, label, encoding, tick)  # reads nothing yet
+    if kind == ".parquet":
+        rows = _parquet(file, label, parsed, tick)
+    elif kind in (".csv", ".tsv"):
+        rows = _delimited(_lines(chunks), kind, parsed.names)
+    else:
+        rows = _objects(chunks, kind)
+    number = 0
     try:
-        chunks = decode(file, label, encoding, tick)  # reads nothing yet
-        if kind == ".parquet":
-            rows = _parquet(file, label, wanted, tick)
-        elif kind in (".csv", ".tsv"):
-            rows = _delimited(_lines(chunks), kind, wanted.names)
-        else:
-            rows = _objects(chunks, kind)
-        for line, value in _texts(rows, wanted):
-            value.encode()  # raises if it has half of a surrogate pair
-            yield line, value.replace("\r\n", "\n").replace("\r", "\n")
+        for number, text in _texts(rows, parsed):
+            text.encode()  # raises if it has half of a surrogate pair
+            yield number, text.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeEncodeError:
-        raise InputError(f"{where}{line:,}: has half of a surrogate pair, which is not a character") from None
+        reason = "has half of a surrogate pair, which is not a character"
+        raise InputError(f"{label}, {unit} {number:,}: {reason}") from None
     except _BadRow as error:
-        what, line = error.args
-        raise InputError(f"{where}{line:,}: {what}") from None
+        reason, number = error.args
+        raise InputError(f"{label}, {unit} {number:,}: {reason}") from None
 
 
 def columns(file: IO[bytes], label: str, encoding: str) -> list[str]:
     """Return what `data.field` may name in a table: fields of text that occur several times; none if unreadable."""
-    kind, chunks = suffix(label), decode(file, label, encoding)
+    kind = suffix(label)
+    chunks = decode(file, label, encoding)
     try:
         if kind in (".csv", ".tsv"):
-            return [name.strip() for name in next(_reader(_lines(chunks), kind), [])]
-        text = "".join(islice(chunks, 2**20 // CHUNK))  # the first megabyte, cut after the last bracket that closes
-        closing = unclosed = ""
-        end = 0
-        for token in TOKEN.finditer(text):
-            if token[0] in CLOSING:
-                unclosed = CLOSING[token[0]] + unclosed
-            elif token[0] in "}]":
-                unclosed = unclosed[1:]
-                closing = unclosed
-                end = token.end()
-        rows = re.sub(r"}\s*\n\s*{", "},{", text[:end])  # of lines
-        counts = Counter(_paths(json.loads(f"[{rows}{closing}]")))
+            return _header(_reader(_lines(chunks), kind))
+        first_megabyte = "".join(islice(chunks, 2**20 // CHUNK))
+        counts = Counter(_paths(_parse_beginning(first_megabyte)))
         return [path for path, number in counts.items() if number > 1]
     except (InputError, ValueError, RecursionError, csv.Error):
         return []
+
+
+def _parse_beginning(text: str) -> Any:
+    """Parse the beginning of JSON, or of lines of JSON, up to the last bracket that closes."""
+    unclosed = ""  # the brackets that close what is open, the innermost first
+    closing = ""  # `unclosed` at `end`
+    end = 0  # after the last bracket that closes
+    for token in TOKEN.finditer(text):
+        bracket = token[0]
+        if bracket in CLOSING:
+            unclosed = CLOSING[bracket] + unclosed
+        elif bracket in "}]":
+            unclosed = unclosed[1:]
+            closing = unclosed
+            end = token.end()
+    rows = re.sub(r"}\s*\n\s*{", "},{", text[:end])  # separates lines of JSON by commas
+    return json.loads(f"[{rows}{closing}]")
 
 
 class _BadRow(Exception):
@@ -91,6 +102,7 @@ class Field:
     names: list[str]  # the paths of its fields
     pattern: str = ""  # of a template: `{}: {}`
     head: str = ""  # what precedes the first colon of a template, which may name the list whose elements are the rows
+    prefix: str = ""  # of the names in messages: `messages.`, once `head` is known to name a list
 
     @classmethod
     def parse(cls, text: str) -> "Field":
@@ -103,81 +115,97 @@ class Field:
             return cls([text.format()])
         pattern = TEMPLATE.sub(lambda part: part[1] or "{}", unescaped(text))
         head, colon, _ = pattern.partition(": ")
-        has_head = bool(colon) and head not in names  # `tags: {tags}` is a text about a list
-        return cls(names, pattern, head if has_head else "")
+        if not colon or head in names:  # `tags: {tags}` is a text about a list
+            head = ""
+        return cls(names, pattern, head)
 
     def of_list(self) -> "Field":
-        """Return the template without its head, which names a list."""
-        return Field(self.names, self.pattern.removeprefix(f"{self.head}: "))
+        """Return the template whose head names a list, so that the head is not part of the text."""
+        pattern = self.pattern.removeprefix(f"{self.head}: ")
+        return replace(self, pattern=pattern, prefix=f"{self.head}.")
 
-    def values(self, row: Any) -> list[list[Any]]:
-        """Return the values of the fields for each text that a row contains."""
+    def records(self, row: dict[str, Any]) -> list[Any] | None:
+        """Return the elements of the list that the head names, or None if it does not name a list."""
+        if not self.head:
+            return None
+        lists = [value for value in _follow(row, self.head) if isinstance(value, list)]
+        return list(chain(*lists)) if lists else None
+
+    def values(self, record: Any) -> list[list[Any]]:
+        """Return the values of the fields for each text that a record contains."""
         if not self.pattern:
-            return [[value] for value in _follow(row, self.names[0])]
+            return [[value] for value in _follow(record, self.names[0])]
         values = []
         for name in self.names:
-            inner = _follow(row, name)
+            inner = _follow(record, name)
             values.append(inner[0] if len(inner) == 1 else inner)
         return [values]
 
-    def text(self, values: list[Any], prefix: str, number: int) -> str:
-        """Return the text of a row from the values of its fields, empty if they are."""
+    def text(self, values: list[Any], number: int) -> str:
+        """Return the text of row `number` from the values of its fields, empty if they are."""
         texts = []
         for name, value in zip(self.names, values, strict=True):
             if self.pattern and isinstance(value, int | float):
                 value = str(value)
             text = _text(value)
             if text is None:
-                path = prefix + name
-                inner = ", ".join(dict.fromkeys(_paths(value, path)))
-                what = f"has its own fields: {inner}" if inner else f"is {type(value).__name__}"
-                raise _BadRow(f"data.field={path}: must be text, texts or messages, but {what}", number)
+                raise _BadRow(_no_text(value, self.prefix + name), number)
             texts.append(text)
         if not any(map(str.strip, texts)):
             return ""
-        return self.pattern.format(*texts) if self.pattern else texts[0]
+        if not self.pattern:
+            return texts[0]
+        return self.pattern.format(*texts)
 
 
 def _lines(chunks: Iterable[str]) -> Iterator[str]:
     """Yield the lines of a file whose content is given in `chunks`, each line with its newline."""
-    held: list[str] = []
+    pieces: list[str] = []  # of the line that is not complete
     for chunk in chunks:
-        *whole, rest = chunk.split("\n")
-        for line in whole:
-            yield "".join((*held, line, "\n"))
-            held = []
-        held.append(rest)
-    if any(held):
-        yield "".join(held)
+        *ends, rest = chunk.split("\n")
+        for end in ends:
+            yield "".join((*pieces, end, "\n"))
+            pieces = []
+        pieces.append(rest)
+    if any(pieces):
+        yield "".join(pieces)
 
 
 def _reader(lines: Iterator[str], kind: str) -> Any:
     first = next(lines, "")
     declared = re.fullmatch('(?i)"?sep=(.)"?\n', first)  # Excel's line before the header
-    delimiter = "\t" if kind == ".tsv" else max(",;\t", key=first.count)
     if declared:
         delimiter = declared[1]
+    elif kind == ".tsv":
+        delimiter = "\t"
+    else:
+        delimiter = max(",;\t", key=first.count)
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     if declared:
         next(reader)
     return reader
 
 
-def _delimited(lines: Iterator[str], kind: str, wanted: list[str]) -> Rows:
+def _header(rows: Iterator[list[str]]) -> list[str]:
+    return [name.strip() for name in next(rows, [])]
+
+
+def _delimited(lines: Iterator[str], kind: str, required: list[str]) -> Rows:
     """Yield pairs (number of the row's first line, its fields by name) for each row of a CSV or TSV file."""
     limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
     rows = _reader(lines, kind)
     try:
-        names = [name.strip() for name in next(rows, [])]
-        for name in wanted:
+        names = _header(rows)
+        for name in required:
             if names.count(name) != 1:
                 raise _BadRow(_no_field(name, names), rows.line_num or 1)
         line = rows.line_num + 1
         for row in rows:
             if any(row[len(names) :]):  # empty fields at the end of a row do no harm
+                numbers = f"has {len(row):,} fields, but the first row has {len(names):,}"
                 way = "put a field that contains the separator in double quotes"
-                raise _BadRow(f"has {len(row):,} fields, but the first row has {len(names):,}; {way}", rows.line_num)
-            if kind == ".tsv" and any("\t" in each and "\n" in each for each in row):
+                raise _BadRow(f"{numbers}; {way}", rows.line_num)
+            if kind == ".tsv" and any("\t" in field and "\n" in field for field in row):
                 raise _BadRow(f"a field spans several rows; {QUOTES}", rows.line_num)
             if row:  # a blank line is not a row
                 yield line, dict(zip_longest(names, row))
@@ -191,15 +219,19 @@ def _delimited(lines: Iterator[str], kind: str, wanted: list[str]) -> Rows:
 def _objects(chunks: Iterator[str], kind: str) -> Rows:
     """Yield the rows of a JSON array or object over lines (only in *.json) or of lines of JSON, except blank lines."""
     first = next(chunks, "").lstrip()
-    chunks, number = chain([first], chunks), 1
+    chunks = chain([first], chunks)
     line, newline, _ = first.partition("\n")
+    is_over_lines = first.startswith("[") or bool(newline and not line.rstrip().endswith("}"))
+    number = 1
     try:
-        if kind == ".json" and (first.startswith("[") or newline and not line.rstrip().endswith("}")):
+        if kind == ".json" and is_over_lines:
             text = "".join(islice(chunks, MAX_TREE // CHUNK))
             if next(chunks, ""):
                 raise _BadRow(f"JSON of over {MAX_TREE >> 20} MB is only read if it has an object on each line", 1)
             tree = json.loads(text)
-            yield from ((0, row) for row in (tree if isinstance(tree, list) else [tree]))
+            if not isinstance(tree, list):
+                tree = [tree]
+            yield from zip(repeat(0), tree)
             return
         for number, line in enumerate(_lines(chunks), 1):
             if not line.isspace():
@@ -216,12 +248,15 @@ def _parquet(file: IO[bytes], label: str, field: Field, tick: Tick) -> Rows:
     except ImportError:
         raise InputError(f"{label}: needs pyarrow: pip install -c constraints.txt -e '.[parquet]'") from None
     try:
-        table, size = ParquetFile(file), file.seek(0, io.SEEK_END)
-        names = table.schema_arrow.names
-        needed = {name if name in names else name.partition(".")[0] for name in field.names}
-        needed |= {field.head} & set(names)
-        for batch in table.iter_batches(BATCH, columns=list(needed) if needed <= set(names) else None):
-            yield from ((0, row) for row in batch.to_pylist())
+        table = ParquetFile(file)
+        size = file.seek(0, io.SEEK_END)
+        names = set(table.schema_arrow.names)
+        needed = {field.head} & names
+        for name in field.names:
+            needed.add(name if name in names else name.partition(".")[0])
+        read_columns = list(needed) if needed <= names else None
+        for batch in table.iter_batches(BATCH, columns=read_columns):
+            yield from zip(repeat(0), batch.to_pylist())
             tick(size * len(batch) // table.metadata.num_rows)
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{label}: cannot be read as Parquet: {one_line(error)}") from None
@@ -229,40 +264,42 @@ def _parquet(file: IO[bytes], label: str, field: Field, tick: Tick) -> Rows:
 
 def _texts(rows: Rows, field: Field) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the row, its text), which is empty if all its fields are."""
-    head = field.head
-    prefix = ""  # of the names of the fields in messages
-    lacking = field.names
-    seen = dict[str, None]()
-    number = index = 0
+    field_of_list = field.of_list()
+    lacking = field.names  # of the fields, those that no record has had so far
+    known_paths = dict[str, None]()
+    texts = 0
+    number = 0
     for line, row in rows:
         if not isinstance(row, dict):
-            raise _BadRow("is not an object with fields", line or index + 1)
-        elements = _follow(row, head) if head else []
-        if any(isinstance(each, list) for each in elements):
-            if not prefix:  # the head names the list, so it is not part of the text
-                field = field.of_list()
-                prefix = f"{head}."
-            records = [record for each in elements if isinstance(each, list) for record in each]
-        else:
+            raise _BadRow("is not an object with fields", line or texts + 1)
+        records = field.records(row)
+        if records is None:
             records = [row]
+        else:
+            field = field_of_list
         for record in records:
             for values in field.values(record):
-                index += 1
-                number = line or index
-                yield number, field.text(values, prefix, number)
-            lacking = [name for name in lacking if all(each is MISSING for each in _follow(record, name))]
-        if lacking:
-            seen |= dict.fromkeys(_paths(row))
-            if index >= SEARCHED:
-                break
-    if index and lacking:
-        raise _BadRow(_no_field(prefix + lacking[0], list(seen)), number)
+                texts += 1
+                number = line or texts
+                yield number, field.text(values, number)
+            lacking = [name for name in lacking if _lacks(record, name)]
+        if not lacking:
+            continue
+        known_paths |= dict.fromkeys(_paths(row))
+        if texts >= SEARCHED:
+            break
+    if texts and lacking:
+        raise _BadRow(_no_field(field.prefix + lacking[0], list(known_paths)), number)
+
+
+def _lacks(record: Any, path: str) -> bool:
+    return all(value is MISSING for value in _follow(record, path))
 
 
 def _follow(value: Any, path: str) -> list[Any]:
     """Return the values at a path such as `messages.text`, in which a key may contain a dot."""
     if isinstance(value, list):
-        return [inner for each in value for inner in _follow(each, path)]
+        return list(chain.from_iterable(_follow(element, path) for element in value))
     if not isinstance(value, dict):
         return [MISSING]
     if path in value or "." not in path:
@@ -274,8 +311,8 @@ def _follow(value: Any, path: str) -> list[Any]:
 def _paths(value: Any, path: str = "") -> Iterator[str]:
     """Yield the path to each text in an object or a list."""
     if isinstance(value, list):
-        for each in value:
-            yield from _paths(each, path)
+        for element in value:
+            yield from _paths(element, path)
     elif isinstance(value, dict):
         for name, inner in value.items():
             inner_path = f"{path}.{name}" if path else name
@@ -296,22 +333,39 @@ def _text(value: Any) -> str | None:
     A message such as {"role": "user", "content": "hi"} is `user: hi`.
     """
     if isinstance(value, list):
-        parts = [_text(each) for each in value]
+        parts = list(map(_text, value))
+        if None in parts:
+            return None
         separator = "" if any(map(_is_piece, value)) else "\n"
-        return None if None in parts else separator.join(map(str, parts))
+        return separator.join(map(str, parts))
     if isinstance(value, dict):
         if _is_piece(value):
             return _text(value.get("text", 0))
-        content = value.get("content") if "role" in value else value.get("value", 0)
-        text = _text(content)
-        return None if text is None else f"{value.get('role', value.get('from'))}: {text}"
+        if "role" in value:
+            speaker = value["role"]
+            text = _text(value.get("content"))
+        else:
+            speaker = value["from"]
+            text = _text(value.get("value", 0))
+        return None if text is None else f"{speaker}: {text}"
     if value in (None, MISSING):
         return ""
     return value if isinstance(value, str) else None
 
 
+def _no_text(value: Any, path: str) -> str:
+    """Return the reason why the value at a path is not a text."""
+    inner = ", ".join(dict.fromkeys(_paths(value, path)))
+    what = f"has its own fields: {inner}" if inner else f"is {type(value).__name__}"
+    return f"data.field={path}: must be text, texts or messages, but {what}"
+
+
 def _no_field(field: str, names: list[str]) -> str:
+    """Return the reason why `names` do not contain a field exactly once."""
+    setting = f"data.field={printable(field)}"
     if field in names:
-        return f"data.field={printable(field)}: {names.count(field)} fields have this name; rename them"
-    known = f"the fields are {', '.join(map(printable, names[:20]))}" if names else "there are no fields"
-    return f"data.field={printable(field)}: no such field{nearest(field, names)}; {known}"
+        return f"{setting}: {names.count(field)} fields have this name; rename them"
+    known = "there are no fields"
+    if names:
+        known = f"the fields are {', '.join(map(printable, names[:20]))}"
+    return f"{setting}: no such field{nearest(field, names)}; {known}"

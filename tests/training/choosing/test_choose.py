@@ -77,7 +77,7 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, trainer = learned.config.model, learned.config.trainer
     weights = untrained(model, LETTERS.size).num_parameters()
     needed = tokens_needed(weights, model.dropout, 16_282)
-    assert trainer.max_steps == int(needed / 8 / 256) and 3 < trainer.max_steps / trainer.val_check_interval < 41
+    assert trainer.max_steps == int(needed / 8 / 256) and 2 < trainer.max_steps / trainer.val_check_interval < 41
     (note, _) = learned.notes
     assert re.fullmatch(r"minutes    60: this text is learned in about \d+ (minute|second)s? \(more text .*\)", note)
     by_clock = chosen(16_282, "minutes=1", seconds=3.0).config.trainer
