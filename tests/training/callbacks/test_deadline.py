@@ -109,9 +109,7 @@ SMALL = (
 @pytest.mark.promise
 @pytest.mark.slow
 def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        "training.choosing.time_budget.SHORT_TEXT", 0
-    )  # the text is not short: it trains as long as it can
+    monkeypatch.setattr("training.choosing.time_budget.tokens_needed", lambda *_: math.inf)  # the clock decides
     monkeypatch.setattr(deadline, "OFF", math.inf)  # a busy machine may not change the number
     started = time.monotonic()
     ended = train("name=timed", "minutes=0.2", *SMALL, defaults=False)
@@ -120,7 +118,7 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, m
     steps = config.trainer.max_steps
     (said,) = re.findall(r"^minutes    ([\d,]+) steps in all: the learning rate falls from step", ended.out, re.M)
     assert summary("timed")["steps"] == steps == int(said.replace(",", "")) > 100
-    assert 3 < ended.out.count("validation loss") < 12, "at equal times"
+    assert 3 < ended.out.count("validation loss") < 15, "at equal times"
     again = train("name=steps", *overrides(config), "callbacks=[]", "model.dropout=0", defaults=False)
     assert again.status == 0, again
     assert_same_weights("timed", "steps")
