@@ -2,27 +2,27 @@
 
 With N weights, a dropout of p, and R epochs of a text of U tokens, the loss in nats per token is
 
-    L = E + A (N^-0.5 (1 + a p) + c D^-0.7) + m (R exp(-g p))^q (N / U)^b
+    L = E + A (sqrt(1/N + 1/N') (1 + a p) + c D^-0.7) + m R^q (N/U)^b / (1 + h p)
 
-Here D are the tokens that the run would have to read, each only once, to learn as much from them: Hoffmann et al. 2022
-(arXiv:2203.15556), equation 2, with what reading a text again is worth, Muennighoff et al. 2023 (arXiv:2305.16264),
-equation 5. The last term, ours, is what a model loses because it memorises the text. Only E depends on the text, so it
-is left out. docs/experiments.md says from which runs the other constants come.
+The first two terms are those of Hoffmann et al. 2022 (arXiv:2203.15556), equation 2, with what repetition is worth, as
+in Muennighoff et al. 2023 (arXiv:2305.16264), section 5: D is the number of tokens that the model would have to read
+once to learn as much, and N' is how many weights a text of this length can use. The last term is what a model loses
+because it memorises the text. Only E depends on the text otherwise, so it is left out. docs/experiments.md says from
+which runs the constants come.
 """
 
 import numpy as np
 
 DROPOUTS = (0.0, 0.1, 0.2, 0.3)
-LEARNED = 0.002  # nats; a run ends where more steps would lower the loss by less
+LEARNED = 0.001  # nats; a run may end where more steps would lower the loss by less
 
 SCALE = 80.0  # A
-TOKENS = 49.0  # c
-DROPPED = 0.85  # a
-REPEATS = 25.0  # R*: however often a text is read, the repetitions are worth at most so many readings of new text
-MEMORISED = 5e-4  # m
-DELAY = 4.9  # g
-EPOCHS_EXPONENT = 1.7  # q
-WEIGHTS_EXPONENT = 0.7  # b
+TOKENS = 44.0  # c
+REPEATS = 40.0  # however often a text is read, the repetitions are worth at most so many readings of new text
+USABLE_WEIGHTS, USABLE_EXPONENT = 4.2e6, 0.36  # N' of a text of a million tokens, and how it grows with the text
+DROPPED = 2.0  # a
+MEMORISED, EPOCHS_EXPONENT, WEIGHTS_EXPONENT = 5.0e-4, 1.56, 1.41  # m, q, b
+PROTECTION = 50.0  # h
 
 
 def predicted_loss(weights: int, dropout: float, text_tokens: int, tokens_seen: np.ndarray | float) -> np.ndarray:
@@ -30,9 +30,10 @@ def predicted_loss(weights: int, dropout: float, text_tokens: int, tokens_seen: 
     epochs = np.asarray(tokens_seen) / text_tokens
     repetitions = np.maximum(epochs - 1, 0)
     new_epochs = np.minimum(epochs, 1) + REPEATS * (1 - np.exp(-repetitions / REPEATS))
-    size = weights**-0.5 * (1 + DROPPED * dropout)
     data = TOKENS * (text_tokens * new_epochs) ** -0.7
-    memorised = (epochs * np.exp(-DELAY * dropout)) ** EPOCHS_EXPONENT * (weights / text_tokens) ** WEIGHTS_EXPONENT
+    usable = USABLE_WEIGHTS * (text_tokens / 1e6) ** USABLE_EXPONENT
+    size = (1 / weights + 1 / usable) ** 0.5 * (1 + DROPPED * dropout)
+    memorised = epochs**EPOCHS_EXPONENT * (weights / text_tokens) ** WEIGHTS_EXPONENT / (1 + PROTECTION * dropout)
     return SCALE * (size + data) + MEMORISED * memorised
 
 

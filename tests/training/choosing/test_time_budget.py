@@ -78,10 +78,11 @@ def test_more_time_is_never_worse(characters: int, milliseconds: float, monkeypa
 def described(choice: Fitting, characters: int) -> str:
     epochs = choice.tokens_seen / characters
     dropout = f", dropout {choice.model.dropout:g}" if choice.model.dropout else ""
-    batch = f", batch {choice.batch}" if choice.batch > 8 else ""
-    needed = choice.steps_needed * choice.step_seconds / TRAINING / 60
-    ends = f", ends after {needed:.2g} minutes" if choice.steps_needed < choice.steps else ""
-    return f"{choice.model.dim} wide{dropout}{batch}, {epochs:.2g} epochs{ends}"
+    if choice.steps <= choice.steps_needed:
+        return f"{choice.model.dim} wide{dropout}, {epochs:.2g} epochs"
+    minutes = choice.steps_needed * choice.step_seconds / TRAINING / 60
+    duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{60 * minutes:.0f} seconds"
+    return f"{choice.model.dim} wide{dropout}, {epochs:.2g} epochs: ends after {duration}"
 
 
 def table(monkeypatch: pytest.MonkeyPatch) -> str:
