@@ -61,26 +61,33 @@ def run(options: argparse.Namespace) -> None:
     if suffix and out.suffix != suffix:
         raise InputError(f"OUT {out}: must end in {suffix}")
     for option in ("title", "guess"):
-        if (value := getattr(options, option)) is not None and options.to != "web":
+        value = getattr(options, option)
+        if value is not None and options.to != "web":
             raise InputError(f"--{option} {value}: only works with --to web, not {options.to}")
-    file = run_directory.find_model(options.source)
+    model = run_directory.find_model(options.source)
     if suffix:
-        target = output_path(options.out, "OUT", [file], overwrite=options.overwrite)
+        target = output_path(options.out, "OUT", [model], overwrite=options.overwrite)
     else:
         target = output_folder(options.out)
     try:
         with atomic(target) as new:
             try:
-                new.touch() if suffix else new.mkdir()  # fails here, before the slow work, if OUT cannot be written
+                # Fails here, before the slow work, if OUT cannot be written.
+                if suffix:
+                    new.touch()
+                else:
+                    new.mkdir()
             except OSError as error:
                 error.filename = options.out
                 raise InputError(f"OUT {describe_os_error(error)}") from None
-            step, *facts = export(options, file, new)
-            size = sum(path.stat().st_size for path in (new.iterdir() if new.is_dir() else [new]))
+            step, *facts = export(options, model, new)
+            files = [new] if suffix else new.iterdir()
+            size = sum(file.stat().st_size for file in files)
     except ModuleNotFoundError as error:
         raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
     amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
-    for line in (f"{out}: {amount}, {step}; use it: {usage.format(str(out))}", *facts):
+    how = usage.format(str(out))
+    for line in (f"{out}: {amount}, {step}; use it: {how}", *facts):
         print(printable(line))
 
 
@@ -107,17 +114,19 @@ def export(options: argparse.Namespace, file: Path, new: Path) -> list[str]:
         from reports.guessing_game import game_passages  # loads torch
 
         tokenizer = tokenizer_from(meta["vocabulary"])
-        page["passages"], said = game_passages(options.guess, file, tokenizer, meta["documents"])
-        facts.append(said)
+        page["passages"], fact = game_passages(options.guess, file, tokenizer, meta["documents"])
+        facts.append(fact)
     with Progress(f"writing {printable(options.out)} and checking it"):
         if options.to != "card":
-            said = import_module(f"gpt.export.to_{options.to}").write(model, meta, new, **page)
-            facts += [said] if said else []
+            fact = import_module(f"gpt.export.to_{options.to}").write(model, meta, new, **page)
+            if fact:
+                facts.append(fact)
         if options.to in ("card", "hf"):
             from reports.card import card
 
             text = card(model, meta, file, hf=options.to == "hf")
-            (new / "README.md" if options.to == "hf" else new).write_text(text, encoding="utf-8", newline="\n")
+            page_file = new / "README.md" if options.to == "hf" else new
+            page_file.write_text(text, encoding="utf-8", newline="\n")
     return facts
 
 

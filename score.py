@@ -43,8 +43,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--context", type=number(int, 1, 2**20), metavar="N", help=context)
     add("--per-char", action="store_true", help="print a line of JSON for each character, and the table to stderr")
     add("--html", metavar="OUT", help="write an HTML page that colours each character by its surprisal")
-    each = "score each document by itself, for a model trained on documents, and list the most surprising ones first"
-    add("--per-document", action="store_true", help=each)
+    documents = "score each document by itself, for a model trained on documents, and list the most surprising ones "
+    documents += "first"
+    add("--per-document", action="store_true", help=documents)
     add("--csv", metavar="OUT", help="with --per-document: write all documents to a CSV file")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--encoding", default="utf-8", metavar="E", help="encoding of the text file (default utf-8)")
@@ -58,20 +59,18 @@ def run(options: argparse.Namespace) -> None:
     trials = trials_of(options.checkpoint) if options.split else []
     single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
     if trials and options.file is None and not single:
-        return score_trials(trials, options)
-    models = [options.checkpoint]
+        score_trials(trials, options)
+        return
+    names = [options.checkpoint]
     if options.compare is not None:
-        models.append(options.compare)
-    checkpoints = [find_model(model) for model in models]
+        names.append(options.compare)
+    checkpoints = [find_model(name) for name in names]
     check_options(options)
     options.checkpoint = best_trial(options.checkpoint, checkpoints[0])
     if options.compare is not None:
         options.compare = best_trial(options.compare, checkpoints[1])
-    out = options.html
-    option = "--html"
-    if options.per_document:
-        out = options.csv
-        option = "--csv"
+    option = "--csv" if options.per_document else "--html"
+    out = options.csv if options.per_document else options.html
     output: AbstractContextManager[TextIO | None] = nullcontext()
     if out is not None:
         inputs = [*checkpoints, Path(options.file or "")]
@@ -82,14 +81,15 @@ def run(options: argparse.Namespace) -> None:
             from gpt.model_file import read
             from reports.text_to_score import check_models, read_text
 
-            loaded = [read(path) for path in checkpoints]
-        check_models(checkpoints, loaded, options)
-        encoded = read_text(checkpoints, loaded, options)
+            models = [read(path) for path in checkpoints]
+        check_models(checkpoints, models, options)
+        encoded = read_text(checkpoints, models, options)
         with Progress("loading PyTorch"):
             from reports.scoring import print_scores
-        print_scores(checkpoints, loaded, encoded, options, file)
+        print_scores(checkpoints, models, encoded, options, file)
     if out is not None:
-        print(f"wrote {printable(out)}" + ": open it in a browser" * (option == "--html"), file=sys.stderr)
+        advice = ": open it in a browser" if option == "--html" else ""
+        print(f"wrote {printable(out)}{advice}", file=sys.stderr)
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -128,12 +128,15 @@ def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": window}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
 
-    sweeps = {sweep for trial in trials if Run(sweep := trial.directory.parent).is_sweep}
-    tables = {sweep: write_table(sweep, {}, {}) for sweep in sweeps}
-    for sweep, table in tables.items():
-        write_page(sweep, table)
+    tables = []
+    for folder in {trial.directory.parent for trial in trials}:
+        if Run(folder).is_sweep:
+            table = write_table(folder, {}, {})
+            write_page(folder, table)
+            tables.append(table)
     is_sweep = Run(named(options.checkpoint)).is_sweep
-    print(f"\n{leaderboard(*tables.values()) if is_sweep else table_of_runs(trials)}")
+    comparison = leaderboard(*tables) if is_sweep else table_of_runs(trials)
+    print(f"\n{comparison}")
 
 
 if __name__ == "__main__":

@@ -43,17 +43,13 @@ def interruptible() -> int | None:
 
 def dispatch(arguments: list[str]) -> int | None:
     """Print what an option such as `--runs` asks for, or start one run, a sweep or a search."""
-    if wanted := {"-h", "--help", "--help=all"} & set(arguments):
-        return print(usage("--help=all" in wanted))
+    if not {"-h", "--help", "--help=all"}.isdisjoint(arguments):
+        print(usage("--help=all" in arguments))
+        return 0
     if "--runs" in arguments:
-        others = [each for each in arguments if each != "--runs"]
-        if len(others) > 1 or any("=" in each or each.startswith("-") for each in others):
-            raise InputError(f"--runs: cannot be combined with {' '.join(others)}; it accepts a name such as 'abl-*'")
-        if not others:
-            return print(run_list())
-        if not (runs := run_directory.matching(others[0])):
-            raise InputError(f"--runs {others[0]}: no run in {run_directory.RUNS}/ matches this name")
-        return print(table_of_runs(runs))
+        others = [argument for argument in arguments if argument != "--runs"]
+        print(compare(others))
+        return 0
     ranks.adopt_srun()
     command = read_command(arguments)
     if command.search:
@@ -61,12 +57,29 @@ def dispatch(arguments: list[str]) -> int | None:
 
         return begin_search(command.search, command)
     if command.sweep:
-        return print(combinations(command)) if command.show else begin_sweep(command)
+        if command.show:
+            print(combinations(command))
+            return 0
+        return begin_sweep(command)
     (settings,) = command.runs()
     config = compose(settings)
     if command.show:
-        return print(show(settings), end="")
+        print(show(settings), end="")
+        return 0
     return run.main(settings, config, STARTED)
+
+
+def compare(patterns: list[str]) -> str:
+    """Return the list of all runs or, if there is a pattern such as `abl-*`, the table of the runs that match it."""
+    if not patterns:
+        return run_list()
+    (pattern, *others) = patterns
+    if others or "=" in pattern or pattern.startswith("-"):
+        raise InputError(f"--runs: cannot be combined with {' '.join(patterns)}; it accepts a name such as 'abl-*'")
+    runs = run_directory.matching(pattern)
+    if not runs:
+        raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ matches this name")
+    return table_of_runs(runs)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from base import processes, ranks
 from base.errors import InputError, RunFailed, describe_os_error, is_out_of_memory, nearest, one_line
 from base.files import atomic
 from base.log import log, to_console
+from base.options import NAMES
 from base.progress import count, discard
 
 REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
@@ -46,7 +47,8 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
         discard(sys.stdout)
         return 0
     except (InputError, RunFailed) as error:
-        status, reason = error.status, str(error)
+        status = error.status
+        reason = str(error)
         if isinstance(error, RunFailed) and not ranks.is_local_rank_0():
             return status  # every rank raises nearly the same error: one per machine is enough
         if isinstance(error, InputError) and not isinstance(error, ranks.JobError) and ranks.rank():
@@ -54,14 +56,16 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
             reason = f"rank {ranks.rank()} on {platform.node()}: {reason}"
     except OSError as error:
         discard(sys.stdout)
-        status, reason = 1, describe_os_error(error)
+        status = 1
+        reason = describe_os_error(error)
+    except RecursionError:
+        status = 2
+        reason = "a value or a file is nested too deeply"
     except (RuntimeError, MemoryError, ImportError) as error:
-        if isinstance(error, RecursionError):
-            status, reason = 2, "a value or a file is nested too deeply"
-        elif is_out_of_memory(error):
-            status, reason = 2, ": ".join(filter(None, ("out of memory", out_of_memory)))
-        else:
+        if not is_out_of_memory(error):
             raise
+        status = 2
+        reason = f"out of memory: {out_of_memory}" if out_of_memory else "out of memory"
     log.error(f"{program}: {one_line(reason)}")
     return status
 
@@ -81,7 +85,7 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
     path = Path(name)
     if name in ("", "-") or path.is_dir():
         raise InputError(f"{option} {name or repr(name)}: must be the name of a file")
-    if path.exists() and any(each.exists() and path.samefile(each) for each in inputs):
+    if path.exists() and any(file.exists() and path.samefile(file) for file in inputs):
         raise InputError(f"{option} {name}: is also an input; write to another file")
     if path.is_file() and not overwrite:
         raise InputError(f"{option} {name}: already exists; give another name, or --overwrite to replace it")
@@ -94,12 +98,14 @@ def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: boo
 
     What was written before Ctrl-C is kept. After another exception the file is as before.
     """
-    stopped, stack = False, ExitStack()
+    stack = ExitStack()
+    stopped = False
     try:
         path = output_path(name, option, inputs, overwrite=overwrite)
         device = path.exists() and not path.is_file()
-        opened = path if device else stack.enter_context(atomic(path))
-        file = stack.enter_context(open(opened, "w", encoding="utf-8", newline=""))
+        if not device:
+            path = stack.enter_context(atomic(path))
+        file = stack.enter_context(open(path, "w", encoding="utf-8", newline=""))
     except OSError as error:
         error.filename = name
         raise InputError(f"{option} {describe_os_error(error)}") from None
@@ -123,19 +129,18 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         """Print `message` with advice, such as the nearest option, on one line, and exit with status 2."""
-        advice = ""
-        if words := message.partition("unrecognized arguments: ")[2].split():
-            flags = [flag for action in self._actions for flag in action.option_strings if flag.startswith("--")]
-            advice = nearest(words[0].partition("=")[0], flags)
-        self.exit(2, f"{self.prog}: {one_line(message)}{advice}\n")
+        words = message.partition("unrecognized arguments: ")[2].split()
+        unknown = words[0].partition("=")[0] if words else ""
+        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
+        self.exit(2, f"{self.prog}: {one_line(message)}{nearest(unknown, flags)}\n")
 
 
 class _PrintVersions(argparse.Action):
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version  # costs 10 ms, which only --version needs
 
-        packages = ", ".join(f"{name} {version(name)}" for name in ("chargpt", "torch", "lightning"))
-        print(f"{packages}, Python {platform.python_version()}")
+        versions = [f"{name} {version(name)}" for name in ("chargpt", "torch", "lightning")]
+        print(", ".join([*versions, f"Python {platform.python_version()}"]))
         parser.exit()
 
 
@@ -173,13 +178,13 @@ def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: st
 
 def number(kind: type[int] | type[float], least: float, most: float) -> Callable[[str], Any]:
     """Return an argparse type that reads a number from `least` to `most`."""
-    what = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> Any:
         with suppress(ValueError):
-            if least <= (value := kind(text)) <= most:
+            value = kind(text)
+            if least <= value <= most:
                 return value
-        raise argparse.ArgumentTypeError(f"{text}: must be {what}, at least {least} and at most {most}")
+        raise argparse.ArgumentTypeError(f"{text}: must be {NAMES[kind]}, at least {least} and at most {most}")
 
     return read
 

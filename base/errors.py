@@ -35,7 +35,9 @@ class InputError(ValueError):
     status = 2  # exit status of a command that ends with this error
 
     def __init__(self, reason: str, key: str = "", advice: str = "") -> None:
-        super().__init__(f"{f'{key}: ' if key else ''}{reason}{f'; {advice}' if advice else ''}")
+        prefix = f"{key}: " if key else ""
+        suffix = f"; {advice}" if advice else ""
+        super().__init__(prefix + reason + suffix)
         self.reason = reason
 
 
@@ -48,7 +50,9 @@ class RunFailed(Exception):
 def describe_os_error(error: OSError, path: object = None) -> str:
     """Return one line: the file (`path` if the error names none; of a lock, its folder), what is wrong."""
     name = os.fsdecode(error.filename or str(path or "")).removesuffix("/.lock")
-    return one_line(f"{name}: {error.strerror}" if name and error.strerror else error)
+    if name and error.strerror:
+        return one_line(f"{name}: {error.strerror}")
+    return one_line(error)
 
 
 def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | None:
@@ -56,7 +60,8 @@ def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | Non
 
     A word of `ELSEWHERE` is similar to ours for the same thing.
     """
-    word, ending = word.casefold(), ending.casefold()
+    word = word.casefold()
+    ending = ending.casefold()
     folded = {name.casefold().removesuffix(ending): name for name in names}
     ours = ELSEWHERE.get(word.lstrip("-").replace("-", "_"), "")
     for name in (ours, f"--{ours}"):
@@ -80,21 +85,23 @@ def redacted(text: str) -> str:
 
 
 def public(text: str) -> str:
-    """Return `text`, `redacted`, with U+FFFD for each surrogate (an undecodable byte of a file name)."""
+    """For files in UTF-8: return `text`, `redacted`, with U+FFFD for each surrogate, which UTF-8 cannot encode."""
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", redacted(text))
 
 
 def printable(text: object) -> str:
-    """Return `text`, `redacted`, with U+FFFD for each unprintable character, line breaks included."""
-    return "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in redacted(str(text)))
+    """For one line or one cell: return `text`, `redacted`, with U+FFFD for line breaks and what is unprintable."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in redacted(str(text)))
 
 
 def visible(text: str) -> str:
-    """Return `text` with symbols for control characters other than tabs and line breaks: they could move the cursor."""
-    pictures = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)} | {127: "\u2421"}
-    pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
-    turns = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # bidirectional controls, which could reorder the text
-    return text.translate(pictures | {code: f"\\u{code:x}" for code in turns})
+    """For many lines on a terminal: return `text` with symbols for control characters except tabs and line breaks."""
+    symbols = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}  # they could move the cursor
+    symbols[127] = "\u2421"
+    symbols |= {code: f"\\x{code:x}" for code in range(128, 160)}
+    bidirectional = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # these could reorder the text
+    symbols |= {code: f"\\u{code:x}" for code in bidirectional}
+    return text.translate(symbols)
 
 
 def for_output(text: str, out: TextIO) -> str:

@@ -39,7 +39,8 @@ def sync(path: Path) -> None:
     is_folder = path.is_dir()
     if is_folder and os.name != "posix":
         return
-    handle = os.open(path, os.O_RDONLY if is_folder else os.O_RDWR)
+    mode = os.O_RDONLY if is_folder else os.O_RDWR
+    handle = os.open(path, mode)
     try:
         os.fsync(handle)
     finally:

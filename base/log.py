@@ -2,7 +2,6 @@
 
 import logging
 import sys
-from contextlib import nullcontext, suppress
 from pathlib import Path
 
 from base import ranks
@@ -39,10 +38,13 @@ class _LogFile(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if not self.path.parent.is_dir() or (self.path.exists() and not self.path.is_file()):
             return
-        # A line that cannot be written ends the run, which then logs an error: that one may be lost.
-        with suppress(OSError) if record.levelno >= logging.ERROR else nullcontext():
+        try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(visible(record.getMessage()) + "\n")
+        except OSError:
+            # A line that cannot be written ends the run, which then logs an error: that one may be lost.
+            if record.levelno < logging.ERROR:
+                raise
 
 
 def to_console() -> None:
@@ -51,5 +53,6 @@ def to_console() -> None:
 
 def to_file(path: Path) -> None:
     """On rank 0, append the log to the file `path`; on every rank, to no other file."""
-    handlers = [each for each in log.handlers if not isinstance(each, _LogFile)]
-    log.handlers[:] = [*handlers, _LogFile(path)] if ranks.rank() == 0 else handlers
+    log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler, _LogFile)]
+    if ranks.rank() == 0:
+        log.addHandler(_LogFile(path))

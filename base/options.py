@@ -41,14 +41,27 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
     """Describe the values that an option of type `hint` accepts, such as 'a whole number, at least 1'."""
     kind, item, optional = _unpack(metadata.get("auto") or hint)
     if metadata.get("choices"):
-        return "one of " + ", ".join(metadata["choices"]) + (", null" if optional else "")
-    words = f"a list of {NAMES[item].removeprefix('a ')}s" if kind is list else NAMES.get(kind, "number, text or list")
-    bounds = " and ".join(f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata)
-    if {"least", "most"} <= metadata.keys():
-        bounds = f"{metadata['least']} to {metadata['most']}"
+        choices = [*metadata["choices"], "null"] if optional else metadata["choices"]
+        return f"one of {', '.join(choices)}"
+    if kind is list:
+        words = f"a list of {NAMES[item].removeprefix('a ')}s"
+    else:
+        words = NAMES.get(kind, "number, text or list")
+    bounds = _bounds(metadata)
     if bounds:
-        words += f", each {bounds}" if kind is list else f", {bounds}"
-    return ("auto or " if metadata.get("auto") else "") + words + (", or null" if optional else "")
+        words += ", each " if kind is list else ", "
+        words += bounds
+    if metadata.get("auto"):
+        words = f"auto or {words}"
+    if optional:
+        words += ", or null"
+    return words
+
+
+def _bounds(metadata: typing.Mapping[str, Any]) -> str:
+    if {"least", "most"} <= metadata.keys():
+        return f"{metadata['least']} to {metadata['most']}"
+    return " and ".join(f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata)
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
@@ -103,13 +116,14 @@ def check(config: Any, group: str = "") -> None:
     """Raise an `InputError` if an option of the dataclass `config` has a value that is not allowed."""
     hints = typing.get_type_hints(type(config))
     for field in dataclasses.fields(config):
-        value, hint, metadata = getattr(config, field.name), hints[field.name], field.metadata
-        if "help" in metadata and not fits(value, hint, metadata):
+        value = getattr(config, field.name)
+        hint = hints[field.name]
+        if "help" in field.metadata and not fits(value, hint, field.metadata):
             key = f"{group}.{field.name}" if group else field.name
-            raise wrong_value(key, value, allowed(hint, metadata), metadata["choices"])
+            raise wrong_value(key, value, allowed(hint, field.metadata), field.metadata["choices"])
 
 
 def unescaped(text: str) -> str:
     r"""Return `text` with a line break for `\n`, a tab for `\t` and a backslash for two."""
     escapes = {r"\n": "\n", r"\t": "\t", r"\\": "\\"}
-    return re.sub(r"\\[nt\\]", lambda found: escapes[found[0]], text)
+    return re.sub(r"\\[nt\\]", lambda escape: escapes[escape[0]], text)

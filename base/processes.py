@@ -23,9 +23,11 @@ CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # in a container, its limit
 
 def command(program: str, *arguments: object) -> str:
     """Return a command to print, quoted for a shell; `program` is that of `.venv` if this process runs there."""
-    local = Path(".venv", "Scripts" if sys.platform == "win32" else "bin", program)
-    ours = local.exists() and sys.prefix == os.path.abspath(local.parent.parent)
-    return " ".join([str(local) if ours else program, *map(shlex.quote, map(str, arguments))])
+    folder = "Scripts" if sys.platform == "win32" else "bin"
+    local = Path(".venv", folder, program)
+    if local.exists() and sys.prefix == os.path.abspath(".venv"):
+        program = str(local)
+    return " ".join([program, *map(shlex.quote, map(str, arguments))])
 
 
 def watch(folder: Path) -> str:
@@ -35,15 +37,16 @@ def watch(folder: Path) -> str:
 
 def cores() -> int:
     """Return the number of threads to compute with: OMP_NUM_THREADS or else the usable CPUs, rounded up."""
-    # A list has a number for each level of nested parallelism.
-    if given := os.environ.get("OMP_NUM_THREADS", "").strip():
-        first = given.partition(",")[0].strip()
+    threads = os.environ.get("OMP_NUM_THREADS", "").strip()
+    if threads:
+        first = threads.partition(",")[0].strip()  # a list has a number for each level of nested parallelism
         if not first.isdecimal() or not int(first):
-            raise InputError(f"OMP_NUM_THREADS={given}: this environment variable must be a whole number, at least 1")
+            raise InputError(f"OMP_NUM_THREADS={threads}: this environment variable must be a whole number, at least 1")
         return int(first)
-    allowed = os.cpu_count() or 1
     if sys.platform == "linux":
         allowed = len(os.sched_getaffinity(0))
+    else:
+        allowed = os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no such file, or "max"
         quota, period = map(int, CPU_MAX.read_text().split())  # of a container (`docker run --cpus=1.5`)
         return min(allowed, math.ceil(quota / period))
@@ -89,8 +92,9 @@ def max_memory() -> float:
 
 def keep_freed_memory() -> None:
     """Make glibc keep freed memory for the next batch, so that the system need not fill each page with zeros again."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if sys.platform != "linux":
+        return
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
-        trim_threshold, mmap_threshold = -1, -3  # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h
-        mallopt(trim_threshold, 2**30)
-        mallopt(mmap_threshold, 2**30) or mallopt(mmap_threshold, 2**25)  # 2**25 is the maximum of old versions
+        mallopt(-1, 2**30)  # M_TRIM_THRESHOLD of malloc.h
+        mallopt(-3, 2**30) or mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; 2**25 is the maximum of old versions

@@ -13,8 +13,10 @@ from base import ranks
 
 def clock(seconds: float) -> str:
     """Return a duration in seconds as text, such as 0:42, 12:05 or 3:07:00."""
-    hours, rest = divmod(round(seconds), 3600)
-    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"
+    minutes, seconds = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes}:{seconds:02d}"
+    return f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
 
 
 def count(number: int, what: str) -> str:
@@ -33,7 +35,9 @@ class Progress:
     """
 
     def __init__(self, what: str, total: float = 0, unit: str = "") -> None:
-        self.what, self.total, self.unit = what, total, unit
+        self.what = what
+        self.total = total
+        self.unit = unit
         self.count = 0.0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -72,7 +76,8 @@ class Progress:
         ) as bar:  # fmt: skip
             bar.start_t -= PATIENCE_SECONDS
             while True:
-                bar.n, bar.total = min(self.count, self.total or self.count), self.total or None
+                bar.n = min(self.count, self.total or self.count)
+                bar.total = self.total or None
                 bar.refresh()
                 if self._over.wait(0.25):
                     return
@@ -81,8 +86,10 @@ class Progress:
         passed = 0.0
         while not self._over.wait(max(LINE_SECONDS, passed / 10)):
             passed = time.perf_counter() - self.begun
-            share = f"{100 * min(1, self.count / self.total):.0f} %, " if self.total else ""
-            print(f"{self.what}: {share}{clock(passed)} so far", file=sys.stderr, flush=True)
+            progress = f"{clock(passed)} so far"
+            if self.total:
+                progress = f"{100 * min(1, self.count / self.total):.0f} %, {progress}"
+            print(f"{self.what}: {progress}", file=sys.stderr, flush=True)
 
 
 @cache
@@ -96,8 +103,9 @@ def load_tqdm() -> Any:
 
 def hidden() -> AbstractContextManager[None]:
     """Return a context manager that hides progress bars while lines are printed."""
-    loaded = "tqdm" in sys.modules  # without tqdm, there is no bar
-    return load_tqdm().external_write_mode() if loaded else nullcontext()
+    if "tqdm" not in sys.modules:  # without tqdm, there is no bar
+        return nullcontext()
+    return load_tqdm().external_write_mode()
 
 
 def discard(out: TextIO) -> None:

@@ -17,13 +17,15 @@ def adopt_srun() -> None:
     """If srun started this process, set torchrun's environment variables, which torch and Lightning read, too."""
     launched(), rank(), is_local_rank_0()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    if any(name in os.environ for name in needed[:2]) and (missing := [n for n in needed if n not in os.environ]):
-        found = next(name for name in needed if name in os.environ)
-        without = f"is set without {', '.join(missing)}; unset {found}, or start with torchrun"
-        raise JobError(f"{found}={os.environ[found]}: this environment variable of torchrun {without}")
+    missing = [name for name in needed if name not in os.environ]
+    if missing and ("RANK" in os.environ or "LOCAL_RANK" in os.environ):
+        present = next(name for name in needed if name in os.environ)
+        without = f"is set without {', '.join(missing)}; unset {present}, or start with torchrun"
+        raise JobError(f"{present}={os.environ[present]}: this environment variable of torchrun {without}")
     if "SLURM_STEP_ID" not in os.environ or "RANK" in os.environ or _number("SLURM_STEP_NUM_TASKS") == 1:
         return  # not started by srun, or a single task
-    tasks, machines = _number("SLURM_STEP_NUM_TASKS"), _number("SLURM_STEP_NUM_NODES")
+    tasks = _number("SLURM_STEP_NUM_TASKS")
+    machines = _number("SLURM_STEP_NUM_NODES")
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
     if tasks % machines or "," in layout:
         on = f"{tasks} tasks on {machines} machines ({layout})"
@@ -84,10 +86,13 @@ def end_with_parent() -> None:
 
 
 def restarted() -> bool:
-    return any(_number(name, "0") for name in ("SLURM_RESTART_COUNT", "TORCHELASTIC_RESTART_COUNT"))
+    return _number("SLURM_RESTART_COUNT", "0") > 0 or _number("TORCHELASTIC_RESTART_COUNT", "0") > 0
 
 
 def identity() -> str | None:
     """Return the id of this job of SLURM or torchrun, if any; a restarted job keeps it."""
-    names = (os.environ.get(name, "none") for name in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"))
-    return next((name for name in names if name != "none"), None)
+    for variable in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
+        job = os.environ.get(variable, "none")
+        if job != "none":
+            return job
+    return None

@@ -27,6 +27,8 @@ from conf.overrides import Setting, quoted
 from conf.resume_rules import trained_groups
 from conf.schema import PLUGINS, Config, by_key, number_of
 
+PRESET = re.compile("In '.+?': ")  # how an error of Hydra names a preset
+
 
 def compose(settings: Sequence[Setting]) -> Config:
     """Compose the configuration of a new run from the defaults, the presets and the command line."""
@@ -105,16 +107,17 @@ def read_config(run: Path) -> Config:
         chosen = []
         for group in PLUGINS:
             plugins = values.get(group, {})
-            if not all(isinstance(each, dict) for each in plugins.values()):
+            if not all(isinstance(arguments, dict) for arguments in plugins.values()):
                 raise InputError(f"{group}: must be a mapping")
             _check_names(group, plugins)
-            if any("_target_" in each for each in plugins.values()):
+            if any("_target_" in arguments for arguments in plugins.values()):
                 raise InputError(f"{group}: _target_ is not accepted: a file of conf/{group} names the class")
             chosen.append(_plugins_setting(group, plugins))
         with _one_line():
             merged = OmegaConf.merge(_presets("resume", chosen), escaped(values))
             config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
-        if missing := asdict(config).keys() - values.keys():
+        missing = asdict(config).keys() - values.keys()
+        if missing:
             raise InputError(f"lacks {', '.join(sorted(missing))}: the file was cut or edited")
         return config
     except RecursionError:
@@ -144,30 +147,30 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
     A value that the run has chosen for `auto` is included, unless most runs choose the same value.
     """
     defaults = by_key(_plain_presets())
+    values = by_key(config)
     differing = []
-    for key, value in by_key(config).items():
-        if key in PLUGINS or is_launch(key):
-            continue
-        if value not in (defaults[key], KEYS[key].usual):
+    for key, value in values.items():
+        if key not in PLUGINS and not is_launch(key) and value not in (defaults[key], KEYS[key].usual):
             differing.append((key, spell(value), spell(defaults[key])))
-    presets = _plain_presets([_plugins_setting(group, getattr(config, group)) for group in PLUGINS])
+    files = _plain_presets([_plugins_setting(group, values[group]) for group in PLUGINS])
     for group in PLUGINS:
-        differing += _differing_plugins(group, getattr(config, group), defaults[group], presets[group])
+        differing += _differing_plugins(group, getattr(config, group), defaults[group], files[group])
     return differing
 
 
 def _differing_plugins(
-    group: str, plugins: Mapping[str, Any], defaults: Mapping[str, Any], presets: Mapping[str, Any]
+    group: str, plugins: Mapping[str, Any], defaults: Mapping[str, Any], files: Mapping[str, Any]
 ) -> list[tuple[str, str, str]]:
-    """Do as `differences` for the plug-ins of a group; `presets` has the arguments in their files."""
+    """Do as `differences` for the plug-ins of a group; `files` has the arguments in their files, by plug-in."""
     differing = []
     names = list(plugins)
     usual = [name for name, arguments in defaults.items() if "auto" not in arguments.values()]
     if names not in (list(defaults), usual):
-        differing.append((group, spell(names) if names else "none", spell(usual)))
+        chosen = spell(names) if names else "none"
+        differing.append((group, chosen, spell(usual)))
     for name, arguments in plugins.items():
         for argument, value in arguments.items():
-            default = presets[name][argument]
+            default = files[name][argument]
             if value not in (default, "auto"):
                 differing.append((f"{group}.{name}.{argument}", quoted(value), quoted(default)))
     return differing
@@ -220,7 +223,7 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
             name, _, argument = rest.partition(".")
             if name not in config[group]:
                 raise InputError(f"{setting.text}: needs {group}={name}")
-            accepted = [each for each in config[group][name] if each != "_target_"]
+            accepted = [key for key in config[group][name] if key != "_target_"]
             if argument not in accepted:
                 listed = ", ".join(accepted) or "none"
                 raise InputError(f"{key}: no such key; {group}={name} accepts {listed}")
@@ -238,7 +241,7 @@ _composed: dict[str, DictConfig] = {}  # reading conf/ is slow, and each run of 
 
 def _presets(primary: str, settings: Sequence[Setting], defaults: Mapping[str, Any] | None = None) -> DictConfig:
     """Compose conf/`primary`.yaml with the presets in `settings`; `defaults` replaces the defaults of `Config`."""
-    chosen = [each.text for each in settings if each.is_group]
+    chosen = [setting.text for setting in settings if setting.is_group]
     inputs = repr((primary, chosen, FOLDERS, defaults))
     if inputs not in _composed:
         _composed[inputs] = _with_hydra(primary, chosen, defaults or {})
@@ -251,8 +254,9 @@ def _with_hydra(primary: str, chosen: list[str], defaults: Mapping[str, Any]) ->
         if isinstance(node, DictConfig):
             OmegaConf.set_readonly(node, None)  # the dataclasses are frozen
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(defaults)))
+    folders = [f"file://{folder}" for folder in FOLDERS]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-        return hydra.compose(primary, [*chosen, f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"])
+        return hydra.compose(primary, [*chosen, f"hydra.searchpath={folders}"])
 
 
 def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
@@ -266,8 +270,10 @@ def escaped(value: Any) -> Any:
     if isinstance(value, str):
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, dict):
-        return {key: escaped(each) for key, each in value.items()}
-    return [escaped(each) for each in value] if isinstance(value, list) else value
+        return {key: escaped(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [escaped(item) for item in value]
+    return value
 
 
 @contextmanager
@@ -279,16 +285,21 @@ def _one_line() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
-        preset = re.match("In '.+?': ", str(error))  # how Hydra names the preset
-        cause: BaseException = error
-        if preset and isinstance(error.__context__, OmegaConfBaseException):
-            cause = error.__context__  # Hydra does not chain the error in a preset
-        while not isinstance(cause, OmegaConfBaseException) and cause.__cause__:
-            cause = cause.__cause__
+        cause = _cause(error)
         message = _explain(cause)
+        preset = PRESET.match(str(error))
         if preset and cause is not error:  # OmegaConf's message does not name the preset
             message = preset[0] + message
         raise InputError(one_line(message)) from None
+
+
+def _cause(error: BaseException) -> BaseException:
+    """Return the error of OmegaConf that has led to `error` or, if there is none, the first of its causes."""
+    if PRESET.match(str(error)) and isinstance(error.__context__, OmegaConfBaseException):
+        return error.__context__  # Hydra does not chain the error in a preset
+    while not isinstance(error, OmegaConfBaseException) and error.__cause__:
+        error = error.__cause__
+    return error
 
 
 def _explain(error: BaseException) -> str:

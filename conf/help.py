@@ -1,5 +1,7 @@
 """The text of `train.py --help` and `train.py --help=all`."""
 
+from collections.abc import Iterator
+
 from base.options import spell
 from base.processes import command
 from conf.keys import KEYS, SEARCH_KEYS, groups
@@ -43,16 +45,24 @@ SECTIONS = {
 
 def usage(everything: bool) -> str:
     """Return the text of `--help` or, if `everything` is true, of `--help=all`, which lists each key."""
-    tasks = TASKS.replace("python train.py", command("python", "train.py"))
-    lines = [tasks, *(f"  {name + '=':15} {' '.join(presets)}" for name, presets in groups().items())]
+    train = command("python", "train.py")
+    lines = [TASKS.replace("python train.py", train)]
+    for group, presets in groups().items():
+        lines.append(f"  {group + '=':15} {' '.join(presets)}")
     if not everything:
-        more = f"{command('python', 'train.py')} --help=all lists every key with its default, meaning and range"
-        return "\n".join([*lines, "", more])
-    every = {key: about for key, about in (KEYS | SEARCH_KEYS).items() if "help" in about.metadata}
+        lines += ["", f"{train} --help=all lists every key with its default, meaning and range"]
+        return "\n".join(lines)
     for section, names in SECTIONS.items():
         lines += ["", section]
         for name in names.split():
-            for key in [key for key in every if key == name or (name.endswith(".") and key.startswith(name))]:
-                about = every[key]
-                lines.append(f"  {f'{key}={spell(about.default)}':34} {about.metadata['help']} ({about.allowed})")
+            lines += _lines_of(name)
     return "\n".join(lines)
+
+
+def _lines_of(name: str) -> Iterator[str]:
+    """Yield a line about the key `name` or, if the name ends in a dot, about each key of its group."""
+    for key, about in (KEYS | SEARCH_KEYS).items():
+        in_group = name.endswith(".") and key.startswith(name)
+        if (key == name or in_group) and "help" in about.metadata:
+            setting = f"{key}={spell(about.default)}"
+            yield f"  {setting:34} {about.metadata['help']} ({about.allowed})"

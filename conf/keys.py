@@ -39,13 +39,14 @@ class Key:
 def _keys(kind: type, prefix: str = "", rule: str = "allow", values: Any = None) -> Iterator[tuple[str, Key]]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
-        name, own = prefix + field.name, field.metadata.get("on_resume") or rule
+        name = prefix + field.name
+        on_resume = field.metadata.get("on_resume") or rule
         value = field.default_factory() if callable(field.default_factory) else field.default
         if dataclasses.is_dataclass(value):
-            yield from _keys(type(value), f"{name}.", own, value)
+            yield from _keys(type(value), f"{name}.", on_resume, value)
         elif field.metadata:
             default = getattr(values, field.name) if values else value
-            yield name, Key(hints[field.name], default, field.default, field.metadata, own)
+            yield name, Key(hints[field.name], default, field.default, field.metadata, on_resume)
 
 
 KEYS = dict(_keys(Config))  # of a run
@@ -61,7 +62,10 @@ def is_verbatim(key: str) -> bool:
 
 
 def has_auto(value: Any) -> bool:
-    return value == "auto" or (isinstance(value, Mapping) and any("auto" in each.values() for each in value.values()))
+    """Return whether a value, or an argument of a plug-in, is `auto`."""
+    if isinstance(value, Mapping):
+        return any("auto" in arguments.values() for arguments in value.values())
+    return value == "auto"
 
 
 def add_folder(name: str) -> None:
@@ -81,8 +85,12 @@ def groups() -> dict[str, list[str]]:
 
 @cache  # a sweep calls it for each of its runs
 def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
-    found = [folder.name for folder in sorted(folders[0].iterdir()) if any(folder.glob("*.yaml"))]
-    return {group: sorted({file.stem for each in folders for file in each.glob(f"{group}/*.yaml")}) for group in found}
+    presets = dict[str, list[str]]()
+    for group in sorted(folders[0].iterdir()):
+        if any(group.glob("*.yaml")):
+            names = {file.stem for folder in folders for file in folder.glob(f"{group.name}/*.yaml")}
+            presets[group.name] = sorted(names)
+    return presets
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
@@ -108,6 +116,6 @@ def nearest_key(key: str, others: Iterable[str] = ()) -> str:
 
 def presets() -> list[ModelConfig]:
     """Return the presets of `model=` that set only layers, heads and width, from small to large."""
-    found = [choice_values("model", name) for name in groups()["model"]]
-    sizes = [ModelConfig(**values) for values in found if values.keys() == {"layers", "heads", "dim"}]
+    files = [choice_values("model", name) for name in groups()["model"]]
+    sizes = [ModelConfig(**values) for values in files if values.keys() == {"layers", "heads", "dim"}]
     return sorted(sizes, key=lambda size: size.layers * size.dim**2)

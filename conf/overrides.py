@@ -108,13 +108,13 @@ def read_command(arguments: list[str]) -> Command:
     flags, others = parser.parse_known_args(arguments)
     for folder in flags.config_dir:
         add_folder(folder)
-    of_search = [each for each in others if re.match(r"\+*hparams_search\b", each)]
+    of_search = [argument for argument in others if re.match(r"\+*hparams_search\b", argument)]
     search = read_search(of_search)
     if search and flags.cfg:
         raise InputError("--cfg=job: shows the settings of one run or the runs of a sweep, not of a search")
     searching = search is not None
     several = flags.multirun or searching
-    of_runs = [quote_verbatim(each, several, searching) for each in others if each not in of_search]
+    of_runs = [quote_verbatim(argument, several, searching) for argument in others if argument not in of_search]
     overrides = parse_overrides(of_runs, flags.multirun, searching)
     overrides.sort(key=lambda override: is_verbatim(override.key_or_group))  # the order of trials
     by_key = {override.key_or_group: override for override in overrides}
@@ -132,44 +132,44 @@ def _check_flags(arguments: list[str]) -> None:
 
 def quote_verbatim(argument: str, several: bool, searching: bool) -> str:
     """Return `key=value` with its value in Hydra's quotes if the value is a path or a name, used verbatim."""
-    key, equals, given = argument.partition("=")
+    key, equals, text = argument.partition("=")
     name = key.lstrip("+")
     if not (equals and is_verbatim(name)):
         return argument
-    values = verbatim_values(name, given, several)
+    values = verbatim_values(name, text, several)
     if searching and len(values) > 1:
         alone = f"must be one value in a search; quote a name with a comma: '{key}=\"…\"'"
         raise InputError(f"{printable(argument)}: {alone}")
     return f"{key}={','.join(map(quoted, values))}"
 
 
-def verbatim_values(key: str, given: str, several: bool) -> list[str | None]:
+def verbatim_values(key: str, text: str, several: bool) -> list[str | None]:
     """Return the values of a path or a name.
 
     There is only one unless `several` is true: then commas separate values, but the name of an existing file or run,
     and text in brackets or quotes, is a single value.
     """
-    is_file = os.path.exists(os.path.expanduser(given)) or os.path.exists(RUNS / given)
+    is_file = os.path.exists(os.path.expanduser(text)) or os.path.exists(RUNS / text)
     if is_file or is_launch(key) or not several:
-        values = [given]
+        values = [text]
     else:
-        values = [text[1:-1] if quote else text for text, quote in VALUE.findall(f"{given},")]
-    if given and "" in values:
-        whole = shlex.quote(f'{key}="{printable(given)}"')
+        values = [value[1:-1] if quote else value for value, quote in VALUE.findall(f"{text},")]
+    if text and "" in values:
+        whole = shlex.quote(f'{key}="{printable(text)}"')
         advice = f"if the comma is part of the name: {whole}"
-        raise InputError(f"{key}={printable(given)}: a value is empty; {advice}")
-    return [None if text == "null" else text for text in values]
+        raise InputError(f"{key}={printable(text)}: a value is empty; {advice}")
+    return [None if value == "null" else value for value in values]
 
 
 def read_search(arguments: list[str]) -> SearchConfig | None:
     """Return the options of a search from its arguments, such as `hparams_search=default`; None if there are none."""
-    given = {override.key_or_group: override.value() for override in parse_overrides(arguments)}
-    preset = given.pop("hparams_search", None)
+    settings = {override.key_or_group: override.value() for override in parse_overrides(arguments)}
+    preset = settings.pop("hparams_search", None)
     if preset is None:
-        if given:
-            raise InputError(f"{next(iter(given))}: only works with hparams_search=default")
+        if settings:
+            raise InputError(f"{next(iter(settings))}: only works with hparams_search=default")
         return None
-    options = {key.partition(".")[2]: value for key, value in given.items()}
+    options = {key.partition(".")[2]: value for key, value in settings.items()}
     return SearchConfig(**choice_values("hparams_search", str(preset)) | options)
 
 
@@ -240,16 +240,19 @@ def _check_key(key: str, sweep: bool) -> None:
 def _check_preset(group: str, value: Any) -> None:
     """Check that the preset `value` of a group exists; plug-ins may be a list of presets."""
     presets = groups()[group]
-    chosen = value if isinstance(value, list) and group in PLUGINS else [value]
-    for name in chosen:
+    names = value if isinstance(value, list) and group in PLUGINS else [value]
+    for name in names:
         if name not in presets:
-            wrong = wrong_value(group, name, f"one of {', '.join(presets)}", presets)
-            near = _to_train_on(spell(name)) if group == "data" else ""
-            raise InputError(f"{wrong}{near}")
+            message = str(wrong_value(group, name, f"one of {', '.join(presets)}", presets))
+            if group == "data":
+                message += _to_train_on(spell(name))
+            raise InputError(message)
 
 
 def _has_mapping(value: Any) -> bool:
-    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_mapping, value)))
+    if isinstance(value, list):
+        return any(map(_has_mapping, value))
+    return isinstance(value, dict)
 
 
 def _single_valued(override: Override) -> list[Override]:
@@ -259,7 +262,7 @@ def _single_valued(override: Override) -> list[Override]:
     if not override.is_discrete_sweep():
         return []
     elements = itertools.islice(override.sweep_iterator(), MAX_RUNS + 1)
-    return [replace(override, value_type=ValueType.ELEMENT, _value=each) for each in elements]
+    return [replace(override, value_type=ValueType.ELEMENT, _value=element) for element in elements]
 
 
 def _values(override: Override) -> list[Any]:

@@ -29,7 +29,8 @@ def changed(stored: Config, config: Config) -> list[str]:
     Not compared is what is `auto`, comes with the model of `init_from` or is in `allow`. A larger `trainer.max_steps`
     is not a difference, because it continues the run.
     """
-    ours, theirs = by_key(config), by_key(stored)
+    ours = by_key(config)
+    theirs = by_key(stored)
     trained = ("model.", "data.tokenizer") if config.init_from else ()
     steps = config.trainer.max_steps
     longer = steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
@@ -46,7 +47,8 @@ def changed(stored: Config, config: Config) -> list[str]:
 
 
 def _difference(key: str, ours: Any, theirs: Any) -> str:
-    return f"{key}={spell(ours)} (the run has {'none' if theirs is None else spell(theirs)})"
+    stored = "none" if theirs is None else spell(theirs)
+    return f"{key}={spell(ours)} (the run has {stored})"
 
 
 def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -59,7 +61,8 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
 
     `groups` contains the settings of the trained model. The context may be longer unless the positions are learned.
     """
-    trained, ours = by_key(groups), by_key(config)
+    trained = by_key(groups)
+    ours = by_key(config)
     free = ["model.window", "model.context"]
     if trained["model.positions"] == "learned" and ours["model.context"] > trained["model.context"]:
         free.remove("model.context")

@@ -62,8 +62,9 @@ class TrainerConfig:
 
     def __post_init__(self) -> None:
         check(self, "trainer")
-        number, listed = fits(self.devices, int, {"least": 1}), fits(self.devices, list[int], {"least": 0})
-        if not (self.devices == "auto" or number or (listed and self.devices)):
+        is_number = fits(self.devices, int, {"least": 1})
+        is_list = fits(self.devices, list[int], {"least": 0}) and len(self.devices) > 0
+        if not (self.devices == "auto" or is_number or is_list):
             needed = "auto, a whole number, at least 1, or a list of device indices such as [0,1]"
             raise wrong_value("trainer.devices", self.devices, needed)
 
@@ -153,10 +154,18 @@ class Config:
         for name, arguments in self.callbacks.items():
             if str(arguments.get("_target_")).endswith(".EarlyStopping"):
                 _check_early_stopping(f"callbacks.{name}", arguments)
-        parts = [] if self.name is None else self.name.split("/")
-        wrong = (part.startswith(".") or "\\" in part or not part.isprintable() for part in parts)
-        if len(parts) > 2 or any(wrong) or any(not 0 < len(os.fsencode(part)) <= 200 for part in parts):
-            raise InputError(f"name={str(self.name)[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL")
+        if self.name is not None and not _is_run_name(self.name):
+            raise InputError(f"name={self.name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL")
+
+
+def _is_run_name(name: str) -> bool:
+    parts = name.split("/")
+    for part in parts:
+        if part.startswith(".") or "\\" in part or not part.isprintable():
+            return False
+        if not 0 < len(os.fsencode(part)) <= 200:
+            return False
+    return len(parts) <= 2
 
 
 def _check_early_stopping(key: str, arguments: Mapping[str, Any]) -> None:
@@ -182,13 +191,15 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 def by_key(config: Config | Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration, or nested dicts, as one dict, such as {"optim.lr": 0.003}; PLUGINS stay dicts."""
-    found = dict[str, Any]()
-    for key, value in (to_dict(config) if isinstance(config, Config) else config).items():
+    if isinstance(config, Config):
+        config = to_dict(config)
+    values = dict[str, Any]()
+    for key, value in config.items():
         if isinstance(value, dict) and key not in PLUGINS:
-            found |= {f"{key}.{inner}": each for inner, each in by_key(value).items()}
+            values |= {f"{key}.{inner}": setting for inner, setting in by_key(value).items()}
         else:
-            found[key] = value
-    return found
+            values[key] = value
+    return values
 
 
 def to_yaml(config: Config) -> str:

@@ -57,7 +57,8 @@ def distribution(override: Override) -> Any:
             return FloatDistribution(value.start, value.end, log=log_scale)
         if isinstance(value, RangeSweep):
             values = typing.cast(list[Any], list(override.sweep_iterator()))
-            kind: Any = IntDistribution if all(isinstance(each, int) for each in values) else FloatDistribution
+            all_whole = all(isinstance(number, int) for number in values)
+            kind: Any = IntDistribution if all_whole else FloatDistribution
             return kind(values[0], values[-1], step=value.step)
         return CategoricalDistribution(list(override.sweep_string_iterator()))
     except ValueError as error:
@@ -65,7 +66,9 @@ def distribution(override: Override) -> Any:
 
 
 def setting_of(key: str, value: Any) -> str:
-    return f"{key}={value:.6g}" if isinstance(value, float) else f"{key}={value}"
+    if isinstance(value, float):
+        return f"{key}={value:.6g}"
+    return f"{key}={value}"
 
 
 class Search(Sweep):
@@ -76,12 +79,16 @@ class Search(Sweep):
 
     def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
         super().__init__(name, config.trials, {}, kind="search")
-        self.config, self.space, self.fixed = config, space, fixed
+        self.config = config
+        self.space = space
+        self.fixed = fixed
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # of `constant_liar`
         path = RUNS / name / FILE
-        if path.exists() and (written := path.read_bytes()) and not written.endswith(b"\n"):
-            os.truncate(path, written.rfind(b"\n") + 1)  # a full disk cut the last line short
+        if path.exists():
+            journal = path.read_bytes()
+            if not journal.endswith(b"\n"):  # a full disk cut the last line short
+                os.truncate(path, journal.rfind(b"\n") + 1)
         try:  # the journal's lock is a symbolic link, whose target must be absolute
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
             before = optuna.get_all_study_names(storage)
@@ -92,11 +99,13 @@ class Search(Sweep):
             differing = ", ".join(sorted(set(same) ^ set(before[0].split("\n"))))
             raise InputError(f"name={name}: is a search with other settings ({differing} differ); use another name")
         self.study = optuna.create_study(study_name=identity, storage=storage, load_if_exists=True)
-        for each in self.study.trials:
-            if each.params.keys() != space.keys():  # killed before Optuna had chosen all values
-                self.study.tell(each.number, state=TrialState.FAIL, skip_if_finished=True)
-            elif (trial := self.add(each)) and each.state.is_finished():
-                trial.outcome = "finished" if each.state == TrialState.COMPLETE else "failed"
+        for proposed in self.study.trials:
+            if proposed.params.keys() != space.keys():  # killed before Optuna had chosen all values
+                self.study.tell(proposed.number, state=TrialState.FAIL, skip_if_finished=True)
+                continue
+            trial = self.add(proposed)
+            if proposed.state.is_finished():
+                trial.outcome = "finished" if proposed.state == TrialState.COMPLETE else "failed"
 
     def add(self, proposed: Any) -> Trial:
         """Add the trial that Optuna proposes, an `optuna.Trial`, to the sweep."""
@@ -108,8 +117,9 @@ class Search(Sweep):
     def ask(self) -> Iterator[Trial]:
         """Yield first the trials that an earlier command did not finish, then new ones from Optuna."""
         yield from super().ask()
-        while (begun := len(self.trials)) < self.count:
-            seed = random.Random(f"{self.config.seed} {begun}").getrandbits(32)  # resuming repeats the proposals
+        while len(self.trials) < self.count:
+            # Resuming repeats the proposals.
+            seed = random.Random(f"{self.config.seed} {len(self.trials)}").getrandbits(32)
             self.study.sampler = TPESampler(n_startup_trials=self.config.startup, seed=seed, constant_liar=True)
             yield self.add(self.study.ask(dict(self.space)))
 
@@ -136,11 +146,14 @@ def begin_search(config: SearchConfig, command: Command) -> int:
 
     A value of a key on the command line fixes the key, and a range replaces the range in the preset `config`.
     """
-    given = command.overrides
-    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in given]
+    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in command.overrides]
     swept = parse_overrides(ranges, search=True)
-    swept += [override for override in given.values() if override.is_sweep_override()]
-    fixed = [override for override in given.values() if not override.is_sweep_override()]
+    fixed = []
+    for override in command.overrides.values():
+        if override.is_sweep_override():
+            swept.append(override)
+        else:
+            fixed.append(override)
     space = {override.key_or_group: distribution(override) for override in swept}
     if not space:
         every = "the command fixes every key that has a range"

@@ -61,7 +61,7 @@ class Trial:
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
-    settings = [each for each in arguments if not is_launch(each.partition("=")[0])]
+    settings = [argument for argument in arguments if not is_launch(argument.partition("=")[0])]
     return f"{kind}-{_hash(sorted(settings))}"  # the same for the settings in any order
 
 
@@ -100,7 +100,9 @@ def gpus_for(workers: int) -> list[str]:
     if number < 2:
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return visible.split(",")[:number] if visible else [str(index) for index in range(number)]
+    if visible:
+        return visible.split(",")[:number]
+    return [str(index) for index in range(number)]
 
 
 def start(trial: Trial, workers: int, gpu: str | None = None) -> subprocess.Popen:
@@ -129,12 +131,13 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
     """
     console = trial.run.directory / "console.log"
     if status and not stopped:
-        reason = f"exit status {status}"
-        lines = [line for line in console.read_text("utf-8", "replace").split("\n") if line.strip()]
+        lines = console.read_text("utf-8", "replace").strip().split("\n")
         if status < 0:
             reason = f"killed by {signal.Signals(-status).name}"
-        elif lines:
+        elif lines[-1]:
             reason = one_line(lines[-1]).removeprefix("train.py: ")
+        else:
+            reason = f"exit status {status}"
         return "failed", f"failed: {reason} ({console})"
     summary = trial.run.summary
     how = "interrupted" if status else str(summary.status)
@@ -146,7 +149,7 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
 
 def varied_keys(command: Command) -> list[str]:
     """Return the keys with several values or, if there is none, all that are not used verbatim."""
-    several = [key for key, each in command.overrides.items() if each.is_sweep_override()]
+    several = [key for key, override in command.overrides.items() if override.is_sweep_override()]
     if several:
         return several
     return [key for key in command.overrides if not is_launch(key) and not is_verbatim(key)]
@@ -260,8 +263,8 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
             log.info(f"{sweep.label(trial)}  {trial.title}: {trial.outcome} before")
     results = sweep.write_table()
     received: list[int] = []
-    for each in slurm.STOPS:  # not restored: the process ends with the sweep
-        signal.signal(each, lambda number, _: received.append(number))
+    for stop in slurm.STOPS:  # not restored: the process ends with the sweep
+        signal.signal(stop, lambda number, _: received.append(number))
     for trial, status in run_trials(sweep, workers, received):
         outcome, line = ending(trial, status, bool(received))
         sweep.tell(trial, outcome)
@@ -272,7 +275,8 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
         log.info(watch(directory))
     different = write_page(directory, results)
     log.info(f"report     {directory / 'report.html'}")
-    log.info(f"table      {directory / 'sweep.csv'}{different and f'; {different}'}")
+    remark = f"; {different}" if different else ""
+    log.info(f"table      {directory / 'sweep.csv'}{remark}")
     if not received:
         return sweep.conclude(results)
     if slurm.time_is_up(received[0]):
@@ -309,7 +313,8 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
                     process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
             passed = len(received)
             time.sleep(0.05)
-            for process in [each for each in running if each.poll() is not None]:
+            ended = [process for process in running if process.poll() is not None]
+            for process in ended:
                 trial, worker = running.pop(process)
                 free.append(worker)
                 yield trial, process.returncode
@@ -323,7 +328,7 @@ def combinations(command: Command) -> str:
     lines = []
     for settings in command.runs():
         compose(settings)
-        lines.append(shlex.join(each.text for each in settings if not is_launch(each.key)))
+        lines.append(shlex.join(setting.text for setting in settings if not is_launch(setting.key)))
     return "\n".join(lines)
 
 
@@ -338,7 +343,7 @@ def begin_sweep(command: Command) -> int:
         raise InputError("debug: only works for one run, without -m")
     trials = []
     for settings, config in runs:
-        trial = make_trial(name, varied, [each.text for each in settings])
+        trial = make_trial(name, varied, [setting.text for setting in settings])
         if has_finished(trial.run, config):
             trial.outcome = "finished"
         trials.append(trial)

@@ -40,8 +40,8 @@ def write_table(directory: Path, trials: Varied, outcomes: Mapping[Run, str]) ->
     varied = {**stored_trials(directory), **trials}
     keys = all_keys(varied.values())
     complete = all(settings.get(key) for settings in varied.values() for key in keys)
-    for run, settings in varied.items():
-        if not complete:  # another command varied other keys
+    if not complete:  # another command varied other keys
+        for run, settings in varied.items():
             with suppress(InputError):  # the run has not begun
                 values = spelled(read_config(run.directory))
                 varied[run] = {key: values.get(key, settings.get(key, "")) for key in keys}
@@ -81,28 +81,35 @@ def table_of_runs(runs: Collection[Run]) -> str:
     and not what was chosen for the machine.
     """
     configs = {run: read_config(run.directory) for run in runs}
-    values = dict[Run, dict[str, str]]()
+    settings = dict[Run, dict[str, str]]()
     for run, config in configs.items():
-        values[run] = spelled(config)
+        settings[run] = spelled(config)
         if config.minutes:
-            values[run]["trainer.max_steps"] = ""
-    first = next(iter(configs.values()))
-    relevant = {*resume_rules.conditions_of(first), *resume_rules.PATHS, "trainer.max_steps"}
-    relevant -= {"threads", "compile"}
-    columns = []
-    for key in all_keys(values.values()):
-        # A plug-in's key counts as its group.
-        if key in relevant or key.partition(".")[0] in relevant:
-            different = {settings[key] for settings in values.values() if key in settings}
-            if len(different) > 1:
-                columns.append(key)
-    named = dict[Run, dict[str, str]]()
-    for run, settings in values.items():
-        shown = {key: settings[key] for key in columns if settings.get(key, "null") != "null"}
-        named[run] = {"run": printable(run.name)} | shown
-    table = leaderboard(rows_of(named, {}))
+            settings[run]["trainer.max_steps"] = ""
+    columns = _differing_conditions(settings.values(), next(iter(configs.values())))
+    varied = dict[Run, dict[str, str]]()
+    for run, values in settings.items():
+        varied[run] = {"run": printable(run.name)}
+        for key in columns:
+            if values.get(key, "null") != "null":
+                varied[run][key] = values[key]
+    table = leaderboard(rows_of(varied, {}))
     warning = caution(configs)
     return f"{table}\n\n{warning}" if warning else table
+
+
+def _differing_conditions(settings: Collection[Mapping[str, str]], config: Config) -> list[str]:
+    """Return the keys that differ in `settings` and on which a result depends; `config` is that of any of the runs."""
+    relevant = {*resume_rules.conditions_of(config), *resume_rules.PATHS, "trainer.max_steps"}
+    relevant -= {"threads", "compile"}
+    differing = []
+    for key in all_keys(settings):
+        group = key.partition(".")[0]  # a plug-in's key counts as its group
+        if key in relevant or group in relevant:
+            values = {run[key] for run in settings if key in run}
+            if len(values) > 1:
+                differing.append(key)
+    return differing
 
 
 def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
@@ -156,7 +163,8 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
         groups.setdefault(without_seed(row), []).append(row)
     averages = []
     for rows in groups.values():
-        mean: Row = {key: "" if key in APART else rows[0][key] for key in settings} | {"status": "mean"}
+        mean: Row = {key: "" if key in APART else rows[0][key] for key in settings}
+        mean["status"] = "mean"
         for key in MEANS:
             values = [row[key] for row in rows if row[key] is not None]
             mean[key] = statistics.fmean(values) if values else None
@@ -182,13 +190,13 @@ def aligned(rows: Sequence[Sequence[str]]) -> str:
 
 
 def cells(table: list[Row]) -> list[list[list[str]]]:
-    """Return the tables for display, headings first: means if `seed` varies, then a table with a row for each run."""
+    """Return the cells of the tables to show, by row, headings first: the means if `seed` varies, then the runs."""
     settings, averages = means(table)
     tested = any(row["test_loss"] is not None for row in table)
-    runs = run_cells(table, settings, tested)
-    if not averages:
-        return [runs]
-    return [mean_cells(averages, settings, tested), runs]
+    tables = [run_cells(table, settings, tested)]
+    if averages:
+        tables.insert(0, mean_cells(averages, settings, tested))
+    return tables
 
 
 def run_cells(table: list[Row], settings: list[str], tested: bool) -> list[list[str]]:
@@ -201,8 +209,8 @@ def run_cells(table: list[Row], settings: list[str], tested: bool) -> list[list[
     headings |= {"parameters": "parameters", "seconds": "time"}
     lines = [list(headings.values())]
     for row in table:
-        shown = row | {key: figure(row[key]) for key in ("val_loss", "val_bpc", "test_loss")}
-        shown["val_loss"] = shown["val_loss"] or row["status"]
+        shown = row | {key: figure(row[key]) for key in ("val_bpc", "test_loss")}
+        shown["val_loss"] = figure(row["val_loss"]) or row["status"]
         if row["parameters"] is not None:
             shown["parameters"] = f"{row['parameters']:,}"
         if row["seconds"] is not None:
@@ -235,13 +243,14 @@ def write_page(directory: Path, table: list[Row]) -> str:
     # Runs that differ only in their seed have one colour, which is a number.
     numbers = dict[tuple[str, ...], int]()
     groups = [averages, table] if averages else [table]
-    colours = [[numbers.setdefault(without_seed(row), len(numbers)) for row in rows] for rows in groups]
+    colours = []
+    for rows in groups:
+        colours.append([numbers.setdefault(without_seed(row), len(numbers)) for row in rows])
     runs = []
     for row, colour in zip(table, colours[-1], strict=True):
         name = ", ".join(f"{key}={row[key]}" for key in settings)
         runs.append((name, curve(row["directory"]), colour))
-    tokenizers = {config.data.tokenizer for config in configs.values()}
-    units = {"byte" if name == "byte" else "character" for name in tokenizers}
+    units = {"byte" if config.data.tokenizer == "byte" else "character" for config in configs.values()}
     unit = " or ".join(sorted(units)) or "character"
     data = {"unit": unit, "colours": len(numbers), "runs": runs}
     tables = list(zip(cells(table), colours, strict=True))
@@ -267,8 +276,9 @@ def caution(configs: Mapping[Run, Config]) -> str:
     texts = set()
     for run, config in configs.items():
         data = config.data
-        held_out: list[Any] = [data.validation]
-        if not data.validation:
+        if data.validation:
+            held_out: list[Any] = [data.validation]
+        else:
             held_out = [run.summary.text_sha256 or data.path, data.split]
         texts.add(repr([*held_out, data.documents, data.field]))
     if len(texts) > 1:
@@ -288,4 +298,6 @@ def run_list() -> str:
         cells = [run.name, status, str(summary.steps or ""), figure(summary.val_loss)]
         cells += [summary.mode or "", summary.text or ""]
         rows.append([printable(cell) for cell in cells])
-    return aligned(rows) if len(rows) > 1 else f"no run in {RUNS}/ yet"
+    if len(rows) == 1:
+        return f"no run in {RUNS}/ yet"
+    return aligned(rows)

@@ -70,12 +70,14 @@ class Summary:
     @classmethod
     def read(cls, path: Path) -> "Summary":
         """Read a summary; of a missing or damaged file, what cannot be read is None."""
-        try:
-            found = json.loads(path.read_text("utf-8")) if path.is_file() else {}
-        except (OSError, ValueError, RecursionError):
-            found = {}
-        hints, found = get_type_hints(cls), found if isinstance(found, dict) else {}
-        return cls(**{key: value for key, value in found.items() if key in hints and fits(value, hints[key], {})})
+        values = None
+        with suppress(OSError, ValueError, RecursionError):
+            if path.is_file():
+                values = json.loads(path.read_text("utf-8"))
+        if not isinstance(values, dict):
+            return cls()
+        hints = get_type_hints(cls)
+        return cls(**{key: value for key, value in values.items() if key in hints and fits(value, hints[key], {})})
 
     def write(self, path: Path) -> None:
         write_text(path, json.dumps(asdict(self), indent=2) + "\n")
@@ -93,8 +95,11 @@ class Run:
     @property
     def name(self) -> str:
         """The value of `name=`: NAME or, for a trial of a sweep, SWEEP/TRIAL."""
-        whole, inside = self.directory.resolve(), RUNS.resolve()
-        return whole.relative_to(inside).as_posix() if inside in whole.parents[:2] else whole.name
+        whole = self.directory.resolve()
+        runs = RUNS.resolve()
+        if runs in whole.parents[:2]:
+            return whole.relative_to(runs).as_posix()
+        return whole.name
 
     @property
     def summary(self) -> Summary:
@@ -156,17 +161,21 @@ def newest_first(pattern: str) -> list[Run]:
 
 def matching(pattern: str) -> list[Run]:
     """Return the runs that match a pattern such as `abl-*`, the newest first."""
-    patterns = (pattern, f"{pattern}/*")
-    return [run for run in newest_first("config.yaml") if any(fnmatchcase(run.name, each) for each in patterns)]
+    runs = newest_first("config.yaml")
+    return [run for run in runs if fnmatchcase(run.name, pattern) or fnmatchcase(run.name, f"{pattern}/*")]
 
 
 def trials_of(name: str) -> list[Run]:
     """Return the evaluated runs of a sweep, or those that match a pattern, sorted by path."""
-    if Run(path := named(name)).is_sweep:
+    path = named(name)
+    if Run(path).is_sweep:
         trials = [Run(file.parent) for file in path.glob("*/summary.json")]
+    elif path.exists():
+        return []
     else:
-        trials = [] if path.exists() else matching(name)
-    return sorted((trial for trial in trials if trial.bpc < math.inf), key=lambda trial: trial.directory)
+        trials = matching(name)
+    evaluated = [trial for trial in trials if trial.bpc < math.inf]
+    return sorted(evaluated, key=lambda trial: trial.directory)
 
 
 def to_resume(resume: str, name: str | None) -> Run | None:
@@ -187,14 +196,15 @@ def to_resume(resume: str, name: str | None) -> Run | None:
     path = named(resume)
     if not os.path.exists(path):
         raise InputError(f"resume={resume}: no such checkpoint, nor a run in {RUNS}/")
-    whole = path if path.name and path.parent.name else path.resolve()  # `.` and `last.ckpt` name no parents
     is_checkpoint = path.suffix == ".ckpt" and not path.is_dir()
-    run = Run(whole.parent.parent if is_checkpoint else whole)
+    if not (path.name and path.parent.name):  # `.` and `last.ckpt` name no parents
+        path = path.resolve()
+    run = Run(path.parent.parent if is_checkpoint else path)
     if run.is_sweep:
         raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
     if not run.config.exists():
         raise InputError(f"resume={resume}: is not a run that can continue: {run.config} is missing")
-    if is_checkpoint and whole.parent.name != run.checkpoints.name:
+    if is_checkpoint and path.parent.name != run.checkpoints.name:
         newest = shlex.quote(f"resume={run.checkpoints / 'last.ckpt'}")
         raise InputError(
             f"resume={resume}: a run continues from its newest checkpoint, {newest}; to go back, copy the file there"
@@ -206,7 +216,9 @@ def to_resume(resume: str, name: str | None) -> Run | None:
 def named(name: str) -> Path:
     """Return the path that `name` means: `runs/<name>` if that exists, else `name`; `./<name>` is never a run."""
     run = RUNS / name
-    return run if os.path.exists(run) and not name.startswith(".") else Path(name)  # `Path.exists` may raise
+    if os.path.exists(run) and not name.startswith("."):  # `Path.exists` may raise
+        return run
+    return Path(name)
 
 
 def check_free(name: str) -> None:
@@ -217,8 +229,8 @@ def check_free(name: str) -> None:
         raise InputError(f"name={name}: {run} exists; {continues} continues it, another name starts afresh")
     if run.directory.is_dir() and not run.directory.is_symlink():
         # A process that was killed before it wrote config.yaml has left only these files.
-        left_over = (path.name in (".lock", "train.log") or path.suffix == ".tmp" for path in run.directory.iterdir())
-        if run.is_debug or all(left_over):
+        others = [path for path in run.directory.iterdir() if path.name not in (".lock", "train.log")]
+        if run.is_debug or all(path.suffix == ".tmp" for path in others):
             return
     if os.path.lexists(run.directory):
         raise InputError(f"name={name}: {run} exists and is not a run; use another name")
@@ -270,7 +282,8 @@ def find_model(name: str | None) -> Path:
     if path.is_file() and path.suffix != ".ckpt":
         return path
     if Run(path).is_sweep:
-        best = min((Run(each.parent) for each in path.glob("*/summary.json")), key=lambda run: run.bpc, default=None)
+        trials = [Run(file.parent) for file in path.glob("*/summary.json")]
+        best = min(trials, key=lambda trial: trial.bpc, default=None)
         if best is None or best.bpc == math.inf:
             raise InputError(f"{path}: no trial of this sweep has finished yet; name one of its trials")
         path = best.directory
@@ -278,10 +291,14 @@ def find_model(name: str | None) -> Path:
 
 
 def _first_model(path: Path) -> Path:
-    folder = path / "checkpoints" if (path / "checkpoints").is_dir() else path
     names = ["best.safetensors", "last.safetensors"]
-    files = [path.with_name(name) for name in reversed(names)] if path.is_file() else [folder / name for name in names]
-    found = next((file for file in files if file.is_file()), None)
-    if found is None:
-        raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
-    return found
+    if path.is_file():  # a checkpoint
+        files = [path.with_name(name) for name in reversed(names)]
+    else:
+        checkpoints = path / "checkpoints"
+        folder = checkpoints if checkpoints.is_dir() else path
+        files = [folder / name for name in names]
+    for file in files:
+        if file.is_file():
+            return file
+    raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
