@@ -76,7 +76,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Return one token for each distribution and random number in [0, 1): (B, V), (B,) -> (B,) int64."""
     total = probs.cumsum(-1)  # (B, V)
-    number = numbers[:, None] * total[:, -1:]  # (B, 1), of a sum that rounding keeps from being exactly 1
+    number = numbers[:, None] * total[:, -1:]  # (B, 1), scaled because rounding moves the sum from 1
     return (total <= number).sum(-1)  # (B,)
 
 

@@ -73,7 +73,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         """Return the texts `inputs`, (B, T), continued to their end. Without any, start a document."""
         if inputs is None:
             inputs = options.pop("input_ids", None)
-        criteria = list(stopping_criteria or ())
+        criteria: Any = list(stopping_criteria or ())
         end = list(self.config.end_mark)
         if end:
             if inputs is None:
