@@ -76,23 +76,26 @@ class Surprisals(NamedTuple):
             yield [(names[token], round(p, digits)) for token, p in zip(top, probabilities, strict=True) if p > 0]
 
 
-def _by_token(predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText) -> Iterator[TokenSurprisals]:
-    """Yield the surprisals of all tokens of a text, by batch."""
+def _first_token(text: EvaluationText) -> TokenSurprisals:
+    """Return the surprisal ln V of a text's first token, or no tokens if a window predicts it, too."""
     vocabulary = len(text.token_sizes)
     top = min(NUM_TOP, vocabulary)
-    if text.first_token is not None:  # not predicted, so its probability is 1 / V
-        yield TokenSurprisals(
-            np.array([text.first_token]),
-            np.array([math.log(vocabulary)]),
-            np.zeros((1, top), np.int64),
-            np.zeros((1, top), np.float32),
-        )
-    for logits, targets in predicted:  # (N, V), (N,)
-        nats = surprisals(logits, targets)  # (N,)
-        best = logits.float().softmax(-1).topk(top)  # values and indices, (N, K) each
-        yield TokenSurprisals(
-            targets.cpu().numpy(), nats.numpy(), best.indices.cpu().numpy(), best.values.cpu().numpy()
-        )
+    tokens = [] if text.first_token is None else [text.first_token]
+    number = len(tokens)  # 0 or 1
+    return TokenSurprisals(
+        tokens=np.array(tokens, np.int64),
+        nats=np.full(number, math.log(vocabulary)),
+        top=np.zeros((number, top), np.int64),
+        probabilities=np.zeros((number, top), np.float32),
+    )
+
+
+def _token_surprisals(logits: Tensor, targets: Tensor) -> TokenSurprisals:
+    """Return the surprisals of a batch of targets: (N, V), (N,) -> N tokens."""
+    nats = surprisals(logits, targets)  # (N,)
+    probabilities = logits.float().softmax(-1)  # (N, V)
+    top = probabilities.topk(min(NUM_TOP, logits.shape[-1]))  # values and indices, (N, K) each
+    return TokenSurprisals(targets.cpu().numpy(), nats.numpy(), top.indices.cpu().numpy(), top.values.cpu().numpy())
 
 
 def by_character(predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText, size: int) -> Iterator[Surprisals]:
@@ -104,19 +107,17 @@ def by_character(predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationTex
         size: number of characters, at least 1.
     """
     starts_character = text.token_sizes[:, 0] > 0  # (V,), false for bytes that continue a character
-    pending: TokenSurprisals | None = None  # tokens that are not yielded yet
-    for batch in _by_token(predicted, text):
-        if pending is None:
-            pending = batch
-        else:
-            pending = TokenSurprisals(*map(np.concatenate, zip(pending, batch, strict=True)))
+    pending = _first_token(text)  # the tokens of characters that are not yielded yet
+    for logits, targets in predicted:
+        batch = _token_surprisals(logits, targets)
+        pending = TokenSurprisals(*map(np.concatenate, zip(pending, batch, strict=True)))
         begins = _begins(pending.tokens, starts_character)  # (characters,)
         while len(begins) > size:  # the last character may be incomplete
             next_begin = int(begins[size])
             yield _merged(pending.rows(slice(next_begin)), begins[:size])
             pending = pending.rows(slice(next_begin, None))
             begins = _begins(pending.tokens, starts_character)  # (characters,)
-    assert pending is not None, "the text is empty"
+    assert len(pending.tokens), "the text is empty"
     yield _merged(pending, _begins(pending.tokens, starts_character))
 
 
@@ -128,7 +129,9 @@ def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
     text = ""
     for tokens in np.split(characters.tokens, characters.begins[1:]):  # of one character
         character = decode(tokens)
-        text += character if len(character) == 1 else "\N{REPLACEMENT CHARACTER}"
+        if len(character) != 1:
+            character = "\N{REPLACEMENT CHARACTER}"
+        text += character
     return text
 
 

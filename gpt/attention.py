@@ -99,26 +99,33 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, training: bool)
     symbolic, so no condition may depend on its value: the window is then a mask on all keys.
     """
     T = q.shape[2]
+    device = q.device
     window = config.window
     dropout = config.dropout if training else 0.0
     symbolic = isinstance(T, torch.SymInt)
-    whole = window is None or (not symbolic and T <= window)
-    block = max(window or 0, MIN_BLOCK)
-    keys = T if whole else 2 * block  # that a query is compared with
-    explicit = is_explicit(config, T, keys, q.device.type, training)
-    compute = explicit_attention if explicit else fused_attention
 
-    if whole:
+    if window is None or (not symbolic and T <= window):
+        compute = kernel(config, T, T, device.type, training)
         return compute(q, k, v, None, dropout)  # (B, H, T, D)
+
+    block = max(window, MIN_BLOCK)
+    compute = kernel(config, T, 2 * block, device.type, training)
     if symbolic or T <= 2 * block:
-        positions = torch.arange(T, device=q.device)  # (T,)
+        positions = torch.arange(T, device=device)  # (T,)
         mask = make_mask(positions, positions, window)  # (T, T)
         return compute(q, k, v, mask, dropout)  # (B, H, T, D)
     return attend_in_blocks(compute, q, k, v, window, block, dropout)  # (B, H, T, D)
 
 
+def kernel(config: ModelConfig, length: int, keys: int, device: str, training: bool) -> Kernel:
+    """Return the function that computes attention, as `is_explicit` decides."""
+    if is_explicit(config, length, keys, device, training):
+        return explicit_attention
+    return fused_attention
+
+
 def attend_in_blocks(
-    compute: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int | None, block: int, dropout: float
+    compute: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, block: int, dropout: float
 ) -> Tensor:
     """Return the output of attention in a window, block by block: 3 x (B, H, T, D) -> (B, H, T, D).
 
@@ -141,7 +148,7 @@ def attend_in_blocks(
     mask = make_mask(queries, keys, window)  # (n, b, 2b)
     mask = mask.repeat(H, 1, 1)  # (H*n, b, 2b)
 
-    # Each block of a head is a head of its own.
+    # Each block of a head becomes a separate head.
     q = q.flatten(1, 2)  # (B, H*n, b, D)
     k = k.flatten(1, 2)  # (B, H*n, 2b, D)
     v = v.flatten(1, 2)  # (B, H*n, 2b, D)
@@ -183,13 +190,16 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
     M = k.shape[2]
     if mask is None:
         mask = torch.full((T, T), -math.inf, dtype=q.dtype, device=q.device).triu(1)  # (T, T)
-    mask = mask.to(q.dtype).expand(B, H, T, M)  # (B, H, T, M)
-    mask = mask.reshape(B * H, T, M)  # (B*H, T, M), not copied if it is equal in all heads
+    mask = mask.to(q.dtype)  # (T, M) or (H, T, M)
+    mask = mask.expand(B, H, T, M)  # (B, H, T, M)
 
+    # A batched product has one batch dimension, so the heads of all windows become one.
+    mask = mask.reshape(B * H, T, M)  # (B*H, T, M), not copied if it is equal in all heads
     q = q.reshape(B * H, T, D)  # (B*H, T, D)
     k = k.reshape(B * H, M, D)  # (B*H, M, D)
     v = v.reshape(B * H, M, D)  # (B*H, M, D)
-    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M)
+
+    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M): mask + q k^T / sqrt(D)
     # Without a dtype, autocast would widen the scores to fp32, although the kernel accumulates in fp32 anyway.
     weights = torch.softmax(scores, -1, dtype=scores.dtype)  # (B*H, T, M)
     weights = drop(weights, dropout)  # (B*H, T, M)

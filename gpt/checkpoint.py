@@ -39,8 +39,9 @@ def without_folders(name: str) -> str:
     if name.startswith("[") and name.endswith("]"):
         return ", ".join(map(without_folders, name[1:-1].split(",")))
     name = redacted(name)
-    address = re.split(r"[?#]", name)[0] if "://" in name else name
-    return printable(re.split(r"[/\\]", address.rstrip("/\\"))[-1])
+    if "://" in name:
+        name = re.split(r"[?#]", name)[0]
+    return printable(re.split(r"[/\\]", name.rstrip("/\\"))[-1])
 
 
 def load(path: str | Path) -> tuple[GPT, Tokenizer]:
@@ -116,7 +117,9 @@ def save_training_checkpoint(path: str | Path, contents: dict[str, Any], previou
             try:
                 torch.save(contents, file)
             except RuntimeError as error:  # how torch reports a failed write, such as a full disk
-                raise error.__context__ if isinstance(error.__context__, OSError) else error from None
+                if isinstance(error.__context__, OSError):
+                    raise error.__context__ from None
+                raise error from None
             file.flush()
             os.fsync(file.fileno())
         if previous and path.exists():
@@ -133,7 +136,8 @@ def read_training_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         with open(path, "rb") as file:
             with zipfile.ZipFile(file) as archive:  # torch does not verify checksums
-                if damaged := archive.testzip():
+                damaged = archive.testzip()
+                if damaged:
                     raise ValueError(f"checksum of {damaged!r}")
             file.seek(0)
             contents = torch.load(file, map_location="cpu", weights_only=True)

@@ -55,14 +55,20 @@ class ModelConfig:
         if self.heads == self.dim == "auto":
             return
         # One that is `auto` counts as its default.
-        heads, dim = (getattr(type(self) if getattr(self, n) == "auto" else self, n) for n in ("heads", "dim"))
-        # Rotary positions rotate pairs of channels, with key_offset in half of each head.
-        multiple = (4 if self.key_offset else 2) if self.positions == "rotary" else 1
-        if dim % (heads * multiple):
-            fitting = [str(n) for n in range(1, dim + 1) if dim % (n * multiple) == 0 and dim // n >= 8]
-            fitting.append(f"model.dim={-(-dim // (heads * multiple)) * heads * multiple}")
-            size = "" if dim % heads else f" into heads of a multiple of {multiple} channels for positions=rotary"
-            raise InputError(f"model.heads={heads}: must divide model.dim={dim}{size}; try {', '.join(fitting)}")
+        heads = ModelConfig.heads if self.heads == "auto" else self.heads
+        dim = ModelConfig.dim if self.dim == "auto" else self.dim
+        multiple = 1  # what the channels of a head must be a multiple of
+        if self.positions == "rotary":  # which rotates pairs of channels, with key_offset in half of each head
+            multiple = 4 if self.key_offset else 2
+        step = heads * multiple
+        if dim % step == 0:
+            return
+        size = ""
+        if dim % heads == 0:
+            size = f" into heads of a multiple of {multiple} channels for positions=rotary"
+        fitting = [str(n) for n in range(1, dim + 1) if dim % (n * multiple) == 0 and dim // n >= 8]
+        fitting.append(f"model.dim={-(-dim // step) * step}")
+        raise InputError(f"model.heads={heads}: must divide model.dim={dim}{size}; try {', '.join(fitting)}")
 
     @property
     def head_dim(self) -> int:
@@ -75,7 +81,9 @@ class ModelConfig:
 
         With `key_offset` this is only half of them, so that a query can match the other half at any distance.
         """
-        return (self.head_dim // 2 if self.key_offset else self.head_dim) if self.positions == "rotary" else 0
+        if self.positions != "rotary":
+            return 0
+        return self.head_dim // 2 if self.key_offset else self.head_dim
 
     @property
     def attention_window(self) -> int:

@@ -25,9 +25,10 @@ def dropout(x: Tensor, p: float) -> Tensor:
 def _kept(x: Tensor, p: float) -> Tensor:
     """Return a random mask in the shape of x, uint8: 0 (drop) with probability p, otherwise 1."""
     count = x.numel()
-    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)
+    words = torch.empty(-(-count // 4), dtype=torch.int64).random_(-(2**63), None)  # (count / 4,), rounded up
     bits = words.view(torch.int16)[:count].view(x.shape)  # the shape of x; uniform in [-2^15, 2^15)
-    return (bits >= min(round(p * 2**16), 2**16 - 1) - 2**15).view(torch.uint8)
+    dropped = min(round(p * 2**16), 2**16 - 1)  # of the 2^16 values of `bits`
+    return (bits >= dropped - 2**15).view(torch.uint8)  # the shape of x
 
 
 @_kept.register_fake
@@ -40,4 +41,6 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return x, with values set to 0 in training."""
-        return dropout(x, self.p) if self.training else x
+        if not self.training:
+            return x
+        return dropout(x, self.p)

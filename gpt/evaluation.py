@@ -149,7 +149,9 @@ def window_batches(
     """
     tokens = np.asarray(text.tokens)  # (N,)
     begins, lengths, first_counted = windows  # 3 x (W,)
-    order = np.arange(len(begins)) if in_order else np.argsort(-lengths, kind="stable")  # (W,)
+    order = np.arange(len(begins))  # (W,)
+    if not in_order:
+        order = np.argsort(-lengths, kind="stable")  # (W,)
     done = 0  # windows of earlier batches, of all ranks
     while done < len(order):
         longest = lengths.max() if in_order else lengths[order[done]]

@@ -24,12 +24,16 @@ def describe_context(config: ModelConfig, unit: str = "") -> str:
 
 def describe_windows(mode: str, context: int) -> str:
     """Return how a text was read, in the `mode` of an evaluation and windows of `context` tokens."""
-    return f"windows of {context} at documents" if mode == "documents" else f"{mode} windows of {context}"
+    if mode == "documents":
+        return f"windows of {context} at documents"
+    return f"{mode} windows of {context}"
 
 
 def figure(number: float | None) -> str:
     """Return a loss, in nats or bits, or "" if it is unknown."""
-    return "" if number is None else f"{number:.4f}"
+    if number is None:
+        return ""
+    return f"{number:.4f}"
 
 
 def in_bits(nats: float) -> str:
@@ -44,12 +48,16 @@ def in_nats(nats: float) -> str:
 
 def epochs(number: float) -> str:
     """Return how often a text was read, such as `0.25 epochs`."""
-    return f"{number:,.0f} epochs" if number >= 10 else f"{number:.2g} epochs"
+    if number >= 10:
+        return f"{number:,.0f} epochs"
+    return f"{number:.2g} epochs"
 
 
 def share_of(number: int, whole: int) -> str:
     """Return which part of a split was evaluated, such as `500 evenly spaced of 6,874`."""
-    return f"all {whole:,}" if number == whole else f"{number:,} evenly spaced of {whole:,}"
+    if number == whole:
+        return f"all {whole:,}"
+    return f"{number:,} evenly spaced of {whole:,}"
 
 
 def duration(seconds: float) -> tuple[str, str]:
@@ -60,6 +68,8 @@ def duration(seconds: float) -> tuple[str, str]:
 
 def origin(summary: Summary) -> str:
     """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
-    versions = ", ".join(f"{name} {version}" for name, version in (summary.versions or {}).items())
-    start = f", started from {summary.init_from}" if summary.init_from else ""
-    return f"{summary.device}, {summary.precision}, seed {summary.seed}{start}; {versions}"
+    line = f"{summary.device}, {summary.precision}, seed {summary.seed}"
+    if summary.init_from:
+        line += f", started from {summary.init_from}"
+    versions = [f"{name} {version}" for name, version in (summary.versions or {}).items()]
+    return f"{line}; {', '.join(versions)}"

@@ -37,7 +37,8 @@ class MLP(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output of the branch: (B, T, C) -> (B, T, C)."""
-        return convolve(self.down(self.activation(self.up(x))), self.taps)
+        h = self.activation(self.up(x))  # (B, T, 4C)
+        return convolve(self.down(h), self.taps)  # (B, T, C)
 
 
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
@@ -48,7 +49,8 @@ def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
     """
     mixed = x
     for back, factors in enumerate(taps, 1):
-        mixed = mixed + factors * F.pad(x, (0, 0, back, 0))[:, : x.shape[1]]  # (B, T, C)
+        earlier = F.pad(x, (0, 0, back, 0))[:, : x.shape[1]]  # (B, T, C), `back` positions later
+        mixed = mixed + factors * earlier  # (B, T, C)
     return mixed
 
 
@@ -127,8 +129,8 @@ class GPT(nn.Module):
         A matrix weight costs 6, attention 12 * S * C per block with S = `attention_window`, including masked scores.
         Source: PaLM, arXiv:2204.02311, appendix B.
         """
-        weights = sum(parameter.numel() for parameter in self.blocks.parameters() if parameter.ndim >= 2)
-        weights += self.head.weight.numel()
+        matrices = [parameter for parameter in self.blocks.parameters() if parameter.ndim >= 2]
+        weights = sum(matrix.numel() for matrix in [*matrices, self.head.weight])
         return 6 * weights + 12 * self.config.layers * self.config.attention_window * self.config.dim
 
     def _check(self, tokens: Tensor) -> None:
@@ -153,9 +155,11 @@ def init_weights(model: GPT) -> None:
     """Initialise the weights in place, as GPT-2 does: matrices normal with std 0.02, gains 1, other vectors 0."""
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
+            std = 0.02
             # Smaller where the output is added to the residual stream, whose variance would grow with depth.
-            residual = name.endswith(("attention.proj.weight", "mlp.down.weight"))
-            parameter.normal_(0, 0.02 / (2 * model.config.layers) ** 0.5 if residual else 0.02)
+            if name.endswith(("attention.proj.weight", "mlp.down.weight")):
+                std /= (2 * model.config.layers) ** 0.5
+            parameter.normal_(0, std)
         elif name.endswith("bias") or name == "shift" or ".taps." in name:
             parameter.zero_()
         else:

@@ -118,7 +118,8 @@ def read(path: str | Path) -> Model:
     # The file is not memory-mapped: if it was shortened while it is read, a signal would end the process.
     with _opened(path) as file:
         config, described, shapes = _read_header(file, path)
-        size = file.tell() + sum(4 * math.prod(shape) for shape in shapes.values())
+        weights_size = 4 * sum(map(math.prod, shapes.values()))  # bytes
+        size = file.tell() + weights_size
         file.seek(0)
         state = load(file.read(size + 1))  # one byte more, so that a longer file is refused
         check_header({name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes)
@@ -221,11 +222,13 @@ def model_config(described: Mapping[str, Any]) -> ModelConfig:
 
     A missing key raises `ValueError`, as this version's default may describe another model; an unknown one `TypeError`.
     """
-    if missing := [field.name for field in fields(ModelConfig) if field.name not in described]:
+    missing = [field.name for field in fields(ModelConfig) if field.name not in described]
+    if missing:
         raise ValueError(f"model_config has no {', '.join(missing)}")
     config = ModelConfig(**described)
-    if auto := [each.name for each in fields(config) if each.metadata["auto"] and getattr(config, each.name) == "auto"]:
-        raise ValueError(f"model_config.{auto[0]} is auto, must be a number")
+    for field in fields(config):
+        if field.metadata["auto"] and getattr(config, field.name) == "auto":
+            raise ValueError(f"model_config.{field.name} is auto, must be a number")
     return config
 
 
@@ -242,10 +245,11 @@ def weight_shapes(config: ModelConfig, vocabulary: int) -> Iterator[tuple[str, t
     yield "embedding.weight", (vocabulary, dim)
     if config.positions == "learned":
         yield "position_embedding.weight", (config.context, dim)
-    blocks = ((f"blocks.{i}.{name}", shape) for i in range(config.layers) for name, shape in block.items())
-    for name, shape in (*blocks, ("norm.weight", (dim,))):
+    shapes = {f"blocks.{i}.{name}": shape for i in range(config.layers) for name, shape in block.items()}
+    for name, shape in (shapes | {"norm.weight": (dim,)}).items():
         yield name, shape
-        if config.bias and name.endswith("weight") and (len(shape) == 2 or config.norm == "layernorm"):
+        may_have_bias = name.endswith("weight") and (len(shape) == 2 or config.norm == "layernorm")
+        if config.bias and may_have_bias:
             yield name.replace("weight", "bias"), shape[:1]
     if not config.tied:
         yield "head.weight", (vocabulary, dim)
@@ -253,13 +257,16 @@ def weight_shapes(config: ModelConfig, vocabulary: int) -> Iterator[tuple[str, t
 
 def check_header(header: Mapping[str, Any], shapes: Mapping[str, tuple[int, ...]]) -> None:
     """Raise `ValueError` unless a safetensors header lists exactly the weights in `shapes`, all of them fp32."""
-    if more := header.keys() - shapes.keys():
-        raise ValueError(f"{min(more)} is not a weight of such a model")
+    unknown = header.keys() - shapes.keys()
+    if unknown:
+        raise ValueError(f"{min(unknown)} is not a weight of such a model")
     for name, shape in shapes.items():
-        found = header.get(name)
-        if found is None or found["dtype"] != "F32" or tuple(found["shape"]) != shape:
-            what = "missing" if found is None else f"{found['dtype']} {tuple(found['shape'])}"
-            raise ValueError(f"{name} is {what}, must be F32 {shape}")
+        tensor = header.get(name)
+        if tensor is None:
+            raise ValueError(f"{name} is missing, must be F32 {shape}")
+        stored_shape = tuple(tensor["shape"])
+        if tensor["dtype"] != "F32" or stored_shape != shape:
+            raise ValueError(f"{name} is {tensor['dtype']} {stored_shape}, must be F32 {shape}")
 
 
 def to_device(thing: Any, name: str) -> Any:
@@ -274,5 +281,7 @@ def other_format(
     path: str | Path, stored: Any, read: int = FORMAT, way: str = "use the version that wrote it"
 ) -> CheckpointError:
     """Return the error for a file whose format number, a value of any type, is not `read`."""
-    kind = str(stored)[:20] if isinstance(stored, int | str) else "unknown"
+    kind = "unknown"
+    if isinstance(stored, int | str):
+        kind = str(stored)[:20]
     return CheckpointError(f"{path}: has format {kind}, but this version reads format {read}; {way}")

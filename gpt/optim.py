@@ -76,7 +76,7 @@ def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
     `moment`, (R, 1), is a moving average with decay `beta2` of each row's sum of squares, which is updated first.
     Source: NorMuon, arXiv:2510.05491, algorithm 1, which rescales `update` to a constant norm instead.
     """
-    squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, 1)
+    squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, C) -> (R, 1)
     moment.lerp_(squares, 1 - beta2)  # (R, 1)
     inverse = moment.clamp_min(1e-20).reciprocal()  # (R, 1)
     squared_norm = squares.sum()  # (), of `update`
@@ -117,7 +117,7 @@ class Muon(torch.optim.Optimizer):
         return loss
 
     def _muon(self, group: dict[str, Any], parameters: list[Tensor]) -> None:
-        for parameter in parameters:  # (rows, columns)
+        for parameter in parameters:  # a matrix, (rows, columns)
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)  # (rows, columns)
@@ -125,20 +125,21 @@ class Muon(torch.optim.Optimizer):
                     state["moment"] = torch.zeros_like(parameter[:, :1])  # (rows, 1)
 
         # From here on, the gradients become the updates, in place.
-        updates = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        updates = [parameter.grad for parameter in parameters if parameter.grad is not None]  # (rows, columns) each
         for parameter, update in zip(parameters, updates, strict=True):
             momentum = self.state[parameter]["momentum"]  # (rows, columns)
-            momentum.lerp_(update, 1 - group["momentum"])
-            update.lerp_(momentum, group["momentum"])  # Nesterov
+            momentum.lerp_(update, 1 - group["momentum"])  # (rows, columns)
+            update.lerp_(momentum, group["momentum"])  # (rows, columns), Nesterov's momentum
         if not group["due"]:
             return
         self._orthogonalise_all(parameters, updates)
 
-        kept = 1 - group["lr"] * group["weight_decay"]
+        decay = 1 - group["lr"] * group["weight_decay"]
         for parameter, update in zip(parameters, updates, strict=True):
             if group["beta2"]:
                 normalise_rows(update, self.state[parameter]["moment"], group["beta2"])
-            parameter.mul_(kept).sub_(update.mul_(group["lr"]))
+            update.mul_(group["lr"])  # (rows, columns)
+            parameter.mul_(decay).sub_(update)  # (rows, columns)
 
     def _orthogonalise_all(self, parameters: list[Tensor], updates: list[Tensor]) -> None:
         """Orthogonalise the update of each parameter in place, and scale it by sqrt(max(1, rows / columns))."""

@@ -29,8 +29,10 @@ def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
     At position t, channel 2i is sin(t * 10000^(-2i/C)) and channel 2i + 1 the cosine of the same angle.
     Source: Attention Is All You Need, arXiv:1706.03762, section 3.5.
     """
-    cos, sin = rotary_tables(positions, dim)
-    return np.stack((sin, cos), axis=-1).reshape(*positions.shape, -1)[..., :dim]  # (..., C)
+    cos, sin = rotary_tables(positions, dim)  # 2 x (..., ceil(C / 2))
+    pairs = np.stack((sin, cos), axis=-1)  # (..., ceil(C / 2), 2)
+    channels = pairs.reshape(*positions.shape, -1)  # (..., 2 ceil(C / 2))
+    return channels[..., :dim]  # (..., C), without the last cosine if C is odd
 
 
 TABLES: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, ...]]] = {

@@ -50,8 +50,10 @@ class Candidate(NamedTuple):
     @property
     def page_name(self) -> str:
         """The model's run, file and step, without the folders above, because pages are sent to others."""
-        run = f"{self.file.parent.parent.name}/" if self.file.parent.name == "checkpoints" else ""
-        return f"{printable(run + self.file.name)}, step {self.step}"
+        name = self.file.name
+        if self.file.parent.name == "checkpoints":
+            name = f"{self.file.parent.parent.name}/{name}"
+        return f"{printable(name)}, step {self.step}"
 
 
 def predicted(candidate: Candidate, mode: str, *, in_order: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
@@ -78,7 +80,7 @@ def predicted_by_decoder(model: GPT, text: EvaluationText) -> Iterator[tuple[Ten
         known = len(text.end)
     for start in range(0, len(tokens) - 1, READ_AT_ONCE):
         piece = tokens[start : start + READ_AT_ONCE + 1].astype(np.int64)  # (T + 1,)
-        logits = torch.from_numpy(decoder.read(piece[None, :-1])[0])  # (T, V)
+        logits = torch.from_numpy(decoder.read(piece[None, :-1])[0])  # (1, T, V) -> (T, V)
         targets = torch.from_numpy(piece[1:])  # (T,)
         first_counted = max(0, known - 1 - start)
         yield logits[first_counted:], targets[first_counted:]

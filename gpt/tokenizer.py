@@ -22,11 +22,16 @@ class UnknownCharacter(InputError):
     """Raised for a character that the tokenizer cannot encode; `nearest` is a replacement that it can, or ""."""
 
     def __init__(self, character: str, position: int, nearest: str = "") -> None:
-        self.character, self.position, self.nearest = character, position, nearest
-        code = f"U+{ord(character):04X}"
-        name = f"{character!r} ({code})" if character.isprintable() else code
-        near = f"; nearest: {nearest!r}" if nearest else ""
-        super().__init__(f"character {name} at position {position} is not in the vocabulary of this model{near}")
+        self.character = character
+        self.position = position
+        self.nearest = nearest
+        name = f"U+{ord(character):04X}"
+        if character.isprintable():
+            name = f"{character!r} ({name})"
+        message = f"character {name} at position {position} is not in the vocabulary of this model"
+        if nearest:
+            message += f"; nearest: {nearest!r}"
+        super().__init__(message)
 
 
 class CharTokenizer:
@@ -70,11 +75,19 @@ class CharTokenizer:
         Candidates: the character, its normal forms NFC and NFKC, without accents, these four with swapped case, and
         the other quotes or dashes if it is one.
         """
-        plain = "".join(c for c in unicodedata.normalize("NFKD", character) if not unicodedata.combining(c))
-        forms = [character, *(unicodedata.normalize(form, character) for form in ("NFC", "NFKC")), plain]
+        composed = unicodedata.normalize("NFC", character)
+        compatible = unicodedata.normalize("NFKC", character)
+        decomposed = unicodedata.normalize("NFKD", character)
+        plain = "".join(c for c in decomposed if not unicodedata.combining(c))
+        forms = [character, composed, compatible, plain]
         forms += [form.swapcase() for form in forms]
-        forms += [other for group in ALIKE if character in group for other in group]
-        return next((form for form in forms if form and set(form) <= set(self.characters)), "")
+        for group in ALIKE:
+            if character in group:
+                forms += group
+        for form in forms:
+            if form and set(form) <= set(self.characters):
+                return form
+        return ""
 
     def canonical(self, text: str) -> str:
         """Replace unknown characters by canonically equivalent ones of the vocabulary: é may become e and an accent.
@@ -82,20 +95,28 @@ class CharTokenizer:
         A word of known characters does not change; other unknown characters stay.
         """
         known = set(self.characters)
+        if known.issuperset(text):
+            return text
 
         def known_form(word: re.Match[str]) -> str:
             if known.issuperset(word[0]):
                 return word[0]
-            forms = ((c, unicodedata.normalize("NFD", c)) for c in unicodedata.normalize("NFC", word[0]))
-            return "".join(nfd if c not in known and known.issuperset(nfd) else c for c, nfd in forms)
+            form = ""
+            for character in unicodedata.normalize("NFC", word[0]):
+                decomposed = unicodedata.normalize("NFD", character)
+                if character not in known and known.issuperset(decomposed):
+                    character = decomposed
+                form += character
+            return form
 
-        return text if known.issuperset(text) else re.sub(r"\S+", known_form, text)
+        return re.sub(r"\S+", known_form, text)
 
     def adapt(self, text: str, *, replace: bool) -> str:
         """Return the `canonical` text with unknown characters left out or, if `replace`, replaced by `nearest`."""
-        known, text = set(self.characters), self.canonical(text)
-        forms = {c: c if c in known else self.nearest(c) if replace else "" for c in set(text)}
-        return "".join(forms[c] for c in text)
+        text = self.canonical(text)
+        unknown = set(text).difference(self.characters)
+        replacements = {ord(character): self.nearest(character) if replace else "" for character in unknown}
+        return text.translate(replacements)
 
     def pack(self, text: str) -> np.ndarray:
         """Return one token per character, (N,) of `dtype`, or raise `UnknownCharacter`."""
@@ -151,7 +172,8 @@ class ByteTokenizer:
 
     def adapt(self, text: str, *, replace: bool) -> str:
         """Return the text with lone surrogates left out or, if `replace`, replaced by U+FFFD."""
-        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace" if replace else "ignore")
+        errors = "replace" if replace else "ignore"
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", errors)
 
     def decode(self, tokens: ArrayLike) -> str:
         """Return the text that `tokens` represent, with U+FFFD for invalid UTF-8."""

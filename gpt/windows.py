@@ -137,7 +137,7 @@ def windows_of_each(
 
     The first `known` >= 1 tokens of a document do not count. The longest windows come first.
     """
-    sizes = np.array([len(tokens) for tokens in documents])  # (documents,)
+    sizes = np.array(list(map(len, documents)))  # (documents,)
     starts = sizes.cumsum() - sizes  # (documents,), of the documents in the joined text
     of_each = [windows_of_text(size, context, stride) for size in sizes.tolist()]
     number_of_each = [len(windows.begins) for windows in of_each]

@@ -45,7 +45,8 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
         if config.data.validation is not None:
             split = "; validation and test are files of their own"
     tokenizer = tokenizer_from(meta["vocabulary"])
-    end = meta["documents"]["end"] if meta["documents"] else ""
+    documents = meta["documents"]
+    end = documents["end"] if documents else ""
     prompt = tokenizer.encode(beginning(tokenizer, end))
     tokens = generate(model, prompt, 400, temperature=TEMPERATURE, seed=0)[len(prompt) :]
     sample = readable(complete_documents(tokenizer.decode(tokens.numpy()), end), end).strip("\n")
@@ -63,7 +64,9 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
 def public_setting(setting: str) -> str:
     key, _, value = setting.partition("=")
-    return f"{key}={without_folders(value)}" if key in PRIVATE else setting
+    if key not in PRIVATE:
+        return setting
+    return f"{key}={without_folders(value)}"
 
 
 def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> Iterator[tuple[str, str]]:
@@ -80,7 +83,8 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> I
         validated = summary.evaluation["split_characters"]
         sizes += f", {count(round(read / passes), unit)} for training, {count(validated, 'character')} for validation"
     yield "text", f"{meta['text']}; {sizes}{split}"
-    if documents := meta["documents"]:
+    documents = meta["documents"]
+    if documents:
         yield "documents", f"{documents['kind']}s, each followed by the end mark {json.dumps(documents['end'])}"
     for note in summary.notes or ():
         yield "", note
@@ -107,7 +111,8 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> I
 
 def fenced(text: str) -> str:
     """Return `text` as a Markdown code block, with a fence longer than any run of backticks in the text."""
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
+    longest_run = max(map(len, re.findall("`+", text)), default=0)
+    fence = "`" * max(3, 1 + longest_run)
     lines = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
     return f"{fence}text\n{lines}\n{fence}"
 

@@ -18,15 +18,19 @@ TO_GUESS = 200  # characters of a passage
 
 def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list[str]:
     """Return up to `NUM_TO_GUESS` passages of `text` for the guessing game, each of `TO_GUESS` characters."""
-    found: list[str] = []
+    passages: list[str] = []
     free = 0  # earliest position of the next passage, which spreads the passages over the text
     for first in re.finditer(f"(?<={re.escape(mark)}).", text):
-        passage = text[first.start() : first.start() + TO_GUESS]
-        usable = first.start() >= free and len(passage) == TO_GUESS and set(passage) <= set(characters)
-        if usable and not any(passage[i : i + TO_GUESS // 4] in trained for i in range(0, TO_GUESS, TO_GUESS // 4)):
-            found.append(passage)
-            free = max(first.start() + TO_GUESS, len(found) * len(text) // NUM_TO_GUESS)
-    return found
+        begin = first.start()
+        passage = text[begin : begin + TO_GUESS]
+        if begin < free or len(passage) < TO_GUESS or not set(passage) <= set(characters):
+            continue
+        quarters = [passage[i : i + TO_GUESS // 4] for i in range(0, TO_GUESS, TO_GUESS // 4)]
+        if any(quarter in trained for quarter in quarters):
+            continue
+        passages.append(passage)
+        free = max(begin + TO_GUESS, len(passages) * len(text) // NUM_TO_GUESS)
+    return passages
 
 
 def game_passages(
@@ -38,33 +42,44 @@ def game_passages(
     """
     rule = DocumentRule(**documents) if documents else None
     end = rule.end if rule else ""
-    mark = end or "\n"
+    mark = end or "\n"  # what a passage follows
     if tokenizer.unit == "byte":
         return [], "no game: the model reads bytes"
+    trained = ""
+    guessed = ""
     unchecked = ""
     try:
         text = text_of_run(file)
-        trained, guessed = (end + text.tokenizer.decode(tokens) for tokens in (text.train[:], text.validation))
+        trained = end + text.tokenizer.decode(text.train[:])
+        if source == "validation":
+            guessed = end + text.tokenizer.decode(text.validation)
     except InputError as error:
         if source == "validation":
             raise InputError(f"--guess validation: {error}; name a text file instead") from None
-        trained, unchecked = "", f", not compared with the training text ({error})"
+        unchecked = f", not compared with the training text ({error})"
     if source != "validation":
-        try:
-            corpus = open_corpus(DataConfig(path=source))
-            texts = list[str]()
-            for each in corpus.files:
-                whole = "".join(map(str, corpus.read(each)))
-                if rule and is_divided(rule, each.label):
-                    texts += [document for _, document in divide(whole, rule, each.label)]
-                else:
-                    texts.append(whole)
-        except InputError as error:
-            raise InputError(f"--guess {source}: {error.reason}") from None
-        guessed = mark.join(["", *texts])
+        guessed = mark.join(["", *read_texts(source, rule)])
     characters = "".join(tokenizer.names).replace(END, "")  # no keyboard has U+0003
-    if found := to_guess(guessed, trained, characters, mark):
-        number = f"{count(len(found), 'passage')} of {source} to guess"
-        return found, f"{number}, which anyone with the page can read{unchecked}"
-    lacks = f"no game: {source} has no passage of {TO_GUESS} characters that starts a {'document' if end else 'line'}"
+    passages = to_guess(guessed, trained, characters, mark)
+    if passages:
+        number = f"{count(len(passages), 'passage')} of {source} to guess"
+        return passages, f"{number}, which anyone with the page can read{unchecked}"
+    unit = "document" if end else "line"
+    lacks = f"no game: {source} has no passage of {TO_GUESS} characters that starts a {unit}"
     return [], f"{lacks}, uses only known characters and is absent from the training text; --guess FILE names another"
+
+
+def read_texts(source: str, rule: DocumentRule | None) -> list[str]:
+    """Return the documents or, where `rule` does not divide them, the whole texts of the files of `source`."""
+    texts: list[str] = []
+    try:
+        corpus = open_corpus(DataConfig(path=source))
+        for file in corpus.files:
+            text = "".join(map(str, corpus.read(file)))
+            if rule and is_divided(rule, file.label):
+                texts += [document for _, document in divide(text, rule, file.label)]
+            else:
+                texts.append(text)
+    except InputError as error:
+        raise InputError(f"--guess {source}: {error.reason}") from None
+    return texts

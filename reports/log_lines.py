@@ -19,7 +19,8 @@ from gpt.facts import describe_context, describe_shape, describe_windows, epochs
 FAR_BELOW = 0.8  # a model that has memorised its text has a lower training loss / best validation loss
 RISEN = 1.02  # and a higher last validation loss / best validation loss
 READ_OFTEN = 2.0  # and has read the text more often, in epochs
-SAMPLE_LINES, SAMPLE_WIDTH = 2, 100  # lines and characters of the sample at the end of a run
+SAMPLE_LINES = 2  # lines of the sample at the end of a run
+SAMPLE_WIDTH = 100  # characters of each of them
 WORSE_THAN_GUESSING = 1.2  # validation loss / loss of uniform guessing, from which a run has diverged
 HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 

@@ -10,7 +10,8 @@ ASSETS = Path(__file__).with_name("assets")
 
 def render_page(name: str, title: str, data: Any, packed: dict[str, str] | None = None, **values: Any) -> str:
     """Render assets/NAME.html: the template escapes `values`; the page's script reads `data`, and `packed` by id."""
-    parts = [ASSETS / part for part in ("shared", "curves", name)]
-    styles, scripts = ([part.with_suffix(suffix) for part in parts] for suffix in (".css", ".js"))
+    parts = ("shared", "curves", name)
+    styles = [ASSETS / f"{part}.css" for part in parts]
+    scripts = [ASSETS / f"{part}.js" for part in parts]
     template = ASSETS / f"{name}.html"
     return render(template, styles, scripts, title=title, data=data, packed=packed or {}, **values)

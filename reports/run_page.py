@@ -71,7 +71,9 @@ def figures(summary: Summary, config: ModelConfig, unit: str) -> list[list[str]]
     read = f"{summary.characters:,} {unit}s, {epochs(summary.epochs)}"
     if summary.characters_per_second:
         read += f", {summary.characters_per_second:,.0f} a second during steps"
-    size = f"{parameters / 1e6:.3g} M" if parameters >= 1e5 else f"{parameters:,}"
+    size = f"{parameters:,}"
+    if parameters >= 1e5:
+        size = f"{parameters / 1e6:.3g} M"
     return [
         ["Validation loss", figure(nats), f"nats per {unit}", f"({in_bits(nats)})", step],
         ["Training", *duration(summary.seconds), read, count(summary.steps, "step")],
@@ -94,8 +96,10 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
     """Return the attention weights of up to `MAX_HEADS` heads, spread over the layers, for `tokens`, (T,) int64."""
     maps = attention_maps(model, tokens.to(model.embedding.weight.device))  # (layers, heads, T, T)
     chosen = spread_over(model.config.layers, model.config.heads, MAX_HEADS)
-    rows, columns = torch.tril_indices(len(tokens), len(tokens))
-    weights = torch.stack([maps[head][rows, columns] for head in chosen])  # (heads, T (T + 1) / 2)
+    layers, heads = zip(*chosen, strict=True)
+    queries, keys = torch.tril_indices(len(tokens), len(tokens))  # 2 x (T (T + 1) / 2,)
+    shown = maps[layers, heads]  # (shown, T, T)
+    weights = shown[:, queries, keys]  # (shown, T (T + 1) / 2), without the masked ones
     shades = (weights.sqrt() * 255).round().byte()  # the square root keeps small weights distinct
     return {
         "tokens": [names[token] for token in tokens.tolist()],
@@ -108,9 +112,9 @@ def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any
 def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the surprisal of each character of a passage, (T,) int64, in thousandths of a nat, and likely tokens."""
     text = EvaluationText(tokens.numpy(), tokenizer.token_sizes)
-    windows = text.windows(model.config.context)
-    predicted = predictions(model, window_batches(text, windows, in_order=True))
-    (characters,) = by_character(predicted, text, len(tokens))
+    batches = window_batches(text, text.windows(model.config.context), in_order=True)
+    predicted = predictions(model, batches)
+    (characters,) = by_character(predicted, text, size=len(tokens))  # in one piece
     return {
         "letters": letters(characters, tokenizer.decode),
         "nats": characters.millinats.tolist(),

@@ -89,14 +89,11 @@ def print_scores(
     if options.per_document:
         print_documents(candidates[0], text.documents, display_name(options), file)
         return
-    validated = "documents" if candidates[0].documents else "disjoint"  # the mode of validation
-    if options.compare and validated == "disjoint" and any(meta["documents"] for *_, meta in loaded):
+    validation_mode = "documents" if candidates[0].documents else "disjoint"
+    has_documents = any(meta["documents"] for *_, meta in loaded)
+    if options.compare and validation_mode == "disjoint" and has_documents:
         print("the models' documents differ, so both read the text in disjoint windows", file=out)
-    modes = [validated]
-    if validated == "disjoint" or options.stride:
-        modes.append("strided")
-    if options.window:
-        modes = [options.window]
+    modes = modes_of(options, validation_mode)
     detailed = modes[-1]
     if options.per_char:
         modes.reverse()  # because its lines are printed while they are computed
@@ -105,11 +102,11 @@ def print_scores(
             scores = score_in_detail(candidates, mode, options, file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
-        if mode == validated and options.split == "test" and options.context is None:
-            if options.compare:  # the other model may decide how the text is read
-                print("--compare: the test loss is not saved in summary.json; without --compare it is", file=sys.stderr)
-            else:
-                save_test_score(checkpoints[0], scores[0])
+        is_test_score = mode == validation_mode and options.split == "test" and options.context is None
+        if is_test_score and options.compare:  # the other model may decide how the text is read
+            print("--compare: the test loss is not saved in summary.json; without --compare it is", file=sys.stderr)
+        elif is_test_score:
+            save_test_score(checkpoints[0], scores[0])
         if mode == modes[0]:
             length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
             print(f"{display_name(options)}: {length}", file=out)
@@ -118,6 +115,15 @@ def print_scores(
             print(row(candidate.label + describe(candidate, mode), figures(score)), file=out)
         if options.compare:
             print(row(f"B - A  {mode} windows", difference(scores)), file=out)
+
+
+def modes_of(options: argparse.Namespace, validation_mode: str) -> list[str]:
+    """Return the modes of windows in which the text is scored, the most exact one last."""
+    if options.window:
+        return [options.window]
+    if validation_mode == "disjoint" or options.stride:
+        return [validation_mode, "strided"]
+    return [validation_mode]
 
 
 def score_in_detail(
@@ -181,9 +187,10 @@ def print_documents(candidate: Candidate, documents: list[Document], name: str, 
     mark = tokenizer.pack(candidate.documents["end"])
     ends = list(accumulate(document.length + len(mark) for document in documents))
     marked = np.split(candidate.tokens, ends[:-1])  # each document with its end mark
-    nats = measure_documents(candidate, [np.concatenate((mark, tokens)) for tokens in marked], len(mark))
-    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])
-    losses = nats / characters
+    after_marks = [np.concatenate((mark, tokens)) for tokens in marked]
+    nats = measure_documents(candidate, after_marks, known=len(mark))  # (documents,)
+    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])  # (documents,)
+    losses = nats / characters  # (documents,)
     order = np.argsort(-losses, kind="stable").tolist()
 
     def beginning(number: int) -> str:
@@ -200,7 +207,8 @@ def print_documents(candidate: Candidate, documents: list[Document], name: str, 
         document = documents[number]
         print(document_row(losses[number], characters[number], document.unknown, document.line, beginning(number)))
     if len(order) > ROWS:
-        print(f"and {len(order) - ROWS:,} more" + ("" if file else "; --csv FILE writes all of them"))
+        hint = "" if file else "; --csv FILE writes all of them"
+        print(f"and {len(order) - ROWS:,} more{hint}")
     if file:
         table = csv.writer(file, lineterminator="\n")
         table.writerow(["document", "line", "nats_per_character", "perplexity", "characters", "unknown", "beginning"])
@@ -232,35 +240,46 @@ def candidates_of(
     rule = shared_rule(loaded)
     documents = vars(rule) if rule else None
     candidates = []
-    for label, path, encoded, contents in zip(labels, checkpoints, text.encoded, loaded, strict=True):
-        config, weights, meta = contents
+    for label, path, encoded, (config, weights, meta) in zip(labels, checkpoints, text.encoded, loaded, strict=True):
         tokenizer = tokenizer_from(meta["vocabulary"])
-        tokens = np.frombuffer(encoded, tokenizer.dtype)
+        tokens = np.frombuffer(encoded, tokenizer.dtype)  # (N,)
         model = build(config, weights)
         to_device(model, options.device)
         if options.context:
             # A window longer than the text would only be padding, which costs time.
-            context = min(options.context, max(1, len(tokens) - 1))
+            longest = min(options.context, max(1, len(tokens) - 1))
             try:
-                model = with_context(model, context).eval()
+                model = with_context(model, longest).eval()
             except ValueError as error:
-                raise InputError(f"--context {context}: {error}") from None
+                raise InputError(f"--context {longest}: {error}") from None
         context = model.config.context
-        stride = min(options.stride or max(1, context // 2), context)
-        saw_text = was_read(meta["texts"], text.sha256, text.files)
-        candidates.append(Candidate(label, path, meta["step"], model, tokenizer, tokens, stride, saw_text, documents))
+        stride = options.stride or max(1, context // 2)
+        candidate = Candidate(
+            label=label,
+            file=path,
+            step=meta["step"],
+            model=model,
+            tokenizer=tokenizer,
+            tokens=tokens,
+            stride=min(stride, context),
+            saw_text=was_read(meta["texts"], text.sha256, text.files),
+            documents=documents,
+        )
+        candidates.append(candidate)
     return candidates
 
 
 def describe(candidate: Candidate, mode: str) -> str:
     """Return how windows cover the text."""
-    shown = "documents" if mode == "strided" and candidate.documents else mode
-    windows = describe_windows(shown, candidate.model.config.context)
-    if mode == "strided":
-        return f"{windows}, stride {candidate.stride}"
+    context = candidate.model.config.context
+    windows = describe_windows(mode, context)
     if mode == "sample":
         return f"{windows}, as sample.py reads"
-    return windows
+    if mode != "strided":
+        return windows
+    if candidate.documents:
+        windows = describe_windows("documents", context)
+    return f"{windows}, stride {candidate.stride}"
 
 
 def json_lines(first: int, text: str, surprisals: tuple[Surprisals, ...], candidates: list[Candidate]) -> Iterator[str]:
@@ -294,7 +313,9 @@ def numbers(score: Score) -> tuple[float, float, float, float]:
 
 
 def perplexity(nats: float) -> float:
-    return math.inf if nats > 700 else math.exp(nats)  # beyond it, exp overflows
+    if nats > 700:  # exp would overflow
+        return math.inf
+    return math.exp(nats)
 
 
 def row(name: str, cells: list[str]) -> str:

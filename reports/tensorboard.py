@@ -1,5 +1,6 @@
 """Prepare what TensorBoard shows: the layout of charts, samples, and pictures of the model's attention."""
 
+import re
 import unicodedata
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -17,7 +18,8 @@ from gpt.model import GPT
 
 NUM_HEADS = 4  # heads whose attention is plotted, evenly spaced among all
 WIDTH = 720  # pixels: twice the width of TensorBoard's cards, for screens of high resolution
-INK, FAINT = "#1a1a1a", "#767676"
+INK = "#1a1a1a"
+FAINT = "#767676"
 BLUES = ["#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
 FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf"]  # the first installed one
 SHOWN = {chr(code): chr(0x2400 + code) for code in range(32)}  # Unicode's pictures of control characters
@@ -30,7 +32,9 @@ def _chart(*tags: str) -> list[Any]:
 
 def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
     """Return the charts of TensorBoard's page CUSTOM SCALARS, {group: {title: chart}}."""
-    share_of_peak = {"share of peak (MFU)": _chart("perf/mfu")} if peak_is_known else {}
+    share_of_peak = {}
+    if peak_is_known:
+        share_of_peak["share of peak (MFU)"] = _chart("perf/mfu")
     return {
         "Does it learn?": {
             "loss (nats per token)": _chart("train/loss", "val/loss"),
@@ -54,12 +58,15 @@ def as_markdown(samples: list[tuple[str, str]]) -> str:
 
     def block(text: str) -> str:
         # Markdown and HTML do not interpret numeric entities.
-        coded = (c if c.isascii() and c.isalnum() else f"&#{ord(c)};" for c in visible(text))
-        return f"<pre><code>{''.join(coded)}</code></pre>"
+        literal = re.sub("[^0-9A-Za-z]", lambda match: f"&#{ord(match[0])};", visible(text))
+        return f"<pre><code>{literal}</code></pre>"
 
     parts = []
     for prompt, text in samples:
-        parts += ["**prompt**", block(prompt), "**the model continues**"] if prompt else ["**the model writes**"]
+        if prompt:
+            parts += ["**prompt**", block(prompt), "**the model continues**"]
+        else:
+            parts.append("**the model writes**")
         parts.append(block(text))
     return "\n\n".join(parts)
 
@@ -79,7 +86,8 @@ def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Ima
     """Return a plot of attention weights, (T, T): queries from top to bottom, keys from left to right."""
     image = Image.new("RGB", (WIDTH, 784), "white")
     draw = ImageDraw.Draw(image)
-    left, top = 84, 94  # of the cells, in pixels
+    left = 84  # pixels, of the cells
+    top = 94
     side = 600
     draw.text((18, 30), title, INK, ImageFont.load_default(28), "lm")
     cells = Image.fromarray(colours(weights)).resize((side, side), Image.Resampling.NEAREST)
@@ -103,7 +111,8 @@ def colours(weights: np.ndarray) -> np.ndarray:
 
 
 def add_colour_bar(image: Image.Image, draw: ImageDraw.ImageDraw) -> None:
-    left, top = 50, 716  # pixels
+    left = 50  # pixels
+    top = 716
     width = 504
     small = ImageFont.load_default(22)
     gradient = colours(np.linspace(0, 1, width) ** 2)  # (width, 3)
@@ -138,4 +147,6 @@ def symbol(character: str) -> str:
         return SHOWN.get(character, character)
     if unicodedata.combining(character) or unicodedata.category(character) == "Mn":
         return f"◌{character}"
-    return character if character.isprintable() else f"U+{ord(character):04X}"
+    if not character.isprintable():
+        return f"U+{ord(character):04X}"
+    return character

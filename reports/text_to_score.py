@@ -62,49 +62,78 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
     """
     tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
     only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
+    rule = shared_rule(loaded)
     sha256 = ""
     files = []
     with Progress("reading"):
         if options.split:
-            raw = split_of_run(checkpoints[0], options.split)
-            rule = shared_rule(loaded) if options.per_document else None
-            try:
-                text: Any = raw if only_bytes else raw.decode()
-            except UnicodeDecodeError:  # bytes are split anywhere
-                whose = f"which {printable(options.compare)} cannot read; score a text file instead"
-                raise InputError(f"--split {options.split}: begins or ends inside a character, {whose}") from None
-            parts = [(0, text)]
-            if rule:
-                end: Any = rule.end.encode() if only_bytes else rule.end
-                parts = [(0, document) for document in text.split(end) if document.strip()]
+            if not options.per_document:
+                rule = None
+            parts = parts_of_split(split_of_run(checkpoints[0], options.split), rule, only_bytes, options)
         else:
             raw, label = read_file(options)
-            text = raw
-            sha256 = hashlib.sha256(raw).hexdigest()
-            rule = shared_rule(loaded)
             if rule and not options.per_document and not is_divided(rule, label):
                 rule = None
-            is_row = rule is not None and rule.kind == "row"
-            if (not only_bytes or is_row) and not (is_row and suffix(label) == ".parquet"):
-                text = "".join(decode(io.BytesIO(raw), label, options.encoding, option="--encoding "))
-            parts = divide(text, rule, label) if rule else [(1, text)]
+            parts = parts_of_file(raw, label, rule, only_bytes, options)
+            sha256 = hashlib.sha256(raw).hexdigest()
             files = [text_hash(io.BytesIO(raw), options.encoding)]
         if options.per_document and not parts:
             raise InputError(f"--per-document: {display_name(options)} has only whitespace, which is not a document")
         encoded, documents = encode_parts(parts, rule, tokenizers, options)
     if not encoded[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
-    if options.html is not None and len(encoded[0]) > MAX_PAGE * np.dtype(tokenizers[0].dtype).itemsize:
+    token_size = np.dtype(tokenizers[0].dtype).itemsize  # bytes
+    if options.html is not None and len(encoded[0]) > MAX_PAGE * token_size:
         raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
     return EncodedText(encoded, documents, sha256, files)
 
 
+def parts_of_split(
+    raw: bytes, rule: DocumentRule | None, only_bytes: bool, options: argparse.Namespace
+) -> list[tuple[int, Any]]:
+    """Return the parts of a split, pairs (0, text), as bytes for byte models alone: its documents if there is a rule.
+
+    A split has no lines, because it is not a file.
+    """
+    text: Any = raw
+    end: Any = rule.end.encode() if rule else b""
+    if not only_bytes:
+        try:
+            text = raw.decode()
+        except UnicodeDecodeError:  # bytes are split anywhere
+            whose = f"which {printable(options.compare)} cannot read; score a text file instead"
+            raise InputError(f"--split {options.split}: begins or ends inside a character, {whose}") from None
+        end = end.decode()
+    if not rule:
+        return [(0, text)]
+    return [(0, document) for document in text.split(end) if document.strip()]
+
+
+def parts_of_file(
+    raw: bytes, label: str, rule: DocumentRule | None, only_bytes: bool, options: argparse.Namespace
+) -> list[tuple[int, Any]]:
+    """Return the parts of a file, pairs (line, text), as bytes for byte models alone: its documents if it has any."""
+    has_rows = rule is not None and rule.kind == "row"
+    reads_bytes = suffix(label) == ".parquet" if has_rows else only_bytes
+    text: Any = raw
+    if not reads_bytes:
+        text = "".join(decode(io.BytesIO(raw), label, options.encoding, option="--encoding "))
+    if not rule:
+        return [(1, text)]
+    return divide(text, rule, label)
+
+
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
     """Return a name for the scored text, for messages or, if not `path`, without folders for pages."""
-    name, file = (name and printable(name if path else Path(name).name) for name in (options.checkpoint, options.file))
+    if options.file == "-":
+        return "standard input"
+    name = options.checkpoint if options.split else options.file
+    if not path:
+        name = Path(name).name
+    name = printable(name)
     if options.split:
         return f"{options.split} split of {name}"
-    return "standard input" if options.file == "-" else file
+    return name
 
 
 def split_of_run(model: Path, split: str) -> bytes:
@@ -122,7 +151,7 @@ def split_of_run(model: Path, split: str) -> bytes:
 
 def shared_rule(loaded: list[Model]) -> DocumentRule | None:
     """Return the rule by which the texts of all models were divided, or None if there is no such rule."""
-    first, *others = (model.meta["documents"] for model in loaded)
+    first, *others = [model.meta["documents"] for model in loaded]
     if first is None or any(other != first for other in others):
         return None
     return DocumentRule(**first)
@@ -161,7 +190,9 @@ def encode_parts(
             letters = set().union(*texts).difference(tokenizers[0].names)
             unknown = [sum(map(text.count, letters)) for text in texts]
             texts = replace_unknown(texts, tokenizers, options.unknown)
-        models = [options.checkpoint, *([] if options.compare is None else [options.compare])]
+        models = [options.checkpoint]
+        if options.compare is not None:
+            models.append(options.compare)
         encoded = []
         for model, tokenizer in zip(models, tokenizers, strict=True):
             mark = tokenizer.pack(end).tobytes()
@@ -176,8 +207,9 @@ def encode_parts(
                     raise InputError(f"{display_name(options)}, line {line}: {whose}{error}; {ABOUT_UNKNOWN}") from None
                 pieces.append(mark)
             encoded.append(b"".join(pieces))
-    documents = [Document(*each) for each in zip(lines, unknown, map(len, texts), strict=True)] if rule else []
-    return encoded, documents
+    if not rule:
+        return encoded, []
+    return encoded, list(map(Document, lines, unknown, map(len, texts)))
 
 
 def pack(text: str, tokenizer: Tokenizer) -> Iterator[bytes]:

@@ -29,14 +29,21 @@ def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
 
     from gpt.checkpoint import model_state
 
-    shape, module, tokenizer = model.config, WRAPPER.stem, tokenizer_from(meta["vocabulary"])
-    end = meta["documents"]["end"] if meta["documents"] else ""
-    mark = tokenizer.encode(end).tolist()
-    ids: dict[str, int] = {"pad_token_id": mark[-1]} if mark else {}  # what `generate` appends to texts that have ended
-    if len(mark) == 1:
-        ids |= {"bos_token_id": mark[0], "eos_token_id": mark[0]}
-    # With a byte tokenizer, a special token would match the text that spells the byte instead of the byte itself.
-    special = {"bos_token": end, "eos_token": end} if len(mark) == 1 and tokenizer.unit == "character" else {}
+    shape = model.config
+    module = WRAPPER.stem
+    tokenizer = tokenizer_from(meta["vocabulary"])
+    mark: list[int] = []
+    ids: dict[str, int] = {}
+    special: dict[str, str] = {}
+    if meta["documents"]:
+        end = meta["documents"]["end"]
+        mark = tokenizer.encode(end).tolist()
+        ids["pad_token_id"] = mark[-1]  # what `generate` appends to texts that have ended
+        if len(mark) == 1:
+            ids |= {"bos_token_id": mark[0], "eos_token_id": mark[0]}
+        # With a byte tokenizer, a special token would match the text that spells the byte instead of the byte itself.
+        if len(mark) == 1 and tokenizer.unit == "character":
+            special = {"bos_token": end, "eos_token": end}
     state = {f"net.{name}": weight for name, weight in model_state(model.state_dict()).items()}
     if shape.tied:
         del state["net.head.weight"]
@@ -54,28 +61,38 @@ def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
         "config.json": config,
         "generation_config.json": {"use_cache": False} | ids,
         "tokenizer.json": describe(tokenizer),
-        "tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-        | special,
+        "tokenizer_config.json": {
+            "tokenizer_class": "PreTrainedTokenizerFast",
+            "clean_up_tokenization_spaces": False,
+            **special,
+        },
     }
-    texts = {name: json.dumps(content, ensure_ascii=False, indent=2) + "\n" for name, content in contents.items()}
-    for name, text in (texts | code()).items():
+    texts = code()
+    for name, content in contents.items():
+        texts[name] = json.dumps(content, ensure_ascii=False, indent=2) + "\n"
+    for name, text in texts.items():
         (path / name).write_text(text, encoding="utf-8", newline="\n")
 
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the contents of tokenizer.json; the tokenizer leaves out characters outside the vocabulary."""
     split: dict[str, Any] = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
-    before, names = split, tokenizer.names
-    others = "".join(f"\\x{{{ord(name):x}}}" for name in names if len(name) == 1)
-    known: dict[str, Any] | None = {"type": "Replace", "pattern": {"Regex": f"[^{others}]"}, "content": ""}
-    after: dict[str, Any] = {"type": "Fuse"}
+    normalizer: dict[str, Any] | None
     if tokenizer.unit == "byte":
-        after = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
-        before, names, known = {"type": "Sequence", "pretokenizers": [after, split]}, byte_names(), None
+        names = byte_names()
+        normalizer = None
+        decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        pre_tokenizer = {"type": "Sequence", "pretokenizers": [decoder, split]}
+    else:
+        names = tokenizer.names
+        known = "".join(f"\\x{{{ord(name):x}}}" for name in names)
+        normalizer = {"type": "Replace", "pattern": {"Regex": f"[^{known}]"}, "content": ""}
+        decoder = {"type": "Fuse"}
+        pre_tokenizer = split
     vocabulary = {name: token for token, name in enumerate(names)}
     return {
-        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": known,
-        "pre_tokenizer": before, "post_processor": None, "decoder": after,
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": normalizer,
+        "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": decoder,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     }  # fmt: skip
 
@@ -89,17 +106,19 @@ def byte_names() -> list[str]:
 
 def code() -> dict[str, str]:
     """Return the source of `WRAPPER` and of every file of this project that it imports, by name, for one folder."""
-    found: dict[str, str] = {}
+    sources: dict[str, str] = {}
     waiting = [WRAPPER]
     while waiting:
         path = waiting.pop()
         source = path.read_text("utf-8")
         for ours, torchs in DROPOUT.items():
             source = source.replace(ours, torchs)
-        imported = [ROOT / package / f"{name}.py" for _, package, name in OURS.findall(source)]
-        found[path.name] = HEADER + OURS.sub(r"\1.\3 import", source)
-        waiting += [each for each in imported if each.name not in found]
+        sources[path.name] = HEADER + OURS.sub(r"\1.\3 import", source)
+        for _, package, name in OURS.findall(source):
+            if f"{name}.py" not in sources:
+                waiting.append(ROOT / package / f"{name}.py")
     # From a local folder, transformers loads only the files that the wrapper itself imports.
-    others = sorted(name.removesuffix(".py") for name in found if name != WRAPPER.name)
-    found[WRAPPER.name] += "".join(f"from .{name} import __name__ as _  # noqa: E402\n" for name in others)
-    return found
+    others = sorted(name.removesuffix(".py") for name in sources if name != WRAPPER.name)
+    for name in others:
+        sources[WRAPPER.name] += f"from .{name} import __name__ as _  # noqa: E402\n"
+    return sources

@@ -25,13 +25,16 @@ MAX_COMPARED = 2**23  # attention scores per layer: limits the memory of the com
 
 def trace(model: GPT) -> ExportedProgram:
     """Return the model as a `torch.export` program, for any batch size and for lengths from 1 to the context."""
-    config, context = model.config, model.config.context
+    config = model.config
+    context = config.context
     channels = config.rotary_dims or config.dim
     if config.positions in TABLES and context * channels > max(MAX_TABLES, model.num_parameters()):
         what = f"the position tables of {context:,} tokens would be larger than the model"
         raise InputError(f"model.context={context}: {what}; an ONNX file contains them")
-    length = Dim("length", min=1, max=context) if context > 1 else Dim.STATIC
-    example = torch.zeros(2, min(3, context), dtype=torch.int64)
+    length: Any = Dim.STATIC
+    if context > 1:
+        length = Dim("length", min=1, max=context)
+    example = torch.zeros(2, min(3, context), dtype=torch.int64)  # (batch, length)
     # Fill the cache of the tables first: tables computed during tracing would be symbols without values.
     position_tables(config, context, example.device)
     with torch.no_grad():
@@ -59,8 +62,9 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
     differences = []
     for shape in ((1, 1), (1, context), (2, (context + 1) // 2)):
         tokens = torch.randint(model.vocabulary, shape, generator=generator)  # (batch, length)
-        expected = model(tokens)
-        differences.append((exported(tokens) - expected).abs().max() / expected.abs().max())
+        expected = model(tokens)  # (batch, length, V)
+        difference = exported(tokens) - expected  # (batch, length, V)
+        differences.append(difference.abs().max() / expected.abs().max())
     worst = float(torch.stack(differences).max())  # Tensor.max returns NaN if any value is NaN; Python's max does not
     if not worst <= TOLERANCE:
         allowed = f"must be at most {TOLERANCE:g}; nothing was written"
@@ -97,5 +101,10 @@ def write(model: GPT, meta: dict[str, Any], path: Path) -> str:
     onnx.helper.set_model_props(graph, described)
     onnx.save(graph, path)
     session = onnxruntime.InferenceSession(path)
-    worst = largest_difference(model, lambda x: torch.from_numpy(session.run(None, {"tokens": x.numpy()})[0]))
+
+    def exported(tokens: Tensor) -> Tensor:
+        (logits,) = session.run(None, {"tokens": tokens.numpy()})  # (batch, length, V)
+        return torch.from_numpy(logits)
+
+    worst = largest_difference(model, exported)
     return f"logits differ by at most {worst:.1g} of the largest"

@@ -24,8 +24,8 @@ def write(
     `passages` are the texts of the game, if there is one. The default title names the training text.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
-    weights = torch.cat([each.detach().bfloat16().flatten() for each in model.parameters()])
-    halves = weights.view(torch.int16).numpy().astype("<i2")  # NumPy has no bf16
+    weights = torch.cat([weight.detach().bfloat16().flatten() for weight in model.parameters()])  # (weights,)
+    halves = weights.view(torch.int16).numpy().astype("<i2")  # (weights,): NumPy has no bf16
     described = {
         "config": vars(model.config),
         "vocabulary": meta["vocabulary"],
@@ -56,10 +56,14 @@ def about(model: GPT, meta: dict[str, Any]) -> str:
     """Return one sentence that describes the model to a visitor of the page, without a full stop."""
     weights = model.num_parameters()
     loss = meta["val_loss"]
-    size = f"{weights / 1e6:.2g} million weights" if weights >= 1e5 else count(weights, "weight")
-    trained = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
+    size = count(weights, "weight")
+    if weights >= 1e5:
+        size = f"{weights / 1e6:.2g} million weights"
+    sentence = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
+    if loss is None:
+        return sentence
     unit = tokenizer_from(meta["vocabulary"]).unit
-    return trained if loss is None else f"{trained}; {loss:.2f} nats per {unit} on held-out text"
+    return f"{sentence}; {loss:.2f} nats per {unit} on held-out text"
 
 
 def facts(model: GPT, meta: dict[str, Any]) -> list[str]:

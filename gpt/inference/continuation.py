@@ -7,17 +7,23 @@ from gpt.tokenizer import Tokenizer
 
 def beginning(tokenizer: Tokenizer, end: str) -> str:
     """Return the prompt if none is given: the end mark of documents, a line break, or the first token."""
-    return end or ("\n" if "\n" in tokenizer.names else tokenizer.names[0])
+    if end:
+        return end
+    return "\n" if "\n" in tokenizer.names else tokenizer.names[0]
 
 
 def complete_documents(text: str, end: str) -> str:
     """Return the text up to its last end mark, or all of it if no document is complete."""
-    return (text.rpartition(end)[0] if end else "") or text
+    if not end:
+        return text
+    return text.rpartition(end)[0] or text
 
 
 def readable(text: str, end: str) -> str:
     """Return the text with blank lines for end marks if they are U+0003, which few programs display."""
-    return text.replace(end, "\n\n") if end == "\x03" else text
+    if end != "\x03":
+        return text
+    return text.replace(end, "\n\n")
 
 
 class Continuation:
@@ -27,34 +33,37 @@ class Continuation:
     """
 
     def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
-        self.tokenizer, self.stops = tokenizer, stops
+        self.tokenizer = tokenizer
+        self.stops = stops
         self.pieces: list[str] = []  # final text
-        self.held = ""  # text that may be the beginning of a stop string
+        self.undecided = ""  # text that may be the beginning of a stop string
         self.ended = False
         self.stopped_by: list[str] = []  # the stop strings that ended the text
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
     def text(self) -> str:
-        return "".join(self.pieces) + self.held
+        return "".join(self.pieces) + self.undecided
 
     def add(self, token: int) -> None:
         """Append a token; if it completes a stop string, the text ends before the stop string."""
-        self.held += self.utf8.decode(self.tokenizer.utf8([token]))
-        if found := {stop: position for stop in self.stops if (position := self.held.find(stop)) >= 0}:
-            self.stopped_by = list(found)
-            self._end(self.held[: min(found.values())])
+        self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
+        self.stopped_by = [stop for stop in self.stops if stop in self.undecided]
+        if self.stopped_by:
+            position = min(map(self.undecided.find, self.stopped_by))
+            self._end(self.undecided[:position])
             return
-        begun = [n for stop in self.stops for n in range(1, len(stop)) if self.held.endswith(stop[:n])]
-        sure = len(self.held) - max(begun, default=0)
-        self.pieces.append(self.held[:sure])
-        self.held = self.held[sure:]
+        begun = [n for stop in self.stops for n in range(1, len(stop)) if self.undecided.endswith(stop[:n])]
+        final = len(self.undecided) - max(begun, default=0)  # characters in no stop string
+        self.pieces.append(self.undecided[:final])
+        self.undecided = self.undecided[final:]
 
     def close(self) -> None:
         """End the text, with U+FFFD for an incomplete last character."""
         if not self.ended:
-            self._end(self.held + self.utf8.decode(b"", final=True))
+            self._end(self.undecided + self.utf8.decode(b"", final=True))
 
     def _end(self, rest: str) -> None:
         self.pieces.append(rest)
-        self.held, self.ended = "", True
+        self.undecided = ""
+        self.ended = True

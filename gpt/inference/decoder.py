@@ -27,7 +27,7 @@ class Chunk(NamedTuple):
     """The next n tokens of B texts: where the cache, a ring buffer, stores them, and what they attend to."""
 
     texts: Any  # indices of the B texts, (B,), or a slice of all texts, for NumPy arrays
-    rows: Any  # the same for arrays of the weights' library, NumPy or torch
+    rows: Any  # (B,), the same for arrays of the weights' library, NumPy or torch
     positions: Any  # (B, n), or one int if n is 1 and all texts are at the same position
     slots: tuple[Any, Any]  # index of a cache (rows, slots, H, D): where the last S of the n tokens are stored
     filled: int  # slots to attend to; if n > 1, the keys of the n tokens themselves come after them
@@ -116,13 +116,14 @@ class Decoder:
         w = self.weights
         S = w.config.attention_window
         rows = texts if isinstance(texts, slice) else w.to_array(texts)
-        starts = self.position[texts]  # (B,)
+        starts = self.position[texts]  # (B,), the positions of the first of the n tokens
         if n == 1 and starts.min() == longest:
             # The usual case while generating: no mask, slices instead of indices.
             slot = longest % S
             slots = (rows, slice(slot, slot + 1))
             return Chunk(texts, rows, longest, slots, min(longest + 1, S), mask=None)
 
+        # Texts of several lengths, or several tokens: of each slot of the cache, compute which position it stores.
         # `_store` stores one token before attention, but several tokens after it.
         stored = 1 if n == 1 else 0
         filled = min(longest + stored, S)
@@ -214,7 +215,7 @@ class Decoder:
         by_slot = cache.swapaxes(1, 2)  # (rows, slots, H, D), a view of the cache
         if new.shape[1] == 1:
             by_slot[chunk.slots] = new  # overwrites the position that has just left the window
-            return cache[chunk.rows, :, : chunk.filled]  # (B, H, m, D)
+            return cache[chunk.rows, :, : chunk.filled]  # (B, H, m, D), with m = filled
         # Several tokens are stored last: they overwrite slots to which the first of them still attend.
         stored = cache[chunk.rows, :, : chunk.filled]  # (B, H, filled, D)
         attended = self.weights.xp.concatenate((stored, new.swapaxes(1, 2)), axis=2)  # (B, H, m, D)
@@ -281,11 +282,11 @@ class Decoder:
         qk = qkv[:, :, :2]  # (B, n, 2, H, D), a view, which is changed in place
         if w.config.qk_norm:
             squares = w.vecdot(qk, qk)  # (B, n, 2, H)
-            qk /= w.xp.sqrt(squares * w.qk_scale + w.qk_eps)[..., None]
+            qk /= w.xp.sqrt(squares * w.qk_scale + w.qk_eps)[..., None]  # (B, n, 2, H, 1)
         if rotation is not None:
             R = 2 * rotation.shape[-1]
             pairs = qk[..., :R].view(rotation.dtype)  # (B, n, 2, H, R/2), complex
-            pairs *= rotation
+            pairs *= rotation  # (B, n, 1, 1, R/2), or (1, 1, R/2)
         return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]  # 3 x (B, n, H, D)
 
     def _attend(self, q: Array, k: Array, v: Array, mask: Array | None) -> Array:
@@ -293,7 +294,7 @@ class Decoder:
         xp = self.weights.xp
         scores = q @ k.swapaxes(2, 3)  # (B, H, n, m)
         if mask is not None:
-            scores += mask  # (B, 1, n, m)
+            scores += mask  # (B, 1, n, m), the same in all heads
         if not self.weights.bounded:
             scores -= xp.amax(scores, -1, keepdims=True)  # (B, H, n, 1)
         weights = xp.exp(scores, out=scores)  # (B, H, n, m)

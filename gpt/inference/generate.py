@@ -55,27 +55,29 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
         return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
     # Make the largest logit 0 first: dividing by a tiny temperature then yields -inf for the others instead of NaN.
     with np.errstate(over="ignore"):
-        logits = (logits - logits.max(-1, keepdims=True)) / params.temperature
+        logits = (logits - logits.max(-1, keepdims=True)) / params.temperature  # (B, V)
     if params.top_k is not None or params.top_p < 1:
         order = np.argsort(-logits, axis=-1, kind="stable")  # (B, V)
-        ranked = np.take_along_axis(logits, order, -1)
+        ranked = np.take_along_axis(logits, order, -1)  # (B, V), the largest first
         if params.top_k is not None:
             ranked[:, params.top_k :] = -np.inf
         if params.top_p < 1:
-            ranked_probs = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)
+            ranked_probs = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)  # (B, V)
             # Remove a token if the tokens ranked before it already reach top_p. The first token always stays.
-            ranked[:, 1:][ranked_probs.cumsum(-1)[:, :-1] >= params.top_p] = -np.inf
+            before = ranked_probs.cumsum(-1)[:, :-1]  # (B, V - 1)
+            ranked[:, 1:][before >= params.top_p] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)
     if params.min_p > 0:
         logits[logits < np.log(params.min_p)] = -np.inf
-    probs = np.exp(logits)
-    return probs / probs.sum(-1, keepdims=True)
+    probs = np.exp(logits)  # (B, V)
+    return probs / probs.sum(-1, keepdims=True)  # (B, V)
 
 
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Return one token for each distribution and random number in [0, 1): (B, V), (B,) -> (B,) int64."""
-    total = probs.cumsum(-1)
-    return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
+    total = probs.cumsum(-1)  # (B, V)
+    number = numbers[:, None] * total[:, -1:]  # (B, 1), scaled because rounding moves the sum from 1
+    return (total <= number).sum(-1)  # (B,)
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
@@ -91,19 +93,20 @@ def stream(
     A text depends only on its prompt and seed, not on the other prompts.
     """
     generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
-    decoder, logits = Decoder(weights, len(prompts)), np.empty((len(prompts), len(weights.embedding)))
-    lengths = np.array([len(prompt) for prompt in prompts])
+    decoder = Decoder(weights, len(prompts))
+    logits = np.empty((len(prompts), len(weights.embedding)))  # (B, V)
+    lengths = np.array(list(map(len, prompts)))  # (B,)
     for length in sorted(set(lengths.tolist())):
-        rows = np.flatnonzero(lengths == length)
+        rows = np.flatnonzero(lengths == length)  # (rows,)
         tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
         logits[rows] = decoder.read(tokens[:, first_needed(weights, length) :], rows)[:, -1]
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
-        tokens = sample_tokens(probabilities(logits, params), numbers[:, k % BLOCK])
+        tokens = sample_tokens(probabilities(logits, params), numbers[:, k % BLOCK])  # (B,)
         yield tokens
         if k + 1 < count:
-            logits = decoder.read(tokens[:, None])[:, 0]
+            logits = decoder.read(tokens[:, None])[:, 0]  # (B, 1, V) -> (B, V)
 
 
 def generate_many(
@@ -119,16 +122,19 @@ def generate_many(
     """
     config = weights.config
     cache = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize  # bytes, of one text
-    threads, memory, most = cores(), MAX_CACHE, MAX_ROWS
     if weights.cuda:
         import torch
 
+        free, _ = torch.cuda.mem_get_info(weights.device)
+        threads = 1
         # A quarter of the free memory, because reading a prompt copies the cache, and logits need memory, too.
-        threads, memory, most = 1, torch.cuda.mem_get_info(weights.device)[0] // 4, MAX_ROWS_GPU
-    most = max(1, min(most, memory // cache))  # rows of a part
-    parts = max(1, min(threads, rows // MIN_ROWS), -(-rows // most))
-    borders = np.linspace(0, rows, parts + 1).round().astype(int)
-    slices = [slice(int(start), int(stop)) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
+        most = min(MAX_ROWS_GPU, free // 4 // cache)  # rows of a part
+    else:
+        threads = cores()
+        most = min(MAX_ROWS, MAX_CACHE // cache)
+    parts = max(1, min(threads, rows // MIN_ROWS), -(-rows // max(1, most)))
+    borders = np.linspace(0, rows, parts + 1).round().astype(int).tolist()
+    slices = list(map(slice, borders[:-1], borders[1:]))
     stopped = Event()
 
     def last(part: slice) -> Any:
@@ -169,23 +175,27 @@ def generate(
     """
     import torch
 
-    given = torch.as_tensor(tokens, device="cpu")
-    prompts = torch.atleast_2d(given)  # (B, T0)
+    prompt = torch.as_tensor(tokens, device="cpu")  # (T0,) or (B, T0)
+    prompts = torch.atleast_2d(prompt)  # (B, T0)
     if prompts.shape[1] == 0:
         raise ValueError("prompt: is empty, must contain at least one token")
     if count < 0:
         raise ValueError(f"count={count}: must be a whole number, at least 0")
     model.check_values(prompts)
-    rules, rows, weights = SamplingParams(**params), list(prompts.numpy()), weights_of(model)
-    seed = int(np.random.SeedSequence().generate_state(1)[0]) if seed is None else seed
+    sampling = SamplingParams(**params)
+    rows = list(prompts.numpy())
+    weights = weights_of(model)
+    if seed is None:
+        seed = int(np.random.SeedSequence().generate_state(1)[0])
 
     def work(part: slice) -> Iterator[np.ndarray]:
-        added = np.empty((part.stop - part.start, count), np.int64)
+        added = np.empty((part.stop - part.start, count), np.int64)  # (rows of the part, count)
         yield added  # with count=0, this is the only result
         seeds = range(seed + part.start, seed + part.stop)
-        for k, sampled in enumerate(stream(weights, rows[part], count, rules, seeds)):
+        for k, sampled in enumerate(stream(weights, rows[part], count, sampling, seeds)):
             added[:, k] = sampled
             yield added
 
     added = np.concatenate(list(generate_many(work, len(rows), weights)))  # (B, count)
-    return torch.cat((prompts, torch.from_numpy(added)), dim=1).view(*given.shape[:-1], -1)  # (..., T0 + count)
+    texts = torch.cat((prompts, torch.from_numpy(added)), dim=1)  # (B, T0 + count)
+    return texts.view(*prompt.shape[:-1], -1)  # (..., T0 + count)

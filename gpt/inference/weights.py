@@ -86,7 +86,7 @@ class Weights:
         # If that is below 60, exponentials of scores do not overflow, so the decoder need not subtract the maximum.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
-        order, scale = self._channel_order_and_scale()  # 2 x (3C,)
+        order, scale = self._channel_order_and_scale()  # (3C,), and (3C,) or one number
         self.layers: list[Layer] = []
         for i in range(config.layers):
             block = f"blocks.{i}"
@@ -119,14 +119,14 @@ class Weights:
             bias = shift if bias is None else bias + shift  # (out,)
         gain = state[f"{norm}.weight"] * self.root  # (C,)
         weight = (weight * gain)[order]  # (out, C)
-        weight = weight.T * scale  # (C, out)
+        weight = weight.T * scale  # (out, C) -> (C, out)
         if bias is not None:
             bias = bias[order] * scale  # (out,)
         return Linear(self._contiguous(weight), bias)
 
     def _linear(self, state: Mapping[str, Array], name: str, centred: bool) -> Linear:
         """Return the linear layer `name`; if `centred`, the mean of each output vector is 0."""
-        weight = state[f"{name}.weight"].T  # (in, out)
+        weight = state[f"{name}.weight"].T  # (out, in) -> (in, out)
         bias = state.get(f"{name}.bias")  # (out,)
         if centred:
             weight = self.centred(weight)  # (in, out)
@@ -140,7 +140,8 @@ class Weights:
         if not earlier:
             return None
         current = earlier[0] * 0 + 1  # (C,) ones
-        return self.xp.stack([current, *earlier])[:, None]  # (K, 1, C)
+        taps = self.xp.stack([current, *earlier])  # (K, C)
+        return taps[:, None]  # (K, 1, C)
 
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
         """Return indices and factors, (3C,) each, that rearrange the outputs for queries, keys and values.
@@ -158,9 +159,9 @@ class Weights:
         order[:2, :, :R] = pairs.reshape(2, H, R)  # (2, H, R)
         indices = self.to_array(order.reshape(-1))  # (3C,)
         if self.config.qk_norm:
-            return indices, 1
+            return indices, 1  # (3C,), ()
         scale = np.repeat([D**-0.25, D**-0.25, 1.0], C)  # (3C,)
-        return indices, self.numbers(scale)
+        return indices, self.numbers(scale)  # 2 x (3C,)
 
     def encoding(self, positions: np.ndarray) -> Array:
         """Return e^(i angle) for rotary positions, (..., 1, 1, R/2), else sinusoids as in `GPT.embed`, (..., C)."""
@@ -168,8 +169,8 @@ class Weights:
             positions = positions[..., None, None]  # (..., 1, 1)
             cos, sin = rotary_tables(positions, self.config.rotary_dims)  # 2 x (..., 1, 1, R/2)
             return self.numbers(cos + 1j * sin)  # (..., 1, 1, R/2)
-        table = sinusoidal_table(positions, self.config.dim)  # (..., C)
-        return self.centred(self.numbers(table / self.config.dim**0.5))  # (..., C)
+        table = sinusoidal_table(positions, self.config.dim) / self.config.dim**0.5  # (..., C)
+        return self.centred(self.numbers(table))  # (..., C)
 
     def centred(self, x: Array) -> Array:
         """Subtract the mean of each vector, unless the norms are RMS norms: (..., C) -> (..., C)."""

@@ -47,8 +47,10 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         super().__init__(config)
         self.shape = ModelConfig(**config.model_config)
         # Without absolute positions the context is a window that slides, in every block, over a text of any length.
-        sliding = replace(self.shape, context=2**20, window=self.shape.attention_window)
-        self.net = GPT(self.shape if self.shape.absolute else sliding, config.vocab_size)
+        shape = self.shape
+        if not shape.absolute:
+            shape = replace(shape, context=2**20, window=shape.attention_window)
+        self.net = GPT(shape, config.vocab_size)
         self.post_init()
 
     def _init_weights(self, module: nn.Module) -> None:
@@ -61,23 +63,36 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         if attention_mask is not None and not attention_mask.all():
             raise ValueError("attention_mask: has zeros, but padding is not supported; pass texts of the same length")
         logits = self.net(input_ids)  # (B, T, V)
-        loss = None if labels is None else F.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
-        return CausalLMOutput(loss=loss, logits=logits)
+        if labels is None:
+            return CausalLMOutput(logits=logits)
+        predictions = logits[:, :-1].flatten(0, 1)  # (B (T - 1), V)
+        targets = labels[:, 1:].flatten()  # (B (T - 1),)
+        return CausalLMOutput(loss=F.cross_entropy(predictions, targets), logits=logits)
 
     def generate(self, inputs: Any = None, *others: Any, stopping_criteria: Any = (), **options: Any) -> Any:
         """Return the texts `inputs`, (B, T), continued to their end. Without any, start a document."""
-        inputs = options.pop("input_ids", None) if inputs is None else inputs
-        if end := list(self.config.end_mark):
-            inputs = torch.tensor([end], device=self.device) if inputs is None else inputs
+        if inputs is None:
+            inputs = options.pop("input_ids", None)
+        criteria: Any = list(stopping_criteria or ())
+        end = list(self.config.end_mark)
+        if end:
+            if inputs is None:
+                inputs = torch.tensor([end], device=self.device)  # (1, tokens of the end mark)
             options.setdefault("attention_mask", torch.ones_like(inputs))  # an end mark in a prompt is not padding
-        criteria: Any = [*(stopping_criteria or ()), *([Ended(end)] if len(end) > 1 else ())]
+        if len(end) > 1:
+            criteria.append(Ended(end))
         return super().generate(inputs, *others, stopping_criteria=criteria, **options)
 
     def prepare_inputs_for_generation(self, input_ids: Tensor, attention_mask: Any = None, **_: Any) -> dict[str, Any]:
         """Return the arguments of `forward`: texts (B, T), cropped to those tokens that can influence the next one."""
-        length, context, shape = input_ids.shape[1], self.shape.context, self.shape
-        keep = shape.layers * (shape.attention_window + shape.conv_taps - 1) + 2
-        if shape.absolute:  # a text that fills the context continues from its last half
+        shape = self.shape
+        context = shape.context
+        beyond = input_ids.shape[1] - context  # tokens that do not fit into the context
+        if not shape.absolute:
+            keep = shape.layers * (shape.attention_window + shape.conv_taps - 1) + 2
+        elif beyond <= 0:
+            keep = context
+        else:  # a text that fills the context continues from its last half
             half = context // 2
-            keep = context if length <= context else half + (length - context - 1) % (context - half) + 1
+            keep = half + (beyond - 1) % (context - half) + 1
         return {"input_ids": input_ids[:, -keep:], "attention_mask": attention_mask}
