@@ -18,7 +18,8 @@ from base.progress import Progress
 from gpt.model_file import read
 from gpt.tokenizer import tokenizer_from
 
-FORMATS = {  # suffix of the file ("": a folder), and how to use it; gpt/export/to_FORMAT.py writes it
+# suffix of the file ("": a folder), and how to use it; gpt/export/to_FORMAT.py writes it
+FORMATS = {
     "onnx": (".onnx", "onnxruntime.InferenceSession({!r}).run(None, {{'tokens': tokens}})"),
     "hf": ("", "transformers.AutoModelForCausalLM.from_pretrained({!r}, trust_remote_code=True)"),
     "web": (".html", "open {!r} in a browser"),
@@ -44,13 +45,23 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("source", metavar="MODEL", help="model file, run directory or name of a run")
-    add("--to", required=True, choices=FORMATS, metavar="FORMAT", help=f"one of {', '.join(FORMATS)}")
+    add(
+        "--to",
+        required=True,
+        choices=FORMATS,
+        metavar="FORMAT",
+        help=f"one of {', '.join(FORMATS)}",
+    )
     add("out", metavar="OUT", help="file or folder to write: see below")
     add("--title", help="with --to web: heading and title of the page")
     guess = "with --to web: add a guessing game with passages of FILE or of the run's validation split, which become "
     guess += "readable in the page"
     add("--guess", metavar="FILE|validation", help=guess)
-    add("--overwrite", action="store_true", help="replace the output file if it exists; a folder must be new or empty")
+    add(
+        "--overwrite",
+        action="store_true",
+        help="replace the output file if it exists; a folder must be new or empty",
+    )
     return parser.parse_args(arguments)
 
 
@@ -84,7 +95,9 @@ def run(options: argparse.Namespace) -> None:
             files = [new] if suffix else new.iterdir()
             size = sum(file.stat().st_size for file in files)
     except ModuleNotFoundError as error:
-        raise InputError(f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'") from None
+        raise InputError(
+            f"{error.name} is not installed: pip install -c constraints.txt -e '.[export]'"
+        ) from None
     amount = f"{size / 1e6:.1f} MB" if size >= 1e5 else f"{size / 1e3:.1f} kB"
     how = usage.format(str(out))
     for line in (f"{out}: {amount}, {step}; use it: {how}", *facts):
@@ -97,7 +110,9 @@ def output_folder(name: str) -> Path:
     if name in ("", "-") or path.exists() and not path.is_dir():
         raise InputError(f"OUT {name or repr(name)}: must be the name of a folder")
     if path.is_dir() and any(path.iterdir()):
-        raise InputError(f"OUT {name}: is not empty; give another name, or delete the folder first")
+        raise InputError(
+            f"OUT {name}: is not empty; give another name, or delete the folder first"
+        )
     return path
 
 

@@ -19,7 +19,16 @@ import numpy as np
 if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from base.command_line import ABOUT_UNKNOWN, Parser, add_unknown, device, main, number, replace_unknown, writing_to
+from base.command_line import (
+    ABOUT_UNKNOWN,
+    Parser,
+    add_unknown,
+    device,
+    main,
+    number,
+    replace_unknown,
+    writing_to,
+)
 from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.options import unescaped
@@ -68,7 +77,9 @@ class Sampler:
             prompt = beginning(self.tokenizer, self.end) + prompt
         return self.tokenizer.encode(prompt)
 
-    def continuations(self, prompts: list[np.ndarray], seeds: list[int]) -> Iterator[list[Continuation]]:
+    def continuations(
+        self, prompts: list[np.ndarray], seeds: list[int]
+    ) -> Iterator[list[Continuation]]:
         """Continue all `prompts` in one batch, and yield the continuations so far after each token."""
         options = self.options
         params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
@@ -105,7 +116,8 @@ class Sampler:
     def generate_new(self, rows: list[tuple[str, int]], trained: np.ndarray) -> Iterator[Sample]:
         """Yield a new document for each of `rows`, with another seed if the first one repeats the training text, (N,).
 
-        The documents differ. The tries of a prompt have successive seeds, and there are at most `TRIES` for each row.
+        The documents differ. The tries of a prompt have successive seeds, and there are at most
+        `TRIES` for each row.
         """
         end = self.tokenizer.encode(self.end)
         max_tries = TRIES * len(rows)
@@ -162,7 +174,11 @@ def make_parser() -> Parser:
     about = "Write text with a trained model."
     parser = Parser(prog="sample.py", description=about, allow_abbrev=False)
     add = parser.add_argument
-    add("checkpoint", nargs="?", help="model file, run directory or name of a run (default: the newest run)")
+    add(
+        "checkpoint",
+        nargs="?",
+        help="model file, run directory or name of a run (default: the newest run)",
+    )
     add = parser.add_argument_group("prompts").add_argument
     several = "prompt text; repeat the option to continue several prompts in one batch"
     add("--prompt", metavar="TEXT", action="append", default=[], help=several)
@@ -172,28 +188,56 @@ def make_parser() -> Parser:
     add = parser.add_argument_group("sampling").add_argument
     length = "length of each text in characters, or in bytes with a byte model (default 500)"
     add("--num-chars", type=number(int, 1, 10**9), default=500, metavar="N", help=length)
-    add("--num-samples", type=number(int, 1, 10**6), default=1, metavar="N", help="texts for each prompt (default 1)")
+    add(
+        "--num-samples",
+        type=number(int, 1, 10**6),
+        default=1,
+        metavar="N",
+        help="texts for each prompt (default 1)",
+    )
     heat = f"sampling temperature; 0: always choose the most likely character (default {TEMPERATURE:g})"
     add("--temperature", type=number(float, 0, 1000), default=TEMPERATURE, metavar="T", help=heat)
-    add("--top-k", type=number(int, 1, 2**31), metavar="K", help="sample from the K most likely characters")
+    add(
+        "--top-k",
+        type=number(int, 1, 2**31),
+        metavar="K",
+        help="sample from the K most likely characters",
+    )
     nucleus = "nucleus sampling: keep the smallest set of characters with total probability P"
     add("--top-p", type=number(float, 1e-9, 1), default=1.0, metavar="P", help=nucleus)
     relative = "drop characters that are less than P times as probable as the most likely one"
     add("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help=relative)
     end = r"end the text before TEXT, in which \n is a line break, \t a tab and \\ a backslash; repeat it for several"
     add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
-    add("--no-stop", action="store_true", help="with a model trained on documents: continue after the end of one")
-    add("--seed", type=number(int, 0, 2**63 - 1), metavar="N", help="random seed (default: a new one each time)")
+    add(
+        "--no-stop",
+        action="store_true",
+        help="with a model trained on documents: continue after the end of one",
+    )
+    add(
+        "--seed",
+        type=number(int, 0, 2**63 - 1),
+        metavar="N",
+        help="random seed (default: a new one each time)",
+    )
     add = parser.add_argument_group("output").add_argument
     add("--output", metavar="FILE", help="write the texts to FILE")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
     add("--json", action="store_true", help="write each text as a line of JSON")
-    copied = "print to stderr the longest copies from the training text, and how many documents are new"
+    copied = (
+        "print to stderr the longest copies from the training text, and how many documents are new"
+    )
     add("--novelty", action="store_true", help=copied)
     new = f"write only documents that are new and differ, of at most {TRIES} times --num-samples"
     add("--new", action="store_true", help=new)
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
-    add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
+    add(
+        "--device",
+        type=device,
+        default="cpu",
+        metavar="D",
+        help="device: cpu, cuda, cuda:1 or mps (default cpu)",
+    )
     return parser
 
 
@@ -207,7 +251,9 @@ def sample(options: argparse.Namespace) -> None:
     sampler = Sampler(weights, tokenizer, options, document, documents["end"])
     checkpoint = printable(options.checkpoint)
     if options.new and not sampler.end:
-        raise InputError(f"--new: {checkpoint} was not trained on documents (data.documents, data.field)")
+        raise InputError(
+            f"--new: {checkpoint} was not trained on documents (data.documents, data.field)"
+        )
     if options.interactive:
         keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
         print(f"{checkpoint}, step {meta['step']}; {keys}", file=sys.stderr)
@@ -246,14 +292,18 @@ def check_options(options: argparse.Namespace) -> None:
     if options.interactive:
         for key in ("prompt", "prompt_file", "output", "json", "novelty", "new"):
             if getattr(options, key):
-                raise InputError(f"--interactive: cannot be combined with --{key.replace('_', '-')}")
+                raise InputError(
+                    f"--interactive: cannot be combined with --{key.replace('_', '-')}"
+                )
     if options.new and options.no_stop:
         raise InputError("--new: cannot be combined with --no-stop")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
 
 
-def all_prompts(options: argparse.Namespace, tokenizer: Tokenizer, documents: dict[str, str] | None) -> list[str]:
+def all_prompts(
+    options: argparse.Namespace, tokenizer: Tokenizer, documents: dict[str, str] | None
+) -> list[str]:
     prompts = list(options.prompt)
     for name in options.prompt_file:
         prompts += read_prompts(name, tokenizer, documents)
@@ -261,7 +311,9 @@ def all_prompts(options: argparse.Namespace, tokenizer: Tokenizer, documents: di
         print("standard input is not read; --prompt-file - uses it as the prompt", file=sys.stderr)
     prompts = adapt(prompts, options.unknown, tokenizer)
     if "" in prompts:
-        raise InputError("--prompt: a prompt is empty, or none of its characters is in the vocabulary")
+        raise InputError(
+            "--prompt: a prompt is empty, or none of its characters is in the vocabulary"
+        )
     return prompts or [""]
 
 
@@ -270,7 +322,8 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
 
     A file of `documents` is divided as the training text was; any other file is one prompt.
     """
-    # As in training, a character model reads every line end as LF; a byte model reads the bytes unchanged.
+    # As in training, a character model reads every line end as LF; a byte model reads the bytes
+    # unchanged.
     newline = "" if tokenizer.unit == "byte" else None
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
@@ -286,10 +339,12 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
         raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
     if documents is None:
         return [text]
-    from data.documents import DocumentRule, divide, is_divided  # needs a tenth of the start-up time
+    # needs a tenth of the start-up time
+    from data.documents import DocumentRule, divide, is_divided
 
     rule = DocumentRule(**documents)
-    if rule.kind == "row" and not is_divided(rule, name):  # the beginning of a row, which is not in a table
+    # the beginning of a row, which is not in a table
+    if rule.kind == "row" and not is_divided(rule, name):
         return [text]
     pairs = divide(text.encode() if tokenizer.unit == "byte" else text, rule, name)
     if not pairs:
@@ -300,7 +355,9 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
 def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[str]:
     """Refuse, skip or replace characters outside the vocabulary, as `unknown` says, and print what was changed."""
     if unknown != "error":
-        return replace_unknown([tokenizer.canonical(prompt) for prompt in prompts], [tokenizer], unknown)
+        return replace_unknown(
+            [tokenizer.canonical(prompt) for prompt in prompts], [tokenizer], unknown
+        )
     for prompt in prompts:
         try:
             tokenizer.encode(prompt)
@@ -340,7 +397,9 @@ def write_all(
             line = as_json(sampler, sample, novelty)
         else:
             heading = f"--- {len(written)}\n" if separated else ""
-            line = for_output(heading + readable(sample.prompt + sample.text.text, sampler.end), out)
+            line = for_output(
+                heading + readable(sample.prompt + sample.text.text, sampler.end), out
+            )
         with hidden():
             out.write(line + "\n")
             out.flush()
@@ -358,7 +417,12 @@ def count_cut(samples: Iterable[Sample]) -> int:
 
 def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
     prompt, seed, text = sample
-    line = {"prompt": prompt, "text": text.text, "seed": seed, "checkpoint": str(sampler.options.checkpoint)}
+    line = {
+        "prompt": prompt,
+        "text": text.text,
+        "seed": seed,
+        "checkpoint": str(sampler.options.checkpoint),
+    }
     if sampler.end:
         line["ended"] = sampler.end in text.stopped_by or sampler.end in text.text
     if novelty:

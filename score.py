@@ -20,13 +20,19 @@ from base.progress import Progress
 def cli(arguments: list[str] | None = None) -> int:
     """Run score.py with `arguments`, by default those of this process, and return the exit status."""
     options = parse(arguments)
-    return main("score.py", lambda: run(options), out_of_memory="the text or the model is too large for this machine")
+    return main(
+        "score.py",
+        lambda: run(options),
+        out_of_memory="the text or the model is too large for this machine",
+    )
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     """Parse `arguments`, by default those of this process, and return the options."""
     parser = Parser(
-        prog="score.py", description="Measure how well a trained model predicts a text.", allow_abbrev=False
+        prog="score.py",
+        description="Measure how well a trained model predicts a text.",
+        allow_abbrev=False,
     )
     add = parser.add_argument
     add("checkpoint", help="model file, run directory or name of a run")
@@ -35,29 +41,52 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
     window = "context of each character: windows that are disjoint, begin at documents or overlap (strided), or as "
-    window += "sample.py reads (sample); default: documents for a list, otherwise disjoint, then strided"
+    window += (
+        "sample.py reads (sample); default: documents for a list, otherwise disjoint, then strided"
+    )
     add("--window", choices=("disjoint", "documents", "strided", "sample"), help=window)
     stride = "tokens from the start of one strided window to the next (default: context / 2)"
     add("--stride", type=number(int, 1, 2**20), metavar="N", help=stride)
     context = "context length in tokens (default: the model's)"
     add("--context", type=number(int, 1, 2**20), metavar="N", help=context)
-    add("--per-char", action="store_true", help="print a line of JSON for each character, and the table to stderr")
-    add("--html", metavar="OUT", help="write an HTML page that colours each character by its surprisal")
+    add(
+        "--per-char",
+        action="store_true",
+        help="print a line of JSON for each character, and the table to stderr",
+    )
+    add(
+        "--html",
+        metavar="OUT",
+        help="write an HTML page that colours each character by its surprisal",
+    )
     documents = "score each document by itself, for a model trained on documents, and list the most surprising ones "
     documents += "first"
     add("--per-document", action="store_true", help=documents)
     add("--csv", metavar="OUT", help="with --per-document: write all documents to a CSV file")
     add("--overwrite", action="store_true", help="replace the output file if it exists")
-    add("--encoding", default="utf-8", metavar="E", help="encoding of the text file (default utf-8)")
+    add(
+        "--encoding",
+        default="utf-8",
+        metavar="E",
+        help="encoding of the text file (default utf-8)",
+    )
     add_unknown(add, "characters")
-    add("--device", type=device, default="cpu", metavar="D", help="device: cpu, cuda, cuda:1 or mps (default cpu)")
+    add(
+        "--device",
+        type=device,
+        default="cpu",
+        metavar="D",
+        help="device: cpu, cuda, cuda:1 or mps (default cpu)",
+    )
     return parser.parse_intermixed_args(arguments)
 
 
 def run(options: argparse.Namespace) -> None:
     """Find the models, check the options, and score the text."""
     trials = trials_of(options.checkpoint) if options.split else []
-    single = any((options.compare, options.per_char, options.html, options.per_document, options.csv))
+    single = any(
+        (options.compare, options.per_char, options.html, options.per_document, options.csv)
+    )
     if trials and options.file is None and not single:
         score_trials(trials, options)
         return
@@ -101,13 +130,19 @@ def check_options(options: argparse.Namespace) -> None:
         others = os.listdir(text.parent) if text.parent.is_dir() else []
         raise InputError(f"{options.file}: no such file{nearest(text.name, others, text.suffix)}")
     if options.split and options.encoding != "utf-8":
-        raise InputError(f"--encoding {options.encoding}: only works with a text file; --split uses the run's encoding")
+        raise InputError(
+            f"--encoding {options.encoding}: only works with a text file; --split uses the run's encoding"
+        )
     if options.stride and options.window not in (None, "strided"):
-        raise InputError(f"--stride {options.stride}: only works with --window strided, not {options.window}")
+        raise InputError(
+            f"--stride {options.stride}: only works with --window strided, not {options.window}"
+        )
     if options.per_document:
         for key in ("window", "compare", "per_char", "html"):
             if getattr(options, key):
-                raise InputError(f"--per-document: cannot be combined with --{key.replace('_', '-')}")
+                raise InputError(
+                    f"--per-document: cannot be combined with --{key.replace('_', '-')}"
+                )
     if options.csv is not None and not options.per_document:
         raise InputError(f"--csv {options.csv}: needs --per-document")
 

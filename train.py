@@ -75,7 +75,9 @@ def compare(patterns: list[str]) -> str:
         return run_list()
     (pattern, *others) = patterns
     if others or "=" in pattern or pattern.startswith("-"):
-        raise InputError(f"--runs: cannot be combined with {' '.join(patterns)}; it accepts a name such as 'abl-*'")
+        raise InputError(
+            f"--runs: cannot be combined with {' '.join(patterns)}; it accepts a name such as 'abl-*'"
+        )
     runs = run_directory.matching(pattern)
     if not runs:
         raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ matches this name")

@@ -15,7 +15,14 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from base import processes, ranks
-from base.errors import InputError, RunFailed, describe_os_error, is_out_of_memory, nearest, one_line
+from base.errors import (
+    InputError,
+    RunFailed,
+    describe_os_error,
+    is_out_of_memory,
+    nearest,
+    one_line,
+)
 from base.files import atomic
 from base.log import log, to_console
 from base.options import NAMES
@@ -28,14 +35,15 @@ ABOUT_UNKNOWN = "--unknown skip drops it, --unknown replace uses the nearest"
 def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "") -> int:
     """Call `work`, report an expected error in one line on standard error, and return the exit status.
 
-    The status is the result of `work` (None: 0) or that of its `InputError` or `RunFailed`; 2 if memory ran out, for
-    which `out_of_memory` is the advice; 1 for an `OSError`; 130 for Ctrl-C.
+    The status is the result of `work` (None: 0) or that of its `InputError` or `RunFailed`; 2 if
+    memory ran out, for which `out_of_memory` is the advice; 1 for an `OSError`; 130 for Ctrl-C.
     """
     processes.limit_spinning()
     _open_closed_streams()
     to_console()
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # print ? for a character outside the terminal's encoding
+        # print ? for a character outside the terminal's encoding
+        sys.stdout.reconfigure(errors="replace")
     try:
         processes.cores()  # raises for an invalid OMP_NUM_THREADS before the work begins
         status = work() or 0
@@ -51,8 +59,13 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
         reason = str(error)
         if isinstance(error, RunFailed) and not ranks.is_local_rank_0():
             return status  # every rank raises nearly the same error: one per machine is enough
-        if isinstance(error, InputError) and not isinstance(error, ranks.JobError) and ranks.rank():
-            time.sleep(REFUSAL_SECONDS)  # rank 0 may have the same error; then the launcher ends this process
+        if (
+            isinstance(error, InputError)
+            and not isinstance(error, ranks.JobError)
+            and ranks.rank()
+        ):
+            # rank 0 may have the same error; then the launcher ends this process
+            time.sleep(REFUSAL_SECONDS)
             reason = f"rank {ranks.rank()} on {platform.node()}: {reason}"
     except OSError as error:
         discard(sys.stdout)
@@ -88,12 +101,16 @@ def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bo
     if path.exists() and any(file.exists() and path.samefile(file) for file in inputs):
         raise InputError(f"{option} {name}: is also an input; write to another file")
     if path.is_file() and not overwrite:
-        raise InputError(f"{option} {name}: already exists; give another name, or --overwrite to replace it")
+        raise InputError(
+            f"{option} {name}: already exists; give another name, or --overwrite to replace it"
+        )
     return path.resolve()
 
 
 @contextmanager
-def writing_to(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Iterator[TextIO]:
+def writing_to(
+    name: str, option: str, inputs: Iterable[Path], *, overwrite: bool
+) -> Iterator[TextIO]:
     """Write to the file that `option` names, atomically (see `output_path`), or to a device such as /dev/stdout.
 
     What was written before Ctrl-C is kept. After another exception the file is as before.
@@ -125,7 +142,9 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.add_argument("--version", action=_PrintVersions, nargs=0, help="print the versions of the packages")
+        self.add_argument(
+            "--version", action=_PrintVersions, nargs=0, help="print the versions of the packages"
+        )
 
     def error(self, message: str) -> Any:
         """Print `message` with advice, such as the nearest option, on one line, and exit with status 2."""
@@ -162,8 +181,12 @@ def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: st
     passes = [True, False] if unknown == "replace" else [False]
     for replace in passes:
         for tokenizer in tokenizers:
-            forms = {letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()}
-    changes = Counter({letter: times for letter, times in letters.items() if forms[letter] != letter})
+            forms = {
+                letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()
+            }
+    changes = Counter(
+        {letter: times for letter, times in letters.items() if forms[letter] != letter}
+    )
     described = []
     for letter, times in changes.most_common(10):
         form = f"replaced by {forms[letter]!r}" if forms[letter] else "dropped"
@@ -184,7 +207,9 @@ def number(kind: type[int] | type[float], least: float, most: float) -> Callable
             value = kind(text)
             if least <= value <= most:
                 return value
-        raise argparse.ArgumentTypeError(f"{text}: must be {NAMES[kind]}, at least {least} and at most {most}")
+        raise argparse.ArgumentTypeError(
+            f"{text}: must be {NAMES[kind]}, at least {least} and at most {most}"
+        )
 
     return read
 

@@ -14,14 +14,16 @@ ELSEWHERE = {
     "gpus": "devices", "out_dir": "name", "ckpt_path": "resume",
     "start": "prompt", "max_new_tokens": "num-chars", "temp": "temperature",
 }  # fmt: skip
-SECRET = "token|sig|credential|password|passwd|secret|key"  # words in the names of URL query parameters that are secret
+# words in the names of URL query parameters that are secret
+SECRET = "token|sig|credential|password|passwd|secret|key"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch raises the second on a GPU
+    # torch raises the second on a GPU
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
         return True
-    # Messages of PyTorch's allocators for CPUs, on Windows and elsewhere, and for CUDA and MPS; of cuBLAS; and of the
-    # dynamic loader.
+    # Messages of PyTorch's allocators for CPUs, on Windows and elsewhere, and for CUDA and MPS; of
+    # cuBLAS; and of the dynamic loader.
     words = "out of memory|not enough memory|can't allocate memory|STATUS_ALLOC_FAILED|failed to map segment"
     return re.search(words, str(error)) is not None
 
@@ -67,7 +69,8 @@ def most_similar(word: str, names: Iterable[str], ending: str = "") -> str | Non
     for name in (ours, f"--{ours}"):
         if name in folded:
             return folded[name]
-    cutoff = 0.7 if len(word) < 8 else 0.6  # short words, such as tpu and gpu, are similar by chance
+    # short words, such as tpu and gpu, are similar by chance
+    cutoff = 0.7 if len(word) < 8 else 0.6
     close = difflib.get_close_matches(word.removesuffix(ending), folded, n=1, cutoff=cutoff)
     return folded[close[0]] if close else None
 
@@ -81,7 +84,12 @@ def nearest(word: str, names: Iterable[str], ending: str = "") -> str:
 def redacted(text: str) -> str:
     """Return `text` with `***` for user, password and tokens in URLs: `https://USER:PASSWORD@a.org/b.txt?token=…`."""
     text = re.sub(r"(://)[^/\s]*@", rf"\1{HIDDEN}@", text)
-    return re.sub(rf"([?&][^=&\s]*(?:{SECRET})[^=&\s]*=)[^&#,\]\s]+", rf"\1{HIDDEN}", text, flags=re.IGNORECASE)
+    return re.sub(
+        rf"([?&][^=&\s]*(?:{SECRET})[^=&\s]*=)[^&#,\]\s]+",
+        rf"\1{HIDDEN}",
+        text,
+        flags=re.IGNORECASE,
+    )
 
 
 def public(text: str) -> str:
@@ -91,15 +99,19 @@ def public(text: str) -> str:
 
 def printable(text: object) -> str:
     """For one line or one cell: return `text`, `redacted`, with U+FFFD for line breaks and what is unprintable."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in redacted(str(text)))
+    return "".join(
+        char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in redacted(str(text))
+    )
 
 
 def visible(text: str) -> str:
     """For many lines on a terminal: return `text` with symbols for control characters except tabs and line breaks."""
-    symbols = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}  # they could move the cursor
+    # they could move the cursor
+    symbols = {code: chr(0x2400 + code) for code in range(32) if code not in (9, 10)}
     symbols[127] = "\u2421"
     symbols |= {code: f"\\x{code:x}" for code in range(128, 160)}
-    bidirectional = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # these could reorder the text
+    # these could reorder the text
+    bidirectional = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))
     symbols |= {code: f"\\u{code:x}" for code in bidirectional}
     return text.translate(symbols)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 def atomic(path: Path) -> Iterator[Path]:
     """Yield a temporary path, then flush the file or folder written there to disk and rename it to `path`.
 
-    A file at `path` is replaced, but a folder must be empty. A killed process leaves `.NAME.*.tmp` (see
-    `remove_unfinished`).
+    A file at `path` is replaced, but a folder must be empty. A killed process leaves `.NAME.*.tmp`
+    (see `remove_unfinished`).
     """
     temporary = path.with_name(f".{path.name}.{os.urandom(4).hex()}.tmp")
     try:
@@ -22,7 +22,11 @@ def atomic(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     except BaseException as error:
         _remove(temporary)
-        if isinstance(error, OSError) and error.errno and temporary.name in str(error.filename or temporary):
+        if (
+            isinstance(error, OSError)
+            and error.errno
+            and temporary.name in str(error.filename or temporary)
+        ):
             error.filename = str(path)  # a failed write names no file, or the temporary one
         raise
     sync(path.parent)  # makes the rename survive a power cut

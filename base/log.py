@@ -42,7 +42,8 @@ class _LogFile(logging.Handler):
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(visible(record.getMessage()) + "\n")
         except OSError:
-            # A line that cannot be written ends the run, which then logs an error: that one may be lost.
+            # A line that cannot be written ends the run, which then logs an error: that one may be
+            # lost.
             if record.levelno < logging.ERROR:
                 raise
 

@@ -18,16 +18,21 @@ LIMITS = {
 }  # fmt: skip
 
 
-def option(default: Any, meaning: str, *, on_resume: str = "", launch: bool = False, **rules: Any) -> Any:
+def option(
+    default: Any, meaning: str, *, on_resume: str = "", launch: bool = False, **rules: Any
+) -> Any:
     """Declare a dataclass field as an option; `meaning` is its line in `--help`.
 
     Args:
-        on_resume: whether a resumed run may change the value: `free` (yes), `allow` (only with allow=) or `fixed`
-            (never); by default the rule of the config group, such as `data`, or `allow` if the group has none.
-        launch: whether the option says where and how a run is started, and not what it computes; it is then `free`.
-        rules: which values are allowed. `choices` lists them. `least` and `most` (inclusive), `above` and `below` are
-            bounds of the value, or of each item of a list. `auto` is the type of all values but the word auto, for a
-            field that is annotated with `Any`. With `verbatim`, the value is used verbatim, without Hydra's grammar.
+        on_resume: whether a resumed run may change the value: `free` (yes), `allow` (only with
+            allow=) or `fixed` (never); by default the rule of the config group, such as `data`, or
+            `allow` if the group has none.
+        launch: whether the option says where and how a run is started, and not what it computes;
+            it is then `free`.
+        rules: which values are allowed. `choices` lists them. `least` and `most` (inclusive),
+            `above` and `below` are bounds of the value, or of each item of a list. `auto` is the
+            type of all values but the word auto, for a field that is annotated with `Any`. With
+            `verbatim`, the value is used verbatim, without Hydra's grammar.
     """
     assert rules.keys() <= {"choices", "auto", "verbatim", *LIMITS}
     metadata = {"help": meaning, "choices": (), "auto": None, "launch": launch, **rules}
@@ -61,12 +66,15 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
 def _bounds(metadata: typing.Mapping[str, Any]) -> str:
     if {"least", "most"} <= metadata.keys():
         return f"{metadata['least']} to {metadata['most']}"
-    return " and ".join(f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata)
+    return " and ".join(
+        f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata
+    )
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
     # The type without None, the type of its items if it is a list, and whether it allows None.
-    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # the only unions are `X | None`
+    # the only unions are `X | None`
+    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
     if optional:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is list:
@@ -87,16 +95,21 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
     if value is None:
         return optional or (kind is Any and not metadata.get("choices"))
     if kind is list:
-        return isinstance(value, list | tuple) and all(fits(entry, item, metadata) for entry in value)
+        return isinstance(value, list | tuple) and all(
+            fits(entry, item, metadata) for entry in value
+        )
     if isinstance(value, bool) and kind in (int, float):  # bool is a subclass of int
         return False
-    if kind is float and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):  # NaN, infinity
+    # NaN, infinity
+    if kind is float and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
         return False
     if kind not in (Any, float) and not isinstance(value, kind):
         return False
     if metadata.get("choices"):
         return spell(value) in metadata["choices"]
-    return all(holds(value, metadata[key]) for key, (_, holds) in LIMITS.items() if key in metadata)
+    return all(
+        holds(value, metadata[key]) for key, (_, holds) in LIMITS.items() if key in metadata
+    )
 
 
 def spell(value: Any) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from base.errors import InputError
 
-# Rounds that an OpenMP thread spins at a barrier before it sleeps. A spinning thread can occupy the core that the last
-# thread needs. Beside one busy process, training keeps 6 to 30 % of its speed with GNU's default of 300,000 rounds,
-# 35 % with 3,000 and 77 % with 100. But with 300 rounds or fewer it loses a third of its speed on a quiet machine
-# (docs/experiments.md).
+# Rounds that an OpenMP thread spins at a barrier before it sleeps. A spinning thread can occupy
+# the core that the last thread needs. Beside one busy process, training keeps 6 to 30 % of its
+# speed with GNU's default of 300,000 rounds, 35 % with 3,000 and 77 % with 100. But with 300
+# rounds or fewer it loses a third of its speed on a quiet machine (docs/experiments.md).
 SPINS = 3000
 
 STAT = Path("/proc/stat")
@@ -39,16 +39,20 @@ def cores() -> int:
     """Return the number of threads to compute with: OMP_NUM_THREADS or else the usable CPUs, rounded up."""
     threads = os.environ.get("OMP_NUM_THREADS", "").strip()
     if threads:
-        first = threads.partition(",")[0].strip()  # a list has a number for each level of nested parallelism
+        # a list has a number for each level of nested parallelism
+        first = threads.partition(",")[0].strip()
         if not first.isdecimal() or not int(first):
-            raise InputError(f"OMP_NUM_THREADS={threads}: this environment variable must be a whole number, at least 1")
+            raise InputError(
+                f"OMP_NUM_THREADS={threads}: this environment variable must be a whole number, at least 1"
+            )
         return int(first)
     if sys.platform == "linux":
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1
     with suppress(OSError, ValueError):  # no such file, or "max"
-        quota, period = map(int, CPU_MAX.read_text().split())  # of a container (`docker run --cpus=1.5`)
+        # of a container (`docker run --cpus=1.5`)
+        quota, period = map(int, CPU_MAX.read_text().split())
         return min(allowed, math.ceil(quota / period))
     return allowed
 
@@ -57,11 +61,14 @@ def _used_elsewhere() -> float:
     """Return the CPU seconds of other processes since boot on the cores that this process may use."""
     if sys.platform != "linux":
         return 0.0
-    with suppress(OSError, LookupError, ValueError):  # in some containers the file is hidden, empty or shorter
+    # in some containers the file is hidden, empty or shorter
+    with suppress(OSError, LookupError, ValueError):
         lines = [line.split() for line in STAT.read_text().splitlines()]
         ours = {f"cpu{number}" for number in os.sched_getaffinity(0)}
         # Columns: user, nice, system, idle, iowait, irq, softirq, in ticks.
-        ticks = sum(int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7))
+        ticks = sum(
+            int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7)
+        )
         return ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
     return 0.0
 
@@ -97,4 +104,5 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(-1, 2**30)  # M_TRIM_THRESHOLD of malloc.h
-        mallopt(-3, 2**30) or mallopt(-3, 2**25)  # M_MMAP_THRESHOLD; 2**25 is the maximum of old versions
+        # M_MMAP_THRESHOLD; 2**25 is the maximum of old versions
+        mallopt(-3, 2**30) or mallopt(-3, 2**25)

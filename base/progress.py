@@ -31,7 +31,8 @@ LINE_SECONDS = 5.0  # seconds between lines where there is no terminal
 class Progress:
     """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
 
-    In a terminal, a thread shows a bar or, if `total` is 0, the elapsed time. Elsewhere it prints lines.
+    In a terminal, a thread shows a bar or, if `total` is 0, the elapsed time. Elsewhere it prints
+    lines.
     """
 
     def __init__(self, what: str, total: float = 0, unit: str = "") -> None:

@@ -21,8 +21,14 @@ def adopt_srun() -> None:
     if missing and ("RANK" in os.environ or "LOCAL_RANK" in os.environ):
         present = next(name for name in needed if name in os.environ)
         without = f"is set without {', '.join(missing)}; unset {present}, or start with torchrun"
-        raise JobError(f"{present}={os.environ[present]}: this environment variable of torchrun {without}")
-    if "SLURM_STEP_ID" not in os.environ or "RANK" in os.environ or _number("SLURM_STEP_NUM_TASKS") == 1:
+        raise JobError(
+            f"{present}={os.environ[present]}: this environment variable of torchrun {without}"
+        )
+    if (
+        "SLURM_STEP_ID" not in os.environ
+        or "RANK" in os.environ
+        or _number("SLURM_STEP_NUM_TASKS") == 1
+    ):
         return  # not started by srun, or a single task
     tasks = _number("SLURM_STEP_NUM_TASKS")
     machines = _number("SLURM_STEP_NUM_NODES")
@@ -31,7 +37,9 @@ def adopt_srun() -> None:
         on = f"{tasks} tasks on {machines} machines ({layout})"
         raise JobError(f"srun: {on}: give every machine the same number of tasks")
     # The first machine in the list: node5 in node[5-7,9],other1.
-    first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).partition(",")[0]
+    first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).partition(",")[
+        0
+    ]
     # A port that all tasks of a step compute alike, and that differs in the next step.
     port = 15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000
     os.environ |= {
@@ -73,7 +81,8 @@ def _number(variable: str, otherwise: str = "1") -> int:
 
 
 def child_environment() -> dict[str, str]:
-    return os.environ | {"CHARGPT_PARENT": str(os.getpid())}  # the child ends with this process: `end_with_parent`
+    # the child ends with this process: `end_with_parent`
+    return os.environ | {"CHARGPT_PARENT": str(os.getpid())}
 
 
 def end_with_parent() -> None:
@@ -86,7 +95,9 @@ def end_with_parent() -> None:
 
 
 def restarted() -> bool:
-    return _number("SLURM_RESTART_COUNT", "0") > 0 or _number("TORCHELASTIC_RESTART_COUNT", "0") > 0
+    return (
+        _number("SLURM_RESTART_COUNT", "0") > 0 or _number("TORCHELASTIC_RESTART_COUNT", "0") > 0
+    )
 
 
 def identity() -> str | None:

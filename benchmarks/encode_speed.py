@@ -2,9 +2,10 @@
 
     python benchmarks/encode_speed.py [--megabytes 1000] [--kind ascii|mixed]
 
-Writes a file of random words (seed 0) and opens it in another process, so that the peak memory is that of encoding.
-The time covers all that a user waits for: hashing, the vocabulary, encoding, writing, and hashing the result. For
-comparison, the text is opened a second time, from the cache, and the file is copied, fsync included.
+Writes a file of random words (seed 0) and opens it in another process, so that the peak memory is
+that of encoding. The time covers all that a user waits for: hashing, the vocabulary, encoding,
+writing, and hashing the result. For comparison, the text is opened a second time, from the cache,
+and the file is copied, fsync included.
 """
 
 import multiprocessing
@@ -51,8 +52,12 @@ def measure(path: Path, cache: Path) -> tuple[float, float, int]:
 def main() -> None:
     """Measure and print a few lines for each round."""
     parser = make_parser(__doc__, rounds=1, text="")
-    parser.add_argument("--megabytes", type=int, default=1000, help="size of the text (default 1000)")
-    parser.add_argument("--kind", choices=("ascii", "mixed"), default="ascii", help="of letters (default ascii)")
+    parser.add_argument(
+        "--megabytes", type=int, default=1000, help="size of the text (default 1000)"
+    )
+    parser.add_argument(
+        "--kind", choices=("ascii", "mixed"), default="ascii", help="of letters (default ascii)"
+    )
     options = parser.parse_args()
     print_machine()
     with tempfile.TemporaryDirectory() as folder:
@@ -66,9 +71,13 @@ def main() -> None:
                 os.fsync(target.fileno())
             copying = time.perf_counter() - begun
             with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-                cold, cached, memory = pool.submit(measure, text, Path(folder, f"cache {number}")).result()
+                cold, cached, memory = pool.submit(
+                    measure, text, Path(folder, f"cache {number}")
+                ).result()
             print(f"{size:.0f} MB of {options.kind} text, peak memory {memory / 1e6:.0f} MB")
-            print(f"encode  {cold:7.2f} s  {size / cold:6.0f} MB/s  {cold / copying:.1f} times as long as a copy")
+            print(
+                f"encode  {cold:7.2f} s  {size / cold:6.0f} MB/s  {cold / copying:.1f} times as long as a copy"
+            )
             print(f"cached  {cached:7.2f} s  {size / cached:6.0f} MB/s", flush=True)
 
 

@@ -16,11 +16,24 @@ The number of the round is the seed.
 import tempfile
 from functools import partial
 
-from measuring import in_turn, make_parser, of_text, our_speed, plain_speed, print_table, ratios, spread, train
+from measuring import (
+    in_turn,
+    make_parser,
+    of_text,
+    our_speed,
+    plain_speed,
+    print_table,
+    ratios,
+    spread,
+    train,
+)
 
 LOSS = 1.4697  # what nanoGPT reports for a GPU
 PLAIN = "plain loop, compiled"
-OURS = {"its model and AdamW": "experiment=nanogpt_gpu", "default recipe": "experiment=shakespeare_gpu"}
+OURS = {
+    "its model and AdamW": "experiment=nanogpt_gpu",
+    "default recipe": "experiment=shakespeare_gpu",
+}
 
 
 def time_to_loss(settings: list[str], seed: int) -> list[tuple[float, float, float]]:
@@ -41,7 +54,9 @@ def print_losses(rounds: int, settings: list[str]) -> None:
     for name, runs in zip(("cold", "warm"), zip(*seen, strict=True), strict=True):
         losses = [loss for _, _, loss in runs]
         reached = [run for run in runs if run[2] <= LOSS]
-        times = [spread(column, ".1f", " s") for column in list(zip(*reached, strict=True))[:2]] or ["", ""]
+        times = [
+            spread(column, ".1f", " s") for column in list(zip(*reached, strict=True))[:2]
+        ] or ["", ""]
         rows.append([name, *times, spread(losses, ".4f"), f"{len(reached)} of {len(runs)}"])
     print_table(["compile cache", "whole process", "training", "loss", f"reached {LOSS}"], rows)
 
@@ -55,24 +70,36 @@ def print_speeds(rounds: int, text: str, where: list[str], quick: bool) -> None:
         given = of_text(text, *settings, steps=2000, quick=quick)
         systems[name] = partial(our_speed, given)
     seen = in_turn(rounds, systems)
-    rows = [[name, spread(each), spread(ratios(each, seen[PLAIN]), ".2f")] for name, each in seen.items()]
+    rows = [
+        [name, spread(each), spread(ratios(each, seen[PLAIN]), ".2f")]
+        for name, each in seen.items()
+    ]
     print_table(["64 windows of 256, bf16", "characters/s", "times the plain loop"], rows)
 
 
 def main() -> None:
     """Measure the time to a loss and the speeds, and print a Markdown table of each."""
     parser = make_parser(__doc__)
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="cpu needs --quick (default cuda)")
+    parser.add_argument(
+        "--device",
+        choices=("cuda", "cpu"),
+        default="cuda",
+        help="cpu needs --quick (default cuda)",
+    )
     parser.add_argument("--only", choices=("loss", "speed"), help="measure only this")
     options = parser.parse_args()
     import torch
 
     if options.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: there is no GPU here; --device cpu --quick only shows that the script works")
+        parser.error(
+            "--device cuda: there is no GPU here; --device cpu --quick only shows that the script works"
+        )
     if (options.device == "cpu") != options.quick:
         parser.error("--quick and --device cpu: only work together")
     print("no GPU" if options.quick else torch.cuda.get_device_name(), flush=True)
-    where = [] if options.quick else ["trainer.accelerator=gpu", "trainer.devices=1", "compile=true"]
+    where = (
+        [] if options.quick else ["trainer.accelerator=gpu", "trainer.devices=1", "compile=true"]
+    )
     if options.only != "speed":
         settings = of_text(options.text, "experiment=shakespeare_gpu", *where, quick=options.quick)
         print_losses(options.rounds, settings)

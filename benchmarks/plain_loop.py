@@ -3,11 +3,12 @@
     python benchmarks/plain_loop.py tinyshakespeare.txt
     python benchmarks/plain_loop.py tinyshakespeare.txt --speed --shape gpu --device cuda --compile
 
-The shape and the settings are those that nanoGPT recommends for a CPU: 4 layers, 4 heads, 128 wide, context 64, batch
-12, 2000 steps, fp32, fused attention, AdamW, windows stacked one by one, and every 250 steps an estimate of both losses
-over 20 random batches. `train_speed.py --nanogpt DIR` compares the loop with nanoGPT itself. `--shape gpu` is nanoGPT's
-shape for a GPU: 6 layers, 6 heads, 384 wide, context 256, batch 64, but without dropout. On a GPU, the loop autocasts
-to bf16, uses fused AdamW and pinned memory, and reads the loss only every tenth step.
+The shape and the settings are those that nanoGPT recommends for a CPU: 4 layers, 4 heads, 128
+wide, context 64, batch 12, 2000 steps, fp32, fused attention, AdamW, windows stacked one by one,
+and every 250 steps an estimate of both losses over 20 random batches. `train_speed.py --nanogpt
+DIR` compares the loop with nanoGPT itself. `--shape gpu` is nanoGPT's shape for a GPU: 6 layers, 6
+heads, 384 wide, context 256, batch 64, but without dropout. On a GPU, the loop autocasts to bf16,
+uses fused AdamW and pinned memory, and reads the loss only every tenth step.
 """
 
 import argparse
@@ -39,7 +40,11 @@ class Shape:
     batch: int
 
 
-SHAPES = {"cpu": Shape(4, 4, 128, 64, 12), "gpu": Shape(6, 6, 384, 256, 64), "tiny": Shape(1, 1, 16, 16, 4)}
+SHAPES = {
+    "cpu": Shape(4, 4, 128, 64, 12),
+    "gpu": Shape(6, 6, 384, 256, 64),
+    "tiny": Shape(1, 1, 16, 16, 4),
+}
 
 
 class Block(nn.Module):
@@ -58,7 +63,8 @@ class Block(nn.Module):
         """Return the result of attention and MLP, each added to its input: (B, T, C) -> (B, T, C)."""
         B, T, C = x.shape
         q, k, v = self.qkv(self.norm1(x)).split(C, dim=2)  # 3 x (B, T, C)
-        q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2) for z in (q, k, v))  # 3 x (B, H, T, D)
+        # 3 x (B, H, T, D)
+        q, k, v = (z.view(B, T, self.heads, C // self.heads).transpose(1, 2) for z in (q, k, v))
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True)  # (B, H, T, D)
         x = x + self.proj(y.transpose(1, 2).reshape(B, T, C))  # (B, T, C)
         return x + self.down(F.gelu(self.up(self.norm2(x))))
@@ -77,12 +83,16 @@ class Model(nn.Module):
         for name, weight in self.named_parameters():
             if weight.ndim == 2:
                 residual = name.endswith(("proj.weight", "down.weight"))
-                nn.init.normal_(weight, 0, 0.02 / math.sqrt(2 * shape.layers) if residual else 0.02)
+                nn.init.normal_(
+                    weight, 0, 0.02 / math.sqrt(2 * shape.layers) if residual else 0.02
+                )
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the logits (B, T, V) of the next character at each position."""
-        x = self.embedding(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        x = self.embedding(tokens) + self.positions(
+            torch.arange(tokens.shape[1], device=tokens.device)
+        )
         for block in self.blocks:
             x = block(x)
         return self.head(self.norm(x))
@@ -106,7 +116,9 @@ def random_batch(tokens: np.ndarray, shape: Shape, device: str) -> tuple[Tensor,
     y = torch.stack([torch.from_numpy(tokens[i + 1 : i + 1 + T].astype(np.int64)) for i in starts])
     if device == "cpu":
         return x, y
-    return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(device, non_blocking=True)
+    return x.pin_memory().to(device, non_blocking=True), y.pin_memory().to(
+        device, non_blocking=True
+    )
 
 
 def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
@@ -118,7 +130,10 @@ def loss_of(model: Model, x: Tensor, y: Tensor) -> Tensor:
 @torch.no_grad()
 def estimate(model: Model, splits: list[np.ndarray], shape: Shape, device: str) -> list[float]:
     """Return, for each split, the mean loss in nats over 20 random batches."""
-    losses = [[loss_of(model, *random_batch(split, shape, device)).item() for _ in range(20)] for split in splits]
+    losses = [
+        [loss_of(model, *random_batch(split, shape, device)).item() for _ in range(20)]
+        for split in splits
+    ]
     return list(map(statistics.mean, losses))
 
 
@@ -136,30 +151,44 @@ def rate(step: int, steps: int) -> float:
     """Return the learning rate of a step: linear warm-up, then cosine decay from `LR` to `MIN_LR`."""
     if step < WARMUP:
         return LR * (step + 1) / (WARMUP + 1)
-    return MIN_LR + 0.5 * (LR - MIN_LR) * (1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP)))
+    return MIN_LR + 0.5 * (LR - MIN_LR) * (
+        1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP))
+    )
 
 
 def load(path: str) -> list[np.ndarray]:
     """Return the training and the validation split of a text as memory-mapped arrays of tokens (N,), uint16."""
     with tempfile.TemporaryDirectory() as folder:
-        # In another process, as in nanoGPT, which prepares token files beforehand. In this process, the memory that it
-        # frees would be reused by the loop, which would then run 10 % faster.
-        preparing = multiprocessing.get_context("fork").Process(target=prepare, args=(path, folder))
+        # In another process, as in nanoGPT, which prepares token files beforehand. In this
+        # process, the memory that it frees would be reused by the loop, which would then run 10 %
+        # faster.
+        preparing = multiprocessing.get_context("fork").Process(
+            target=prepare, args=(path, folder)
+        )
         preparing.start()
         preparing.join()
-        return [np.memmap(Path(folder, f"{name}.bin"), np.uint16, "r") for name in ("train", "val")]
+        return [
+            np.memmap(Path(folder, f"{name}.bin"), np.uint16, "r") for name in ("train", "val")
+        ]
 
 
 def make_optimizer(model: Model, device: str) -> torch.optim.AdamW:
     """Return AdamW with weight decay only for matrices."""
-    matrices, vectors = ([w for w in model.parameters() if (w.ndim == 2) == wanted] for wanted in (True, False))
+    matrices, vectors = (
+        [w for w in model.parameters() if (w.ndim == 2) == wanted] for wanted in (True, False)
+    )
     groups = [{"params": matrices, "weight_decay": 0.1}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, betas=(0.9, 0.99), fused=None if device == "cpu" else True)
 
 
 def train(options: argparse.Namespace) -> dict[str, float | None]:
     """Train, and return the speed of the median step and the exact validation loss in nats (None with `--speed`)."""
-    shape, device, steps, evaluate = SHAPES[options.shape], options.device, options.steps, not options.speed
+    shape, device, steps, evaluate = (
+        SHAPES[options.shape],
+        options.device,
+        options.steps,
+        not options.speed,
+    )
     torch.manual_seed(options.seed)
     training, validation = load(options.text)
     model = Model(int(max(training.max(), validation.max())) + 1, shape).to(device)
@@ -171,7 +200,9 @@ def train(options: argparse.Namespace) -> dict[str, float | None]:
     x, y = random_batch(training, shape, device)
     for step in range(steps):
         if evaluate and step % 250 == 0:
-            print("step", step, *estimate(model, [training, validation], shape, device), flush=True)
+            print(
+                "step", step, *estimate(model, [training, validation], shape, device), flush=True
+            )
         if step % often == 0:
             started = time.perf_counter()
         for group in optimizer.param_groups:
@@ -192,12 +223,20 @@ def train(options: argparse.Namespace) -> dict[str, float | None]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("text", help="text file, such as tiny Shakespeare")
     parser.add_argument("--steps", type=int, default=2000, help="optimizer steps")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and batches")
-    parser.add_argument("--speed", action="store_true", help="only measure speed, without computing validation losses")
-    parser.add_argument("--shape", choices=SHAPES, default="cpu", help="of model and batch (default cpu)")
+    parser.add_argument(
+        "--speed",
+        action="store_true",
+        help="only measure speed, without computing validation losses",
+    )
+    parser.add_argument(
+        "--shape", choices=SHAPES, default="cpu", help="of model and batch (default cpu)"
+    )
     parser.add_argument("--device", default="cpu", help="cpu (default) or cuda")
     parser.add_argument("--compile", action="store_true", help="compile the whole model")
     print(json.dumps(train(parser.parse_args())))

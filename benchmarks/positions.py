@@ -3,11 +3,12 @@
     python benchmarks/positions.py [--steps 1200] [--rounds 1]
     python benchmarks/positions.py --speed --rounds 5
 
-Trains the default recipe with each position encoding and with attention windows, and scores the whole validation split
-in nats per character: in disjoint windows of 1, 2 and 4 times the training context, and as sample.py reads it. Each
-encoding is trained once with the default recipe, and once without key offset, token shift and convolution, because
-these tell a model something about positions, too. The number of the round is the seed. `--speed` trains nothing: it
-times forward and backward of the default model in bf16, not compiled, and prints ratios to rotary's.
+Trains the default recipe with each position encoding and with attention windows, and scores the
+whole validation split in nats per character: in disjoint windows of 1, 2 and 4 times the training
+context, and as sample.py reads it. Each encoding is trained once with the default recipe, and once
+without key offset, token shift and convolution, because these tell a model something about
+positions, too. The number of the round is the seed. `--speed` trains nothing: it times forward and
+backward of the default model in bf16, not compiled, and prints ratios to rotary's.
 """
 
 import re
@@ -37,7 +38,11 @@ def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[
     With a `learned` table of positions, the losses beyond the training context are None.
     """
     longer = (2 * context, 4 * context)
-    options = ["--window disjoint", *(f"--window disjoint --context {T}" for T in longer), "--window sample"]
+    options = [
+        "--window disjoint",
+        *(f"--window disjoint --context {T}" for T in longer),
+        "--window sample",
+    ]
     found: list[float | None] = []
     with tempfile.TemporaryDirectory() as folder:
         run([ROOT / "train.py", "name=run", f"seed={seed}", *settings], folder)
@@ -45,7 +50,9 @@ def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[
             if learned and "--context" in option:
                 found.append(None)
                 continue
-            _, printed = run([ROOT / "score.py", "run", "--split", "validation", *option.split()], folder)
+            _, printed = run(
+                [ROOT / "score.py", "run", "--split", "validation", *option.split()], folder
+            )
             found.append(float(re.findall(r" (\d+\.\d+)", printed.splitlines()[-1])[0]))
     return found
 
@@ -73,19 +80,31 @@ def print_speed(rounds: int, config: ModelConfig, batch: int) -> None:
         seen = in_turn(rounds, models)
         for name, times in seen.items():
             milliseconds = spread([1e3 * each for each in times], ".1f", " ms")
-            rows.append([f"{name}, context {context}", milliseconds, spread(ratios(times, seen["rotary"]), ".2f")])
+            rows.append(
+                [
+                    f"{name}, context {context}",
+                    milliseconds,
+                    spread(ratios(times, seen["rotary"]), ".2f"),
+                ]
+            )
     print_table(["positions", "forward and backward", "times rotary's"], rows)
 
 
 def main() -> None:
     """Train and score, or time the passes, and print a Markdown table."""
     parser = make_parser(__doc__, rounds=1, text="")
-    parser.add_argument("--steps", type=int, default=1200, help="optimizer steps of each training (default 1200)")
+    parser.add_argument(
+        "--steps", type=int, default=1200, help="optimizer steps of each training (default 1200)"
+    )
     parser.add_argument("--path", default="null", help="text file (default: the built-in corpus)")
-    parser.add_argument("--speed", action="store_true", help="time forward and backward instead of training")
+    parser.add_argument(
+        "--speed", action="store_true", help="time forward and backward instead of training"
+    )
     options = parser.parse_args()
     if options.speed:
-        config = ModelConfig(layers=1, heads=1, dim=16, context=16) if options.quick else ModelConfig()
+        config = (
+            ModelConfig(layers=1, heads=1, dim=16, context=16) if options.quick else ModelConfig()
+        )
         return print_speed(options.rounds, config, 8)
     fixed = [f"data.path={options.path}", f"trainer.max_steps={options.steps}", "logger=none"]
     fixed += [f"trainer.val_check_interval={options.steps}", *(QUICK if options.quick else [])]
@@ -95,7 +114,13 @@ def main() -> None:
         systems[name] = partial(losses, settings, 16 if options.quick else 256, kind == "learned")
     seen = in_turn(options.rounds, systems)
     rows = [
-        [name, *("-" if None in column else spread(column, ".4f") for column in zip(*rounds, strict=True))]
+        [
+            name,
+            *(
+                "-" if None in column else spread(column, ".4f")
+                for column in zip(*rounds, strict=True)
+            ),
+        ]
         for name, rounds in seen.items()
     ]
     print_table(["positions", "window", "recipe", "1x", "2x", "4x", "as sample.py reads"], rows)

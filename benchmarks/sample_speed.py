@@ -2,11 +2,12 @@
 
     python benchmarks/sample_speed.py CHECKPOINT [--rounds 3]
 
-Samples 1,000 characters from a prompt of one character, at temperature 0.8 with seed 0: one text, and 64 in one batch.
-The table has characters per second, median and range over the rounds. *Decode* is measured in a warm process with the
-model loaded, *whole* from the start of a Python process to its end. The uncached loop reads the last `context`
-characters again for each character, with torch's fused attention. For 64 texts, only its first `context` characters and
-8 steps with a full context are timed, because all steps with a full context cost the same.
+Samples 1,000 characters from a prompt of one character, at temperature 0.8 with seed 0: one text,
+and 64 in one batch. The table has characters per second, median and range over the rounds.
+*Decode* is measured in a warm process with the model loaded, *whole* from the start of a Python
+process to its end. The uncached loop reads the last `context` characters again for each character,
+with torch's fused attention. For 64 texts, only its first `context` characters and 8 steps with a
+full context are timed, because all steps with a full context cost the same.
 """
 
 import time
@@ -27,7 +28,8 @@ def uncached(checkpoint: str, rows: int, length: int) -> float:
     from gpt import load
 
     model = load(checkpoint)[0].eval()
-    for block in model.blocks:  # as in nanoGPT, and faster than explicit attention without a backward pass
+    # as in nanoGPT, and faster than explicit attention without a backward pass
+    for block in model.blocks:
         block.attention.config = replace(model.config, attention="sdpa")
     context = model.config.context
 
@@ -65,7 +67,8 @@ def cached(checkpoint: str, rows: int, length: int) -> float:
 
 DECODE = {"decode, 1 text": (cached, 1), "decode, 64 texts": (cached, 64)}
 DECODE |= {f"{name}, uncached": (uncached, rows) for name, (_, rows) in DECODE.items()}
-# Rows with another baseline: a whole process of the uncached loop over 64 texts would take too long.
+# Rows with another baseline: a whole process of the uncached loop over 64 texts would take too
+# long.
 BASES = {"whole, 64 texts": "decode, 64 texts, uncached"}
 
 
@@ -82,7 +85,9 @@ def whole(command: list[str | Path], characters: int, _: int) -> float:
 def main() -> None:
     """Measure and print a Markdown table."""
     parser = make_parser(__doc__, text="model file or run directory")
-    parser.add_argument("--only", choices=DECODE, help="measure this row once, in this process, and print it")
+    parser.add_argument(
+        "--only", choices=DECODE, help="measure this row once, in this process, and print it"
+    )
     options = parser.parse_args()
     length = QUICK_LENGTH if options.quick else LENGTH
     if options.only:
@@ -92,7 +97,15 @@ def main() -> None:
     systems = {name: partial(decode, again, name) for name in DECODE}
     loop = [__file__, *again, "--only", "decode, 1 text, uncached"]
     systems["whole, 1 text, uncached"] = partial(whole, loop, length)
-    sample = [ROOT / "sample.py", options.text, "--num-chars", str(length), "--seed", "0", "--num-samples"]
+    sample = [
+        ROOT / "sample.py",
+        options.text,
+        "--num-chars",
+        str(length),
+        "--seed",
+        "0",
+        "--num-samples",
+    ]
     for rows, name in ((1, "whole, 1 text"), (64, "whole, 64 texts")):
         systems[name] = partial(whole, [*sample, str(rows)], rows * length)
     seen, rows = in_turn(options.rounds, systems), []

@@ -3,11 +3,12 @@
     python benchmarks/time_to_loss.py tinyshakespeare.txt
     python benchmarks/time_to_loss.py tinyshakespeare.txt --only 1.4697 --rounds 3
 
-Runs the plain loop and each question in turn. The number of the round is the seed. A time is measured over the whole
-process, with the start of Python, imports, compilation, evaluations and the printed sample. A loss is measured with the
-final weights, over the whole validation split in disjoint windows of the training context. For a question about a loss,
-the number of steps was chosen so that runs end at it, and a run counts only if its final loss is not higher. Nothing
-else should run meanwhile.
+Runs the plain loop and each question in turn. The number of the round is the seed. A time is
+measured over the whole process, with the start of Python, imports, compilation, evaluations and
+the printed sample. A loss is measured with the final weights, over the whole validation split in
+disjoint windows of the training context. For a question about a loss, the number of steps was
+chosen so that runs end at it, and a run counts only if its final loss is not higher. Nothing else
+should run meanwhile.
 """
 
 from functools import partial
@@ -21,7 +22,11 @@ RUNS = {
         "model.layers=2 model.context=64 data.batch=24 optim.lr=2e-2 optim.muon_lr=2e-2 optim.warmup=10 "
         "trainer.max_steps=150 logger=none"
     ).split(),
-    "plain loop's wall clock": [*FULL, "trainer.max_steps=1750", "trainer.val_check_interval=1750"],
+    "plain loop's wall clock": [
+        *FULL,
+        "trainer.max_steps=1750",
+        "trainer.val_check_interval=1750",
+    ],
     "1.4697": [*FULL, "trainer.max_steps=1350", "trainer.val_check_interval=1350"],
     "10 minutes": ["minutes=10"],
 }
@@ -42,19 +47,27 @@ def our_run(settings: list[str], seed: int) -> tuple[float, float]:
 def main() -> None:
     """Run everything in turn and print a Markdown table."""
     parser = make_parser(__doc__)
-    parser.add_argument("--only", choices=RUNS, action="append", help="answer this question; may be repeated")
+    parser.add_argument(
+        "--only", choices=RUNS, action="append", help="answer this question; may be repeated"
+    )
     options = parser.parse_args()
     systems = {PLAIN: partial(plain_run, options.text, 3 if options.quick else 2000)}
     for name in options.only or RUNS:
         if not (options.quick and name == "10 minutes"):
-            systems[name] = partial(our_run, of_text(options.text, *RUNS[name], quick=options.quick))
+            systems[name] = partial(
+                our_run, of_text(options.text, *RUNS[name], quick=options.quick)
+            )
     seen = in_turn(options.rounds, systems)
     base_seconds, base_losses = zip(*seen[PLAIN], strict=True)
     wanted = {"plain loop's final loss": base_losses, "1.4697": [1.4697] * options.rounds}
     rows = []
     for name, results in seen.items():
         seconds, losses = zip(*results, strict=True)
-        met = [loss <= line for loss, line in zip(losses, wanted[name], strict=True)] if name in wanted else []
+        met = (
+            [loss <= line for loss, line in zip(losses, wanted[name], strict=True)]
+            if name in wanted
+            else []
+        )
         reached = f"{sum(met)} of {len(met)}; others do not count" if met else ""
         times = spread(ratios(base_seconds, seconds), ".2f")
         rows.append([name, spread(seconds, ".1f"), times, spread(losses, ".4f"), reached])

@@ -3,10 +3,11 @@
     python benchmarks/train_speed.py tinyshakespeare.txt
     python benchmarks/train_speed.py tinyshakespeare.txt --nanogpt nanoGPT    # its checkout, to judge the baseline
 
-Every system runs in a process of its own, in turn. The number of the round is the seed, and the table contains medians
-and ranges. Nothing else should run meanwhile. Characters per second are those of the steps themselves: they include
-batches, logging and progress, but not imports, compilation and evaluations. `GPT.flops_per_token` counts the FLOPs,
-without the matrix products of Muon. The peak is the fastest `torch.mm` in bf16, of sizes 512 to 4096, in each round.
+Every system runs in a process of its own, in turn. The number of the round is the seed, and the
+table contains medians and ranges. Nothing else should run meanwhile. Characters per second are
+those of the steps themselves: they include batches, logging and progress, but not imports,
+compilation and evaluations. `GPT.flops_per_token` counts the FLOPs, without the matrix products of
+Muon. The peak is the fastest `torch.mm` in bf16, of sizes 512 to 4096, in each round.
 """
 
 import pickle
@@ -19,7 +20,17 @@ from functools import partial
 from pathlib import Path
 
 import torch
-from measuring import in_turn, make_parser, of_text, our_speed, plain_speed, print_table, ratios, run, spread
+from measuring import (
+    in_turn,
+    make_parser,
+    of_text,
+    our_speed,
+    plain_speed,
+    print_table,
+    ratios,
+    run,
+    spread,
+)
 from plain_loop import prepare
 
 from base.options import spell
@@ -29,7 +40,13 @@ STEPS = 200
 # By name: the model, whose FLOPs are counted, and the other settings.
 SAME = ModelConfig(layers=4, heads=4, dim=128, context=64)
 PLAIN_MODEL = replace(
-    SAME, positions="learned", qk_norm=False, key_offset=False, token_shift=False, conv_taps=1, tied=True
+    SAME,
+    positions="learned",
+    qk_norm=False,
+    key_offset=False,
+    token_shift=False,
+    conv_taps=1,
+    tied=True,
 )
 ADAMW = ["optim.name=adamw", "optim.lr=3e-3", "compile=true"]
 OURS = {
@@ -65,13 +82,20 @@ def nanogpt_speed(text: str, checkout: Path, steps: int, _: int) -> float:
     }  # fmt: skip
     flags = [f"--{key}={value}" for key, value in options.items()]
     _, printed = run(["train.py", "config/train_shakespeare_char.py", *flags], checkout)
-    return 12 * 64 * 1000 / statistics.median(float(found) for found in re.findall(r"time ([\d.]+)ms", printed))
+    return (
+        12
+        * 64
+        * 1000
+        / statistics.median(float(found) for found in re.findall(r"time ([\d.]+)ms", printed))
+    )
 
 
 def main() -> None:
     """Measure everything in turn and print a Markdown table."""
     parser = make_parser(__doc__)
-    parser.add_argument("--nanogpt", type=Path, help="checkout of nanoGPT, which is then measured, too")
+    parser.add_argument(
+        "--nanogpt", type=Path, help="checkout of nanoGPT, which is then measured, too"
+    )
     options = parser.parse_args()
     text, steps = options.text, 3 if options.quick else STEPS
     systems = {
@@ -81,8 +105,13 @@ def main() -> None:
     if options.nanogpt:
         systems["nanoGPT"] = partial(nanogpt_speed, text, options.nanogpt.absolute(), steps)
     for name, (model, others) in OURS.items():
-        settings = [*(f"model.{key}={spell(value)}" for key, value in vars(model).items()), *others]
-        systems[name] = partial(our_speed, of_text(text, *settings, steps=STEPS, quick=options.quick))
+        settings = [
+            *(f"model.{key}={spell(value)}" for key, value in vars(model).items()),
+            *others,
+        ]
+        systems[name] = partial(
+            our_speed, of_text(text, *settings, steps=STEPS, quick=options.quick)
+        )
     seen = in_turn(options.rounds, systems)
     models = {name: model for name, (model, _) in OURS.items()} | {"plain loop": PLAIN_MODEL}
     vocabulary, peaks = len(set(Path(text).read_text("utf-8"))), seen.pop("peak")
@@ -90,10 +119,14 @@ def main() -> None:
     for name, speeds in seen.items():
         row = [name, spread(speeds), spread(ratios(speeds, seen["plain loop"]), ".2f"), "", ""]
         if name in models:
-            rates = [GPT(models[name], vocabulary).flops_per_token() * speed / 1e9 for speed in speeds]
+            rates = [
+                GPT(models[name], vocabulary).flops_per_token() * speed / 1e9 for speed in speeds
+            ]
             row[3:] = spread(rates), spread(ratios(rates, peaks), ".0%")
         rows.append(row)
-    print_table(["system", "characters/s", "times the plain loop", "GFLOP/s", "share of bf16 peak"], rows)
+    print_table(
+        ["system", "characters/s", "times the plain loop", "GFLOP/s", "share of bf16 peak"], rows
+    )
     print(f"\nPeak in bf16: {spread(peaks)} GFLOP/s")
 
 

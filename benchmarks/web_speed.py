@@ -2,9 +2,10 @@
 
     python benchmarks/web_speed.py CHECKPOINT [--rounds 5]
 
-Opens the page in headless Chromium without a network, presses Generate and reads the speed that the page shows. It
-writes 1,000 characters after a line break, at temperature 0.8 and with its own seeds. For comparison, the model is also
-run alone in the same browser, without updating the page. The first round does not count: it warms up the browser.
+Opens the page in headless Chromium without a network, presses Generate and reads the speed that
+the page shows. It writes 1,000 characters after a line break, at temperature 0.8 and with its own
+seeds. For comparison, the model is also run alone in the same browser, without updating the page.
+The first round does not count: it warms up the browser.
 """
 
 import shutil
@@ -34,7 +35,9 @@ def main() -> None:
         path = Path(folder) / "model.html"
         run([ROOT / "export.py", options.text, "--to", "web", path])
         program = shutil.which("chromium") or shutil.which("google-chrome")
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+        )
         page = browser.new_context(offline=True, reduced_motion="reduce").new_page()
         page.goto(path.as_uri())
         page.wait_for_selector("#clear:enabled")

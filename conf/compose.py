@@ -16,7 +16,12 @@ import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException, ValidationError
+from omegaconf.errors import (
+    ConfigAttributeError,
+    ConfigKeyError,
+    OmegaConfBaseException,
+    ValidationError,
+)
 
 from base import ranks
 from base.errors import InputError, one_line
@@ -50,7 +55,9 @@ def _compose_new(settings: Sequence[Setting]) -> DictConfig:
 
     try:
         model, meta = read_description(find_model(config.init_from))
-    except InputError:  # reported when the model is loaded: a run that resumes from its checkpoint needs no model
+    except (
+        InputError
+    ):  # reported when the model is loaded: a run that resumes from its checkpoint needs no model
         return config
     return _set(_presets("train", settings, trained_groups(model, meta)), settings)
 
@@ -59,20 +66,30 @@ def _check_minutes(config: Config) -> None:
     minutes = f"minutes={config.minutes:g}"
     steps = config.trainer.max_steps
     if steps != "auto":
-        keep = "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
-        raise InputError(f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; {keep}")
+        keep = (
+            "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
+        )
+        raise InputError(
+            f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; {keep}"
+        )
     if config.optim.schedule != "trapezoid":
-        why = "because a cosine depends on the number of steps, which is chosen while the run trains"
-        raise InputError(f"{minutes}: needs optim.schedule=trapezoid, {why}; or set trainer.max_steps instead")
+        why = (
+            "because a cosine depends on the number of steps, which is chosen while the run trains"
+        )
+        raise InputError(
+            f"{minutes}: needs optim.schedule=trapezoid, {why}; or set trainer.max_steps instead"
+        )
 
 
 def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
 
-    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has chosen.
+    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
+    chosen.
     """
     base = asdict(stored) | {"resume": None, "allow": []}
-    # The present command decides the number of machines and, if it was started as several processes, of devices.
+    # The present command decides the number of machines and, if it was started as several
+    # processes, of devices.
     base["trainer"]["num_nodes"] = "auto"
     launched = ranks.launched()
     if launched and number_of(stored.trainer.devices) != launched[0]:
@@ -91,14 +108,16 @@ def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
 def read_config(run: Path) -> Config:
     """Return the configuration in the config.yaml of the run directory `run`, or raise an `InputError`.
 
-    The file is data: its interpolations are text, and it contains only the names of callbacks and loggers, whose
-    classes come from the files of conf/. So it cannot make the program execute other code.
+    The file is data: its interpolations are text, and it contains only the names of callbacks and
+    loggers, whose classes come from the files of conf/. So it cannot make the program execute
+    other code.
     """
     path = run / "config.yaml"
     try:
         _check_aliases(path)
         with _one_line():
-            values: Any = OmegaConf.to_container(OmegaConf.load(path))  # without resolving interpolations
+            # without resolving interpolations
+            values: Any = OmegaConf.to_container(OmegaConf.load(path))
         if not isinstance(values, dict):
             raise InputError("must be a mapping of keys to values")
         for group, default in asdict(Config()).items():
@@ -111,7 +130,9 @@ def read_config(run: Path) -> Config:
                 raise InputError(f"{group}: must be a mapping")
             _check_names(group, plugins)
             if any("_target_" in arguments for arguments in plugins.values()):
-                raise InputError(f"{group}: _target_ is not accepted: a file of conf/{group} names the class")
+                raise InputError(
+                    f"{group}: _target_ is not accepted: a file of conf/{group} names the class"
+                )
             chosen.append(_plugins_setting(group, plugins))
         with _one_line():
             merged = OmegaConf.merge(_presets("resume", chosen), escaped(values))
@@ -131,7 +152,9 @@ def _check_aliases(path: Path) -> None:
     with _one_line(), open(path, "rb") as file:
         for event in yaml.parse(file, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
-                raise InputError(f"the alias *{event.anchor} is not accepted: a run's file has none")
+                raise InputError(
+                    f"the alias *{event.anchor} is not accepted: a run's file has none"
+                )
 
 
 def show(settings: Sequence[Setting]) -> str:
@@ -150,11 +173,17 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
     values = by_key(config)
     differing = []
     for key, value in values.items():
-        if key not in PLUGINS and not is_launch(key) and value not in (defaults[key], KEYS[key].usual):
+        if (
+            key not in PLUGINS
+            and not is_launch(key)
+            and value not in (defaults[key], KEYS[key].usual)
+        ):
             differing.append((key, spell(value), spell(defaults[key])))
     files = _plain_presets([_plugins_setting(group, values[group]) for group in PLUGINS])
     for group in PLUGINS:
-        differing += _differing_plugins(group, getattr(config, group), defaults[group], files[group])
+        differing += _differing_plugins(
+            group, getattr(config, group), defaults[group], files[group]
+        )
     return differing
 
 
@@ -236,10 +265,13 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
     return config
 
 
-_composed: dict[str, DictConfig] = {}  # reading conf/ is slow, and each run of a sweep needs the result
+# reading conf/ is slow, and each run of a sweep needs the result
+_composed: dict[str, DictConfig] = {}
 
 
-def _presets(primary: str, settings: Sequence[Setting], defaults: Mapping[str, Any] | None = None) -> DictConfig:
+def _presets(
+    primary: str, settings: Sequence[Setting], defaults: Mapping[str, Any] | None = None
+) -> DictConfig:
     """Compose conf/`primary`.yaml with the presets in `settings`; `defaults` replaces the defaults of `Config`."""
     chosen = [setting.text for setting in settings if setting.is_group]
     inputs = repr((primary, chosen, FOLDERS, defaults))
@@ -262,7 +294,9 @@ def _with_hydra(primary: str, chosen: list[str], defaults: Mapping[str, Any]) ->
 def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
     for name in plugins:
         if name not in groups()[group]:
-            raise InputError(f"{group}: {name}: there is no conf/{group}/{name}.yaml that names its class")
+            raise InputError(
+                f"{group}: {name}: there is no conf/{group}/{name}.yaml that names its class"
+            )
 
 
 def escaped(value: Any) -> Any:

@@ -26,7 +26,8 @@ Train a character-level GPT. Without arguments: a small model on Python's standa
 group=preset sets all that conf/<group>/<preset>.yaml contains. These are the presets:"""
 
 
-# The sections of `--help=all` with their keys, in order; a name that ends in a dot stands for all keys of its group.
+# The sections of `--help=all` with their keys, in order; a name that ends in a dot stands for all
+# keys of its group.
 SECTIONS = {
     "name, continue, start from a model": "name resume allow init_from seed",
     "text": "data.path data.validation data.test data.split data.documents data.field data.encoding data.tokenizer "

@@ -36,7 +36,9 @@ class Key:
         return allowed(self.kind, self.metadata)
 
 
-def _keys(kind: type, prefix: str = "", rule: str = "allow", values: Any = None) -> Iterator[tuple[str, Key]]:
+def _keys(
+    kind: type, prefix: str = "", rule: str = "allow", values: Any = None
+) -> Iterator[tuple[str, Key]]:
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name = prefix + field.name
@@ -74,7 +76,9 @@ def add_folder(name: str) -> None:
     if not name or not folder.is_dir():
         raise InputError(f"--config-dir {name}: no such folder")
     if not any(file for group in groups() for file in folder.glob(f"{group}/*.yaml")):
-        raise InputError(f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}")
+        raise InputError(
+            f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}"
+        )
     if folder not in FOLDERS:
         FOLDERS.append(folder)
 
@@ -88,7 +92,9 @@ def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
     presets = dict[str, list[str]]()
     for group in sorted(folders[0].iterdir()):
         if any(group.glob("*.yaml")):
-            names = {file.stem for folder in folders for file in folder.glob(f"{group.name}/*.yaml")}
+            names = {
+                file.stem for folder in folders for file in folder.glob(f"{group.name}/*.yaml")
+            }
             presets[group.name] = sorted(names)
     return presets
 
@@ -109,7 +115,9 @@ def choice_values(group: str, choice: str) -> dict[str, Any]:
 def nearest_key(key: str, others: Iterable[str] = ()) -> str:
     """Return the end of an error line, such as "; nearest: optim.lr" for `LR`: the last component must be similar."""
     names = [*KEYS, *SEARCH_KEYS, *groups(), *others]
-    full = {name: name for name in names} | {name.rpartition(".")[2]: name for name in reversed(names)}
+    full = {name: name for name in names} | {
+        name.rpartition(".")[2]: name for name in reversed(names)
+    }
     close = most_similar(key.rpartition(".")[2], full)
     return f"; nearest: {full[close]}" if close else ""
 
@@ -117,5 +125,7 @@ def nearest_key(key: str, others: Iterable[str] = ()) -> str:
 def presets() -> list[ModelConfig]:
     """Return the presets of `model=` that set only layers, heads and width, from small to large."""
     files = [choice_values("model", name) for name in groups()["model"]]
-    sizes = [ModelConfig(**values) for values in files if values.keys() == {"layers", "heads", "dim"}]
+    sizes = [
+        ModelConfig(**values) for values in files if values.keys() == {"layers", "heads", "dim"}
+    ]
     return sorted(sizes, key=lambda size: size.layers * size.dim**2)

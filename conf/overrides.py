@@ -12,14 +12,30 @@ from typing import Any
 
 # undocumented: of hydra-core 1.3
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override, OverrideType, Quote, QuotedString, Sweep, ValueType
+from hydra.core.override_parser.types import (
+    Override,
+    OverrideType,
+    Quote,
+    QuotedString,
+    Sweep,
+    ValueType,
+)
 from hydra.errors import HydraException
 
 from base.command_line import Parser
 from base.errors import InputError, one_line, printable
 from base.jobs.run_directory import RUNS
 from base.options import spell, wrong_value
-from conf.keys import KEYS, SEARCH_KEYS, add_folder, choice_values, groups, is_launch, is_verbatim, nearest_key
+from conf.keys import (
+    KEYS,
+    SEARCH_KEYS,
+    add_folder,
+    choice_values,
+    groups,
+    is_launch,
+    is_verbatim,
+    nearest_key,
+)
 from conf.schema import PLUGINS, SearchConfig
 
 FLAGS = (
@@ -65,7 +81,9 @@ class Command:
         choices = [settings_of(override) for override in self.overrides.values()]
         combinations = math.prod(map(len, choices))
         if combinations > MAX_RUNS:
-            raise InputError(f"-m: {combinations:,} combinations of values; must be at most {MAX_RUNS:,}")
+            raise InputError(
+                f"-m: {combinations:,} combinations of values; must be at most {MAX_RUNS:,}"
+            )
         yield from map(list, itertools.product(*choices))
 
 
@@ -111,10 +129,16 @@ def read_command(arguments: list[str]) -> Command:
     of_search = [argument for argument in others if re.match(r"\+*hparams_search\b", argument)]
     search = read_search(of_search)
     if search and flags.cfg:
-        raise InputError("--cfg=job: shows the settings of one run or the runs of a sweep, not of a search")
+        raise InputError(
+            "--cfg=job: shows the settings of one run or the runs of a sweep, not of a search"
+        )
     searching = search is not None
     several = flags.multirun or searching
-    of_runs = [quote_verbatim(argument, several, searching) for argument in others if argument not in of_search]
+    of_runs = [
+        quote_verbatim(argument, several, searching)
+        for argument in others
+        if argument not in of_search
+    ]
     overrides = parse_overrides(of_runs, flags.multirun, searching)
     overrides.sort(key=lambda override: is_verbatim(override.key_or_group))  # the order of trials
     by_key = {override.key_or_group: override for override in overrides}
@@ -146,8 +170,8 @@ def quote_verbatim(argument: str, several: bool, searching: bool) -> str:
 def verbatim_values(key: str, text: str, several: bool) -> list[str | None]:
     """Return the values of a path or a name.
 
-    There is only one unless `several` is true: then commas separate values, but the name of an existing file or run,
-    and text in brackets or quotes, is a single value.
+    There is only one unless `several` is true: then commas separate values, but the name of an
+    existing file or run, and text in brackets or quotes, is a single value.
     """
     is_file = os.path.exists(os.path.expanduser(text)) or os.path.exists(RUNS / text)
     if is_file or is_launch(key) or not several:
@@ -173,7 +197,9 @@ def read_search(arguments: list[str]) -> SearchConfig | None:
     return SearchConfig(**choice_values("hparams_search", str(preset)) | options)
 
 
-def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool = False) -> list[Override]:
+def parse_overrides(
+    arguments: Sequence[str], sweep: bool = False, search: bool = False
+) -> list[Override]:
     """Parse arguments such as `optim.lr=0.01` with Hydra's grammar, and check that their keys and presets exist.
 
     With `sweep`, a key may have several values, and with `search` also an interval.
@@ -189,7 +215,9 @@ def parse_overrides(arguments: Sequence[str], sweep: bool = False, search: bool 
             key = argument.partition("=")[0]
             reason = one_line(str(error).split("\n")[0])
             advice = f"quote it: '{key}=\"…\"'"
-            raise InputError(f"{argument}: cannot read the value of {key} ({reason}); {advice}") from None
+            raise InputError(
+                f"{argument}: cannot read the value of {key} ({reason}); {advice}"
+            ) from None
         _check_override(override, argument, sweep or search, search)
         overrides.append(override)
     return overrides
@@ -262,7 +290,9 @@ def _single_valued(override: Override) -> list[Override]:
     if not override.is_discrete_sweep():
         return []
     elements = itertools.islice(override.sweep_iterator(), MAX_RUNS + 1)
-    return [replace(override, value_type=ValueType.ELEMENT, _value=element) for element in elements]
+    return [
+        replace(override, value_type=ValueType.ELEMENT, _value=element) for element in elements
+    ]
 
 
 def _values(override: Override) -> list[Any]:

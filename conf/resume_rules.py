@@ -15,7 +15,8 @@ from conf.keys import KEYS, has_auto
 from conf.schema import Config, by_key
 from gpt.config import ModelConfig
 
-PATHS = ("data.path", "data.validation", "data.test")  # free on resume, which compares the text's fingerprint
+# free on resume, which compares the text's fingerprint
+PATHS = ("data.path", "data.validation", "data.test")
 
 
 def conditions_of(config: Config) -> dict[str, Any]:
@@ -26,14 +27,16 @@ def conditions_of(config: Config) -> dict[str, Any]:
 def changed(stored: Config, config: Config) -> list[str]:
     """Return each setting in which `config` differs from that of a run, `stored`, as `key=value (the run has value)`.
 
-    Not compared is what is `auto`, comes with the model of `init_from` or is in `allow`. A larger `trainer.max_steps`
-    is not a difference, because it continues the run.
+    Not compared is what is `auto`, comes with the model of `init_from` or is in `allow`. A larger
+    `trainer.max_steps` is not a difference, because it continues the run.
     """
     ours = by_key(config)
     theirs = by_key(stored)
     trained = ("model.", "data.tokenizer") if config.init_from else ()
     steps = config.trainer.max_steps
-    longer = steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
+    longer = (
+        steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
+    )
     return [
         _difference(key, ours[key], theirs[key])
         for key in ours
@@ -59,30 +62,46 @@ def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dic
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
 
-    `groups` contains the settings of the trained model. The context may be longer unless the positions are learned.
+    `groups` contains the settings of the trained model. The context may be longer unless the
+    positions are learned.
     """
     trained = by_key(groups)
     ours = by_key(config)
     free = ["model.window", "model.context"]
-    if trained["model.positions"] == "learned" and ours["model.context"] > trained["model.context"]:
+    if (
+        trained["model.positions"] == "learned"
+        and ours["model.context"] > trained["model.context"]
+    ):
         free.remove("model.context")
-    fixed = [key for key in trained if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]]
+    fixed = [
+        key
+        for key in trained
+        if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]
+    ]
     if fixed:
-        listed = ", ".join(f"{key}={spell(ours[key])} (the model has {spell(trained[key])})" for key in fixed)
+        listed = ", ".join(
+            f"{key}={spell(ours[key])} (the model has {spell(trained[key])})" for key in fixed
+        )
         raise InputError(f"init_from={config.init_from}: cannot change {listed}")
 
 
-def check_unchanged(before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path) -> str:
+def check_unchanged(
+    before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path
+) -> str:
     """Return how the conditions of a resumed run differ from those under which it was trained, or "" if they are equal.
 
-    Conditions are everything that the results depend on: the settings, the text, the device, torch's version, …
-    One that differs must be in `allow`.
+    Conditions are everything that the results depend on: the settings, the text, the device,
+    torch's version, … One that differs must be in `allow`.
     """
     for name in allow:
         if name not in now:
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
     differing = [name for name in now if before.get(name) != now[name]]
-    fixed = [name for name in differing if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")]
+    fixed = [
+        name
+        for name in differing
+        if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
+    ]
     listed = ", ".join(_difference(name, now[name], before.get(name)) for name in differing)
     if fixed:
         advice = f"allow= cannot permit {', '.join(fixed)}"

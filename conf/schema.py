@@ -13,7 +13,8 @@ from base.options import check, fits, option, spell, wrong_value
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
-PLUGINS = ("callbacks", "logger")  # keys that map the names of files in conf/ to classes and their arguments
+# keys that map the names of files in conf/ to classes and their arguments
+PLUGINS = ("callbacks", "logger")
 MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 
@@ -28,13 +29,20 @@ class TrainerConfig:
     )  # fmt: skip
     accelerator: str = option("auto", "device type", choices=("auto", "cpu", "gpu", "cuda", "mps"))
     devices: Any = option(
-        "auto", "number of devices, or list of indices such as [0,1]; auto: 1, or as many as torchrun or srun started"
+        "auto",
+        "number of devices, or list of indices such as [0,1]; auto: 1, or as many as torchrun or srun started",
     )
     num_nodes: Any = option(
-        "auto", "number of machines; auto: those that torchrun or srun has started", auto=int, least=1
+        "auto",
+        "number of machines; auto: those that torchrun or srun has started",
+        auto=int,
+        least=1,
     )
     timeout: float = option(
-        600.0, "seconds to wait for a process that does not respond before the run ends", above=0, most=10**6
+        600.0,
+        "seconds to wait for a process that does not respond before the run ends",
+        above=0,
+        most=10**6,
     )
     precision: str = option(
         "auto", "precision; auto: bf16-mixed where it is faster, else 32-true", choices=PRECISIONS,
@@ -45,7 +53,10 @@ class TrainerConfig:
         auto=int, least=1, most=10**9,
     )  # fmt: skip
     checkpoint_minutes: float = option(
-        5.0, "minutes between timed checkpoints; the first comes within 1 minute", above=0, most=525_600
+        5.0,
+        "minutes between timed checkpoints; the first comes within 1 minute",
+        above=0,
+        most=525_600,
     )
     log_every_n_steps: int = option(10, "steps between logged values", least=1, most=10**9)
     deterministic: Any = option(
@@ -54,10 +65,14 @@ class TrainerConfig:
         choices=("true", "false", "warn"),
         on_resume="allow",
     )
-    benchmark: bool | None = option(None, "let cuDNN time its algorithms and use the fastest", on_resume="allow")
+    benchmark: bool | None = option(
+        None, "let cuDNN time its algorithms and use the fastest", on_resume="allow"
+    )
     detect_anomaly: bool = option(False, "name the operation that made a gradient NaN; slow")
     profiler: str | None = option(
-        None, "pytorch: profile a few steps by operator; print a table and write trace.json", choices=("pytorch",)
+        None,
+        "pytorch: profile a few steps by operator; print a table and write trace.json",
+        choices=("pytorch",),
     )
 
     def __post_init__(self) -> None:
@@ -82,7 +97,10 @@ class WatchConfig:
 
     pictures: bool = option(True, "plot attention at each validation (logger=tensorboard)")
     sample_length: int | None = option(
-        None, "characters of each sample; null: 100 at validations, 500 at the end", least=1, most=10**6
+        None,
+        "characters of each sample; null: 100 at validations, 500 at the end",
+        least=1,
+        most=10**6,
     )
 
     def __post_init__(self) -> None:
@@ -93,10 +111,13 @@ class WatchConfig:
 class SearchConfig:
     """The options `hparams_search.*` of a hyper-parameter search with Optuna."""
 
-    trials: int = option(20, "total number of trials, including those of earlier commands", least=1, most=10_000)
+    trials: int = option(
+        20, "total number of trials, including those of earlier commands", least=1, most=10_000
+    )
     seed: int = option(0, "random seed of Optuna's sampler", least=0, most=2**32 - 1)
     startup: int = option(5, "random trials before Optuna's sampler starts", least=1)
-    space: dict[str, str] = field(default_factory=dict)  # key -> its values or interval, in Hydra's grammar
+    # key -> its values or interval, in Hydra's grammar
+    space: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         check(self, "hparams_search")
@@ -106,35 +127,58 @@ class SearchConfig:
 class Config:
     """The whole configuration of a run. `training.choosing.choose` replaces each `auto`.
 
-    `callbacks` and `logger` map the name of a file in conf/ to a class (`_target_`) and its arguments.
+    `callbacks` and `logger` map the name of a file in conf/ to a class (`_target_`) and its
+    arguments.
     """
 
     name: str | None = option(
-        None, "name of the run directory in runs/; null: generate a name", verbatim=True, launch=True
+        None,
+        "name of the run directory in runs/; null: generate a name",
+        verbatim=True,
+        launch=True,
     )
     seed: int = option(0, "random seed of weights, batches and dropout", least=0, most=2**32 - 1)
     resume: str | None = option(
-        None, "continue a run: its directory, a checkpoint, or auto for the newest", verbatim=True, launch=True
+        None,
+        "continue a run: its directory, a checkpoint, or auto for the newest",
+        verbatim=True,
+        launch=True,
     )
     init_from: str | None = option(
-        None, "start from the weights of a trained model: a run or a model file", on_resume="fixed", verbatim=True
+        None,
+        "start from the weights of a trained model: a run or a model file",
+        on_resume="fixed",
+        verbatim=True,
     )
     minutes: float | None = option(
-        None, "time budget in minutes, start to end; sets trainer.max_steps", above=0, most=525_600, on_resume="fixed"
+        None,
+        "time budget in minutes, start to end; sets trainer.max_steps",
+        above=0,
+        most=525_600,
+        on_resume="fixed",
     )
-    allow: list[str] = option([], "keys that resume= may change although the result changes", launch=True)
+    allow: list[str] = option(
+        [], "keys that resume= may change although the result changes", launch=True
+    )
     workers: int = option(
-        1, "trials of a sweep (-m) or search to run at the same time; they share the CPU threads", least=1, launch=True
+        1,
+        "trials of a sweep (-m) or search to run at the same time; they share the CPU threads",
+        least=1,
+        launch=True,
     )
     threads: Any = option(
         "auto", "CPU threads; auto: OMP_NUM_THREADS, or the cores that other programs leave free", auto=int, least=1,
         most=4096,
     )  # fmt: skip
     compile: Any = option(
-        "auto", "use torch.compile; auto: if it saves more time than it costs", choices=("auto", "true", "false")
+        "auto",
+        "use torch.compile; auto: if it saves more time than it costs",
+        choices=("auto", "true", "false"),
     )
     model: ModelConfig = field(
-        default_factory=lambda: ModelConfig(layers="auto", heads="auto", dim="auto", dropout="auto"),
+        default_factory=lambda: ModelConfig(
+            layers="auto", heads="auto", dim="auto", dropout="auto"
+        ),
         metadata={"on_resume": "fixed"},
     )
     data: DataConfig = field(default_factory=lambda: DataConfig(batch="auto"))
@@ -145,7 +189,9 @@ class Config:
     )
     watch: WatchConfig = field(default_factory=WatchConfig, metadata={"on_resume": "free"})
     callbacks: dict[str, Any] = field(default_factory=dict, metadata={"plugins": True})
-    logger: dict[str, Any] = field(default_factory=dict, metadata={"plugins": True, "on_resume": "free"})
+    logger: dict[str, Any] = field(
+        default_factory=dict, metadata={"plugins": True, "on_resume": "free"}
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -155,7 +201,9 @@ class Config:
             if str(arguments.get("_target_")).endswith(".EarlyStopping"):
                 _check_early_stopping(f"callbacks.{name}", arguments)
         if self.name is not None and not _is_run_name(self.name):
-            raise InputError(f"name={self.name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL")
+            raise InputError(
+                f"name={self.name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
+            )
 
 
 def _is_run_name(name: str) -> bool:
@@ -174,7 +222,9 @@ def _check_early_stopping(key: str, arguments: Mapping[str, Any]) -> None:
         raise wrong_value(f"{key}.monitor", monitor, f"one of {', '.join(MONITORED)}", MONITORED)
     patience = arguments.get("patience", 0)
     if patience != "auto" and not fits(patience, int, {"least": 0}):
-        raise wrong_value(f"{key}.patience", patience, "a whole number of validations, at least 0, or auto")
+        raise wrong_value(
+            f"{key}.patience", patience, "a whole number of validations, at least 0, or auto"
+        )
     min_delta = arguments.get("min_delta", 0.0)
     if not fits(min_delta, float, {}):
         raise wrong_value(f"{key}.min_delta", min_delta, "a number")

@@ -18,17 +18,22 @@ from base.log import log
 from base.progress import Progress
 from data.decoding import texts_first, to_read_all
 
-TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")  # the first one reported identifies a version
+# the first one reported identifies a version
+TAGS = ("ETag", "etag", "Last-Modified", "LastModified", "mtime")
 # Without this, a whole file must arrive within 300 s and HTTPS_PROXY is ignored.
-WEB = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30), "trust_env": True}
-UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}  # Python's, botocore's and aiohttp's errors
+WEB = {
+    "timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30),
+    "trust_env": True,
+}
+# Python's, botocore's and aiohttp's errors
+UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}
 
 
 def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
     """Download the files at the address `entry`, and return a dict from each file's address to its local copy.
 
-    A copy in `folder` with the same address, size and ETag or modification time is used, as is, with a line in the log,
-    that of an earlier start if the server cannot be reached.
+    A copy in `folder` with the same address, size and ETag or modification time is used, as is,
+    with a line in the log, that of an earlier start if the server cannot be reached.
     """
     if sha256:
         with Progress("downloading the text") as progress:
@@ -38,7 +43,10 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
     try:
         with Progress("listing the text"):
             store, root = _open(entry)
-            files = {store.unstrip_protocol(name): info for name, info in _find(store, root, entry, notes).items()}
+            files = {
+                store.unstrip_protocol(name): info
+                for name, info in _find(store, root, entry, notes).items()
+            }
     except Exception as error:  # the library of a store may raise anything
         failed = InputError(_reason(error, entry), f"data.path={printable(entry)}")
         copies = _copies_of_last_time(error, listing, folder)
@@ -67,7 +75,8 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
 
 def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[str, Path]:
     """Return the copies that an earlier start of train.py downloaded: a dict from each file's address to its path."""
-    causes = (error, error.__cause__)  # fsspec raises `FileNotFoundError` from whatever fails on the web
+    # fsspec raises `FileNotFoundError` from whatever fails on the web
+    causes = (error, error.__cause__)
     if UNREACHABLE.isdisjoint(kind.__name__ for cause in causes for kind in type(cause).__mro__):
         return {}
     with suppress(OSError, ValueError):
@@ -107,7 +116,9 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
     return files
 
 
-def download(address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = "") -> None:
+def download(
+    address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = ""
+) -> None:
     """Download one file to `target`, atomically and by one process, unless it is there with `size` and `sha256`."""
 
     def is_right(file: Path) -> bool:
@@ -131,7 +142,9 @@ def download(address: str, target: Path, progress: Progress, *, size: int | None
                 store.get_file(path, str(temporary), callback=updates)
                 if not is_right(temporary):
                     what = "checksum" if sha256 else "size"
-                    raise ValueError(f"the file there does not have the expected {what} and was discarded")
+                    raise ValueError(
+                        f"the file there does not have the expected {what} and was discarded"
+                    )
     except Exception as error:
         what = f"cannot download {printable(address)} to {printable(target)}"
         advice = "data.path= can also name a copy of your own" if sha256 else ""
@@ -147,7 +160,8 @@ def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
             return one_line(error)
         kind, _, _ = address.partition("://")
         return f"unknown kind of address{nearest(kind, sorted(fsspec.available_protocols()))}"
-    path = Path(getattr(error, "filename", None) or "-")  # if the connection failed: the file that was being written
+    # if the connection failed: the file that was being written
+    path = Path(getattr(error, "filename", None) or "-")
     if isinstance(error, aiohttp.ClientError):
         folder = None
     if folder and (path.is_relative_to(folder) or folder.is_relative_to(path)):
@@ -155,7 +169,9 @@ def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
     # fsspec raises `FileNotFoundError` from whatever fails on the web.
     cause = error.__cause__ if isinstance(error, FileNotFoundError) else None
     cause = cause or error
-    if isinstance(cause, FileNotFoundError) or (isinstance(cause, aiohttp.ClientResponseError) and cause.status == 404):
+    if isinstance(cause, FileNotFoundError) or (
+        isinstance(cause, aiohttp.ClientResponseError) and cause.status == 404
+    ):
         return "no such file, directory or bucket"
     if isinstance(cause, PermissionError):
         return "access is denied"

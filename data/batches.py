@@ -18,7 +18,8 @@ import torch
 COPIED = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
 VALIDATION_CHARACTERS = 2**15  # maximum tokens of a validation before the last step
-VALIDATED = 0.25  # maximum tokens of the last validation per token trained on, so that it is a small part of the run
+# maximum tokens of the last validation per token trained on, so that it is a small part of the run
+VALIDATED = 0.25
 
 
 def windows_per_epoch(length: int, context: int) -> int:
@@ -30,18 +31,22 @@ def windows_per_epoch(length: int, context: int) -> int:
 def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray:
     """Return where an epoch's windows begin in the text, in the order of training: (windows,) int64."""
     random = np.random.default_rng([seed, epoch])
-    phase = random.integers(min(context, length - context))  # so that each epoch cuts the text differently
+    # so that each epoch cuts the text differently
+    phase = random.integers(min(context, length - context))
     return phase + context * random.permutation(windows_per_epoch(length, context))
 
 
 def window_starts(length: int, seed: int, step: int, batch: int, context: int) -> np.ndarray:
     """Return the positions in the text at which the `batch` windows of training step `step` begin: (batch,) int64.
 
-    The text has `length` tokens, and a window has `context` input tokens. Batches are consecutive slices of an endless
-    sequence of epochs (see `epoch_starts`). A `ValueError` is raised if `length` is not greater than `context`.
+    The text has `length` tokens, and a window has `context` input tokens. Batches are consecutive
+    slices of an endless sequence of epochs (see `epoch_starts`). A `ValueError` is raised if
+    `length` is not greater than `context`.
     """
     if length <= context:
-        raise ValueError(f"{length} tokens are too few for a window of {context} tokens and its targets")
+        raise ValueError(
+            f"{length} tokens are too few for a window of {context} tokens and its targets"
+        )
     epochs, index = np.divmod(step * batch + np.arange(batch), windows_per_epoch(length, context))
     starts = np.empty(batch, np.int64)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
@@ -50,12 +55,15 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
     return starts
 
 
-def at_documents(tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray) -> np.ndarray:
+def at_documents(
+    tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray
+) -> np.ndarray:
     """Return the window starts, each moved back to the beginning of the document that it is in: (windows,) int64.
 
-    `starts` are positions in `tokens`, (N,), where the end mark `end`, (M,) tokens, follows each document. A moved
-    window begins with the end mark before its document, because sample.py also gives the model an end mark first. A
-    start is not moved if no end mark begins at it or at the `context` - 1 positions before, as in a long document.
+    `starts` are positions in `tokens`, (N,), where the end mark `end`, (M,) tokens, follows each
+    document. A moved window begins with the end mark before its document, because sample.py also
+    gives the model an end mark first. A start is not moved if no end mark begins at it or at the
+    `context` - 1 positions before, as in a long document.
     """
     places = starts[:, None] - np.arange(context)  # (windows, context)
     found = places >= 0
@@ -77,24 +85,35 @@ class TrainingWindows:
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
         """Return where the windows of steps `steps * step` to `steps * step + steps - 1` begin: (steps * batch,)."""
         starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
-        return starts if self.end is None else at_documents(self.tokens, starts, self.context, self.end)
+        return (
+            starts
+            if self.end is None
+            else at_documents(self.tokens, starts, self.context, self.end)
+        )
 
 
 def train_batch(windows: TrainingWindows, step: int, rows: slice = slice(None)) -> torch.Tensor:
     """Return `rows` of the batch of step `step`, inputs and the targets after them: (rows, context + 1) int64."""
-    places = windows.starts(step)[rows, None] + np.arange(windows.context + 1)  # (rows, context + 1)
+    # (rows, context + 1)
+    places = windows.starts(step)[rows, None] + np.arange(windows.context + 1)
     return torch.from_numpy(np.asarray(windows.tokens)[places].astype(np.int64))
 
 
-def on_device(tokens: np.ndarray, device: torch.device, max_bytes: int) -> "np.ndarray | torch.Tensor":
+def on_device(
+    tokens: np.ndarray, device: torch.device, max_bytes: int
+) -> "np.ndarray | torch.Tensor":
     """Return a copy of the tokens of a text, (N,), on a GPU, or `tokens` itself if it would need over `max_bytes`."""
     # torch cannot gather uint16 on CUDA, so such tokens become int32.
     dtype, size = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
     if len(tokens) * size > max_bytes:
         return tokens
-    resident = torch.empty(len(tokens), dtype=torch.uint8 if size == 1 else torch.int32, device=device)
+    resident = torch.empty(
+        len(tokens), dtype=torch.uint8 if size == 1 else torch.int32, device=device
+    )
     for start in range(0, len(tokens), COPIED):
-        resident[start : start + COPIED] = torch.from_numpy(np.array(tokens[start : start + COPIED], dtype))
+        resident[start : start + COPIED] = torch.from_numpy(
+            np.array(tokens[start : start + COPIED], dtype)
+        )
     return resident
 
 

@@ -20,62 +20,95 @@ class DataConfig:
         on_resume="free", verbatim=True,
     )  # fmt: skip
     validation: str | None = option(
-        None, "the validation text, given like data.path; null: a part of data.path", on_resume="free", verbatim=True
+        None,
+        "the validation text, given like data.path; null: a part of data.path",
+        on_resume="free",
+        verbatim=True,
     )
     test: str | None = option(
-        None, "the test text, given like data.path; only works with data.validation", on_resume="free", verbatim=True
+        None,
+        "the test text, given like data.path; only works with data.validation",
+        on_resume="free",
+        verbatim=True,
     )
     documents: str | None = option(
-        None, "what a document is: line, paragraph, file, or a separator such as <|endoftext|>", verbatim=True
+        None,
+        "what a document is: line, paragraph, file, or a separator such as <|endoftext|>",
+        verbatim=True,
     )
     field: str | None = option(
         None, "field of tables and JSON; its text in a row is a document: text, messages.text, '{from}: {text}'",
         verbatim=True,
     )  # fmt: skip
     encoding: str = option("utf-8", "encoding of the text files")
-    tokenizer: str = option("char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed")
-    split: list[float] = option([*SPLIT], "fractions for training, validation and test", least=0, most=1)
+    tokenizer: str = option(
+        "char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed"
+    )
+    split: list[float] = option(
+        [*SPLIT], "fractions for training, validation and test", least=0, most=1
+    )
     overfit: int | None = option(
-        None, "train, validate and test on the first N tokens, to check that the model can memorise", least=2
+        None,
+        "train, validate and test on the first N tokens, to check that the model can memorise",
+        least=2,
     )
     val_tokens: int | None = option(
         None, "maximum tokens per validation; null: 32768, in the last a quarter of those trained on", least=2,
         on_resume="free",
     )  # fmt: skip
     batch: Any = option(
-        8, "batch size: windows per optimizer step, over all devices; auto: 8, or more", auto=int, least=1, most=2**24
+        8,
+        "batch size: windows per optimizer step, over all devices; auto: 8, or more",
+        auto=int,
+        least=1,
+        most=2**24,
     )
     micro_batch: int | None = option(
         None, "windows per forward and backward pass on one device; null: all at once", least=1
     )
     cache_dir: str | None = option(
-        None, "cache directory for encoded text and downloads; null: the user's cache", on_resume="free", verbatim=True
+        None,
+        "cache directory for encoded text and downloads; null: the user's cache",
+        on_resume="free",
+        verbatim=True,
     )
 
     def __post_init__(self) -> None:
         check(self, "data")
         if len(self.split) != 3 or abs(sum(self.split) - 1) > 1e-6 or min(self.split[:2]) <= 0:
-            needed = "three fractions [train,validation,test] that add up to 1, the first two above 0"
+            needed = (
+                "three fractions [train,validation,test] that add up to 1, the first two above 0"
+            )
             raise InputError(f"data.split={self.split}: must be {needed}")
         if self.test is not None and self.validation is None:
-            raise InputError(f"data.test={self.test}: needs data.validation=, the text for validation")
+            raise InputError(
+                f"data.test={self.test}: needs data.validation=, the text for validation"
+            )
         if self.validation is not None and self.split != list(SPLIT):
-            raise InputError(f"data.split={spell(self.split)}: cannot be combined with data.validation=")
+            raise InputError(
+                f"data.split={spell(self.split)}: cannot be combined with data.validation="
+            )
         try:
             codecs.lookup(self.encoding)
         except LookupError:
             known = "an encoding of Python, such as utf-8, utf-16, latin-1, cp1252"
             raise InputError(f"data.encoding={self.encoding}: must be {known}") from None
         if self.documents == "":
-            raise InputError(f"data.documents=: must be {', '.join(DOCUMENT_KINDS)}, a separator of documents, or null")
+            raise InputError(
+                f"data.documents=: must be {', '.join(DOCUMENT_KINDS)}, a separator of documents, or null"
+            )
         if self.field == "":
             raise InputError("data.field=: must be the name of a field, or null")
         if self.field is not None and self.documents is not None:
-            raise InputError(f"data.field={self.field}: each row is a document; leave data.documents out")
+            raise InputError(
+                f"data.field={self.field}: each row is a document; leave data.documents out"
+            )
         if self.tokenizer == "byte" and self.encoding != "utf-8":
             raise InputError(f"data.encoding={self.encoding}: only works with data.tokenizer=char")
         if self.micro_batch is not None and self.batch != "auto" and self.batch % self.micro_batch:
-            raise InputError(f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}")
+            raise InputError(
+                f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}"
+            )
 
     def places(self) -> dict[str, str | None]:
         """Return where the text is. An address may contain a password: only config.yaml of a run stores it."""
@@ -85,6 +118,8 @@ class DataConfig:
         """Return how many sequences a forward pass on a device has; an `InputError` if they cannot be shared out."""
         batch = DataConfig.batch if self.batch == "auto" else self.batch
         if batch % devices or batch // devices % (self.micro_batch or 1):
-            parts = f"{devices} devices" + (f" x data.micro_batch={self.micro_batch}" if self.micro_batch else "")
+            parts = f"{devices} devices" + (
+                f" x data.micro_batch={self.micro_batch}" if self.micro_batch else ""
+            )
             raise InputError(f"data.batch={batch}: must be a multiple of {parts}")
         return self.micro_batch or batch // devices

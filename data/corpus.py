@@ -32,11 +32,16 @@ from data.tables import TABLES, columns
 
 # What a text is wrapped in, by the suffix of its file.
 WRAPPED = dict.fromkeys(
-    (".html", ".htm", ".xhtml", ".xml"), "its tags; convert it to plain text (.txt) to leave them out"
+    (".html", ".htm", ".xhtml", ".xml"),
+    "its tags; convert it to plain text (.txt) to leave them out",
 )
-WRAPPED[".parquet"] = "its columns compressed; data.field=NAME reads one of them"  # for the byte tokenizer
-WRAPPED[".ipynb"] = "the JSON around its cells; export it from Jupyter as a script (.py) or as text to leave it out"
-ASSIGNED = re.compile(rb'[\w.$ ]+=\s*[{[][\s{[]*"')  # JSON in JavaScript, such as window.YTD.tweets.part0 = [{"id"
+# for the byte tokenizer
+WRAPPED[".parquet"] = "its columns compressed; data.field=NAME reads one of them"
+WRAPPED[".ipynb"] = (
+    "the JSON around its cells; export it from Jupyter as a script (.py) or as text to leave it out"
+)
+# JSON in JavaScript, such as window.YTD.tweets.part0 = [{"id"
+ASSIGNED = re.compile(rb'[\w.$ ]+=\s*[{[][\s{[]*"')
 
 STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
@@ -47,7 +52,8 @@ STDLIB_WITHOUT = {
 def _stdlib(encoding: str | None, cache: Path) -> Corpus:
     """Return the default text: the source files of the running Python's standard library that contain only ASCII."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    sources = _walk(root, STDLIB_WITHOUT) if root.is_dir() else []  # some Pythons store it in a zip file
+    # some Pythons store it in a zip file
+    sources = _walk(root, STDLIB_WITHOUT) if root.is_dir() else []
     files = []
     for source in sources:
         is_code = source.name.endswith(".py") and not source.name.startswith("_sysconfigdata")
@@ -57,12 +63,18 @@ def _stdlib(encoding: str | None, cache: Path) -> Corpus:
         reason = "contains no source of the standard library"
         raise InputError(reason, printable(root), "name your own text with data.path=")
     version = platform.python_version()
-    return Corpus(f"Python {version} standard library", tuple(files), encoding, cache, python=version)
+    return Corpus(
+        f"Python {version} standard library", tuple(files), encoding, cache, python=version
+    )
 
 
 def _is_apart(folder: Path) -> bool:
     """Return whether a folder is an environment, a run, or contains runs, as a sweep does: it is not part of a text."""
-    if folder.name == "node_modules" or (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir():
+    if (
+        folder.name == "node_modules"
+        or (folder / "pyvenv.cfg").exists()
+        or (folder / "conda-meta").is_dir()
+    ):
         return True
     checkpoints = (*folder.glob("checkpoints"), *folder.glob("*/checkpoints"))
     return any(path.with_name("config.yaml").exists() for path in checkpoints)
@@ -94,11 +106,16 @@ def _sources(paths: Iterable[Path], root: Path) -> list[SourceFile]:
 
 def entries(path: str) -> list[str]:
     """Return the paths in `path` if it is a list such as `[a.txt,b.txt]` but not an existing file, otherwise [path]."""
-    if not (path.startswith("[") and path.endswith("]")) or os.path.exists(os.path.expanduser(path)):
+    if not (path.startswith("[") and path.endswith("]")) or os.path.exists(
+        os.path.expanduser(path)
+    ):
         return [path]
     names = [name.strip() for name in path[1:-1].split(",")]
     if not all(names):
-        raise InputError("the list has an empty name; write 'data.path=[a.txt,b.txt]'", f"data.path={printable(path)}")
+        raise InputError(
+            "the list has an empty name; write 'data.path=[a.txt,b.txt]'",
+            f"data.path={printable(path)}",
+        )
     return names
 
 
@@ -118,9 +135,9 @@ def split_fragment(entry: str) -> tuple[str, str, str]:
 def find_files(path: str, downloads: Path, notes: list[str]) -> list[SourceFile]:
     """Return each file that `path`, a value of `data.path`, stands for, sorted by name.
 
-    It is a file, a directory (of which only `*.txt` are read if there are any), a glob, an address, or a list of these.
-    A name that exists is never a glob, so `[a].txt` is found. Hidden files and links to directories must be named, and
-    so must a folder that `_is_apart`.
+    It is a file, a directory (of which only `*.txt` are read if there are any), a glob, an
+    address, or a list of these. A name that exists is never a glob, so `[a].txt` is found. Hidden
+    files and links to directories must be named, and so must a folder that `_is_apart`.
     """
     names = entries(path)
     if len(names) > 1 or "://" in path:
@@ -164,7 +181,9 @@ def _matches(pattern: str) -> list[SourceFile]:
     root = Path(fixed + "_").parent
     if "**" in pattern:
         _walk(root)  # raises for a folder that cannot be read, which `glob` would skip
-    matches = {Path(match) for match in glob.glob(pattern, recursive=True) if os.path.isfile(match)}
+    matches = {
+        Path(match) for match in glob.glob(pattern, recursive=True) if os.path.isfile(match)
+    }
     folders = set[Path]()
     for match in matches:
         folders.update(match.parents)
@@ -202,7 +221,9 @@ def _unzipped(files: list[SourceFile], notes: list[str]) -> list[SourceFile]:
     return unzipped
 
 
-def _texts(files: list[SourceFile], encoding: str, notes: list[str], field: str | None) -> list[SourceFile]:
+def _texts(
+    files: list[SourceFile], encoding: str, notes: list[str], field: str | None
+) -> list[SourceFile]:
     """Return `files` without binary files, which a line in `notes` names; a single file is never left out.
 
     Tables of which a `field` is read are not left out, either.
@@ -271,13 +292,18 @@ def _about_beginning(chunk: bytes, kind: str) -> str:
 def cache_dir(config: DataConfig) -> Path:
     """Return the folder in which encoded texts and downloads are stored.
 
-    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else in ~/.cache.
+    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else
+    in ~/.cache.
     """
-    path = Path(config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt"))
+    path = Path(
+        config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt")
+    )
     try:
         return path.expanduser()
     except RuntimeError:  # no HOME and no entry of the user in the list of users
-        raise InputError(f"data.cache_dir={path}: there is no such home directory; name another folder") from None
+        raise InputError(
+            f"data.cache_dir={path}: there is no such home directory; name another folder"
+        ) from None
 
 
 def open_corpus(config: DataConfig) -> Corpus:
@@ -286,9 +312,13 @@ def open_corpus(config: DataConfig) -> Corpus:
     cache = cache_dir(config)
     if config.path is None:
         if config.field is not None:
-            raise InputError(f"data.field={config.field}: needs data.path= with a table ({', '.join(TABLES)})")
+            raise InputError(
+                f"data.field={config.field}: needs data.path= with a table ({', '.join(TABLES)})"
+            )
         if config.validation is not None:
-            raise InputError(f"data.validation={config.validation}: needs data.path=, the text for training")
+            raise InputError(
+                f"data.validation={config.validation}: needs data.path=, the text for training"
+            )
         return _stdlib(encoding, cache)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"

@@ -31,15 +31,17 @@ class _Batches(IterableDataset):
 
 class _EndlessBatches(_Batches):
     def __len__(self) -> int:
-        return ENDLESS  # training is one epoch without end, but Lightning only resumes epochs with a length
+        # training is one epoch without end, but Lightning only resumes epochs with a length
+        return ENDLESS
 
 
 class TextDataModule(L.LightningDataModule):
     """Load the batches of training and validation for Lightning.
 
-    A training batch is (rows, context + 1) int64: the inputs and, shifted by one token, the targets. A validation batch
-    comes from `gpt.evaluation.window_batches`. A training text is copied to a CUDA GPU if it needs at most the
-    fraction `RESIDENT` of the GPU's free memory, and then the GPU assembles the batches itself.
+    A training batch is (rows, context + 1) int64: the inputs and, shifted by one token, the
+    targets. A validation batch comes from `gpt.evaluation.window_batches`. A training text is
+    copied to a CUDA GPU if it needs at most the fraction `RESIDENT` of the GPU's free memory, and
+    then the GPU assembles the batches itself.
     """
 
     def __init__(self, text: Text, config: DataConfig, context: int, seed: int) -> None:
@@ -54,7 +56,9 @@ class TextDataModule(L.LightningDataModule):
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
         tokens: np.ndarray | Tensor = self.text.train
         if (device := trainer.strategy.root_device).type == "cuda":
-            tokens = on_device(self.text.train, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0]))
+            tokens = on_device(
+                self.text.train, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0])
+            )
 
         def batches() -> Iterator[Tensor]:
             step, windows = trainer.global_step, self.windows
@@ -73,7 +77,9 @@ class TextDataModule(L.LightningDataModule):
         assert self.trainer is not None
         step = last_step or self.trainer.global_step
         last = bool(last_step) or 0 < self.trainer.max_steps <= step
-        return num_validated(len(self.text.validation), step * self.tokens_per_step, last, self.config.val_tokens)
+        return num_validated(
+            len(self.text.validation), step * self.tokens_per_step, last, self.config.val_tokens
+        )
 
     def val_dataloader(self) -> DataLoader:
         """Return a loader of this device's share of the validation windows, in the same order in every validation."""

@@ -21,13 +21,18 @@ from base.errors import InputError, one_line, printable
 from base.progress import count
 
 ZSTD = "compression.zstd" if sys.version_info >= (3, 14) else "backports.zstd"
-# Modules with the same `open`. fsspec reads these formats, too, but its fallback for .zst ignores a truncated file.
+# Modules with the same `open`. fsspec reads these formats, too, but its fallback for .zst ignores
+# a truncated file.
 COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
 FORMATTED = (b"{\\rtf", b"%PDF-")  # RTF is ASCII, so `_is_binary` does not recognise it
 SAVE = "save it as plain text (.txt) in the program that opens it"
 # How to read the tables of other files, by suffix.
-TABLE_FILES = dict.fromkeys((".xls", ".xlsx", ".ods"), "save its sheet as CSV, which data.field=NAME reads")
-TABLE_FILES |= dict.fromkeys((".db", ".sqlite", ".sqlite3"), "export a table as CSV, which data.field=NAME reads")
+TABLE_FILES = dict.fromkeys(
+    (".xls", ".xlsx", ".ods"), "save its sheet as CSV, which data.field=NAME reads"
+)
+TABLE_FILES |= dict.fromkeys(
+    (".db", ".sqlite", ".sqlite3"), "export a table as CSV, which data.field=NAME reads"
+)
 TABLE_FILES[".parquet"] = "data.field=NAME reads one of its columns"
 TABLE_FILES[".js"] = "keep what follows the = as .json, which data.field=NAME reads"
 ENCODINGS = (
@@ -54,8 +59,10 @@ class SourceFile:
 
     name: str  # path of the file relative to the folder of the text
     path: Path  # path of the file on disk, or of the zip file that contains the file
-    address: str = ""  # the address from which `path` was downloaded, or "" if it was not downloaded
-    member: str = ""  # path of the file inside the zip file `path`, or "" if `path` is not a zip file
+    # the address from which `path` was downloaded, or "" if it was not downloaded
+    address: str = ""
+    # path of the file inside the zip file `path`, or "" if `path` is not a zip file
+    member: str = ""
     split: str = ""  # the split to which the file belongs if data.validation is set, otherwise ""
 
     @property
@@ -66,7 +73,11 @@ class SourceFile:
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
         """Context manager that yields a file of the decompressed bytes. Nothing is extracted to disk."""
-        with readable(self.label), self._open_stored() as file, unpacked(file, self.label) as content:
+        with (
+            readable(self.label),
+            self._open_stored() as file,
+            unpacked(file, self.label) as content,
+        ):
             yield content
 
     def _open_stored(self) -> IO[bytes]:
@@ -103,7 +114,8 @@ class Corpus:
     files: tuple[SourceFile, ...]  # sorted by name; with data.validation, within each split
     encoding: str | None  # of the files; None reads bytes
     cache: Path  # folder of downloads and encoded texts
-    python: str = ""  # version of Python if this is its standard library, which is read through `without_rulers`
+    # version of Python if this is its standard library, which is read through `without_rulers`
+    python: str = ""
     notes: tuple[str, ...] = ()  # lines about the files, logged when a run starts
 
     def size(self) -> int:
@@ -111,7 +123,8 @@ class Corpus:
 
     def stamps(self) -> list[tuple[int, int]]:
         """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""
-        paths = dict.fromkeys(source.path for source in self.files)  # a zip file may contain several of them
+        # a zip file may contain several of them
+        paths = dict.fromkeys(source.path for source in self.files)
         return [(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, paths)]
 
     def digests(self, tick: Tick = lambda size: None) -> list[str]:
@@ -129,7 +142,8 @@ class Corpus:
         """Return one SHA-256 of the files' hashes, `contents`, and, if there are several files, their names."""
         total = hashlib.sha256()
         for source, content in zip(self.files, contents, strict=True):
-            name = source.name if len(self.files) > 1 else ""  # a renamed single file is the same text
+            # a renamed single file is the same text
+            name = source.name if len(self.files) > 1 else ""
             total.update(f"{name!r} {content}\n".encode())
         return total.hexdigest()
 
@@ -185,7 +199,8 @@ def readable(label: str) -> Iterator[None]:
     except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"{label}: cannot be read: {error.strerror}") from None
-        what = f"{label}: cannot be unpacked: {one_line(error)}"  # gzip and bz2 raise an OSError, too
+        # gzip and bz2 raise an OSError, too
+        what = f"{label}: cannot be unpacked: {one_line(error)}"
         raise InputError(f"{what}; it is damaged, or its name is wrong") from None
 
 
@@ -247,12 +262,18 @@ def to_read_all(folder: str) -> str:
 
 
 def decode(
-    file: IO[bytes], name: str, encoding: str, tick: Tick = lambda size: None, option: str = "data.encoding="
+    file: IO[bytes],
+    name: str,
+    encoding: str,
+    tick: Tick = lambda size: None,
+    option: str = "data.encoding=",
 ) -> Iterator[str]:
     """Yield the text of a file in chunks, without byte order marks and with LF line ends."""
     try:
         io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
-        decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(encoding)(), translate=True)
+        decoder = io.IncrementalNewlineDecoder(
+            codecs.getincrementaldecoder(encoding)(), translate=True
+        )
     except LookupError:
         raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
     first = b""
@@ -264,7 +285,9 @@ def decode(
             if not first:
                 first = chunk
                 if first.startswith(FORMATTED):
-                    raise NotText(f"{printable(name)}: is a formatted document, not plain text; {SAVE}")
+                    raise NotText(
+                        f"{printable(name)}: is a formatted document, not plain text; {SAVE}"
+                    )
             offset += len(chunk)
             text = decoder.decode(chunk)
             _check_characters(text, at_start=offset == len(chunk))
@@ -274,7 +297,8 @@ def decode(
     except UnicodeError as error:
         what = f"is not {encoding} ({error})"
         if isinstance(error, UnicodeDecodeError):
-            # `error.object` may begin with the end of the previous chunk. It ends at `offset`, where reading stopped.
+            # `error.object` may begin with the end of the previous chunk. It ends at `offset`,
+            # where reading stopped.
             byte = offset - len(error.object) + error.start
             line += error.object[: error.start].decode(encoding, "ignore").count("\n")
             what = f"byte {byte:,} (line {line:,}) is not {encoding} ({error.reason})"
@@ -283,13 +307,16 @@ def decode(
 
 def _check_characters(text: str, at_start: bool) -> None:
     """Raise a `UnicodeError` if the characters of a chunk show that the file is not text in the given encoding."""
-    if text.count("\0") > len(text) / 4:  # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
+    # UTF-16 of ASCII is valid UTF-8, with a NUL for each letter
+    if text.count("\0") > len(text) / 4:
         raise UnicodeError("over a quarter of its characters are NUL")
     if at_start and _controls(text) > len(text) / 20:  # such as a picture read as latin-1
         raise UnicodeError("over 5 % of its characters are control characters")
 
 
-def _refusal(name: str, what: str, encoding: str, option: str, first: bytes, chunk: bytes) -> InputError:
+def _refusal(
+    name: str, what: str, encoding: str, option: str, first: bytes, chunk: bytes
+) -> InputError:
     """Return the error for a file that begins with `first` and cannot be decoded in `chunk`."""
     reason = f"{printable(name)}: {what}"
     codec = codecs.lookup(encoding).name
@@ -303,7 +330,9 @@ def _refusal(name: str, what: str, encoding: str, option: str, first: bytes, chu
     if not sure:
         return WrongEncoding(reason, advice=f"name its encoding with {option}NAME: {ENCODINGS}")
     if codec.startswith(sure):
-        return InputError(reason, advice=f"the text around it is {sure}, so the file is damaged or cut there")
+        return InputError(
+            reason, advice=f"the text around it is {sure}, so the file is damaged or cut there"
+        )
     return WrongEncoding(reason, advice=f"it is {sure}: use {option}{sure}")
 
 

@@ -14,16 +14,19 @@ from data.decoding import Corpus, Tick, suffix
 from data.tables import TABLES, fields
 
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
-WHITESPACE = ("line", "paragraph")  # kinds of documents that whitespace separates: their end marks are part of the text
+# kinds of documents that whitespace separates: their end marks are part of the text
+WHITESPACE = ("line", "paragraph")
 BATCH = 2**20  # characters that are divided at once
-SPACES = np.array([chr(point).isspace() for point in range(0x3002)])  # the last one is for higher code points, too
+# the last one is for higher code points, too
+SPACES = np.array([chr(point).isspace() for point in range(0x3002)])
 
 
 @dataclass(frozen=True)
 class DocumentRule:
     """How a text is divided into documents, and which characters mark the end of each document."""
 
-    # What a document is: a line, a paragraph, a file, a row (of a table), or a part (the text between two separators).
+    # What a document is: a line, a paragraph, a file, a row (of a table), or a part (the text
+    # between two separators).
     kind: str
     end: str  # the end mark: the characters that follow each document, such as a newline
     name: str = ""  # the separator of parts, or the field of a row, otherwise ""
@@ -36,7 +39,10 @@ class DocumentRule:
         if config.documents is None:
             return None
         if config.documents in DOCUMENT_KINDS:
-            return cls(config.documents, {"line": "\n", "paragraph": "\n\n", "file": END}[config.documents])
+            return cls(
+                config.documents,
+                {"line": "\n", "paragraph": "\n\n", "file": END}[config.documents],
+            )
         return cls("part", END, unescaped(config.documents))
 
 
@@ -48,7 +54,9 @@ class DocumentStats:
     counts: Mapping[str, int]  # number of documents by split
     repeated: int  # number of documents that equal an earlier document
     blank: int  # number of documents that were dropped because they contain only whitespace
-    copied: int  # if data.validation is set, number of validation and test documents that equal a training document
+    # if data.validation is set, number of validation and test documents that equal a training
+    # document
+    copied: int
 
 
 class Batch(NamedTuple):
@@ -101,19 +109,26 @@ def _files_or_rows(corpus: Corpus, rule: DocumentRule, tick: Tick, empty: Any) -
 
 
 def rows(
-    file: IO[bytes], label: str, field: str, encoding: str = "utf-8", tick: Tick = lambda size: None
+    file: IO[bytes],
+    label: str,
+    field: str,
+    encoding: str = "utf-8",
+    tick: Tick = lambda size: None,
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the line or row, text), as `data.field` says; no text may contain the end mark."""
     for line, text in fields(file, label, field, encoding, tick):
         if END in text:
-            raise InputError(f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it")
+            raise InputError(
+                f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it"
+            )
         yield line, text
 
 
 def divide(text: Any, rule: DocumentRule, label: str) -> list[tuple[int, Any]]:
     """Divide the whole `text` of one file as `rule` says, without blank documents.
 
-    Returns pairs (number of the line in which the document begins or, in JSON and Parquet, of its row; document).
+    Returns pairs (number of the line in which the document begins or, in JSON and Parquet, of its
+    row; document).
     """
     if rule.kind == "row":
         raw = text if isinstance(text, bytes) else text.encode()
@@ -169,7 +184,8 @@ def _cut_all(chunks: Iterable[Any], rule: DocumentRule, empty: Any) -> Iterator[
         yield batch
         pieces = [rest]
         size = len(rest)
-        # Doubling the batch until a document ends in it keeps the work linear in the document's length.
+        # Doubling the batch until a document ends in it keeps the work linear in the document's
+        # length.
         full_size = max(BATCH, 2 * size)
     if size:
         batch, _ = _cut(empty.join(pieces), rule, last=True)
@@ -242,7 +258,9 @@ def _without_blank(batch: Batch) -> Batch:
     full = ~_are_blank(batch)
     if full.all():
         return batch
-    return batch._replace(starts=batch.starts[full], ends=batch.ends[full], blank=int((~full).sum()))
+    return batch._replace(
+        starts=batch.starts[full], ends=batch.ends[full], blank=int((~full).sum())
+    )
 
 
 def _are_blank(batch: Batch) -> np.ndarray:

@@ -29,8 +29,8 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
     """Return the hash of each document `points[start:end]` of a batch: (documents,) uint64.
 
     The hash of a document of n points is n * LENGTH_FACTOR plus the sum of points[start + i] *
-    BASE**i, modulo 2**64, with its bits mixed. `points`, (points,), are the code points or bytes of the batch;
-    `starts` and `ends`, (documents,), must be sorted.
+    BASE**i, modulo 2**64, with its bits mixed. `points`, (points,), are the code points or bytes
+    of the batch; `starts` and `ends`, (documents,), must be sorted.
     """
     hashes = (ends - starts).astype(np.uint64) * LENGTH_FACTOR
     inverse_powers = powers(pow(BASE, -1, 2**64), BLOCK)
@@ -132,7 +132,12 @@ class SplitPart(NamedTuple):
 
 
 def encode_documents(
-    corpus: Corpus, rule: DocumentRule, tokenizer: Tokenizer, shares: list[float], folder: Path, tick: Tick
+    corpus: Corpus,
+    rule: DocumentRule,
+    tokenizer: Tokenizer,
+    shares: list[float],
+    folder: Path,
+    tick: Tick,
 ) -> tuple[Iterator[tuple[str, np.ndarray]], dict[str, Any]]:
     """Encode documents in the order of their hashes, with temporary files in `folder`.
 
@@ -216,7 +221,9 @@ def _write(
     return tokens, np.frombuffer(hashes, np.uint64), np.frombuffer(sizes, np.int64), blank
 
 
-def _mark_ends(batch: Batch, tokenizer: Tokenizer, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _mark_ends(
+    batch: Batch, tokenizer: Tokenizer, end: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Return (tokens of a batch, with an end mark after each document; sizes with end marks)."""
     if isinstance(tokenizer, ByteTokenizer):
         tokens = batch.points

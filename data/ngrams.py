@@ -11,11 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 MAX_ORDER = 7
-MAX_COUNTED = 3 * 10**7  # training tokens: counting these needs about 5 seconds and 1.2 GB of memory
+# training tokens: counting these needs about 5 seconds and 1.2 GB of memory
+MAX_COUNTED = 3 * 10**7
 BLOCKS = 4  # passages of the training text that validation is compared with
 LONGEST = 2**17  # tokens of a passage: looking up longer ones would need more time than counting
 SHORTEST = 500  # tokens of a passage: the loss of a shorter one is noisy
-# Warn if the n-gram loss of validation is above the passages' highest loss, or below their lowest, by this factor.
+# Warn if the n-gram loss of validation is above the passages' highest loss, or below their lowest,
+# by this factor.
 UNLIKE, REPEATED = 1.35, 0.6
 MOST_LINES = 2**20  # tokens, from the beginning, whose lines are checked for order
 SORTED = 0.95  # fraction of neighbouring lines that are in order in a sorted text
@@ -26,7 +28,8 @@ class Baselines(NamedTuple):
 
     Attributes:
         uniform: the loss if all tokens are equally likely.
-        ngram: the loss of the best n-gram model, or None for a text of more than `MAX_COUNTED` tokens.
+        ngram: the loss of the best n-gram model, or None for a text of more than `MAX_COUNTED`
+            tokens.
         order: the n of that n-gram model, or None for such a text.
     """
 
@@ -77,17 +80,19 @@ def ngram_losses(
 def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np.ndarray]:
     """Yield the probability of each token of `text` under the n-gram models of `train`: (M,) for each of n = 1, 2, ...
 
-    The highest n is `MAX_ORDER`, or less if the vocabulary is large, because an n-gram is stored in 63 bits. The same
-    array is yielded for every n, and each n overwrites it. The models are interpolated: if a context occurred m times,
-    with k different next tokens, the prediction of the next shorter context has the weight k / (m + k). The empty
-    context is interpolated with equal probabilities for all tokens. The first token has probability 1 / size, as in a
-    model's loss.
+    The highest n is `MAX_ORDER`, or less if the vocabulary is large, because an n-gram is stored
+    in 63 bits. The same array is yielded for every n, and each n overwrites it. The models are
+    interpolated: if a context occurred m times, with k different next tokens, the prediction of
+    the next shorter context has the weight k / (m + k). The empty context is interpolated with
+    equal probabilities for all tokens. The first token has probability 1 / size, as in a model's
+    loss.
 
-    Source: Witten and Bell, IEEE Transactions on Information Theory 37 (1991), method C, interpolated.
+    Source: Witten and Bell, IEEE Transactions on Information Theory 37 (1991), method C,
+    interpolated.
 
     Args:
-        train: tokens to count, (N,), of any integer type. Shorter n-grams are counted only at positions where an n-gram
-            of the highest n begins.
+        train: tokens to count, (N,), of any integer type. Shorter n-grams are counted only at
+            positions where an n-gram of the highest n begins.
         text: tokens to predict, (M,).
         size: number of tokens in the vocabulary.
     """
@@ -95,7 +100,8 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
     highest = min(MAX_ORDER, 63 // bits, len(train))  # an n-gram is one int64
     counted = _packed(train, highest, bits)  # (N - highest + 1,), the n-grams of the training text
     counted.sort()
-    wanted = _packed(np.pad(text, (0, highest - 1)), highest, bits)  # (M,), the n-gram at each token of the text
+    # (M,), the n-gram at each token of the text
+    wanted = _packed(np.pad(text, (0, highest - 1)), highest, bits)
     by_ngram = wanted.argsort()  # (M,), because searching is faster in order
     wanted = wanted[by_ngram]
 
@@ -143,7 +149,8 @@ def _packed(tokens: np.ndarray, length: int, bits: int) -> np.ndarray:
 def describe_likeness(losses: list[float], ordered: bool) -> tuple[str, ...]:
     """Return a one-tuple with a warning if validation is unlike training or a copy of it, otherwise ().
 
-    `losses` are those of `losses_of_passages`; `ordered` says that the lines are sorted and not shuffled.
+    `losses` are those of `losses_of_passages`; `ordered` says that the lines are sorted and not
+    shuffled.
     """
     if ordered:
         return ("the lines are sorted: data.documents=line shuffles them",)
@@ -153,7 +160,9 @@ def describe_likeness(losses: list[float], ordered: bool) -> tuple[str, ...]:
     low, high = min(passages), max(passages)
     figures = f"n-gram loss {loss:.2f}, four passages of training {low:.2f} to {high:.2f}"
     if loss > UNLIKE * high + 0.01:  # the losses of a text of equal lines are about 0
-        return (f"validation is unlike the training text ({figures}): a licence, an index, another language?",)
+        return (
+            f"validation is unlike the training text ({figures}): a licence, an index, another language?",
+        )
     if loss < REPEATED * low:
         return (f"validation repeats passages of the training text ({figures})",)
     return ()
@@ -162,16 +171,18 @@ def describe_likeness(losses: list[float], ordered: bool) -> tuple[str, ...]:
 def losses_of_passages(train: np.ndarray, validation: np.ndarray, size: int) -> list[float]:
     """Return the losses of an n-gram model on validation and on `BLOCKS` passages of training, in nats per token.
 
-    The passages are evenly spaced in training. The n-grams are counted only in the training tokens outside the
-    passages, so neither validation nor the passages were counted. Each loss is the lowest over n. A passage is as long
-    as validation, but has at most `LONGEST` tokens, and together the passages are at most half of training. The result
-    is empty if the text is too short or too long.
+    The passages are evenly spaced in training. The n-grams are counted only in the training tokens
+    outside the passages, so neither validation nor the passages were counted. Each loss is the
+    lowest over n. A passage is as long as validation, but has at most `LONGEST` tokens, and
+    together the passages are at most half of training. The result is empty if the text is too
+    short or too long.
     """
     length = min(len(validation), len(train) // (2 * BLOCKS), LONGEST)
     if length < SHORTEST or len(train) > MAX_COUNTED:
         return []
     begins = (2 * np.arange(BLOCKS) + 1) * len(train) // (2 * BLOCKS) - length // 2
-    parts = np.split(train, np.stack((begins, begins + length), axis=1).reshape(-1))  # alternate: kept, left out
+    # alternate: kept, left out
+    parts = np.split(train, np.stack((begins, begins + length), axis=1).reshape(-1))
     scored = [validation, *parts[1::2]]
     sizes = np.array([len(passage) for passage in scored])  # (1 + BLOCKS,)
     starts = sizes.cumsum() - sizes  # (1 + BLOCKS,), of the passages in the joined text
@@ -185,8 +196,9 @@ def losses_of_passages(train: np.ndarray, validation: np.ndarray, size: int) -> 
 def are_sorted(text: str) -> bool:
     """Return whether the lines of `text` are sorted, with or without regard to case.
 
-    Blank lines are ignored, and 5 % of the neighbouring lines may be out of order. The result is False if the text has
-    fewer than 100 lines that are not blank, or if its first line is not before its last.
+    Blank lines are ignored, and 5 % of the neighbouring lines may be out of order. The result is
+    False if the text has fewer than 100 lines that are not blank, or if its first line is not
+    before its last.
     """
     for variant in (text, text.casefold()):
         lines = list(filter(str.strip, variant.split("\n")))

@@ -24,8 +24,8 @@ class Copy(NamedTuple):
 def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Copy]:
     """Return for each text, (n,) tokens, its longest passage that also occurs in the training text, (N,).
 
-    The training text is read once, in chunks: the first ones are short, because few windows exceed the longest copy
-    after them.
+    The training text is read once, in chunks: the first ones are short, because few windows exceed
+    the longest copy after them.
     """
     longest = max(map(len, texts), default=0)
     most = max(CHUNK, longest)
@@ -54,7 +54,8 @@ class Hashed:
         self.tokens = tokens  # (n,)
         self.inverses = inverses
         self.known: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # the `windows` of each k so far
-        self.sums = np.zeros(len(tokens) + 1, np.uint64)  # (n + 1,), sums[i] is that of the first i tokens
+        # (n + 1,), sums[i] is that of the first i tokens
+        self.sums = np.zeros(len(tokens) + 1, np.uint64)
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * powers[: len(tokens)]  # (n,)
         np.cumsum(terms, out=self.sums[1:])
 

@@ -21,7 +21,8 @@ def text_hash(file: IO[bytes], encoding: str) -> str:
     rest = ""
     for chunk in iter(partial(text.read, CHUNK), ""):
         rest += chunk
-        border = max(rest.rfind(" ", 1), rest.rfind("\n", 1))  # neither is composed with what precedes it
+        # neither is composed with what precedes it
+        border = max(rest.rfind(" ", 1), rest.rfind("\n", 1))
         if border < 0:
             border = len(rest)  # a text without spaces, such as DNA
         sha256.update(_canonical(rest[:border]))
@@ -40,7 +41,8 @@ def _canonical(text: str) -> bytes:
 def file_hashes(corpus: Corpus, parts_of: Sequence[Sequence[Part]] | None) -> dict[str, list[str]]:
     """Return the hashes of the files of which parts are trained on (`train`) or held out (`held_out`).
 
-    `parts_of` has the parts of each file, or is None if each document of a file is in a split of its own.
+    `parts_of` has the parts of each file, or is None if each document of a file is in a split of
+    its own.
     """
     hashes: dict[str, set[str]] = {"train": set(), "held_out": set()}
     for number, source in enumerate(corpus.files):
@@ -62,4 +64,6 @@ def file_hashes(corpus: Corpus, parts_of: Sequence[Sequence[Part]] | None) -> di
 def was_read(texts: Iterable[TextRead], sha256: str, files: Iterable[str]) -> bool:
     """Return whether a model that was trained on `texts` has read the text `sha256` or one of the `files`, by hash."""
     wanted = set(files)
-    return any(each["sha256"] == sha256 or not wanted.isdisjoint(each.get("files", [])) for each in texts)
+    return any(
+        each["sha256"] == sha256 or not wanted.isdisjoint(each.get("files", [])) for each in texts
+    )

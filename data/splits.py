@@ -17,11 +17,14 @@ ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[/._-]|$
 Part = tuple[str, int, int]  # a part of a document: split, begin, end
 
 
-def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus) -> None:
+def check_lengths(
+    arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus
+) -> None:
     """Raise an `InputError` if train or validation is shorter than one window, or test is shorter than two tokens."""
     if config.overfit is not None and sum(map(len, arrays.values())) > context:
         return  # each split is then the beginning of the whole text
-    # Windows of the test split may be shorter than `context`, since it is only evaluated: two tokens are enough.
+    # Windows of the test split may be shorter than `context`, since it is only evaluated: two
+    # tokens are enough.
     has_test = config.split[2] > 0 if config.validation is None else config.test is not None
     least = {"train": context + 1, "validation": context + 1, "test": 2 * has_test}
     for split, tokens in arrays.items():
@@ -38,7 +41,8 @@ def check_lengths(arrays: Mapping[str, Sized], config: DataConfig, context: int,
         if 0 < largest < context:
             way = f"set model.context={largest} or {way}"
         reason = f"{printable(name)}: {split} holds {len(tokens):,} {unit} but needs {needs}"
-        raise InputError(reason, advice="; ".join([way, *corpus.notes]))  # files that were left out may be why
+        # files that were left out may be why
+        raise InputError(reason, advice="; ".join([way, *corpus.notes]))
 
 
 def split_by_file(
@@ -46,12 +50,14 @@ def split_by_file(
 ) -> dict[str, str]:
     """Assign each file of a text as a whole to one split, and return a dict from each file's name to its split.
 
-    Files are visited in the order of a hash of their names. They fill validation up to its share of the tokens, and
-    then test. The remaining files are training. A file is skipped if it is more than twice as long as what is missing
-    from the split that is being filled.
+    Files are visited in the order of a hash of their names. They fill validation up to its share
+    of the tokens, and then test. The remaining files are training. A file is skipped if it is more
+    than twice as long as what is missing from the split that is being filled.
     """
     groups: dict[str, list[str]] = {}
-    for name in sorted(sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()):
+    for name in sorted(
+        sizes, key=lambda name: hashlib.sha256(name.encode("utf-8", "surrogatepass")).digest()
+    ):
         groups.setdefault(alike.get(name, name), []).append(name)
     split_of = dict.fromkeys(sizes, "train")
     for split, share in zip(SPLITS[1:], shares[1:], strict=True):
@@ -74,7 +80,9 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     return validation, test
 
 
-def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], digests: list[str]) -> list[list[Part]]:
+def split_documents(
+    corpus: Corpus, sizes: list[int], shares: list[float], digests: list[str]
+) -> list[list[Part]]:
     """Decide how a text is split, and return for each file a list of its slices (split, begin, end), in tokens.
 
     Equal files share a split or are divided at the same positions.
@@ -87,7 +95,9 @@ def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], diges
         parts_of: list[list[Part]] = []
         for _, size in files:
             validation, test = split_within(size, shares)
-            parts_of.append([("train", 0, validation), ("validation", validation, test), ("test", test, size)])
+            parts_of.append(
+                [("train", 0, validation), ("validation", validation, test), ("test", test, size)]
+            )
         return parts_of
 
     names = [source.name for source in corpus.files]
@@ -98,13 +108,16 @@ def split_documents(corpus: Corpus, sizes: list[int], shares: list[float], diges
     return [[(split_of[source.name], 0, size)] for source, size in files]
 
 
-def describe_files(corpus: Corpus, digests: Sequence[str], shares: Sequence[float]) -> tuple[str, ...]:
+def describe_files(
+    corpus: Corpus, digests: Sequence[str], shares: Sequence[float]
+) -> tuple[str, ...]:
     """Say how a text of several files is split, and how many of them are copies of others."""
     number = len(digests)
     if number == 1 or corpus.python:
         return ()
     if corpus.files[0].split:
-        files = sum(source.split == "train" for source in corpus.files)  # those for training come first
+        # those for training come first
+        files = sum(source.split == "train" for source in corpus.files)
         trained = set(digests[:files])
         held_out = digests[files:]
         copies = sum(digest in trained for digest in held_out)

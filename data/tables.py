@@ -20,18 +20,22 @@ SEARCHED = 1000  # rows of which at least one must have the field
 BATCH = 2**10  # rows of Parquet that are read at once
 MAX_TREE = 2**28  # bytes of JSON that is not in lines, which need several times their memory
 TEMPLATE = re.compile(r"(\{\{|\}\})|\{([^{}!:]+)\}")  # a brace of the text, or a field
-TOKEN = re.compile(r'"(?:\\.|[^"\\])*"?|[][{}]')  # of JSON: a string, which may be cut off, or a bracket
+# of JSON: a string, which may be cut off, or a bracket
+TOKEN = re.compile(r'"(?:\\.|[^"\\])*"?|[][{}]')
 CLOSING = {"{": "}", "[": "]"}
 MISSING = object()  # the value of a field that a row lacks
-Rows = Iterator[tuple[int, Any]]  # pairs (number of the line, or 0 in JSON without lines and in Parquet; row)
+# pairs (number of the line, or 0 in JSON without lines and in Parquet; row)
+Rows = Iterator[tuple[int, Any]]
 
 
-def fields(file: IO[bytes], label: str, field: str, encoding: str, tick: Tick) -> Iterator[tuple[int, str]]:
+def fields(
+    file: IO[bytes], label: str, field: str, encoding: str, tick: Tick
+) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the line or row, text) for each row of a table, as `data.field` says.
 
-    `messages.text` is followed through objects and into each element of a list: each text is a row. In a template,
-    `{from}: {text}`, a name stands in braces; `messages: {from}: {text}` first names the list of the rows. In a row, a
-    field that is a list is one text.
+    `messages.text` is followed through objects and into each element of a list: each text is a
+    row. In a template, `{from}: {text}`, a name stands in braces; `messages: {from}: {text}` first
+    names the list of the rows. In a row, a field that is a list is one text.
     """
     kind = suffix(label)
     if kind not in TABLES:
@@ -101,7 +105,9 @@ class Field:
 
     names: list[str]  # the paths of its fields
     pattern: str = ""  # of a template: `{}: {}`
-    head: str = ""  # what precedes the first colon of a template, which may name the list whose elements are the rows
+    # what precedes the first colon of a template, which may name the list whose elements are the
+    # rows
+    head: str = ""
     prefix: str = ""  # of the names in messages: `messages.`, once `head` is known to name a list
 
     @classmethod
@@ -192,7 +198,8 @@ def _header(rows: Iterator[list[str]]) -> list[str]:
 
 def _delimited(lines: Iterator[str], kind: str, required: list[str]) -> Rows:
     """Yield pairs (number of the row's first line, its fields by name) for each row of a CSV or TSV file."""
-    limit = csv.field_size_limit(2**31 - 1)  # a document may be long; the limit is global, so it is restored below
+    # a document may be long; the limit is global, so it is restored below
+    limit = csv.field_size_limit(2**31 - 1)
     rows = _reader(lines, kind)
     try:
         names = _header(rows)
@@ -211,7 +218,9 @@ def _delimited(lines: Iterator[str], kind: str, required: list[str]) -> Rows:
                 yield line, dict(zip_longest(names, row))
             line = rows.line_num + 1
     except csv.Error as error:
-        raise _BadRow(f"cannot be read as a table: {one_line(error)}; {QUOTES}", rows.line_num) from None
+        raise _BadRow(
+            f"cannot be read as a table: {one_line(error)}; {QUOTES}", rows.line_num
+        ) from None
     finally:
         csv.field_size_limit(limit)
 
@@ -227,7 +236,10 @@ def _objects(chunks: Iterator[str], kind: str) -> Rows:
         if kind == ".json" and is_over_lines:
             text = "".join(islice(chunks, MAX_TREE // CHUNK))
             if next(chunks, ""):
-                raise _BadRow(f"JSON of over {MAX_TREE >> 20} MB is only read if it has an object on each line", 1)
+                raise _BadRow(
+                    f"JSON of over {MAX_TREE >> 20} MB is only read if it has an object on each line",
+                    1,
+                )
             tree = json.loads(text)
             if not isinstance(tree, list):
                 tree = [tree]
@@ -237,7 +249,9 @@ def _objects(chunks: Iterator[str], kind: str) -> Rows:
             if not line.isspace():
                 yield number, json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise _BadRow(f"is not JSON: {one_line(error)}; write an object on each line", number) from None
+        raise _BadRow(
+            f"is not JSON: {one_line(error)}; write an object on each line", number
+        ) from None
 
 
 def _parquet(file: IO[bytes], label: str, field: Field, tick: Tick) -> Rows:
@@ -246,7 +260,9 @@ def _parquet(file: IO[bytes], label: str, field: Field, tick: Tick) -> Rows:
         import pyarrow
         from pyarrow.parquet import ParquetFile
     except ImportError:
-        raise InputError(f"{label}: needs pyarrow: pip install -c constraints.txt -e '.[parquet]'") from None
+        raise InputError(
+            f"{label}: needs pyarrow: pip install -c constraints.txt -e '.[parquet]'"
+        ) from None
     try:
         table = ParquetFile(file)
         size = file.seek(0, io.SEEK_END)
@@ -324,7 +340,8 @@ def _paths(value: Any, path: str = "") -> Iterator[str]:
 
 
 def _is_piece(value: Any) -> bool:
-    return isinstance(value, dict) and value.keys().isdisjoint(("role", "from"))  # which a message has
+    # which a message has
+    return isinstance(value, dict) and value.keys().isdisjoint(("role", "from"))
 
 
 def _text(value: Any) -> str | None:

@@ -30,16 +30,18 @@ from gpt.model_file import TextRead, read_description
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 from gpt.windows import EvaluationText
 
-# Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because SIGBUS ends the process
-# if a mapped file is truncated.
+# Larger splits are memory-mapped, because they may exceed memory. Smaller ones are not, because
+# SIGBUS ends the process if a mapped file is truncated.
 MAPPED_FROM = 2**24  # bytes
 FORMAT = 2  # part of the fingerprint: increment it when the same text would be encoded differently
-SPLIT_FORMAT = 1  # increment it when the same text would be split differently: model files compare splits
+# increment it when the same text would be split differently: model files compare splits
+SPLIT_FORMAT = 1
 SEEN = (
     "the starting model was trained on files of this text, perhaps on what is held out here, "
     "so the loss may say nothing about new text"
 )
-Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, Any]]  # tokens of each split, tokenizer, meta.json
+# tokens of each split, tokenizer, meta.json
+Encoded = tuple[dict[str, np.ndarray], Tokenizer, dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,8 @@ class Text:
     extra_chars: str  # characters that are in the vocabulary whether the text contains them or not
     sha256: str  # SHA-256 of the file or, if there are several, a hash of their names and hashes
     texts: Sequence[TextRead]  # this text, then those that the model of `init_from` has read
-    documents: DocumentStats | None = None  # how the text was divided into documents, or None if it was not divided
+    # how the text was divided into documents, or None if it was not divided
+    documents: DocumentStats | None = None
     notes: tuple[str, ...] = ()  # lines about the text, logged when a run starts
     held_out: Sequence[str] = ()  # hashes of the files of which parts are held out (`data.seen`)
 
@@ -79,7 +82,11 @@ class Text:
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
         """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
         own = self.texts[0]
-        others = [each for each in texts if (each["sha256"], each["split"]) != (own["sha256"], own["split"])]
+        others = [
+            each
+            for each in texts
+            if (each["sha256"], each["split"]) != (own["sha256"], own["split"])
+        ]
         notes = self.notes
         if own["split"] and was_read(others, self.sha256, self.held_out):
             notes += (SEEN,)
@@ -93,8 +100,9 @@ def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
 def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars: str = "") -> Text:
     """Return a text, split and encoded, from the cache if it is there.
 
-    With `data.validation`, each split has files of its own. Otherwise documents are split by `data/hash_order.py`, and
-    other texts by `data/splits.py`. Within a split, the texts of different files are joined by newlines.
+    With `data.validation`, each split has files of its own. Otherwise documents are split by
+    `data/hash_order.py`, and other texts by `data/splits.py`. Within a split, the texts of
+    different files are joined by newlines.
     """
     with Progress("hashing the text", corpus.size(), "B") as progress:
         stamps, digests = corpus.stamps(), corpus.digests(progress.update)
@@ -102,13 +110,17 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     settings = [SPLIT_FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
     rule = DocumentRule.of(config)
     settings += [{rule.kind: rule.name}] if rule else []
-    settings += [[source.split for source in corpus.files]] if config.validation is not None else []
+    settings += (
+        [[source.split for source in corpus.files]] if config.validation is not None else []
+    )
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     fingerprint = hashlib.sha256(json.dumps([FORMAT, *settings, extra_chars]).encode()).hexdigest()
     folder = corpus.cache / "encoded" / fingerprint
     with Progress("checking the encoded text"):
         found = _load(folder)
-    arrays, tokenizer, meta = found or _encode(corpus, rule, stamps, digests, config.split, extra_chars, folder)
+    arrays, tokenizer, meta = found or _encode(
+        corpus, rule, stamps, digests, config.split, extra_chars, folder
+    )
     check_lengths(arrays, config, context, corpus)
     about_files = () if rule else describe_files(corpus, digests, config.split)
     sha256 = corpus.identity(digests)
@@ -122,14 +134,17 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     if config.overfit is not None:
         return _overfitted(text, config, context)
     return replace(
-        text, notes=text.notes + describe_likeness(meta["losses"], meta["ordered"] and config.validation is None)
+        text,
+        notes=text.notes
+        + describe_likeness(meta["losses"], meta["ordered"] and config.validation is None),
     )
 
 
 def text_of_run(model: Path) -> Text:
     """Return the text on which the model in the file `model`, such as RUN/checkpoints/best.safetensors, was trained.
 
-    The run's config.yaml says where the text is; the model file contains hashes of the text and of its splits.
+    The run's config.yaml says where the text is; the model file contains hashes of the text and of
+    its splits.
     """
     architecture, meta = read_description(model)
     run = Run(model.resolve().parent.parent)
@@ -145,7 +160,9 @@ def text_of_run(model: Path) -> Text:
     trained_on = [(each["sha256"], each["split"]) for each in meta["texts"][:1]]
     opened = [(each["sha256"], each["split"]) for each in text.texts]
     if trained_on != opened or text.tokenizer.vocabulary != meta["vocabulary"]:
-        raise InputError(f"{text.name} has changed since {printable(run.name)} was trained, and so have its splits")
+        raise InputError(
+            f"{text.name} has changed since {printable(run.name)} was trained, and so have its splits"
+        )
     return text
 
 
@@ -154,7 +171,8 @@ def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
     length = config.overfit or 0
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
-    # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 * context extra tokens.
+    # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 *
+    # context extra tokens.
     train_length = length + 2 * context
     train = text.train[:train_length]
     if len(train) < train_length:
@@ -165,7 +183,9 @@ def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
     number = int(characters_of[part].sum())
     characters = {"train": int(characters_of[train].sum()), "validation": number, "test": number}
     texts: list[TextRead] = [{**text.texts[0], "split": ""}]  # because no text is held out
-    return replace(text, train=train, validation=part, test=part, characters=characters, texts=texts)
+    return replace(
+        text, train=train, validation=part, test=part, characters=characters, texts=texts
+    )
 
 
 def _load(folder: Path) -> Encoded | None:
@@ -178,7 +198,11 @@ def _load(folder: Path) -> Encoded | None:
             arrays[split] = _open(folder / f"{split}.bin", tokenizer)
             if _checksum(folder / f"{split}.bin") != meta["checksums"][split]:
                 return None
-        return arrays, tokenizer, {key: meta[key] for key in ("characters", "documents", "files", "losses", "ordered")}
+        return (
+            arrays,
+            tokenizer,
+            {key: meta[key] for key in ("characters", "documents", "files", "losses", "ordered")},
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
@@ -212,22 +236,30 @@ def _encode(
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         size, passes = corpus.size(), 3 if rule else 2
-        with Progress("encoding", passes * size, "B") as progress, FileLock(folder.parent / ".lock"):
+        with (
+            Progress("encoding", passes * size, "B") as progress,
+            FileLock(folder.parent / ".lock"),
+        ):
             if found := _load(folder):  # another process has just encoded it
                 return found
             tick = progress.update
             texts: Iterable[Any] = (corpus.read(source, tick) for source in corpus.files)
-            if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
+            # the model reads no separators between documents
+            if rule and rule.kind not in WHITESPACE:
                 texts = [contents(corpus, rule, tick)]
             sizes, characters = scan(texts)
             if rule:
                 end = rule.end
             else:
-                filled = [each.split for each, size in zip(corpus.files, sizes, strict=True) if size]
+                filled = [
+                    each.split for each, size in zip(corpus.files, sizes, strict=True) if size
+                ]
                 end = "\n" * (len(filled) > len(set(filled)))  # joins the files of a split
             tokenizer = _make_tokenizer(corpus, characters, end, extra_chars)
             if rule:
-                parts, divided = encode_documents(corpus, rule, tokenizer, shares, folder.parent, tick)
+                parts, divided = encode_documents(
+                    corpus, rule, tokenizer, shares, folder.parent, tick
+                )
                 files = file_hashes(corpus, None)
             else:
                 parts_of = split_documents(corpus, sizes, shares, digests)
@@ -243,14 +275,18 @@ def _encode(
             _save(folder, tokenizer, encoded(), {"documents": divided, "files": files})
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
-    except OSError as error:  # from writing the cache, because a text that cannot be read raises an InputError
+    except (
+        OSError
+    ) as error:  # from writing the cache, because a text that cannot be read raises an InputError
         raise InputError(
             f"{printable(folder)}: cannot save the encoded text: {error.strerror or error}; "
             "data.cache_dir= sets another folder"
         ) from None
     if found := _load(folder):
         return found
-    raise InputError(f"{printable(folder)}: the encoded text was damaged as soon as it was written; check the disk")
+    raise InputError(
+        f"{printable(folder)}: the encoded text was damaged as soon as it was written; check the disk"
+    )
 
 
 def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
@@ -265,7 +301,9 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
                 if not seen.take(points, mode="clip").all():  # reading is far faster than writing
                     seen[points] = True
-            elif new := (chunk.encode("ascii") if isinstance(chunk, str) else chunk).translate(None, known):
+            elif new := (chunk.encode("ascii") if isinstance(chunk, str) else chunk).translate(
+                None, known
+            ):
                 seen[np.frombuffer(new, np.uint8)] = True
                 known = bytes(np.flatnonzero(seen[:256]).tolist())
         sizes.append(size)
@@ -280,7 +318,9 @@ def _make_tokenizer(corpus: Corpus, characters: str, end: str, extra_chars: str)
     if not characters:
         raise InputError(f"{corpus.name}: is empty: 0 characters")
     if len(characters) == 1:
-        raise InputError(f"{corpus.name}: holds only one distinct character, {characters!r}: there is nothing to learn")
+        raise InputError(
+            f"{corpus.name}: holds only one distinct character, {characters!r}: there is nothing to learn"
+        )
     if corpus.encoding is None:
         return ByteTokenizer()
     try:
@@ -297,7 +337,11 @@ def _encode_parts(
     for source, parts in zip(corpus.files, parts_of, strict=True):
         position = 0
         for chunk in corpus.read(source, tick):
-            tokens = np.frombuffer(chunk, np.uint8) if isinstance(chunk, bytes) else tokenizer.pack(chunk)
+            tokens = (
+                np.frombuffer(chunk, np.uint8)
+                if isinstance(chunk, bytes)
+                else tokenizer.pack(chunk)
+            )
             for split, begin, end in parts:
                 piece = tokens[max(begin - position, 0) : max(end - position, 0)]
                 if len(piece):
@@ -308,7 +352,12 @@ def _encode_parts(
             position += len(tokens)
 
 
-def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.ndarray]], meta: dict[str, Any]) -> None:
+def _save(
+    folder: Path,
+    tokenizer: Tokenizer,
+    encoded: Iterator[tuple[str, np.ndarray]],
+    meta: dict[str, Any],
+) -> None:
     """Write pairs (split, tokens), and `meta`, which may be complete only after the last of them, into `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     remove_unfinished(folder.parent)
@@ -316,15 +365,21 @@ def _save(folder: Path, tokenizer: Tokenizer, encoded: Iterator[tuple[str, np.nd
     with atomic(folder) as unfinished:
         unfinished.mkdir()
         with ExitStack() as stack:
-            files = {split: stack.enter_context(open(unfinished / f"{split}.bin", "wb")) for split in SPLITS}
+            files = {
+                split: stack.enter_context(open(unfinished / f"{split}.bin", "wb"))
+                for split in SPLITS
+            }
             for split, piece in encoded:
                 files[split].write(piece.data)
                 checksums[split] = zlib.crc32(piece.data, checksums[split])
                 counts[split] += len(piece)
-                if isinstance(tokenizer, ByteTokenizer):  # 10xxxxxx continues a character and is not counted
+                # 10xxxxxx continues a character and is not counted
+                if isinstance(tokenizer, ByteTokenizer):
                     counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
         meta |= {"vocabulary": tokenizer.vocabulary, "characters": counts, "checksums": checksums}
         train, validation = (_open(unfinished / f"{split}.bin", tokenizer) for split in SPLITS[:2])
         meta["losses"] = losses_of_passages(train, validation, tokenizer.size)
-        meta["ordered"] = not meta["documents"] and are_sorted(tokenizer.decode(train[:MOST_LINES]))
+        meta["ordered"] = not meta["documents"] and are_sorted(
+            tokenizer.decode(train[:MOST_LINES])
+        )
         (unfinished / "meta.json").write_text(json.dumps(meta), encoding="ascii")

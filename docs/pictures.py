@@ -1,10 +1,10 @@
 """Makes the demo and the pictures of docs/images anew with the present recipe: `python docs/pictures.py`.
 
-It trains the runs `demo`, `first` and `sweep` if runs/ has none of these names, writes the model and the page of
-docs/demo from `demo`, and shows the pages and those of TensorBoard in Chromium. recipe.png shows
-docs/experiments/recipe.csv. `--fixed` trains nothing and makes only the pictures of docs/demo and of the recipe;
-`--quick` tries everything in a temporary folder. Pictures need `pip install -c constraints.txt -e '.[dev]'` and
-chromium.
+It trains the runs `demo`, `first` and `sweep` if runs/ has none of these names, writes the model
+and the page of docs/demo from `demo`, and shows the pages and those of TensorBoard in Chromium.
+recipe.png shows docs/experiments/recipe.csv. `--fixed` trains nothing and makes only the pictures
+of docs/demo and of the recipe; `--quick` tries everything in a temporary folder. Pictures need
+`pip install -c constraints.txt -e '.[dev]'` and chromium.
 """
 
 import argparse
@@ -28,7 +28,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES, DEMO = Path("docs/images"), Path("docs/demo/shakespeare.html")
-TRAINED, RUN, SWEEP = Path("runs/demo"), Path("runs/first"), Path("runs/sweep")  # relative: TensorBoard shows them
+# relative: TensorBoard shows them
+TRAINED, RUN, SWEEP = Path("runs/demo"), Path("runs/first"), Path("runs/sweep")
 SETTINGS = {
     TRAINED: "data=shakespeare data.split=[0.9,0.1,0.0] minutes=10 seed=1",
     RUN: "trainer.val_check_interval=60",
@@ -48,8 +49,12 @@ def tensorboard(logs: Path) -> str:
     from tensorboard import default, program
 
     empty = {"ProjectorPlugin"}  # whose page has nothing of a run
-    server = program.TensorBoard([each for each in default.get_plugins() if getattr(each, "__name__", "") not in empty])
-    server.configure(["", "--logdir", str(logs), "--port", "0", "--samples_per_plugin", "images=100,text=100"])
+    server = program.TensorBoard(
+        [each for each in default.get_plugins() if getattr(each, "__name__", "") not in empty]
+    )
+    server.configure(
+        ["", "--logdir", str(logs), "--port", "0", "--samples_per_plugin", "images=100,text=100"]
+    )
     address = server.launch()
     until = time.monotonic() + 60
     while not json.load(urllib.request.urlopen(f"{address}data/runs", timeout=5)):
@@ -84,7 +89,9 @@ def save(shown: Any, name: str) -> None:
     """Write a screenshot of a page, or of a part of it, in at most 256 colours."""
     from PIL import Image
 
-    Image.open(io.BytesIO(shown.screenshot())).quantize(256).save(IMAGES / f"{name}.png", optimize=True)
+    Image.open(io.BytesIO(shown.screenshot())).quantize(256).save(
+        IMAGES / f"{name}.png", optimize=True
+    )
 
 
 def animate(name: str, shots: Iterable[tuple[int, bytes]]) -> None:
@@ -92,11 +99,23 @@ def animate(name: str, shots: Iterable[tuple[int, bytes]]) -> None:
     import numpy as np
     from PIL import Image
 
-    rests, pictures = zip(*((rest, Image.open(io.BytesIO(shot)).convert("RGB")) for rest, shot in shots), strict=True)
+    rests, pictures = zip(
+        *((rest, Image.open(io.BytesIO(shot)).convert("RGB")) for rest, shot in shots), strict=True
+    )
     sheet = Image.fromarray(np.concatenate(pictures[:: len(pictures) // 10 + 1]))
-    palette = sheet.quantize(64, Image.Quantize.MAXCOVERAGE, kmeans=1)  # keeps colours of small areas
-    first, *others = (picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures)
-    first.save(IMAGES / f"{name}.gif", save_all=True, append_images=others, duration=rests, loop=0, optimize=True)
+    # keeps colours of small areas
+    palette = sheet.quantize(64, Image.Quantize.MAXCOVERAGE, kmeans=1)
+    first, *others = (
+        picture.quantize(palette=palette, dither=Image.Dither.NONE) for picture in pictures
+    )
+    first.save(
+        IMAGES / f"{name}.gif",
+        save_all=True,
+        append_images=others,
+        duration=rests,
+        loop=0,
+        optimize=True,
+    )
 
 
 FRAME = """<meta charset="utf-8"><style>
@@ -125,18 +144,27 @@ def frames() -> Iterator[str]:
     from gpt.checkpoint import read_training_checkpoint
     from reports.history import History
 
-    events = EventAccumulator(str(RUN), size_guidance={"images": 0, "scalars": 0, "tensors": 0}).Reload()
+    events = EventAccumulator(
+        str(RUN), size_guidance={"images": 0, "scalars": 0, "tensors": 0}
+    ).Reload()
     history = History.of(read_training_checkpoint(RUN / "checkpoints/last.ckpt")["history"])
     losses = history.losses.entries
     texts = dict(history.samples.entries)
     validation = EventAccumulator(str(RUN / "validation"), size_guidance={"scalars": 0}).Reload()
-    nats, bits = ({point.step: point.value for point in validation.Scalars(tag)} for tag in ("val/loss", "val/bpc"))
+    nats, bits = (
+        {point.step: point.value for point in validation.Scalars(tag)}
+        for tag in ("val/loss", "val/bpc")
+    )
     steps, top, bottom = losses[-1][0], losses[0][1], min(loss for _, loss in losses)
     for picture in events.Images("view_attention/L0H0"):
         step = picture.step
         if step not in texts:
             continue
-        points = [f"{at} {100 - 96 * (loss - bottom) / (top - bottom):.2f}" for at, loss in losses if at <= step]
+        points = [
+            f"{at} {100 - 96 * (loss - bottom) / (top - bottom):.2f}"
+            for at, loss in losses
+            if at <= step
+        ]
         (_, prompt, text), *_ = texts[step]
         begun = "\n".join(prompt.rstrip("\n").splitlines()[-3:])
         yield FRAME.format(
@@ -194,8 +222,15 @@ i { display: inline-block; height: 13px; background: #1d4fd7; margin-right: 8px;
 def recipe(page: Any) -> None:
     """Draw how much each kept change lowered the loss on the built-in corpus, from docs/experiments/recipe.csv."""
     with (ROOT / "docs/experiments/recipe.csv").open(newline="") as file:
-        kept = [row for row in csv.DictReader(file) if row["text"] == "corpus" and re.match("yes$|until", row["kept"])]
-    rows = [(-float(row["difference"]), re.split(r"[,:;] ", row["change"])[0].replace("`", "")) for row in kept]
+        kept = [
+            row
+            for row in csv.DictReader(file)
+            if row["text"] == "corpus" and re.match("yes$|until", row["kept"])
+        ]
+    rows = [
+        (-float(row["difference"]), re.split(r"[,:;] ", row["change"])[0].replace("`", ""))
+        for row in kept
+    ]
     rows = sorted((row for row in rows if row[0] > 0.008), reverse=True)  # smaller gains are noise
     bars = (
         f"<span>{name}</span><span><i style='width:{gain / rows[0][0] * 340:.0f}px'></i>{gain:.3f}</span>"
@@ -229,7 +264,9 @@ def renew_demo() -> None:
     guessed = ("--guess", str(ROOT / "docs/demo/passages.txt"), "--title", TITLE)
     run("export.py", str(model), "--to", "web", str(DEMO), *guessed, "--overwrite")
     summary = json.loads((TRAINED / "summary.json").read_text("utf-8"))
-    print(f"the new demo: {summary['steps']:,} steps, {summary['val_loss']:.4f} nats per character")
+    print(
+        f"the new demo: {summary['steps']:,} steps, {summary['val_loss']:.4f} nats per character"
+    )
     print("now change these figures in README.md, CONTRIBUTING.md and tests/test_docs.py")
 
 
@@ -237,9 +274,15 @@ def main() -> None:
     """Make them all."""
     from playwright.sync_api import sync_playwright
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--fixed", action="store_true", help="only writing.gif, demo.png, guess.png, recipe.png")
-    parser.add_argument("--quick", action="store_true", help="tiny runs in a temporary folder, to test this script")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--fixed", action="store_true", help="only writing.gif, demo.png, guess.png, recipe.png"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="tiny runs in a temporary folder, to test this script"
+    )
     given = parser.parse_args()
     os.chdir(tempfile.mkdtemp() if given.quick else ROOT)
     for folder in (IMAGES, DEMO.parent):
@@ -247,7 +290,12 @@ def main() -> None:
     if not given.fixed:
         for path, settings in SETTINGS.items():
             if not path.exists():
-                run("train.py", f"name={path.name}", *settings.split(), *(QUICK.split() if given.quick else ()))
+                run(
+                    "train.py",
+                    f"name={path.name}",
+                    *settings.split(),
+                    *(QUICK.split() if given.quick else ()),
+                )
         renew_demo()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(

@@ -10,9 +10,9 @@ Read the files in this order. The lessons are in docs/lessons.
 6. `windows.py`: where a model reads a text; `evaluation.py`: its exact loss on the text.
 7. `inference/decoder.py`: generation with a KV cache. Lesson 4 builds the cache.
 
-Read the other files in any order: `dropout.py`, `tokenizer.py`, `analysis.py` (arrays to plot), `scoring.py`,
-`checkpoint.py`, `model_file.py`, `export/` (other file formats), `facts.py`
-(what logs and pages say about a model).
+Read the other files in any order: `dropout.py`, `tokenizer.py`, `analysis.py` (arrays to plot),
+`scoring.py`, `checkpoint.py`, `model_file.py`, `export/` (other file formats), `facts.py` (what
+logs and pages say about a model).
 """
 
 from importlib import import_module

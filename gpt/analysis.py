@@ -49,11 +49,14 @@ class TokenSurprisals(NamedTuple):
     tokens: np.ndarray  # (M,) int64
     nats: np.ndarray  # (M,) float64
     top: np.ndarray  # (M, K) int64, the most likely first
-    probabilities: np.ndarray  # (M, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
+    # (M, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
+    probabilities: np.ndarray
 
     def rows(self, rows: slice) -> "TokenSurprisals":
         """Return some of the tokens with their surprisals."""
-        return TokenSurprisals(self.tokens[rows], self.nats[rows], self.top[rows], self.probabilities[rows])
+        return TokenSurprisals(
+            self.tokens[rows], self.nats[rows], self.top[rows], self.probabilities[rows]
+        )
 
 
 class Surprisals(NamedTuple):
@@ -63,7 +66,8 @@ class Surprisals(NamedTuple):
     begins: np.ndarray  # (N,) int64, index in `tokens` of each character's first token
     nats: np.ndarray  # (N,) float64, summed over the tokens of each character
     top: np.ndarray  # (N, K) int64, the most likely first
-    probabilities: np.ndarray  # (N, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
+    # (N, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
+    probabilities: np.ndarray
 
     @property
     def millinats(self) -> np.ndarray:
@@ -73,7 +77,11 @@ class Surprisals(NamedTuple):
     def likely(self, names: list[str], digits: int) -> Iterator[list[tuple[str, float]]]:
         """Yield for each character the names and rounded probabilities of its most likely tokens."""
         for top, probabilities in zip(self.top.tolist(), self.probabilities.tolist(), strict=True):
-            yield [(names[token], round(p, digits)) for token, p in zip(top, probabilities, strict=True) if p > 0]
+            yield [
+                (names[token], round(p, digits))
+                for token, p in zip(top, probabilities, strict=True)
+                if p > 0
+            ]
 
 
 def _first_token(text: EvaluationText) -> TokenSurprisals:
@@ -95,18 +103,24 @@ def _token_surprisals(logits: Tensor, targets: Tensor) -> TokenSurprisals:
     nats = surprisals(logits, targets)  # (N,)
     probabilities = logits.float().softmax(-1)  # (N, V)
     top = probabilities.topk(min(NUM_TOP, logits.shape[-1]))  # values and indices, (N, K) each
-    return TokenSurprisals(targets.cpu().numpy(), nats.numpy(), top.indices.cpu().numpy(), top.values.cpu().numpy())
+    return TokenSurprisals(
+        targets.cpu().numpy(), nats.numpy(), top.indices.cpu().numpy(), top.values.cpu().numpy()
+    )
 
 
-def by_character(predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText, size: int) -> Iterator[Surprisals]:
+def by_character(
+    predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText, size: int
+) -> Iterator[Surprisals]:
     """Yield the `Surprisals` of a text, `size` characters at a time, and of the rest at the end.
 
     Args:
-        predicted: logits (N, V) and targets (N,) from `gpt.evaluation.predictions`, in the order of the text.
+        predicted: logits (N, V) and targets (N,) from `gpt.evaluation.predictions`, in the order
+            of the text.
         text: the text.
         size: number of characters, at least 1.
     """
-    starts_character = text.token_sizes[:, 0] > 0  # (V,), false for bytes that continue a character
+    # (V,), false for bytes that continue a character
+    starts_character = text.token_sizes[:, 0] > 0
     pending = _first_token(text)  # the tokens of characters that are not yielded yet
     for logits, targets in predicted:
         batch = _token_surprisals(logits, targets)
@@ -145,6 +159,9 @@ def _begins(tokens: np.ndarray, starts_character: np.ndarray) -> np.ndarray:
 def _merged(tokens: TokenSurprisals, begins: np.ndarray) -> Surprisals:
     """Return the surprisals of the N characters that M tokens form, and whose first tokens are at `begins`."""
     tokens_per_character = np.diff(begins, append=len(tokens.tokens))  # (N,)
-    character = np.repeat(np.arange(len(begins)), tokens_per_character)  # (M,), which one each token is in
+    # (M,), which one each token is in
+    character = np.repeat(np.arange(len(begins)), tokens_per_character)
     nats = np.bincount(character, tokens.nats, len(begins))  # (N,)
-    return Surprisals(tokens.tokens, begins, nats, tokens.top[begins], tokens.probabilities[begins])
+    return Surprisals(
+        tokens.tokens, begins, nats, tokens.top[begins], tokens.probabilities[begins]
+    )

@@ -1,7 +1,7 @@
 """Causal multi-head self-attention with QK-norm, rotary positions and key offset, and two ways to compute it.
 
-Shapes: B windows, T tokens in a window (queries), M keys, C = dim, H heads of size D = C / H, R rotated channels per
-head.
+Shapes: B windows, T tokens in a window (queries), M keys, C = dim, H heads of size D = C / H, R
+rotated channels per head.
 """
 
 import math
@@ -17,13 +17,15 @@ from gpt.positions import position_tables
 
 FUSED_FROM = 1024  # length in tokens from which torch's fused kernel trains faster on a CPU
 MIN_BLOCK = 16  # minimum queries per block of a window: matmuls of smaller blocks are slow
-Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]  # of q, k, v, mask, dropout
+# of q, k, v, mask, dropout
+Kernel = Callable[[Tensor, Tensor, Tensor, Tensor | None, float], Tensor]
 
 
 class Attention(nn.Module):
     """Causal multi-head self-attention: (B, T, C) -> (B, T, C).
 
-    `qkv.weight`, (3C, C), stacks the projections to queries, keys and values like `nn.MultiheadAttention`.
+    `qkv.weight`, (3C, C), stacks the projections to queries, keys and values like
+    `nn.MultiheadAttention`.
     """
 
     def __init__(self, config: ModelConfig) -> None:
@@ -42,7 +44,9 @@ class Attention(nn.Module):
         y = y.transpose(1, 2).reshape(B, T, C)  # (B, T, C)
         return self.proj(y)  # (B, T, C)
 
-    def queries_keys_values(self, x: Tensor, tables: tuple[Tensor, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
+    def queries_keys_values(
+        self, x: Tensor, tables: tuple[Tensor, ...] = ()
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the queries, keys and values of all heads: (B, T, C) -> 3 x (B, H, T, D)."""
         B, T, C = x.shape
         H = self.config.heads
@@ -63,9 +67,9 @@ class Attention(nn.Module):
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs of channels by angles that grow with the position: (B, H, T, D) -> (B, H, T, D).
 
-    Of the first R channels, i and i + R/2 form a pair (GPT-NeoX's layout); `cos` and `sin`, (T, R/2), are of the
-    angles. The product q . k of a rotated query and key then depends only on the distance between their positions.
-    Source: RoFormer, arXiv:2104.09864, equation 34.
+    Of the first R channels, i and i + R/2 form a pair (GPT-NeoX's layout); `cos` and `sin`, (T,
+    R/2), are of the angles. The product q . k of a rotated query and key then depends only on the
+    distance between their positions. Source: RoFormer, arXiv:2104.09864, equation 34.
     """
     cos = cos.to(x.dtype)  # (T, R/2)
     sin = sin.to(x.dtype)  # (T, R/2)
@@ -80,9 +84,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def offset_keys(k: Tensor) -> Tensor:
     """Take the last D // 2 channels of each key from the previous position: (B, H, T, D) -> (B, H, T, D).
 
-    At the first position they are zeros. One layer can then look up what followed an earlier occurrence of a
-    character, for which an induction head needs two.
-    Source: the partial key offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
+    At the first position they are zeros. One layer can then look up what followed an earlier
+    occurrence of a character, for which an induction head needs two. Source: the partial key
+    offset of modded-nanogpt (https://github.com/KellerJordan/modded-nanogpt).
     """
     D = k.shape[-1]
     half = D // 2
@@ -180,11 +184,14 @@ def is_explicit(config: ModelConfig, length: int, keys: int, device: str, traini
     return training and (length < FUSED_FROM or config.dropout > 0)
 
 
-def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+def explicit_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
     """Return softmax(q k^T / sqrt(D) + mask) v: (B, H, T, D), 2 x (B, H, M, D) -> (B, H, T, D).
 
-    `mask` is (T, M) or (H, T, M); None is causal and requires M = T. Dropout applies to the attention weights.
-    Source: Attention Is All You Need, arXiv:1706.03762, equation 1, with the causal mask of section 3.2.3.
+    `mask` is (T, M) or (H, T, M); None is causal and requires M = T. Dropout applies to the
+    attention weights. Source: Attention Is All You Need, arXiv:1706.03762, equation 1, with the
+    causal mask of section 3.2.3.
     """
     B, H, T, D = q.shape
     M = k.shape[2]
@@ -199,15 +206,19 @@ def explicit_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = No
     k = k.reshape(B * H, M, D)  # (B*H, M, D)
     v = v.reshape(B * H, M, D)  # (B*H, M, D)
 
-    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=D**-0.5)  # (B*H, T, M): mask + q k^T / sqrt(D)
-    # Without a dtype, autocast would widen the scores to fp32, although the kernel accumulates in fp32 anyway.
+    # (B*H, T, M): mask + q k^T / sqrt(D)
+    scores = torch.baddbmm(mask, q, k.transpose(1, 2), alpha=D**-0.5)
+    # Without a dtype, autocast would widen the scores to fp32, although the kernel accumulates in
+    # fp32 anyway.
     weights = torch.softmax(scores, -1, dtype=scores.dtype)  # (B*H, T, M)
     weights = drop(weights, dropout)  # (B*H, T, M)
     y = weights @ v  # (B*H, T, D)
     return y.view(B, H, T, D)  # (B, H, T, D)
 
 
-def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0) -> Tensor:
+def fused_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, dropout: float = 0.0
+) -> Tensor:
     """Like `explicit_attention`, with PyTorch's fused kernel."""
     causal = mask is None
     if mask is not None:
@@ -218,8 +229,8 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None,
 def make_mask(queries: Tensor, keys: Tensor, window: int | None = None) -> Tensor:
     """Return the mask to add to scores: 0 for the last `window` keys up to the query's position, -inf for all others.
 
-    `queries`, (..., T), and `keys`, (..., M), are positions, of which negative ones are padding -> (..., T, M) float32.
-    Source: Mistral 7B, arXiv:2310.06825, section 2, for the window.
+    `queries`, (..., T), and `keys`, (..., M), are positions, of which negative ones are padding ->
+    (..., T, M) float32. Source: Mistral 7B, arXiv:2310.06825, section 2, for the window.
     """
     distance = queries[..., :, None] - keys[..., None, :]  # (..., T, M)
     future = distance < 0  # (..., T, M)

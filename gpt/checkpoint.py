@@ -31,7 +31,10 @@ CHECKPOINT_FORMAT = 2  # increase it if an old checkpoint would continue as anot
 
 def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
     """Return the weights in the state dict of a `GPT` or a `LitGPT` as fp32 NumPy arrays, by their names in `GPT`."""
-    return {name.removeprefix(PREFIX): value.detach().float().cpu().numpy() for name, value in state_dict.items()}
+    return {
+        name.removeprefix(PREFIX): value.detach().float().cpu().numpy()
+        for name, value in state_dict.items()
+    }
 
 
 def without_folders(name: str) -> str:
@@ -67,9 +70,14 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
     """Return a `GPT` in evaluation mode with the weights of a model file."""
     with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
         model = GPT(config, len(state["embedding.weight"]))
-    for name, array in state.items():  # load_state_dict needs seconds: its time is quadratic in the blocks
+    # load_state_dict needs seconds: its time is quadratic in the blocks
+    for name, array in state.items():
         module, _, weight = name.rpartition(".")
-        setattr(model.get_submodule(module), weight, torch.nn.Parameter(torch.from_numpy(array).clone()))
+        setattr(
+            model.get_submodule(module),
+            weight,
+            torch.nn.Parameter(torch.from_numpy(array).clone()),
+        )
     if config.tied:
         model.head.weight = model.embedding.weight
     return model.eval()
@@ -82,7 +90,9 @@ def with_context(model: GPT, context: int) -> GPT:
         ValueError: the model has learned positions and `context` is greater than their number.
     """
     if model.config.positions == "learned" and context > model.config.context:
-        raise ValueError(f"must be at most {model.config.context}, the number of learned positions")
+        raise ValueError(
+            f"must be at most {model.config.context}, the number of learned positions"
+        )
     other = GPT(replace(model.config, context=context), model.vocabulary).to(model.head.weight)
     copy_weights(other, model, torch.arange(model.vocabulary, device=model.head.weight.device))
     return other
@@ -92,10 +102,11 @@ def with_context(model: GPT, context: int) -> GPT:
 def copy_weights(model: GPT, trained: GPT, token_map: torch.Tensor) -> None:
     """Copy the weights of `trained` into `model`; `token_map`, (V,) int64, is the new token of each trained one.
 
-    `model` may have more tokens, another context and dropout, but not more learned positions. The rows of a new token
-    are the means of the V copied rows, so its logit is the mean of the V logits, which stay as they were: n new tokens
-    increase the loss on a text without them by at most ln(1 + n / V) nats per token.
-    Source: Hewitt, Initializing New Word Embeddings for Pretrained Language Models (2021).
+    `model` may have more tokens, another context and dropout, but not more learned positions. The
+    rows of a new token are the means of the V copied rows, so its logit is the mean of the V
+    logits, which stay as they were: n new tokens increase the loss on a text without them by at
+    most ln(1 + n / V) nats per token. Source: Hewitt, Initializing New Word Embeddings for
+    Pretrained Language Models (2021).
     """
     weights = trained.state_dict()
     for name, weight in model.state_dict().items():
@@ -103,10 +114,13 @@ def copy_weights(model: GPT, trained: GPT, token_map: torch.Tensor) -> None:
             weight[:] = weights[name].mean(0)
             weight[token_map] = weights[name]
         else:
-            weight[:] = weights[name][: len(weight)]  # the first of the learned positions, all of other weights
+            # the first of the learned positions, all of other weights
+            weight[:] = weights[name][: len(weight)]
 
 
-def save_training_checkpoint(path: str | Path, contents: dict[str, Any], previous: Path | None = None) -> None:
+def save_training_checkpoint(
+    path: str | Path, contents: dict[str, Any], previous: Path | None = None
+) -> None:
     """Write a training checkpoint atomically, and rename an existing one to `previous`.
 
     Even if the process is killed, a complete checkpoint exists at `path` or at `previous`.
@@ -144,18 +158,23 @@ def read_training_checkpoint(path: str | Path) -> dict[str, Any]:
     except PermissionError as error:
         raise CheckpointError(describe_os_error(error, path)) from None
     except Exception as error:  # zipfile and pickle raise many types on damaged files
-        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # EINVAL: a damaged file with a wrong offset
+        # EINVAL: a damaged file with a wrong offset
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:
             error.filename = str(path)
             raise
         if is_out_of_memory(error):
             raise
         reason = one_line(error) or type(error).__name__
-        raise CheckpointError(f"{path}: is damaged or not a checkpoint ({reason[:120]})") from error
+        raise CheckpointError(
+            f"{path}: is damaged or not a checkpoint ({reason[:120]})"
+        ) from error
     if not isinstance(contents, dict) or "format" not in contents:
         raise CheckpointError(f"{path}: is not a chargpt checkpoint")
     if contents["format"] != CHECKPOINT_FORMAT:
         start = shlex.quote(f"init_from={Path(path).parent.parent}")
-        raise other_format(path, contents["format"], CHECKPOINT_FORMAT, f"{start} starts a new run from its model")
+        raise other_format(
+            path, contents["format"], CHECKPOINT_FORMAT, f"{start} starts a new run from its model"
+        )
     return contents
 
 

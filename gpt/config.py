@@ -13,15 +13,18 @@ NORM_EPS = 1e-5  # of layer norm and RMS norm
 class ModelConfig:
     """The architecture of a `GPT`: `python train.py --help=all` prints what each option means.
 
-    The defaults are those of `model=tiny`. `layers`, `heads`, `dim` and `dropout` may be `auto` only in a run's
-    configuration, until the run chooses numbers.
+    The defaults are those of `model=tiny`. `layers`, `heads`, `dim` and `dropout` may be `auto`
+    only in a run's configuration, until the run chooses numbers.
 
     Raises:
-        InputError: a value is out of its range, or `dim`, `heads` and `positions` do not fit together.
+        InputError: a value is out of its range, or `dim`, `heads` and `positions` do not fit
+            together.
     """
 
     layers: Any = option(4, "number of transformer blocks", auto=int, least=1, most=4096)
-    heads: Any = option(2, "attention heads per block; must divide model.dim", auto=int, least=1, most=4096)
+    heads: Any = option(
+        2, "attention heads per block; must divide model.dim", auto=int, least=1, most=4096
+    )
     dim: Any = option(128, "model width", auto=int, least=1, most=2**17)
     context: int = option(256, "context length in tokens", least=1, most=2**20)
     dropout: Any = option(
@@ -30,17 +33,31 @@ class ModelConfig:
         auto=float, least=0, below=1, on_resume="allow",
     )  # fmt: skip
     bias: bool = option(False, "biases in linear layers and layer norms")
-    norm: str = option("layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm"))
+    norm: str = option(
+        "layernorm", "normalisation before each branch", choices=("layernorm", "rmsnorm")
+    )
     activation: str = option("relu2", "non-linearity of the MLP", choices=("gelu", "relu2"))
-    positions: str = option("rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "none"))
+    positions: str = option(
+        "rotary", "position encoding", choices=("learned", "sinusoidal", "rotary", "none")
+    )
     window: int | None = option(
-        None, "attention window in tokens, including the current one; null: the whole context", least=1, most=2**20
+        None,
+        "attention window in tokens, including the current one; null: the whole context",
+        least=1,
+        most=2**20,
     )
     qk_norm: bool = option(True, "apply RMS norm to the queries and keys of each head")
-    key_offset: bool = option(True, "half of each key's channels come from the previous position, not rotary-encoded")
-    token_shift: bool = option(True, "add the previous token's embedding, scaled by a learned factor per channel")
+    key_offset: bool = option(
+        True, "half of each key's channels come from the previous position, not rotary-encoded"
+    )
+    token_shift: bool = option(
+        True, "add the previous token's embedding, scaled by a learned factor per channel"
+    )
     conv_taps: int = option(
-        3, "kernel size of the causal depthwise convolution after the MLP; 1: no convolution", least=1, most=16
+        3,
+        "kernel size of the causal depthwise convolution after the MLP; 1: no convolution",
+        least=1,
+        most=16,
     )
     tied: bool = option(False, "tie the output head to the token embedding")
     attention: str = option(
@@ -58,7 +75,8 @@ class ModelConfig:
         heads = ModelConfig.heads if self.heads == "auto" else self.heads
         dim = ModelConfig.dim if self.dim == "auto" else self.dim
         multiple = 1  # what the channels of a head must be a multiple of
-        if self.positions == "rotary":  # which rotates pairs of channels, with key_offset in half of each head
+        # which rotates pairs of channels, with key_offset in half of each head
+        if self.positions == "rotary":
             multiple = 4 if self.key_offset else 2
         step = heads * multiple
         if dim % step == 0:
@@ -66,9 +84,13 @@ class ModelConfig:
         size = ""
         if dim % heads == 0:
             size = f" into heads of a multiple of {multiple} channels for positions=rotary"
-        fitting = [str(n) for n in range(1, dim + 1) if dim % (n * multiple) == 0 and dim // n >= 8]
+        fitting = [
+            str(n) for n in range(1, dim + 1) if dim % (n * multiple) == 0 and dim // n >= 8
+        ]
         fitting.append(f"model.dim={-(-dim // step) * step}")
-        raise InputError(f"model.heads={heads}: must divide model.dim={dim}{size}; try {', '.join(fitting)}")
+        raise InputError(
+            f"model.heads={heads}: must divide model.dim={dim}{size}; try {', '.join(fitting)}"
+        )
 
     @property
     def head_dim(self) -> int:
@@ -79,7 +101,8 @@ class ModelConfig:
     def rotary_dims(self) -> int:
         """Channels per head that rotary positions rotate; 0 for other positions.
 
-        With `key_offset` this is only half of them, so that a query can match the other half at any distance.
+        With `key_offset` this is only half of them, so that a query can match the other half at
+        any distance.
         """
         if self.positions != "rotary":
             return 0
@@ -105,23 +128,41 @@ class OptimConfig:
         choices=("muon", "adamw"), on_resume="fixed",
     )  # fmt: skip
     lr: Any = option(
-        6.0e-3, "peak learning rate of AdamW; auto: 0.006, or more in a run of few steps", auto=float, above=0
+        6.0e-3,
+        "peak learning rate of AdamW; auto: 0.006, or more in a run of few steps",
+        auto=float,
+        above=0,
     )
     muon_lr: float = option(0.01, "peak learning rate of Muon, on the same schedule", above=0)
     muon_beta2: float = option(
-        0.95, "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon", least=0, below=1
+        0.95,
+        "decay of the second moment by which Muon normalises rows (NorMuon); 0: plain Muon",
+        least=0,
+        below=1,
     )
     muon_every: int = option(
-        2, "Muon updates each block every n steps, in turn, at n times its rate; 1: every step", least=1, most=64
+        2,
+        "Muon updates each block every n steps, in turn, at n times its rate; 1: every step",
+        least=1,
+        most=64,
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
-    warmup: Any = option(50, "linear warm-up steps; auto: 50, or fewer in a run of few steps", auto=int, least=0)
-    schedule: str = option("trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid"))
+    warmup: Any = option(
+        50, "linear warm-up steps; auto: 50, or fewer in a run of few steps", auto=int, least=0
+    )
+    schedule: str = option(
+        "trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid")
+    )
     cooldown: float = option(
-        0.5, "trapezoid: final fraction of all steps, in which the learning rate falls", least=0, most=1
+        0.5,
+        "trapezoid: final fraction of all steps, in which the learning rate falls",
+        least=0,
+        most=1,
     )
     weight_decay: float = option(0.1, "decoupled weight decay of matrices and embeddings", least=0)
-    betas: list[float] = option([0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1)
+    betas: list[float] = option(
+        [0.9, 0.99], "decay rates of AdamW's two moments", least=0, below=1
+    )
     clip: float = option(1.0, "maximum gradient norm; 0: no clipping", least=0)
 
     def __post_init__(self) -> None:

@@ -1,8 +1,8 @@
 """Exact losses: every token of a text is predicted once, and the losses are summed in float64.
 
-`gpt.windows` says where the windows of a text are. A batch of windows is `(inputs, targets, counted)`, three (B, T)
-tensors. *Totals* are (4,) float64 tensors `[nats, tokens, characters, bytes]`, which add up over batches and devices.
-`sizes`, (V, 2), is a tokenizer's `token_sizes`.
+`gpt.windows` says where the windows of a text are. A batch of windows is `(inputs, targets,
+counted)`, three (B, T) tensors. *Totals* are (4,) float64 tensors `[nats, tokens, characters,
+bytes]`, which add up over batches and devices. `sizes`, (V, 2), is a tokenizer's `token_sizes`.
 """
 
 import math
@@ -19,7 +19,8 @@ from torch import Tensor
 from gpt.model import GPT
 from gpt.windows import EvaluationText, EvaluationWindows
 
-EVALUATION_BATCH = 2**11  # tokens per batch of evaluation windows: keeps two cores busy and fits into their caches
+# tokens per batch of evaluation windows: keeps two cores busy and fits into their caches
+EVALUATION_BATCH = 2**11
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ def in_fp32_without_dropout(model: GPT) -> Iterator[None]:
 
 
 @torch.no_grad()
-def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) -> Iterator[tuple[Tensor, Tensor]]:
+def predictions(
+    model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits (N, V) and targets (N,) of each batch's counted tokens, on the model's device."""
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
@@ -103,7 +106,9 @@ def predictions(model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]) ->
         yield logits[counted], targets[counted]
 
 
-def score_of_predictions(predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText) -> Score:
+def score_of_predictions(
+    predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText
+) -> Score:
     """Return the score of a text from its `predictions`."""
     total = first_totals(text)  # (4,)
     for logits, targets in predicted:
@@ -111,13 +116,18 @@ def score_of_predictions(predicted: Iterable[tuple[Tensor, Tensor]], text: Evalu
     return make_score(total)
 
 
-def evaluate(model: GPT, text: EvaluationText, batches: Iterable[tuple[Tensor, Tensor, Tensor]] | None = None) -> Score:
+def evaluate(
+    model: GPT,
+    text: EvaluationText,
+    batches: Iterable[tuple[Tensor, Tensor, Tensor]] | None = None,
+) -> Score:
     """Return a model's score on a text.
 
     Args:
         model: the model, which runs in fp32 and without dropout.
         text: the text.
-        batches: the windows to score, from `window_batches`; None: all windows of the text, of the model's context.
+        batches: the windows to score, from `window_batches`; None: all windows of the text, of the
+            model's context.
     """
     if batches is None:
         batches = window_batches(text, text.windows(model.config.context))
@@ -140,12 +150,12 @@ def window_batches(
         windows: where they are, from `text.windows`.
         size: tokens per batch on this rank, at least one window.
         rank: rank of this process. Together, the `ranks` processes count every target once.
-        in_order: whether the windows keep their order. Otherwise the longest come first, so that batches need little
-            padding.
+        in_order: whether the windows keep their order. Otherwise the longest come first, so that
+            batches need little padding.
 
     Yields:
-        (inputs, targets, counted), each (rows, longest window): int64, int64 and bool. Padding, on the right, does not
-        count. Every rank yields the same number of batches.
+        (inputs, targets, counted), each (rows, longest window): int64, int64 and bool. Padding, on
+        the right, does not count. Every rank yields the same number of batches.
     """
     tokens = np.asarray(text.tokens)  # (N,)
     begins, lengths, first_counted = windows  # 3 x (W,)
@@ -158,15 +168,18 @@ def window_batches(
         rows_left = -(-(len(order) - done) // ranks)  # of this rank, rounded up
         rows = min(max(1, size // int(longest)), rows_left)
         row = done + rank * rows + np.arange(rows)  # (rows,)
-        is_window = (row < len(order))[:, None]  # (rows, 1), false where only other ranks have a window left
+        # (rows, 1), false where only other ranks have a window left
+        is_window = (row < len(order))[:, None]
         window = order[np.minimum(row, len(order) - 1)][:, None]  # (rows, 1)
 
         column = np.arange(lengths[window].max())  # (T,), up to the longest window of this batch
-        counts = (column >= first_counted[window]) & (column < lengths[window]) & is_window  # (rows, T)
+        # (rows, T)
+        counts = (column >= first_counted[window]) & (column < lengths[window]) & is_window
         position = begins[window] + np.arange(len(column) + 1)  # (rows, T + 1)
         gathered = tokens[position.clip(0, len(tokens) - 1)].astype(np.int64)  # (rows, T + 1)
         if text.end is not None:
-            gathered = np.where(position < 0, text.end[np.minimum(position, -1)], gathered)  # (rows, T + 1)
+            # (rows, T + 1)
+            gathered = np.where(position < 0, text.end[np.minimum(position, -1)], gathered)
         tokens_of_rows = torch.from_numpy(gathered)  # (rows, T + 1)
         yield tokens_of_rows[:, :-1], tokens_of_rows[:, 1:], torch.from_numpy(counts)
         done += rows * ranks

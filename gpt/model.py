@@ -44,8 +44,9 @@ class MLP(nn.Module):
 def convolve(x: Tensor, taps: Iterable[Tensor]) -> Tensor:
     """Return the causal depthwise convolution of x along T: (B, T, C) -> (B, T, C).
 
-    The current position has the factor 1. `taps` are the factors (C,) of the previous position, the one before, etc.
-    Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys and values instead.
+    The current position has the factor 1. `taps` are the factors (C,) of the previous position,
+    the one before, etc. Source: Primer, arXiv:2109.08668, section 3, which convolves queries, keys
+    and values instead.
     """
     mixed = x
     for back, factors in enumerate(taps, 1):
@@ -96,7 +97,8 @@ class GPT(nn.Module):
         """Return the logits of the next token at each position: (B, T) int64 -> (B, T, V), with 1 <= T <= context.
 
         Raises:
-            ValueError: `tokens` has a wrong shape, dtype or length or, on a CPU, a token outside the vocabulary.
+            ValueError: `tokens` has a wrong shape, dtype or length or, on a CPU, a token outside
+                the vocabulary.
         """
         self._check(tokens)
         return self.logits(tokens, position_tables(self.config, tokens.shape[1], tokens.device))
@@ -116,7 +118,8 @@ class GPT(nn.Module):
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
         if self.config.positions == "sinusoidal":
-            x = x + (tables[0] / self.config.dim**0.5).to(x.dtype)  # (B, T, C); divided, it trains better
+            # (B, T, C); divided, it trains better
+            x = x + (tables[0] / self.config.dim**0.5).to(x.dtype)
         return self.dropout(x)
 
     def num_parameters(self) -> int:
@@ -126,19 +129,26 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Return the floating-point operations per token, forward and backward, for windows of `context` tokens.
 
-        A matrix weight costs 6, attention 12 * S * C per block with S = `attention_window`, including masked scores.
-        Source: PaLM, arXiv:2204.02311, appendix B.
+        A matrix weight costs 6, attention 12 * S * C per block with S = `attention_window`,
+        including masked scores. Source: PaLM, arXiv:2204.02311, appendix B.
         """
         matrices = [parameter for parameter in self.blocks.parameters() if parameter.ndim >= 2]
         weights = sum(matrix.numel() for matrix in [*matrices, self.head.weight])
-        return 6 * weights + 12 * self.config.layers * self.config.attention_window * self.config.dim
+        return (
+            6 * weights + 12 * self.config.layers * self.config.attention_window * self.config.dim
+        )
 
     def _check(self, tokens: Tensor) -> None:
         if tokens.ndim != 2 or tokens.dtype != torch.int64:
-            raise ValueError(f"tokens: must be (B, T) int64, not {tuple(tokens.shape)} {tokens.dtype}")
+            raise ValueError(
+                f"tokens: must be (B, T) int64, not {tuple(tokens.shape)} {tokens.dtype}"
+            )
         if not 1 <= tokens.shape[1] <= self.config.context:
-            raise ValueError(f"tokens: {tokens.shape[1]} per window, must be 1 to {self.config.context} (the context)")
-        # On a GPU, reading the values would synchronise at every step; in a compiled graph it would break the graph.
+            raise ValueError(
+                f"tokens: {tokens.shape[1]} per window, must be 1 to {self.config.context} (the context)"
+            )
+        # On a GPU, reading the values would synchronise at every step; in a compiled graph it
+        # would break the graph.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
             self.check_values(tokens)
 
@@ -147,7 +157,9 @@ class GPT(nn.Module):
         low, high = map(int, tokens.aminmax())
         if low < 0 or high >= self.vocabulary:
             wrong = low if low < 0 else high
-            raise ValueError(f"tokens: {wrong} is outside the vocabulary, must be 0 to {self.vocabulary - 1}")
+            raise ValueError(
+                f"tokens: {wrong} is outside the vocabulary, must be 0 to {self.vocabulary - 1}"
+            )
 
 
 @torch.no_grad()
@@ -156,7 +168,8 @@ def init_weights(model: GPT) -> None:
     for name, parameter in model.named_parameters():
         if parameter.ndim >= 2:
             std = 0.02
-            # Smaller where the output is added to the residual stream, whose variance would grow with depth.
+            # Smaller where the output is added to the residual stream, whose variance would grow
+            # with depth.
             if name.endswith(("attention.proj.weight", "mlp.down.weight")):
                 std /= (2 * model.config.layers) ** 0.5
             parameter.normal_(0, std)

@@ -1,7 +1,8 @@
 """Model files: trained weights as safetensors, described by JSON in the metadata; no torch, so sampling starts fast.
 
-A stranger's file is safe to open: `read` checks the header against the described model before it allocates memory.
-Source of the format: safetensors (https://github.com/huggingface/safetensors), README, "Format".
+A stranger's file is safe to open: `read` checks the header against the described model before it
+allocates memory. Source of the format: safetensors (https://github.com/huggingface/safetensors),
+README, "Format".
 """
 
 import hashlib
@@ -33,7 +34,8 @@ class TextRead(TypedDict):
 
     sha256: str  # hash of the text's file or, if it has several files, of their names and hashes
     split: str  # hash of the text and of how it was split, "" if nothing was held out
-    files: NotRequired[list[str]]  # hashes of the texts of its training files (`data.seen`); absent: unknown
+    # hashes of the texts of its training files (`data.seen`); absent: unknown
+    files: NotRequired[list[str]]
 
 
 class Documents(TypedDict):
@@ -82,7 +84,8 @@ class Model(NamedTuple):
     """The contents of a model file."""
 
     config: ModelConfig
-    state: dict[str, np.ndarray]  # name -> float32 array of each weight, without `head.weight` if it is tied
+    # name -> float32 array of each weight, without `head.weight` if it is tied
+    state: dict[str, np.ndarray]
     meta: dict[str, Any]  # a `Description`
 
 
@@ -109,20 +112,23 @@ def read(path: str | Path) -> Model:
     """Return the contents of a model file, safely even if the file comes from a stranger.
 
     Raises:
-        CheckpointError: the file is missing, unreadable, damaged or in another format, or its weights do not match its
-            description.
+        CheckpointError: the file is missing, unreadable, damaged or in another format, or its
+            weights do not match its description.
         OSError: the disk failed, so the file may be intact.
     """
     from safetensors.numpy import load
 
-    # The file is not memory-mapped: if it was shortened while it is read, a signal would end the process.
+    # The file is not memory-mapped: if it was shortened while it is read, a signal would end the
+    # process.
     with _opened(path) as file:
         config, described, shapes = _read_header(file, path)
         weights_size = 4 * sum(map(math.prod, shapes.values()))  # bytes
         size = file.tell() + weights_size
         file.seek(0)
         state = load(file.read(size + 1))  # one byte more, so that a longer file is refused
-        check_header({name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes)
+        check_header(
+            {name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes
+        )
         if digest(state) != described.get("sha256"):
             raise ValueError("the weights are not those that were written")
         if not all(np.isfinite(array).all() for array in state.values()):
@@ -157,10 +163,14 @@ def _opened(path: str | Path) -> Iterator[BinaryIO]:
     except (
         SafetensorError, AttributeError, LookupError, TypeError, ValueError, RecursionError, struct.error
     ) as error:  # fmt: skip
-        raise CheckpointError(f"{path}: is damaged or not a model file ({one_line(error)[:160]})") from error
+        raise CheckpointError(
+            f"{path}: is damaged or not a model file ({one_line(error)[:160]})"
+        ) from error
 
 
-def _read_header(file: BinaryIO, path: str | Path) -> tuple[ModelConfig, dict[str, Any], dict[str, tuple[int, ...]]]:
+def _read_header(
+    file: BinaryIO, path: str | Path
+) -> tuple[ModelConfig, dict[str, Any], dict[str, tuple[int, ...]]]:
     """Read a file up to its weights; return the architecture, what the file says, and the shapes of the weights."""
     length = struct.unpack("<Q", file.read(8))[0]
     if length > MAX_HEADER:
@@ -184,11 +194,14 @@ def parse(text: str) -> dict[str, Any]:
     described = json.loads(text)
     if not isinstance(described, dict):
         raise ValueError("metadata that is not a JSON object")
-    json.dumps(described, ensure_ascii=False, allow_nan=False).encode()  # json.loads accepts NaN and surrogates
+    # json.loads accepts NaN and surrogates
+    json.dumps(described, ensure_ascii=False, allow_nan=False).encode()
     return described
 
 
-def check_description(described: Mapping[str, Any]) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
+def check_description(
+    described: Mapping[str, Any],
+) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
     """Return the architecture and the shapes of the weights; raise `ValueError` or `TypeError` if a field is wrong."""
     check_fields(described, Description)
     evaluation = described["evaluation"]
@@ -220,7 +233,8 @@ def check_fields(described: Mapping[str, Any], kind: Any, prefix: str = "") -> N
 def model_config(described: Mapping[str, Any]) -> ModelConfig:
     """Return the architecture of a model from the field `model_config` of its file.
 
-    A missing key raises `ValueError`, as this version's default may describe another model; an unknown one `TypeError`.
+    A missing key raises `ValueError`, as this version's default may describe another model; an
+    unknown one `TypeError`.
     """
     missing = [field.name for field in fields(ModelConfig) if field.name not in described]
     if missing:
@@ -245,7 +259,9 @@ def weight_shapes(config: ModelConfig, vocabulary: int) -> Iterator[tuple[str, t
     yield "embedding.weight", (vocabulary, dim)
     if config.positions == "learned":
         yield "position_embedding.weight", (config.context, dim)
-    shapes = {f"blocks.{i}.{name}": shape for i in range(config.layers) for name, shape in block.items()}
+    shapes = {
+        f"blocks.{i}.{name}": shape for i in range(config.layers) for name, shape in block.items()
+    }
     for name, shape in (shapes | {"norm.weight": (dim,)}).items():
         yield name, shape
         may_have_bias = name.endswith("weight") and (len(shape) == 2 or config.norm == "layernorm")
@@ -274,7 +290,9 @@ def to_device(thing: Any, name: str) -> Any:
     try:
         return thing.to(name)
     except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {name}: cannot be used here: {str(error).splitlines()[0]}") from None
+        raise InputError(
+            f"--device {name}: cannot be used here: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def other_format(
@@ -284,4 +302,6 @@ def other_format(
     kind = "unknown"
     if isinstance(stored, int | str):
         kind = str(stored)[:20]
-    return CheckpointError(f"{path}: has format {kind}, but this version reads format {read}; {way}")
+    return CheckpointError(
+        f"{path}: has format {kind}, but this version reads format {read}; {way}"
+    )

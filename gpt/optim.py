@@ -22,30 +22,49 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch
     """
     first, second = config.betas
     by_muon = {"adamw": False, "muon": True}[config.name]
-    matrices = {parameter for parameter in model.blocks.parameters() if by_muon and parameter.ndim == 2}
+    matrices = {
+        parameter for parameter in model.blocks.parameters() if by_muon and parameter.ndim == 2
+    }
     others = [parameter for parameter in model.parameters() if parameter not in matrices]
     groups: list[dict[str, Any]] = [
-        {"params": [p for p in others if p.ndim >= 2], "weight_decay": config.weight_decay, "betas": (first, second)},
-        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0, "betas": (first, second)},
+        {
+            "params": [p for p in others if p.ndim >= 2],
+            "weight_decay": config.weight_decay,
+            "betas": (first, second),
+        },
+        {
+            "params": [p for p in others if p.ndim < 2],
+            "weight_decay": 0.0,
+            "betas": (first, second),
+        },
     ]
     if not by_muon:
         return torch.optim.AdamW(groups, lr=config.lr, fused=True)
     for module in model.modules():
         if isinstance(module, Attention):
             module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
-    settings = {"weight_decay": config.weight_decay, "lr": config.muon_lr, "muon": True, "beta2": config.muon_beta2}
+    settings = {
+        "weight_decay": config.weight_decay,
+        "lr": config.muon_lr,
+        "muon": True,
+        "beta2": config.muon_beta2,
+    }
     hidden: list[dict[str, Any]] = []
     for turn in range(config.muon_every):
         blocks = model.blocks[turn :: config.muon_every]
-        hidden.append(settings | {"params": [p for p in blocks.parameters() if p in matrices], "turn": turn})
+        hidden.append(
+            settings | {"params": [p for p in blocks.parameters() if p in matrices], "turn": turn}
+        )
     return Muon([group for group in [*hidden, *groups] if group["params"]], config.lr, bf16)
 
 
-def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None) -> None:
+def set_rates(
+    groups: list[dict[str, Any]], step: int, config: OptimConfig, max_steps: int | None
+) -> None:
     """Set the learning rates of an optimizer's `param_groups` for step `step`: `lr_at`, with Muon's in proportion.
 
-    With `config.muon_every` = n, each step updates every n-th block, in turn, at n times Muon's rate; the groups of the
-    other blocks are not `due`.
+    With `config.muon_every` = n, each step updates every n-th block, in turn, at n times Muon's
+    rate; the groups of the other blocks are not `due`.
     """
     for group in groups:
         group["lr"] = lr_at(step, config, max_steps)
@@ -57,15 +76,16 @@ def set_rates(groups: list[dict[str, Any]], step: int, config: OptimConfig, max_
 def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
     """Move the singular values of N matrices near 1, and keep the vectors: (N, R, C) -> (N, R, C), with R <= C.
 
-    `steps` is the number of quintic Newton-Schulz iterations.
-    Source: Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon), with its coefficients.
+    `steps` is the number of quintic Newton-Schulz iterations. Source: Muon (Jordan et al. 2024,
+    https://kellerjordan.github.io/posts/muon), with its coefficients.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     norms = matrices.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)  # (N, 1, 1)
     x = matrices / norms  # (N, R, C)
     for _ in range(steps):
         gram = x @ x.mT  # (N, R, R)
-        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)  # (N, R, R): b gram + c gram^2
+        # (N, R, R): b gram + c gram^2
+        polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
         x = torch.baddbmm(x, polynomial, x, beta=a)  # (N, R, C): a x + polynomial x
     return x
 
@@ -73,14 +93,16 @@ def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
 def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
     """Divide each row of `update`, (R, C), by the root of its moment, then restore the norm of `update`, in place.
 
-    `moment`, (R, 1), is a moving average with decay `beta2` of each row's sum of squares, which is updated first.
-    Source: NorMuon, arXiv:2510.05491, algorithm 1, which rescales `update` to a constant norm instead.
+    `moment`, (R, 1), is a moving average with decay `beta2` of each row's sum of squares, which is
+    updated first. Source: NorMuon, arXiv:2510.05491, algorithm 1, which rescales `update` to a
+    constant norm instead.
     """
     squares = torch.linalg.vector_norm(update, dim=1, keepdim=True).square()  # (R, C) -> (R, 1)
     moment.lerp_(squares, 1 - beta2)  # (R, 1)
     inverse = moment.clamp_min(1e-20).reciprocal()  # (R, 1)
     squared_norm = squares.sum()  # (), of `update`
-    divided_squared_norm = (squares * inverse).sum().clamp_min(1e-20)  # (), of `update` with its rows divided
+    # (), of `update` with its rows divided
+    divided_squared_norm = (squares * inverse).sum().clamp_min(1e-20)
     restoring = squared_norm / divided_squared_norm  # ()
     factors = (inverse * restoring).sqrt()  # (R, 1)
     update.mul_(factors)  # (R, C)
@@ -89,18 +111,26 @@ def normalise_rows(update: Tensor, moment: Tensor, beta2: float) -> None:
 class Muon(torch.optim.Optimizer):
     """Updates parameter groups with `muon=True`, which contain only matrices, by Muon and all others by AdamW.
 
-    Muon orthogonalises the momentum of each matrix, in one batch per shape; a weight with `stacked = 3` (queries, keys
-    and values) is three matrices. `normalise_rows` follows if the group's `beta2` is above 0. Of a group that is not
-    `due`, only the momentum is updated.
+    Muon orthogonalises the momentum of each matrix, in one batch per shape; a weight with `stacked
+    = 3` (queries, keys and values) is three matrices. `normalise_rows` follows if the group's
+    `beta2` is above 0. Of a group that is not `due`, only the momentum is updated.
 
     Args:
         groups: the parameter groups, as for any PyTorch optimizer.
         lr: learning rate of groups that do not set `lr`.
-        bf16: orthogonalise in bf16, which is precise enough, but up to 60 times slower where it must be emulated.
+        bf16: orthogonalise in bf16, which is precise enough, but up to 60 times slower where it
+            must be emulated.
     """
 
     def __init__(self, groups: list[dict[str, Any]], lr: float, bf16: bool = False) -> None:
-        defaults = {"lr": lr, "betas": (0.9, 0.99), "weight_decay": 0.0, "momentum": 0.95, "muon": False, "eps": 1e-8}
+        defaults = {
+            "lr": lr,
+            "betas": (0.9, 0.99),
+            "weight_decay": 0.0,
+            "momentum": 0.95,
+            "muon": False,
+            "eps": 1e-8,
+        }
         super().__init__(groups, defaults | {"beta2": 0.0, "due": True})
         self.bf16 = bf16
 
@@ -125,7 +155,8 @@ class Muon(torch.optim.Optimizer):
                     state["moment"] = torch.zeros_like(parameter[:, :1])  # (rows, 1)
 
         # From here on, the gradients become the updates, in place.
-        updates = [parameter.grad for parameter in parameters if parameter.grad is not None]  # (rows, columns) each
+        # (rows, columns) each
+        updates = [parameter.grad for parameter in parameters if parameter.grad is not None]
         for parameter, update in zip(parameters, updates, strict=True):
             momentum = self.state[parameter]["momentum"]  # (rows, columns)
             momentum.lerp_(update, 1 - group["momentum"])  # (rows, columns)
@@ -143,10 +174,12 @@ class Muon(torch.optim.Optimizer):
 
     def _orthogonalise_all(self, parameters: list[Tensor], updates: list[Tensor]) -> None:
         """Orthogonalise the update of each parameter in place, and scale it by sqrt(max(1, rows / columns))."""
-        # Matrices of the same shape, each with its scale: views of the updates, at least as wide as high.
+        # Matrices of the same shape, each with its scale: views of the updates, at least as wide
+        # as high.
         stacks: dict[tuple[int, ...], list[tuple[Tensor, float]]] = {}
         for parameter, update in zip(parameters, updates, strict=True):
-            for part in update.chunk(getattr(parameter, "stacked", 1)):  # (rows / stacked, columns)
+            # (rows / stacked, columns)
+            for part in update.chunk(getattr(parameter, "stacked", 1)):
                 rows, columns = part.shape
                 scale = max(1.0, rows / columns) ** 0.5
                 wide = part.mT if rows > columns else part  # (R, C), with R <= C
@@ -171,18 +204,24 @@ class Muon(torch.optim.Optimizer):
         steps = [self.state[parameter]["step"] for parameter in parameters]
         beta1, beta2 = group["betas"]
         settings = {key: group[key] for key in ("lr", "weight_decay", "eps")}
-        settings |= {"beta1": beta1, "beta2": beta2, "fused": True, "amsgrad": False, "maximize": False}
+        settings |= {
+            "beta1": beta1,
+            "beta2": beta2,
+            "fused": True,
+            "amsgrad": False,
+            "maximize": False,
+        }
         adamw(parameters, gradients, means, squares, [], steps, **settings)
 
 
 def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:
     """Return AdamW's learning rate for optimizer step `step`, counted from 0, in a training of `max_steps` steps.
 
-    Warm-up: linear, (step + 1) / (warmup + 1) of lr.
-    Cosine: half a cosine from lr at the end of the warm-up to min_lr at max_steps (SGDR, arXiv:1608.03983).
-    Trapezoid: constant at lr, then linear to min_lr over the last fraction `cooldown` of all steps.
-    If warm-up and decay overlap in a short run, the smaller of the two rates applies. `max_steps=None`, which only a
-    trapezoid allows, means that the decay has not begun yet.
+    Warm-up: linear, (step + 1) / (warmup + 1) of lr. Cosine: half a cosine from lr at the end of
+    the warm-up to min_lr at max_steps (SGDR, arXiv:1608.03983). Trapezoid: constant at lr, then
+    linear to min_lr over the last fraction `cooldown` of all steps. If warm-up and decay overlap
+    in a short run, the smaller of the two rates applies. `max_steps=None`, which only a trapezoid
+    allows, means that the decay has not begun yet.
     """
     rising = config.lr * min(1.0, (step + 1) / (config.warmup + 1))
     if max_steps is None:

@@ -26,8 +26,8 @@ def rotary_tables(positions: np.ndarray, channels: int) -> tuple[np.ndarray, np.
 def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:
     """Return the sinusoidal encodings of `positions`: (...) -> (..., C) float64, with C = `dim`.
 
-    At position t, channel 2i is sin(t * 10000^(-2i/C)) and channel 2i + 1 the cosine of the same angle.
-    Source: Attention Is All You Need, arXiv:1706.03762, section 3.5.
+    At position t, channel 2i is sin(t * 10000^(-2i/C)) and channel 2i + 1 the cosine of the same
+    angle. Source: Attention Is All You Need, arXiv:1706.03762, section 3.5.
     """
     cos, sin = rotary_tables(positions, dim)  # 2 x (..., ceil(C / 2))
     pairs = np.stack((sin, cos), axis=-1)  # (..., ceil(C / 2), 2)
@@ -41,14 +41,18 @@ TABLES: dict[str, Callable[[np.ndarray, int], tuple[np.ndarray, ...]]] = {
 }
 
 
-def position_tables(config: ModelConfig, length: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
+def position_tables(
+    config: ModelConfig, length: int, device: "torch.device"
+) -> "tuple[torch.Tensor, ...]":
     """Return the fp32 tables of the first T = `length` positions.
 
-    Rotary: cosines and sines, (T, R/2) each. Sinusoidal: encodings, (T, C). Learned and none: an empty tuple.
+    Rotary: cosines and sines, (T, R/2) each. Sinusoidal: encodings, (T, C). Learned and none: an
+    empty tuple.
     """
     if config.positions in ("learned", "none"):
         return ()
-    # As long as needed, because a stranger's model may declare a huge context; the whole context for a symbolic T.
+    # As long as needed, because a stranger's model may declare a huge context; the whole context
+    # for a symbolic T.
     longest = length if isinstance(length, int) else config.context
     rows = 1 << max(longest - 1, 63).bit_length()
     tables = _tables(config.positions, config.rotary_dims or config.dim, rows, device)
@@ -56,7 +60,9 @@ def position_tables(config: ModelConfig, length: int, device: "torch.device") ->
 
 
 @cache
-def _tables(positions: str, size: int, rows: int, device: "torch.device") -> "tuple[torch.Tensor, ...]":
+def _tables(
+    positions: str, size: int, rows: int, device: "torch.device"
+) -> "tuple[torch.Tensor, ...]":
     import torch
 
     tables = TABLES[positions](np.arange(rows), size)

@@ -1,7 +1,7 @@
 """Score a text for score.py: the loss of the whole text, of each document or of each character.
 
-A `mode` is a value of `--window`: windows as in validation (disjoint or documents), strided ones, or sample, the
-decoder as in sampling.
+A `mode` is a value of `--window`: windows as in validation (disjoint or documents), strided ones,
+or sample, the decoder as in sampling.
 """
 
 from collections.abc import Iterator
@@ -56,7 +56,9 @@ class Candidate(NamedTuple):
         return f"{printable(name)}, step {self.step}"
 
 
-def predicted(candidate: Candidate, mode: str, *, in_order: bool = True) -> Iterator[tuple[Tensor, Tensor]]:
+def predicted(
+    candidate: Candidate, mode: str, *, in_order: bool = True
+) -> Iterator[tuple[Tensor, Tensor]]:
     """Yield the logits (N, V) and targets (N,) of every token, except the first if nothing precedes it."""
     text = candidate.text(mode)
     if mode == "sample":
@@ -94,7 +96,8 @@ def measure(candidate: Candidate, mode: str) -> Score:
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: int) -> np.ndarray:
     """Return the loss of each document in nats, read on its own, without its first `known` >= 1 tokens: (N,)."""
     context = candidate.model.config.context
-    windows, document = windows_of_each(documents, context, candidate.stride, known)  # document of each target
+    # document of each target
+    windows, document = windows_of_each(documents, context, candidate.stride, known)
     joined = EvaluationText(np.concatenate(documents), candidate.tokenizer.token_sizes)
     losses: list[Tensor] = []
     with Progress("scoring documents", len(document)) as progress:
@@ -106,7 +109,10 @@ def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: 
 
 def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
     """Yield the text, `PIECE` characters at a time, with their `Surprisals` under each model."""
-    streams = [by_character(predicted(candidate, mode), candidate.text(mode), PIECE) for candidate in candidates]
+    streams = [
+        by_character(predicted(candidate, mode), candidate.text(mode), PIECE)
+        for candidate in candidates
+    ]
     for surprisals_of_models in zip(*streams, strict=True):
         characters = letters(surprisals_of_models[0], candidates[0].tokenizer.decode)
         yield characters, surprisals_of_models

@@ -1,7 +1,7 @@
 """Encode text as tokens and decode them: a token is a character, or a byte of the text's UTF-8.
 
-Row i of `token_sizes`, (V, 2) int64, is the number of characters and of UTF-8 bytes of token i. `vocabulary` describes
-a tokenizer completely, as plain data.
+Row i of `token_sizes`, (V, 2) int64, is the number of characters and of UTF-8 bytes of token i.
+`vocabulary` describes a tokenizer completely, as plain data.
 """
 
 import re
@@ -38,7 +38,8 @@ class CharTokenizer:
     """A tokenizer whose tokens are the distinct `characters`, numbered in the order of their code points.
 
     Raises:
-        ValueError: `characters` is empty, has half of a surrogate pair or more than `MAX_CHARACTERS` characters.
+        ValueError: `characters` is empty, has half of a surrogate pair or more than
+            `MAX_CHARACTERS` characters.
     """
 
     kind = "char"  # the value of data.tokenizer
@@ -53,27 +54,33 @@ class CharTokenizer:
                 f"{len(self.characters):,} distinct characters are more than the {MAX_CHARACTERS:,} "
                 "a vocabulary can contain: set data.tokenizer=byte"
             )
-        self._points = np.frombuffer(self.characters.encode("utf-32-le", "surrogatepass"), np.uint32)
+        self._points = np.frombuffer(
+            self.characters.encode("utf-32-le", "surrogatepass"), np.uint32
+        )
         if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
-            raise ValueError("a vocabulary cannot contain half of a surrogate pair, which is not a character")
+            raise ValueError(
+                "a vocabulary cannot contain half of a surrogate pair, which is not a character"
+            )
         self.size = len(self.characters)  # number of tokens, V
         self.dtype: type[np.unsignedinteger] = np.uint8 if self.size <= 256 else np.uint16
         self.names = list(self.characters)  # each token as text
         self.vocabulary: dict[str, Any] = {"kind": self.kind, "characters": self.characters}
         utf8_bytes = 1 + np.searchsorted([0x80, 0x800, 0x10000], self._points, side="right")
         self.token_sizes = np.stack((np.ones(self.size, np.int64), utf8_bytes), axis=1)  # (V, 2)
-        # `take` clips code points above the largest one of the vocabulary to the last entry, which is -1.
+        # `take` clips code points above the largest one of the vocabulary to the last entry, which
+        # is -1.
         self._lookup = np.full(int(self._points[-1]) + 2, -1, np.int32)
         self._lookup[self._points] = np.arange(self.size)
-        # ASCII characters have the smallest tokens, which therefore fit into a byte even if the vocabulary is large.
+        # ASCII characters have the smallest tokens, which therefore fit into a byte even if the
+        # vocabulary is large.
         self._ascii = self.characters.encode("ascii", "ignore")
         self._ascii_tokens = bytes.maketrans(self._ascii, bytes(range(len(self._ascii))))
 
     def nearest(self, character: str) -> str:
         """Return a replacement of one or more characters that the vocabulary can spell, or "" if there is none.
 
-        Candidates: the character, its normal forms NFC and NFKC, without accents, these four with swapped case, and
-        the other quotes or dashes if it is one.
+        Candidates: the character, its normal forms NFC and NFKC, without accents, these four with
+        swapped case, and the other quotes or dashes if it is one.
         """
         composed = unicodedata.normalize("NFC", character)
         compatible = unicodedata.normalize("NFKC", character)
@@ -115,7 +122,9 @@ class CharTokenizer:
         """Return the `canonical` text with unknown characters left out or, if `replace`, replaced by `nearest`."""
         text = self.canonical(text)
         unknown = set(text).difference(self.characters)
-        replacements = {ord(character): self.nearest(character) if replace else "" for character in unknown}
+        replacements = {
+            ord(character): self.nearest(character) if replace else "" for character in unknown
+        }
         return text.translate(replacements)
 
     def pack(self, text: str) -> np.ndarray:
@@ -123,7 +132,9 @@ class CharTokenizer:
         if text.isascii():
             raw = text.encode("ascii")
             if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
-                return np.frombuffer(raw.translate(self._ascii_tokens), np.uint8).astype(self.dtype, copy=False)
+                return np.frombuffer(raw.translate(self._ascii_tokens), np.uint8).astype(
+                    self.dtype, copy=False
+                )
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
         tokens = self._lookup.take(points, mode="clip")
         if tokens.size and tokens.min() < 0:
@@ -137,7 +148,9 @@ class CharTokenizer:
 
     def decode(self, tokens: ArrayLike) -> str:
         """Return the text that `tokens` represent."""
-        return self._points[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
+        return (
+            self._points[np.asarray(tokens, np.int64)].astype("<u4").tobytes().decode("utf-32-le")
+        )
 
     def utf8(self, tokens: ArrayLike) -> bytes:
         """Return the text that `tokens` represent as UTF-8 bytes."""
@@ -150,10 +163,14 @@ class ByteTokenizer:
     kind = unit = "byte"
     size = 256
     dtype: type[np.unsignedinteger] = np.uint8
-    names = [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]  # such as a and \xff
+    # such as a and \xff
+    names = [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
     vocabulary: dict[str, Any] = {"kind": kind}
     # Bytes 10xxxxxx continue a character, so they count as 0 characters.
-    token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(np.int64)  # (256, 2)
+    # (256, 2)
+    token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(
+        np.int64
+    )
 
     def pack(self, text: str) -> np.ndarray:
         """Return the UTF-8 bytes of the text, (N,) uint8, or raise `UnknownCharacter` for a lone surrogate."""

@@ -1,7 +1,7 @@
 """Where the windows of an evaluation are: together they predict every token of a text exactly once.
 
-A window has at most the context length. Windows are `disjoint` or overlapping (`strided`) or, if the text is a list of
-documents, begin at a document (`documents`).
+A window has at most the context length. Windows are `disjoint` or overlapping (`strided`) or, if
+the text is a list of documents, begin at a document (`documents`).
 """
 
 import math
@@ -15,9 +15,11 @@ import numpy as np
 class EvaluationWindows(NamedTuple):
     """Windows of a text, in its order: 3 x (W,) int64."""
 
-    begins: np.ndarray  # position of the first input; negative in the end mark before the first document
+    # position of the first input; negative in the end mark before the first document
+    begins: np.ndarray
     lengths: np.ndarray  # number of inputs, and of targets
-    first_counted: np.ndarray  # index of the first target that counts; all targets after it count, too
+    # index of the first target that counts; all targets after it count, too
+    first_counted: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -26,8 +28,10 @@ class EvaluationText:
 
     tokens: np.ndarray  # (N,), of any integer type
     token_sizes: np.ndarray  # (V, 2), characters and UTF-8 bytes of each token of the tokenizer
-    end: np.ndarray | None = None  # (M,), the end mark that follows each document; None: not a list of documents
-    stride: int | None = None  # tokens from the start of one window to the start of the next; None: the context
+    # (M,), the end mark that follows each document; None: not a list of documents
+    end: np.ndarray | None = None
+    # tokens from the start of one window to the start of the next; None: the context
+    stride: int | None = None
 
     @property
     def first_token(self) -> int | None:
@@ -37,14 +41,15 @@ class EvaluationText:
     def windows(self, context: int, most: int | None = None) -> EvaluationWindows:
         """Return windows that cover the text, so that every predicted token is counted exactly once.
 
-        With a stride below `context`, windows overlap, and each but the first counts only its last `stride` targets,
-        which are predicted from more than context - stride tokens. In a list of documents, only the windows of one
-        document overlap.
+        With a stride below `context`, windows overlap, and each but the first counts only its last
+        `stride` targets, which are predicted from more than context - stride tokens. In a list of
+        documents, only the windows of one document overlap.
 
         Args:
             context: maximum window length in tokens, T.
-            most: maximum number of counted targets, in windows evenly spaced in the text, but at least all targets of
-                one window; None: all. For documents, the number is approximate.
+            most: maximum number of counted targets, in windows evenly spaced in the text, but at
+                least all targets of one window; None: all. For documents, the number is
+                approximate.
 
         Raises:
             ValueError: the stride is less than 1 or greater than `context`.
@@ -72,7 +77,8 @@ def windows_of_text(length: int, context: int, stride: int) -> EvaluationWindows
     """Return windows that cover a text of `length` tokens except for the first: all but the first count `stride`."""
     number = 0
     if length > 1:
-        beyond_first = max(0, length - 1 - context)  # targets that the first window does not contain
+        # targets that the first window does not contain
+        beyond_first = max(0, length - 1 - context)
         number = 1 + math.ceil(beyond_first / stride)
     begins = stride * np.arange(number)  # (W,)
     lengths = np.minimum(context, length - 1 - begins)  # (W,)
@@ -80,21 +86,25 @@ def windows_of_text(length: int, context: int, stride: int) -> EvaluationWindows
     return EvaluationWindows(begins, lengths, first_counted)
 
 
-def windows_of_documents(tokens: np.ndarray, context: int, stride: int, end: np.ndarray) -> EvaluationWindows:
+def windows_of_documents(
+    tokens: np.ndarray, context: int, stride: int, end: np.ndarray
+) -> EvaluationWindows:
     """Return windows that begin with the end mark before a document and hold as many whole documents as fit.
 
-    A document that is too long for one window has windows of its own, which begin `stride` tokens apart. A document
-    ends with its end mark, or where the text ends.
+    A document that is too long for one window has windows of its own, which begin `stride` tokens
+    apart. A document ends with its end mark, or where the text ends.
     """
     tokens = np.asarray(tokens)  # (N,)
     mark = min(len(end), context)  # tokens of the end mark that a window begins with
     room = context - mark + 1  # targets that count in a window that begins at a document
     starts, stops = document_bounds(tokens, end)  # 2 x (documents,)
 
-    # A group is whole documents that share a window, or one document that is too long for a window.
+    # A group is whole documents that share a window, or one document that is too long for a
+    # window.
     group_starts = starts[first_of_groups(starts, stops, room)]  # (groups,)
     group_stops = np.append(group_starts[1:], len(tokens))[: len(group_starts)]  # (groups,)
-    beyond_first = np.maximum(0, group_stops - group_starts - room)  # (groups,), targets after the first window
+    # (groups,), targets after the first window
+    beyond_first = np.maximum(0, group_stops - group_starts - room)
     windows_per_group = 1 + -(-beyond_first // stride)  # (groups,), rounded up
 
     group = np.repeat(np.arange(len(group_starts)), windows_per_group)  # (W,)
@@ -108,7 +118,8 @@ def windows_of_documents(tokens: np.ndarray, context: int, stride: int, end: np.
 
 def first_of_groups(starts: np.ndarray, stops: np.ndarray, room: int) -> list[int]:
     """Return the first document of each group: as many successive documents as fit into `room` tokens, at least one."""
-    next_group = np.searchsorted(stops, starts + room, "right")  # (documents,), if a group began at this document
+    # (documents,), if a group began at this document
+    next_group = np.searchsorted(stops, starts + room, "right")
     first: list[int] = []
     document = 0
     while document < len(stops):
@@ -119,7 +130,8 @@ def first_of_groups(starts: np.ndarray, stops: np.ndarray, room: int) -> list[in
 
 def document_bounds(tokens: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return where each document of a list begins, and where it ends, behind its end mark: 2 x (documents,)."""
-    is_mark = np.ones(max(0, len(tokens) - len(end) + 1), bool)  # whether an end mark begins at each position
+    # whether an end mark begins at each position
+    is_mark = np.ones(max(0, len(tokens) - len(end) + 1), bool)
     for offset, token in enumerate(end):
         is_mark &= tokens[offset : offset + len(is_mark)] == token
     stops = np.flatnonzero(is_mark) + len(end)  # (documents,)
@@ -151,5 +163,6 @@ def windows_of_each(
 
     order = np.argsort(-lengths, kind="stable")  # (W,)
     windows = EvaluationWindows(begins[order], lengths[order], first_counted[order])
-    document_of_target = np.repeat(document[order], windows.lengths - windows.first_counted)  # (counted targets,)
+    # (counted targets,)
+    document_of_target = np.repeat(document[order], windows.lengths - windows.first_counted)
     return windows, document_of_target

@@ -16,14 +16,23 @@ from base.progress import count
 from conf.compose import overrides, read_config
 from conf.resume_rules import PATHS
 from gpt.checkpoint import without_folders
-from gpt.facts import describe_context, describe_shape, describe_windows, duration, epochs, in_nats, origin
+from gpt.facts import (
+    describe_context,
+    describe_shape,
+    describe_windows,
+    duration,
+    epochs,
+    in_nats,
+    origin,
+)
 from gpt.inference.continuation import beginning, complete_documents, readable
 from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from reports.log_lines import describe_baselines, describe_copies
 
-PRIVATE = (*PATHS, "data.cache_dir", "init_from")  # settings of which the card shows only the last path component
+# settings of which the card shows only the last path component
+PRIVATE = (*PATHS, "data.cache_dir", "init_from")
 TEMPLATE = Path(__file__).with_name("assets") / "card.md"
 
 
@@ -39,7 +48,9 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
     if file.resolve().parent.name == "checkpoints" and run.config.exists():
         summary = run.summary
         config = read_config(run.directory)
-        command = fenced(shlex.join(["python", "train.py", *map(public_setting, overrides(config))]))
+        command = fenced(
+            shlex.join(["python", "train.py", *map(public_setting, overrides(config))])
+        )
         shares = ", ".join(f"{share:g}" for share in config.data.split)
         split = f"; split {shares} into training, validation and test"
         if config.data.validation is not None:
@@ -69,7 +80,9 @@ def public_setting(setting: str) -> str:
     return f"{key}={without_folders(value)}"
 
 
-def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> Iterator[tuple[str, str]]:
+def rows(
+    model: GPT, meta: Mapping[str, Any], summary: Summary, split: str
+) -> Iterator[tuple[str, str]]:
     """Yield the rows (key, value) of the card's table; `summary` is empty if the model is not in a run directory."""
     tokenizer = tokenizer_from(meta["vocabulary"])
     unit = tokenizer.unit
@@ -85,14 +98,20 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> I
     yield "text", f"{meta['text']}; {sizes}{split}"
     documents = meta["documents"]
     if documents:
-        yield "documents", f"{documents['kind']}s, each followed by the end mark {json.dumps(documents['end'])}"
+        yield (
+            "documents",
+            f"{documents['kind']}s, each followed by the end mark {json.dumps(documents['end'])}",
+        )
     for note in summary.notes or ():
         yield "", note
     if loss is not None:
         yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
     if loss is not None and evaluation:
         windows = describe_windows(evaluation["mode"], evaluation["context"])
-        yield "measured on", f"{count(evaluation['characters'], 'character')} of the validation split in {windows}"
+        yield (
+            "measured on",
+            f"{count(evaluation['characters'], 'character')} of the validation split in {windows}",
+        )
     if summary.test_loss is not None and is_best:
         yield "test loss", f"{in_nats(summary.test_loss)} per {unit}"
     if loss is not None and summary.uniform_loss is not None:
@@ -106,7 +125,10 @@ def rows(model: GPT, meta: Mapping[str, Any], summary: Summary, split: str) -> I
     if read and passes and summary.steps and summary.seconds is not None:
         amount = f"{count(summary.steps, 'step')}, {count(read, unit)} ({epochs(passes)})"
         yield "training", f"{amount}, {' '.join(duration(summary.seconds))}"
-        yield "machine", origin(replace(summary, init_from=without_folders(summary.init_from or "")))
+        yield (
+            "machine",
+            origin(replace(summary, init_from=without_folders(summary.init_from or ""))),
+        )
 
 
 def fenced(text: str) -> str:

@@ -38,7 +38,8 @@ def game_passages(
 ) -> tuple[list[str], str]:
     """Return (passages of the text `source`, the line that export.py prints about them); without any, it says why.
 
-    A passage begins a document or a line, has only characters of the vocabulary, and was not trained on.
+    A passage begins a document or a line, has only characters of the vocabulary, and was not
+    trained on.
     """
     rule = DocumentRule(**documents) if documents else None
     end = rule.end if rule else ""
@@ -66,7 +67,10 @@ def game_passages(
         return passages, f"{number}, which anyone with the page can read{unchecked}"
     unit = "document" if end else "line"
     lacks = f"no game: {source} has no passage of {TO_GUESS} characters that starts a {unit}"
-    return [], f"{lacks}, uses only known characters and is absent from the training text; --guess FILE names another"
+    return (
+        [],
+        f"{lacks}, uses only known characters and is absent from the training text; --guess FILE names another",
+    )
 
 
 def read_texts(source: str, rule: DocumentRule | None) -> list[str]:

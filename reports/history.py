@@ -13,9 +13,9 @@ MAX_SAMPLES = 20  # max validations whose sample texts are stored
 class BoundedSeries:
     """A list that stores at most `size` of the entries added to it: first all, then every second, then every fourth.
 
-    Whenever the list is full, every second stored entry is removed, and from then on only half as many of the added
-    entries are stored. The stored entries depend only on the number of added entries, so a resumed run stores the same
-    entries as an uninterrupted one.
+    Whenever the list is full, every second stored entry is removed, and from then on only half as
+    many of the added entries are stored. The stored entries depend only on the number of added
+    entries, so a resumed run stores the same entries as an uninterrupted one.
     """
 
     size: int  # maximum number of stored entries, an even number
@@ -43,26 +43,32 @@ class History:
 
     losses: BoundedSeries = _series(MAX_POINTS)  # of training: [step, nats per token]
     validations: BoundedSeries = _series(MAX_POINTS)  # [step, nats per token, bits per character]
-    samples: BoundedSeries = _series(MAX_SAMPLES)  # of a validation: [step, [[temperature, prompt, text], ...]]
+    # of a validation: [step, [[temperature, prompt, text], ...]]
+    samples: BoundedSeries = _series(MAX_SAMPLES)
     best_loss: float = math.inf  # the lowest validation loss
     best_step: int = -1
     validated_step: int = 0  # the step of the last validation
     loss_sum: float = 0.0  # of the training losses since the last entry of `losses`
     loss_count: int = 0
     seconds: float = 0.0  # of training in earlier processes, including validations and checkpoints
-    step_seconds: float = 0.0  # of the timed steps: all but the first of each process, which is slow
+    # of the timed steps: all but the first of each process, which is slow
+    step_seconds: float = 0.0
     timed_steps: int = 0
     peak_flops: float | None = None  # FLOP/s of all devices together, None if unknown
-    stopped_early: bool = False  # whether training ended before max_steps, such as by early stopping
+    # whether training ended before max_steps, such as by early stopping
+    stopped_early: bool = False
 
     def __post_init__(self) -> None:
-        self._started: float | None = None  # when training began in this process; None before and after it
+        # when training began in this process; None before and after it
+        self._started: float | None = None
         self._step_began = 0.0
 
     @classmethod
     def of(cls, state: dict[str, Any]) -> "History":
         """Return the history that `state` has described."""
-        series = {name: BoundedSeries(**state[name]) for name in ("losses", "validations", "samples")}
+        series = {
+            name: BoundedSeries(**state[name]) for name in ("losses", "validations", "samples")
+        }
         return cls(**state | series)
 
     def state(self) -> dict[str, Any]:
@@ -112,6 +118,7 @@ class History:
     def add_validation(self, step: int, loss: float, bpc: float) -> None:
         self.validations.add([step, loss, bpc])
         self.validated_step = step
-        if loss < self.best_loss and step > 0:  # a run from a trained model is first validated at step 0
+        # a run from a trained model is first validated at step 0
+        if loss < self.best_loss and step > 0:
             self.best_loss = loss
             self.best_step = step

@@ -16,16 +16,20 @@ from data.text import Text
 from gpt.evaluation import Score
 from gpt.facts import describe_context, describe_shape, describe_windows, epochs, in_nats, share_of
 
-FAR_BELOW = 0.8  # a model that has memorised its text has a lower training loss / best validation loss
+# a model that has memorised its text has a lower training loss / best validation loss
+FAR_BELOW = 0.8
 RISEN = 1.02  # and a higher last validation loss / best validation loss
 READ_OFTEN = 2.0  # and has read the text more often, in epochs
 SAMPLE_LINES = 2  # lines of the sample at the end of a run
 SAMPLE_WIDTH = 100  # characters of each of them
-WORSE_THAN_GUESSING = 1.2  # validation loss / loss of uniform guessing, from which a run has diverged
+# validation loss / loss of uniform guessing, from which a run has diverged
+WORSE_THAN_GUESSING = 1.2
 HELP = "more text, or a trained model to start from (init_from=, docs/tasks.md)"
 
 
-def introduce(run: Run, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]) -> None:
+def introduce(
+    run: Run, config: Config, text: Text, machine: str, parameters: int, notes: Iterable[str]
+) -> None:
     """Log what a run is about to do: text, model, machine, validations, `notes` and number of steps."""
     shape = config.model
     first, *others = describe(text)
@@ -53,7 +57,9 @@ def introduce(run: Run, config: Config, text: Text, machine: str, parameters: in
         which = f"about {validated:,} evenly spaced {unit}s of the split, more at the end"
     log.info(f"validation {which}, {describe_windows(text.mode, shape.context)}")
     if config.data.overfit is not None:
-        log.info(f"overfit    the first {split:,} {unit}s of training text are also validation and test")
+        log.info(
+            f"overfit    the first {split:,} {unit}s of training text are also validation and test"
+        )
     for note in notes:
         log.info(note)
     log.info(f"run        {run}: {training}, seed {config.seed}")
@@ -84,7 +90,9 @@ def describe_documents(documents: DocumentStats) -> str:
     return line
 
 
-def show_scores(run: Run, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]) -> None:
+def show_scores(
+    run: Run, config: Config, text: Text, best: tuple[int, Score], last: tuple[int, Score]
+) -> None:
     """Log the best checkpoint's validation loss, and how to score what is left; `best` and `last` are (step, score)."""
     step, score = best
     last_step, _ = last
@@ -112,7 +120,9 @@ def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
     """Return a line about how long the passages are that samples share with the training text."""
     samples = f"{count(copies['samples'], 'sample')}, temperature {copies['temperature']:g}"
     lengths = f"median {copies['median']:g}, maximum {copies['longest']:,} of {count(copies['length'], unit)}"
-    return f"the longest passage that a sample shares with the training text: {lengths} ({samples})"
+    return (
+        f"the longest passage that a sample shares with the training text: {lengths} ({samples})"
+    )
 
 
 def show_samples(samples: Sequence[Sequence[Any]]) -> None:
@@ -158,14 +168,22 @@ def has_diverged(summary: Summary, losses: Sequence[Sequence[float]]) -> bool:
     return summary.val_loss > WORSE_THAN_GUESSING * summary.uniform_loss
 
 
-def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enough: int) -> list[str]:
+def verdict(
+    run: Run, summary: Summary, losses: Sequence[Sequence[float]], enough: int
+) -> list[str]:
     """Return a sentence for each problem of a finished run: it memorised its text, or n-grams predict better.
 
-    `losses` are pairs [step, nats] of training, and after `enough` steps a model should have learned something.
+    `losses` are pairs [step, nats] of training, and after `enough` steps a model should have
+    learned something.
     """
     best = summary.val_loss
     last = summary.last_val_loss
-    assert best is not None and last is not None and summary.steps is not None and summary.epochs is not None
+    assert (
+        best is not None
+        and last is not None
+        and summary.steps is not None
+        and summary.epochs is not None
+    )
     if has_diverged(summary, losses):
         guessing = f"Guessing uniformly has a loss of {summary.uniform_loss:.2f} nats"
         return [f"{guessing}: training has diverged. What helps: lower learning rates"]
@@ -173,12 +191,16 @@ def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]], enoug
     fits_training = losses and losses[-1][1] < FAR_BELOW * best
     if fits_training and last > RISEN * best and summary.epochs > READ_OFTEN:
         read = f"The text was read {summary.epochs:,.0f} times and memorised from step {summary.best_step:,} on"
-        sentences.append(f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}")
+        sentences.append(
+            f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}"
+        )
     if summary.ngram_loss is not None and best > summary.ngram_loss:
         helps = HELP
         if last == best:
             steps = max(2 * summary.steps, enough)
             more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={steps}")
             helps = f"more steps ({more}), {HELP}"
-        sentences.append(f"A {summary.ngram_order}-gram model predicts better. What helps: {helps}")
+        sentences.append(
+            f"A {summary.ngram_order}-gram model predicts better. What helps: {helps}"
+        )
     return sentences

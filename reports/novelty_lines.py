@@ -31,7 +31,9 @@ def training_text(checkpoint: Path, option: str, unit: str) -> np.ndarray | None
     from data.text import text_of_run  # needs a quarter of the start-up time
 
     if not Run(checkpoint.resolve().parent.parent).config.is_file():
-        raise InputError(f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown")
+        raise InputError(
+            f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown"
+        )
     try:
         trained = text_of_run(checkpoint).train
     except InputError as error:
@@ -68,7 +70,8 @@ def print_copies(novelties: list[Novelty], tokenizer: Tokenizer) -> None:
     listed = list(enumerate(novelties, start=1))
     if len(novelties) > LISTED:
         print(
-            f"longest copy: median {np.median(lengths):g} {tokenizer.unit}s, and the longest of all:", file=sys.stderr
+            f"longest copy: median {np.median(lengths):g} {tokenizer.unit}s, and the longest of all:",
+            file=sys.stderr,
         )
         listed = [listed[int(np.argmax(lengths))]]
     for number, novelty in listed:

@@ -8,7 +8,9 @@ from base.html import render
 ASSETS = Path(__file__).with_name("assets")
 
 
-def render_page(name: str, title: str, data: Any, packed: dict[str, str] | None = None, **values: Any) -> str:
+def render_page(
+    name: str, title: str, data: Any, packed: dict[str, str] | None = None, **values: Any
+) -> str:
     """Render assets/NAME.html: the template escapes `values`; the page's script reads `data`, and `packed` by id."""
     parts = ("shared", "curves", name)
     styles = [ASSETS / f"{part}.css" for part in parts]

@@ -37,7 +37,12 @@ MAX_PASSAGE = 1024  # maximum tokens of the passage that is coloured by surprisa
 
 
 def page(
-    about: dict[str, Any], summary: Summary, history: History, model: GPT, passage: Tensor, tokenizer: Tokenizer
+    about: dict[str, Any],
+    summary: Summary,
+    history: History,
+    model: GPT,
+    passage: Tensor,
+    tokenizer: Tokenizer,
 ) -> str:
     """Return the page of a run and its best model; `passage` is 1 to context + 1 tokens of validation text, (T,)."""
     passage = passage[: MAX_PASSAGE + 1]
@@ -58,7 +63,10 @@ def page(
         "passage": surprise(model, passage, tokenizer),
     }
     shown = {key: about[key] for key in ("text", "notes", "verdict")}
-    shown |= {"figures": figures(summary, model.config, unit), "measured": evaluation_note(summary, unit)}
+    shown |= {
+        "figures": figures(summary, model.config, unit),
+        "measured": evaluation_note(summary, unit),
+    }
     return render_page("run_page", about["name"], data, **shown, unit=unit, made=origin(summary))
 
 
@@ -66,7 +74,13 @@ def figures(summary: Summary, config: ModelConfig, unit: str) -> list[list[str]]
     """Return the tiles at the top of the page, each as [name, value, its unit, *notes]."""
     nats = summary.val_loss
     parameters = summary.parameters
-    assert nats is not None and summary.seconds is not None and parameters and summary.steps and summary.epochs
+    assert (
+        nats is not None
+        and summary.seconds is not None
+        and parameters
+        and summary.steps
+        and summary.epochs
+    )
     step = f"best checkpoint, step {summary.best_step:,}"
     read = f"{summary.characters:,} {unit}s, {epochs(summary.epochs)}"
     if summary.characters_per_second:

@@ -42,14 +42,16 @@ class CharacterScores:
         self.candidate = candidate
         self.totals = torch.zeros(4, dtype=torch.float64)
         self.characters = 0  # on the page so far
-        # A text has no more characters than tokens. Memory is used only where something is written.
+        # A text has no more characters than tokens. Memory is used only where something is
+        # written.
         tokens = len(candidate.tokens)
         vocabulary = candidate.model.vocabulary
         top = min(NUM_TOP, vocabulary)
         token = np.uint8 if vocabulary <= 256 else np.uint16
         self._nats = np.empty(tokens, np.uint16)  # (N,), surprisals in thousandths of a nat
         self._likely = np.empty((tokens, top), token)  # (N, K), the most likely tokens
-        self._chances = np.empty((tokens, top), np.uint16)  # (N, K), their probabilities in thousandths
+        # (N, K), their probabilities in thousandths
+        self._chances = np.empty((tokens, top), np.uint16)
 
     def count(self, piece: Surprisals) -> None:
         """Add the next characters of the text to the totals."""
@@ -73,7 +75,11 @@ class CharacterScores:
 
 
 def print_scores(
-    checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace, file: TextIO | None
+    checkpoints: list[Path],
+    loaded: list[Model],
+    text: EncodedText,
+    options: argparse.Namespace,
+    file: TextIO | None,
 ) -> None:
     """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`)."""
     candidates = candidates_of(checkpoints, loaded, text, options)
@@ -84,7 +90,9 @@ def print_scores(
             warning = "the model was trained on this text; the loss on held-out text is higher"
             print(f"{candidate.label}{warning}", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
-        print("the models' contexts differ: the model with the longer one has an advantage", file=out)
+        print(
+            "the models' contexts differ: the model with the longer one has an advantage", file=out
+        )
 
     if options.per_document:
         print_documents(candidates[0], text.documents, display_name(options), file)
@@ -102,15 +110,24 @@ def print_scores(
             scores = score_in_detail(candidates, mode, options, file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
-        is_test_score = mode == validation_mode and options.split == "test" and options.context is None
+        is_test_score = (
+            mode == validation_mode and options.split == "test" and options.context is None
+        )
         if is_test_score and options.compare:  # the other model may decide how the text is read
-            print("--compare: the test loss is not saved in summary.json; without --compare it is", file=sys.stderr)
+            print(
+                "--compare: the test loss is not saved in summary.json; without --compare it is",
+                file=sys.stderr,
+            )
         elif is_test_score:
             save_test_score(checkpoints[0], scores[0])
         if mode == modes[0]:
-            length = f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
+            length = (
+                f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
+            )
             print(f"{display_name(options)}: {length}", file=out)
-            print(row("", ["nats/character", "perplexity", "bits/character", "bits/byte"]), file=out)
+            print(
+                row("", ["nats/character", "perplexity", "bits/character", "bits/byte"]), file=out
+            )
         for candidate, score in zip(candidates, scores, strict=True):
             print(row(candidate.label + describe(candidate, mode), figures(score)), file=out)
         if options.compare:
@@ -177,10 +194,13 @@ def page(about: dict[str, Any], text: str, models: list[CharacterScores]) -> str
     return render_page("score_page", about["title"], about, packed)
 
 
-def print_documents(candidate: Candidate, documents: list[Document], name: str, file: TextIO | None) -> None:
+def print_documents(
+    candidate: Candidate, documents: list[Document], name: str, file: TextIO | None
+) -> None:
     """Print the documents with the highest loss per character, and write all documents to `file` as CSV.
 
-    The model reads each document right after an end mark, and the document's own end mark counts towards its loss.
+    The model reads each document right after an end mark, and the document's own end mark counts
+    towards its loss.
     """
     assert candidate.documents
     tokenizer = candidate.tokenizer
@@ -189,7 +209,8 @@ def print_documents(candidate: Candidate, documents: list[Document], name: str, 
     marked = np.split(candidate.tokens, ends[:-1])  # each document with its end mark
     after_marks = [np.concatenate((mark, tokens)) for tokens in marked]
     nats = measure_documents(candidate, after_marks, known=len(mark))  # (documents,)
-    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])  # (documents,)
+    # (documents,)
+    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])
     losses = nats / characters  # (documents,)
     order = np.argsort(-losses, kind="stable").tolist()
 
@@ -200,18 +221,40 @@ def print_documents(candidate: Candidate, documents: list[Document], name: str, 
 
     size = int(characters.sum())
     unknown = sum(document.unknown for document in documents)
-    print(f"{name}: {count(len(documents), 'document')}, {count(size, 'character')} with end marks")
-    print(f"{'nats/character':>14}{'perplexity':>16}{'characters':>13}{'unknown':>9}{'line':>9}  document")
+    print(
+        f"{name}: {count(len(documents), 'document')}, {count(size, 'character')} with end marks"
+    )
+    print(
+        f"{'nats/character':>14}{'perplexity':>16}{'characters':>13}{'unknown':>9}{'line':>9}  document"
+    )
     print(document_row(nats.sum() / size, size, unknown, 0, "all, each from a fresh start"))
     for number in order[:ROWS]:
         document = documents[number]
-        print(document_row(losses[number], characters[number], document.unknown, document.line, beginning(number)))
+        print(
+            document_row(
+                losses[number],
+                characters[number],
+                document.unknown,
+                document.line,
+                beginning(number),
+            )
+        )
     if len(order) > ROWS:
         hint = "" if file else "; --csv FILE writes all of them"
         print(f"and {len(order) - ROWS:,} more{hint}")
     if file:
         table = csv.writer(file, lineterminator="\n")
-        table.writerow(["document", "line", "nats_per_character", "perplexity", "characters", "unknown", "beginning"])
+        table.writerow(
+            [
+                "document",
+                "line",
+                "nats_per_character",
+                "perplexity",
+                "characters",
+                "unknown",
+                "beginning",
+            ]
+        )
         for number in order:
             loss = float(losses[number])
             line, unknown, _ = documents[number]
@@ -240,7 +283,9 @@ def candidates_of(
     rule = shared_rule(loaded)
     documents = vars(rule) if rule else None
     candidates = []
-    for label, path, encoded, (config, weights, meta) in zip(labels, checkpoints, text.encoded, loaded, strict=True):
+    for label, path, encoded, (config, weights, meta) in zip(
+        labels, checkpoints, text.encoded, loaded, strict=True
+    ):
         tokenizer = tokenizer_from(meta["vocabulary"])
         tokens = np.frombuffer(encoded, tokenizer.dtype)  # (N,)
         model = build(config, weights)
@@ -282,10 +327,14 @@ def describe(candidate: Candidate, mode: str) -> str:
     return f"{windows}, stride {candidate.stride}"
 
 
-def json_lines(first: int, text: str, surprisals: tuple[Surprisals, ...], candidates: list[Candidate]) -> Iterator[str]:
+def json_lines(
+    first: int, text: str, surprisals: tuple[Surprisals, ...], candidates: list[Candidate]
+) -> Iterator[str]:
     """Yield a JSON line for each character of `text`, which begins at position `first` of the whole text."""
     of_models = map(json_surprisals, surprisals, candidates)
-    for position, (character, line, *others) in enumerate(zip(text, *of_models, strict=True), first):
+    for position, (character, line, *others) in enumerate(
+        zip(text, *of_models, strict=True), first
+    ):
         line = {"position": position, "character": character} | line
         for other in others:
             line["other"] = other

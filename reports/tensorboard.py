@@ -20,14 +20,27 @@ NUM_HEADS = 4  # heads whose attention is plotted, evenly spaced among all
 WIDTH = 720  # pixels: twice the width of TensorBoard's cards, for screens of high resolution
 INK = "#1a1a1a"
 FAINT = "#767676"
-BLUES = ["#f7fbff", "#deebf7", "#c6dbef", "#9ecae1", "#6baed6", "#4292c6", "#2171b5", "#08519c", "#08306b"]
-FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf"]  # the first installed one
-SHOWN = {chr(code): chr(0x2400 + code) for code in range(32)}  # Unicode's pictures of control characters
+BLUES = [
+    "#f7fbff",
+    "#deebf7",
+    "#c6dbef",
+    "#9ecae1",
+    "#6baed6",
+    "#4292c6",
+    "#2171b5",
+    "#08519c",
+    "#08306b",
+]
+# the first installed one
+FONTS = ["DejaVuSansMono.ttf", "LiberationMono-Regular.ttf", "Menlo.ttc", "consola.ttf"]
+# Unicode's pictures of control characters
+SHOWN = {chr(code): chr(0x2400 + code) for code in range(32)}
 SHOWN |= {"\n": "↵", "\t": "⇥", " ": "␣", "\x7f": "␡"}
 
 
 def _chart(*tags: str) -> list[Any]:
-    return ["Multiline", [f"{tag}$" for tag in tags]]  # TensorBoard matches these regular expressions from the start
+    # TensorBoard matches these regular expressions from the start
+    return ["Multiline", [f"{tag}$" for tag in tags]]
 
 
 def layout(peak_is_known: bool) -> dict[str, dict[str, list[Any]]]:
@@ -74,7 +87,8 @@ def as_markdown(samples: list[tuple[str, str]]) -> str:
 def plots(model: GPT, text: Text, step: int) -> Iterator[tuple[str, Image.Image]]:
     """Yield pairs (TensorBoard tag, picture): the attention of heads within a passage of the validation text."""
     config = model.config
-    attended = passage(text, min(ATTENDED, config.context)).to(model.embedding.weight.device)  # (T,)
+    # (T,)
+    attended = passage(text, min(ATTENDED, config.context)).to(model.embedding.weight.device)
     maps = attention_maps(model, attended)  # (layers, heads, T, T)
     names = [text.tokenizer.names[token] for token in attended.tolist()]
     for layer, head in spread_over(config.layers, config.heads, NUM_HEADS):
@@ -92,7 +106,9 @@ def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Ima
     draw.text((18, 30), title, INK, ImageFont.load_default(28), "lm")
     cells = Image.fromarray(colours(weights)).resize((side, side), Image.Resampling.NEAREST)
     image.paste(cells, (left, top))
-    draw.rectangle((left - 2, top - 2, left + side + 1, top + side + 1), outline="#d0d0d0", width=2)
+    draw.rectangle(
+        (left - 2, top - 2, left + side + 1, top + side + 1), outline="#d0d0d0", width=2
+    )
     cell = side / len(characters)
     for position, character in enumerate(characters):
         middle = (position + 0.5) * cell
@@ -106,8 +122,13 @@ def colours(weights: np.ndarray) -> np.ndarray:
     """Map weights in [0, 1] to RGB colours between evenly spaced `BLUES`: (...) -> (..., 3) uint8."""
     places = np.linspace(0, 1, len(BLUES))
     roots = np.sqrt(weights)  # most weights are small, like 0 on a linear scale
-    channels = np.array([[int(blue[i : i + 2], 16) for blue in BLUES] for i in (1, 3, 5)])  # (3, blues)
-    return np.stack([np.interp(roots, places, channel) for channel in channels], -1).round().astype(np.uint8)
+    # (3, blues)
+    channels = np.array([[int(blue[i : i + 2], 16) for blue in BLUES] for i in (1, 3, 5)])
+    return (
+        np.stack([np.interp(roots, places, channel) for channel in channels], -1)
+        .round()
+        .astype(np.uint8)
+    )
 
 
 def add_colour_bar(image: Image.Image, draw: ImageDraw.ImageDraw) -> None:

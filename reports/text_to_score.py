@@ -27,8 +27,11 @@ PIECE = 2**20  # characters that are encoded at once, because that needs several
 
 
 class Document(NamedTuple):
-    line: int  # the line of the file in which it begins (in JSON and Parquet, its row), or 0 in a split of a run
-    unknown: int  # number of characters outside the vocabulary, which --unknown skipped or replaced
+    # the line of the file in which it begins (in JSON and Parquet, its row), or 0 in a split of a
+    # run
+    line: int
+    # number of characters outside the vocabulary, which --unknown skipped or replaced
+    unknown: int
     length: int  # in tokens, without the end mark
 
 
@@ -39,7 +42,9 @@ class EncodedText(NamedTuple):
     files: list[str]  # hash of the file's text (`data.seen`), or [] for a split of a run
 
 
-def check_models(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> None:
+def check_models(
+    checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace
+) -> None:
     """Check the options of score.py that depend on the models."""
     for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
         if options.per_document and meta["documents"] is None:
@@ -48,17 +53,26 @@ def check_models(checkpoints: list[Path], loaded: list[Model], options: argparse
         context = options.context or config.context
         if options.stride and options.stride > context:
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
-    only_bytes = all(isinstance(tokenizer_from(meta["vocabulary"]), ByteTokenizer) for *_, meta in loaded)
+    only_bytes = all(
+        isinstance(tokenizer_from(meta["vocabulary"]), ByteTokenizer) for *_, meta in loaded
+    )
     if only_bytes and options.encoding != "utf-8":
-        raise InputError(f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes")
+        raise InputError(
+            f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes"
+        )
     if options.window == "documents" and shared_rule(loaded) is None:
-        raise InputError("--window documents: needs models that were trained on documents, divided in the same way")
+        raise InputError(
+            "--window documents: needs models that were trained on documents, divided in the same way"
+        )
 
 
-def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace) -> EncodedText:
+def read_text(
+    checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace
+) -> EncodedText:
     """Return the text that score.py scores, encoded for each model in `loaded`.
 
-    It is read as a training text is: byte models alone read its bytes; with a character model, all read its characters.
+    It is read as a training text is: byte models alone read its bytes; with a character model, all
+    read its characters.
     """
     tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
     only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
@@ -69,7 +83,9 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
         if options.split:
             if not options.per_document:
                 rule = None
-            parts = parts_of_split(split_of_run(checkpoints[0], options.split), rule, only_bytes, options)
+            parts = parts_of_split(
+                split_of_run(checkpoints[0], options.split), rule, only_bytes, options
+            )
         else:
             raw, label = read_file(options)
             if rule and not options.per_document and not is_divided(rule, label):
@@ -78,13 +94,17 @@ def read_text(checkpoints: list[Path], loaded: list[Model], options: argparse.Na
             sha256 = hashlib.sha256(raw).hexdigest()
             files = [text_hash(io.BytesIO(raw), options.encoding)]
         if options.per_document and not parts:
-            raise InputError(f"--per-document: {display_name(options)} has only whitespace, which is not a document")
+            raise InputError(
+                f"--per-document: {display_name(options)} has only whitespace, which is not a document"
+            )
         encoded, documents = encode_parts(parts, rule, tokenizers, options)
     if not encoded[0]:
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     token_size = np.dtype(tokenizers[0].dtype).itemsize  # bytes
     if options.html is not None and len(encoded[0]) > MAX_PAGE * token_size:
-        raise InputError(f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}")
+        raise InputError(
+            f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}"
+        )
     return EncodedText(encoded, documents, sha256, files)
 
 
@@ -102,7 +122,9 @@ def parts_of_split(
             text = raw.decode()
         except UnicodeDecodeError:  # bytes are split anywhere
             whose = f"which {printable(options.compare)} cannot read; score a text file instead"
-            raise InputError(f"--split {options.split}: begins or ends inside a character, {whose}") from None
+            raise InputError(
+                f"--split {options.split}: begins or ends inside a character, {whose}"
+            ) from None
         end = end.decode()
     if not rule:
         return [(0, text)]
@@ -110,7 +132,11 @@ def parts_of_split(
 
 
 def parts_of_file(
-    raw: bytes, label: str, rule: DocumentRule | None, only_bytes: bool, options: argparse.Namespace
+    raw: bytes,
+    label: str,
+    rule: DocumentRule | None,
+    only_bytes: bool,
+    options: argparse.Namespace,
 ) -> list[tuple[int, Any]]:
     """Return the parts of a file, pairs (line, text), as bytes for byte models alone: its documents if it has any."""
     has_rows = rule is not None and rule.kind == "row"
@@ -140,7 +166,9 @@ def split_of_run(model: Path, split: str) -> bytes:
     """Return a split of the text that a model was trained on: UTF-8 or, for a byte model, its unchanged bytes."""
     run = Run(model.resolve().parent.parent)
     if not run.config.is_file():
-        raise InputError(f"--split {split}: {printable(model)} is not in a run directory; name the text file instead")
+        raise InputError(
+            f"--split {split}: {printable(model)} is not in a run directory; name the text file instead"
+        )
     try:
         text = text_of_run(model)
     except InputError as error:
@@ -164,13 +192,18 @@ def read_file(options: argparse.Namespace) -> tuple[bytes, str]:
         return sys.stdin.buffer.read(), name
     source, *others = SourceFile(name, Path(options.file)).unzip()
     if others:
-        raise InputError(f"{name}: contains {1 + len(others):,} files; unpack it and score one of them")
+        raise InputError(
+            f"{name}: contains {1 + len(others):,} files; unpack it and score one of them"
+        )
     with source.open() as file:
         return file.read(), source.label
 
 
 def encode_parts(
-    parts: list[tuple[int, Any]], rule: DocumentRule | None, tokenizers: list[Tokenizer], options: argparse.Namespace
+    parts: list[tuple[int, Any]],
+    rule: DocumentRule | None,
+    tokenizers: list[Tokenizer],
+    options: argparse.Namespace,
 ) -> tuple[list[bytes], list[Document]]:
     """Encode parts of a text, pairs (line, text), for each tokenizer; with a `rule`, an end mark follows each part.
 
@@ -201,10 +234,13 @@ def encode_parts(
                 try:
                     pieces += pack(text, tokenizer)
                 except UnknownCharacter as error:
-                    if rule is None or rule.kind != "row":  # a row may write a line break in another way
+                    # a row may write a line break in another way
+                    if rule is None or rule.kind != "row":
                         line += text.count("\n", 0, error.position)
                     whose = f"{printable(model)}: " if options.compare else ""
-                    raise InputError(f"{display_name(options)}, line {line}: {whose}{error}; {ABOUT_UNKNOWN}") from None
+                    raise InputError(
+                        f"{display_name(options)}, line {line}: {whose}{error}; {ABOUT_UNKNOWN}"
+                    ) from None
                 pieces.append(mark)
             encoded.append(b"".join(pieces))
     if not rule:
@@ -218,4 +254,6 @@ def pack(text: str, tokenizer: Tokenizer) -> Iterator[bytes]:
         try:
             yield tokenizer.pack(text[begin : begin + PIECE]).tobytes()
         except UnknownCharacter as error:
-            raise UnknownCharacter(error.character, begin + error.position, error.nearest) from None
+            raise UnknownCharacter(
+                error.character, begin + error.position, error.nearest
+            ) from None

@@ -1,6 +1,7 @@
 """Run a search (`hparams_search=`): a sweep whose trials Optuna proposes from the results so far.
 
-A stopped trial stays in the state RUNNING in the journal of Optuna's study, so that the next command resumes it.
+A stopped trial stays in the state RUNNING in the journal of Optuna's study, so that the next
+command resumes it.
 """
 
 import itertools
@@ -33,7 +34,9 @@ try:
     from optuna.storages.journal import JournalFileBackend
     from optuna.trial import TrialState
 except ModuleNotFoundError:
-    raise InputError("hparams_search: needs optuna: pip install -c constraints.txt -e '.[search]'") from None
+    raise InputError(
+        "hparams_search: needs optuna: pip install -c constraints.txt -e '.[search]'"
+    ) from None
 
 FILE = "study.journal"
 
@@ -43,7 +46,11 @@ def distribution(override: Override) -> Any:
     text = str(override.input_line)
     value = typing.cast(Any, override.value())
     key = KEYS.get(override.key_or_group)
-    whole = key is not None and int in (key.kind, key.metadata.get("auto"), *typing.get_args(key.kind))
+    whole = key is not None and int in (
+        key.kind,
+        key.metadata.get("auto"),
+        *typing.get_args(key.kind),
+    )
     log_scale = "log" in getattr(value, "tags", ())
     interval = isinstance(value, IntervalSweep)
     shuffled = getattr(value, "shuffle", False)
@@ -74,16 +81,25 @@ def setting_of(key: str, value: Any) -> str:
 class Search(Sweep):
     """A sweep whose trials Optuna proposes from `space`, a distribution by key.
 
-    `same` lists the settings that a command must repeat to continue the search; as lines, they name Optuna's study.
+    `same` lists the settings that a command must repeat to continue the search; as lines, they
+    name Optuna's study.
     """
 
-    def __init__(self, name: str, config: SearchConfig, space: Mapping[str, Any], fixed: list[str], same: list[str]):
+    def __init__(
+        self,
+        name: str,
+        config: SearchConfig,
+        space: Mapping[str, Any],
+        fixed: list[str],
+        same: list[str],
+    ):
         super().__init__(name, config.trials, {}, kind="search")
         self.config = config
         self.space = space
         self.fixed = fixed
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)  # of `constant_liar`
+        # of `constant_liar`
+        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
         path = RUNS / name / FILE
         if path.exists():
             journal = path.read_bytes()
@@ -97,10 +113,13 @@ class Search(Sweep):
         identity = "\n".join(sorted(same))
         if before not in ([], [identity]):
             differing = ", ".join(sorted(set(same) ^ set(before[0].split("\n"))))
-            raise InputError(f"name={name}: is a search with other settings ({differing} differ); use another name")
+            raise InputError(
+                f"name={name}: is a search with other settings ({differing} differ); use another name"
+            )
         self.study = optuna.create_study(study_name=identity, storage=storage, load_if_exists=True)
         for proposed in self.study.trials:
-            if proposed.params.keys() != space.keys():  # killed before Optuna had chosen all values
+            # killed before Optuna had chosen all values
+            if proposed.params.keys() != space.keys():
                 self.study.tell(proposed.number, state=TrialState.FAIL, skip_if_finished=True)
                 continue
             trial = self.add(proposed)
@@ -120,7 +139,9 @@ class Search(Sweep):
         while len(self.trials) < self.count:
             # Resuming repeats the proposals.
             seed = random.Random(f"{self.config.seed} {len(self.trials)}").getrandbits(32)
-            self.study.sampler = TPESampler(n_startup_trials=self.config.startup, seed=seed, constant_liar=True)
+            self.study.sampler = TPESampler(
+                n_startup_trials=self.config.startup, seed=seed, constant_liar=True
+            )
             yield self.add(self.study.ask(dict(self.space)))
 
     def tell(self, trial: Trial, outcome: str) -> None:
@@ -129,7 +150,8 @@ class Search(Sweep):
         if outcome == "finished":
             self.study.tell(number, trial.run.bpc)
         elif outcome == "failed":
-            # Not FAIL, which Optuna ignores: the sampler ranks PRUNED trials among the worst and avoids their settings.
+            # Not FAIL, which Optuna ignores: the sampler ranks PRUNED trials among the worst and
+            # avoids their settings.
             self.study.tell(number, state=TrialState.PRUNED)
 
     def conclude(self, results: list[Row]) -> int:
@@ -144,9 +166,12 @@ class Search(Sweep):
 def begin_search(config: SearchConfig, command: Command) -> int:
     """Check all values of a search, then run it and return its exit status.
 
-    A value of a key on the command line fixes the key, and a range replaces the range in the preset `config`.
+    A value of a key on the command line fixes the key, and a range replaces the range in the
+    preset `config`.
     """
-    ranges = [f"{key}={value}" for key, value in config.space.items() if key not in command.overrides]
+    ranges = [
+        f"{key}={value}" for key, value in config.space.items() if key not in command.overrides
+    ]
     swept = parse_overrides(ranges, search=True)
     fixed = []
     for override in command.overrides.values():
@@ -186,7 +211,9 @@ def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[Config]
             ends[key] = (values.low, values.high)
     configs = []
     for index in range(max(map(len, ends.values()))):
-        corner = [setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()]
+        corner = [
+            setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()
+        ]
         overrides = [*fixed, *parse_overrides(corner, search=True)]
         settings = list(itertools.chain(*map(settings_of, overrides)))
         configs.append(compose(settings))

@@ -57,7 +57,14 @@ class Trial:
         """The command that starts the trial or, if the trial has begun, resumes it."""
         presets = [f"--config-dir={folder}" for folder in FOLDERS]
         name = self.run.directory.relative_to(RUNS)
-        return [sys.executable, str(TRAIN), *presets, *self.overrides, f"name={name}", "resume=auto"]
+        return [
+            sys.executable,
+            str(TRAIN),
+            *presets,
+            *self.overrides,
+            f"name={name}",
+            "resume=auto",
+        ]
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
@@ -79,7 +86,9 @@ def _hash(parts: Iterable[str]) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:6]
 
 
-def make_trial(sweep: str, varied: Iterable[str], settings: Collection[str], name: str = "") -> Trial:
+def make_trial(
+    sweep: str, varied: Iterable[str], settings: Collection[str], name: str = ""
+) -> Trial:
     """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
     values = dict(setting.partition("=")[::2] for setting in settings)
     of_sweep = ("name", "resume", "workers")
@@ -110,24 +119,34 @@ def start(trial: Trial, workers: int, gpu: str | None = None) -> subprocess.Pope
 
     It prints to console.log.
     """
-    # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its own ranks.
-    environment = {key: value for key, value in child_environment().items() if not key.startswith("SLURM_")}
+    # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its
+    # own ranks.
+    environment = {
+        key: value for key, value in child_environment().items() if not key.startswith("SLURM_")
+    }
     if workers > 1 and "OMP_NUM_THREADS" not in environment:
         environment["OMP_NUM_THREADS"] = str(max(1, cores() // workers))
     if gpu is not None:
         environment["CUDA_VISIBLE_DEVICES"] = gpu
     trial.run.directory.mkdir(parents=True, exist_ok=True)
     with open(trial.run.directory / "console.log", "ab") as console:
-        # A process group of its own: Ctrl-C in the terminal reaches the sweep only, which passes it on.
+        # A process group of its own: Ctrl-C in the terminal reaches the sweep only, which passes
+        # it on.
         return subprocess.Popen(
-            trial.command, stdin=DEVNULL, stdout=console, stderr=STDOUT, env=environment, process_group=0
+            trial.command,
+            stdin=DEVNULL,
+            stdout=console,
+            stderr=STDOUT,
+            env=environment,
+            process_group=0,
         )
 
 
 def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
     """Return how a trial has ended, such as `failed` or its status in summary.json, and a log line about it.
 
-    `status` is the exit status of its process, and `stopped` says whether a signal has stopped the sweep.
+    `status` is the exit status of its process, and `stopped` says whether a signal has stopped the
+    sweep.
     """
     console = trial.run.directory / "console.log"
     if status and not stopped:
@@ -143,7 +162,9 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
     how = "interrupted" if status else str(summary.status)
     if summary.val_loss is None or summary.seconds is None:
         return how, how
-    loss = f"validation loss {figure(summary.val_loss)}, {figure(summary.val_bpc)} bits per character"
+    loss = (
+        f"validation loss {figure(summary.val_loss)}, {figure(summary.val_bpc)} bits per character"
+    )
     return how, f"{how} in {clock(summary.seconds)}, {loss}"
 
 
@@ -159,18 +180,24 @@ def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
     """Return the directory of a sweep after checking that the sweep can be started."""
     if "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
         train = command("python", "train.py")
-        raise InputError(f"-m: a sweep is one process; start it with {train}, in SLURM with srun --ntasks=1")
+        raise InputError(
+            f"-m: a sweep is one process; start it with {train}, in SLURM with srun --ntasks=1"
+        )
     if not varied:
         raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
     if resume not in (None, "auto"):
-        raise InputError(f"resume={resume}: to continue a sweep, repeat its command without resume=")
+        raise InputError(
+            f"resume={resume}: to continue a sweep, repeat its command without resume="
+        )
     for key in varied:
         if is_launch(key):
             raise InputError(f"{key}: must have one value for all trials of a sweep")
     directory = RUNS / name
     if "/" in name:
         raise InputError(f"name={name}: the name of a sweep must not contain a slash")
-    if (directory / "config.yaml").exists() or (os.path.lexists(directory) and not directory.is_dir()):
+    if (directory / "config.yaml").exists() or (
+        os.path.lexists(directory) and not directory.is_dir()
+    ):
         raise InputError(f"name={name}: {directory} is not a sweep; use another name")
     check_writable(name)
     return directory
@@ -183,7 +210,9 @@ def has_finished(run: Run, config: Config) -> bool:
     old = read_config(run.directory)
     differing = changed(old, config)
     if differing:
-        raise InputError(f"{run}: is a run with other settings; use another name=…: {'; '.join(differing)}")
+        raise InputError(
+            f"{run}: is a run with other settings; use another name=…: {'; '.join(differing)}"
+        )
     steps = config.trainer.max_steps
     long_enough = steps == "auto" or steps <= old.trainer.max_steps
     return run.summary.status == "finished" and long_enough
@@ -208,7 +237,9 @@ def check_input(config: Config) -> str:
     devices = number_of(config.trainer.devices)
     config.data.rows(devices)  # raises if the batch cannot be shared out
     if config.workers > 1 and config.trainer.devices not in ("auto", 1):
-        raise InputError(f"trainer.devices={spell(config.trainer.devices)}: needs workers=1, not {config.workers}")
+        raise InputError(
+            f"trainer.devices={spell(config.trainer.devices)}: needs workers=1, not {config.workers}"
+        )
     extra_chars = ""
     if config.init_from is not None:
         extra_chars = load_init_model(config).extra_chars
@@ -219,7 +250,9 @@ def check_text(trial: Trial, sha256: str) -> None:
     """Refuse a trial that an earlier command has finished on another text."""
     trained_on = trial.run.summary.text_sha256
     if trial.outcome == "finished" and trained_on not in (None, sha256):
-        raise InputError(f"{trial.run}: its text has changed since it was trained; use another name=…")
+        raise InputError(
+            f"{trial.run}: its text has changed since it was trained; use another name=…"
+        )
 
 
 @dataclass
@@ -244,20 +277,26 @@ class Sweep:
     def write_table(self) -> list[Row]:
         trials = self.trials.values()
         outcomes = {trial.run: trial.outcome for trial in trials if trial.outcome}
-        return write_table(RUNS / self.name, {trial.run: trial.varied for trial in trials}, outcomes)
+        return write_table(
+            RUNS / self.name, {trial.run: trial.varied for trial in trials}, outcomes
+        )
 
     def conclude(self, results: list[Row]) -> int:
         """Log which trials have failed, and return the exit status; not called if a signal stopped the sweep."""
         failed = [trial.name for trial in self.trials.values() if trial.outcome == "failed"]
         if failed:
-            log.error(f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}")
+            log.error(
+                f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}"
+            )
         return 1 if failed else 0
 
 
 def run_sweep(sweep: Sweep, workers: int) -> int:
     """Run the trials of a sweep, log the results, and return the exit status: 128 + N if the signal N stopped it."""
     directory = RUNS / sweep.name
-    log.info(f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log")
+    log.info(
+        f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log"
+    )
     for trial in sweep.trials.values():
         if trial.outcome:
             log.info(f"{sweep.label(trial)}  {trial.title}: {trial.outcome} before")
@@ -289,7 +328,8 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
 def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tuple[Trial, int]]:
     """Run the trials of a sweep, at most `workers` at the same time, and yield (trial, exit status) as each trial ends.
 
-    After a signal, whose number a handler appends to `received`, running trials are stopped and no trials start.
+    After a signal, whose number a handler appends to `received`, running trials are stopped and no
+    trials start.
     """
     waiting = sweep.ask()
     gpus = gpus_for(workers)
@@ -328,7 +368,9 @@ def combinations(command: Command) -> str:
     lines = []
     for settings in command.runs():
         compose(settings)
-        lines.append(shlex.join(setting.text for setting in settings if not is_launch(setting.key)))
+        lines.append(
+            shlex.join(setting.text for setting in settings if not is_launch(setting.key))
+        )
     return "\n".join(lines)
 
 

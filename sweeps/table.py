@@ -22,20 +22,32 @@ from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import figure
 from reports.page import render_page
 
-RESULTS = ("status", "val_loss", "val_bpc", "test_loss", "mode", "steps", "seconds", "parameters", "directory")
+RESULTS = (
+    "status",
+    "val_loss",
+    "val_bpc",
+    "test_loss",
+    "mode",
+    "steps",
+    "seconds",
+    "parameters",
+    "directory",
+)
 MEANS = ("val_loss", "val_bpc", "test_loss", "seconds")  # columns that are averaged over seeds
-SEEDS = ("runs", "val_loss_spread", "test_loss_spread")  # more columns if `seed` varies; spread: standard deviation
+# more columns if `seed` varies; spread: standard deviation
+SEEDS = ("runs", "val_loss_spread", "test_loss_spread")
 APART = ("run", "seed")  # columns in which runs with the same settings may differ
 Varied = Mapping[Run, Mapping[str, str]]  # the settings that differ between runs
-# The settings that differ between runs as on the command line, then RESULTS: a number that is not known is None, and
-# `directory` is a `Run`.
+# The settings that differ between runs as on the command line, then RESULTS: a number that is not
+# known is None, and `directory` is a `Run`.
 Row = dict[str, Any]
 
 
 def write_table(directory: Path, trials: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
     """Write `sweep.csv` for all trials of a sweep, of earlier commands, too, and return their rows, the best first.
 
-    `trials` has the settings of the present command's trials, and `outcomes` how those that have ended did.
+    `trials` has the settings of the present command's trials, and `outcomes` how those that have
+    ended did.
     """
     varied = {**stored_trials(directory), **trials}
     keys = all_keys(varied.values())
@@ -77,8 +89,8 @@ def all_keys(settings: Iterable[Mapping[str, str]]) -> list[str]:
 def table_of_runs(runs: Collection[Run]) -> str:
     """Return the leaderboard of runs, which need not belong to the same sweep, as text.
 
-    Its columns are the settings that differ and on which a result depends: not the steps that `minutes=` has chosen,
-    and not what was chosen for the machine.
+    Its columns are the settings that differ and on which a result depends: not the steps that
+    `minutes=` has chosen, and not what was chosen for the machine.
     """
     configs = {run: read_config(run.directory) for run in runs}
     settings = dict[Run, dict[str, str]]()
@@ -133,7 +145,10 @@ def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
 
 def best_first(table: list[Row]) -> list[Row]:
     # Losses that were measured in different modes are not compared.
-    return sorted(table, key=lambda row: (row["val_bpc"] is None, row.get("mode") or "", row["val_bpc"] or 0.0))
+    return sorted(
+        table,
+        key=lambda row: (row["val_bpc"] is None, row.get("mode") or "", row["val_bpc"] or 0.0),
+    )
 
 
 def spelled(config: Config) -> dict[str, str]:
@@ -250,7 +265,9 @@ def write_page(directory: Path, table: list[Row]) -> str:
     for row, colour in zip(table, colours[-1], strict=True):
         name = ", ".join(f"{key}={row[key]}" for key in settings)
         runs.append((name, curve(row["directory"]), colour))
-    units = {"byte" if config.data.tokenizer == "byte" else "character" for config in configs.values()}
+    units = {
+        "byte" if config.data.tokenizer == "byte" else "character" for config in configs.values()
+    }
     unit = " or ".join(sorted(units)) or "character"
     data = {"unit": unit, "colours": len(numbers), "runs": runs}
     tables = list(zip(cells(table), colours, strict=True))

@@ -17,7 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-# Models this small are fastest on one thread, and on a busy machine much faster; set before torch is loaded.
+# Models this small are fastest on one thread, and on a busy machine much faster; set before torch
+# is loaded.
 os.environ["OMP_NUM_THREADS"] = "1"
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 # torchmetrics imports matplotlib, which would write its list of fonts into the cache of a test.
@@ -79,14 +80,18 @@ def board(run: str | Path) -> Any:
     """All that the event files of runs/RUN hold."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    accumulator = EventAccumulator(str(Path("runs", run)), size_guidance={"tensors": 0, "scalars": 0})
+    accumulator = EventAccumulator(
+        str(Path("runs", run)), size_guidance={"tensors": 0, "scalars": 0}
+    )
     accumulator.Reload()
     return accumulator
 
 
 def less_progress(err: str) -> str:
     """What a process has said on standard error, but for how far slow work is on a busy machine."""
-    return "".join(line for line in err.splitlines(True) if not line.endswith((" so far\n", " left\n")))
+    return "".join(
+        line for line in err.splitlines(True) if not line.endswith((" so far\n", " left\n"))
+    )
 
 
 def refusal(error: type[Exception], call: Callable[..., object], *given: Any, **named: Any) -> str:
@@ -102,12 +107,19 @@ def tiny(arguments: tuple[str, ...]) -> list[str]:
     """Overrides on top of a tiny model on book.txt."""
     keys = {argument.partition("=")[0] for argument in arguments}
     keys |= {"trainer.max_steps"} if "minutes" in keys else set()
-    return [*(each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys), *arguments]
+    return [
+        *(each for each in [*TINY, "data.path=book.txt"] if each.partition("=")[0] not in keys),
+        *arguments,
+    ]
 
 
 def one_line(ended: Ended, status: int, *words: str, program: str = "train.py") -> None:
     """A command has ended with that status and one line on standard error, in which these words are."""
-    assert ended.status == status and ended.err.startswith(f"{program}: ") and ended.err.count("\n") == 1, ended
+    assert (
+        ended.status == status
+        and ended.err.startswith(f"{program}: ")
+        and ended.err.count("\n") == 1
+    ), ended
     assert len(ended.err) < 500 and all(word in ended.err for word in words), (words, ended.err)
 
 
@@ -154,7 +166,9 @@ def browser() -> Iterator[Any]:
     if program is None:
         missing("no chromium (package chromium)")
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=program, args=["--no-sandbox", "--disable-gpu"])
+        browser = playwright.chromium.launch(
+            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
+        )
         yield browser
         browser.close()
 
@@ -169,7 +183,10 @@ def pages(browser: Any) -> Iterator[Callable[..., Any]]:
         context = browser.new_context(offline=True, **options)
         contexts.append(context)
         page = context.new_page()
-        page.on("request", lambda request: request.url == file.as_uri() or complaints.append(request.url))
+        page.on(
+            "request",
+            lambda request: request.url == file.as_uri() or complaints.append(request.url),
+        )
         page.on("console", lambda message: complaints.append(message.text))
         page.on("pageerror", lambda error: complaints.append(str(error)))
         page.goto(file.as_uri())
@@ -214,10 +231,14 @@ def bucket(s3_server: stores.Server, monkeypatch: pytest.MonkeyPatch) -> stores.
 def prose() -> str:
     """About 30,000 characters of made-up prose with words that repeat, as text does."""
     rng = random.Random(0)
-    words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(300)]
+    words = [
+        "".join(rng.choices("abcdefghijklmnopqrstuvwxyz", k=rng.randint(2, 9))) for _ in range(300)
+    ]
     sentences = []
     while sum(map(len, sentences)) < 30_000:
-        sentences.append(" ".join(rng.choices(words, k=rng.randint(4, 12))).capitalize() + rng.choice(".!?\n"))
+        sentences.append(
+            " ".join(rng.choices(words, k=rng.randint(4, 12))).capitalize() + rng.choice(".!?\n")
+        )
     return " ".join(sentences)
 
 
@@ -289,4 +310,8 @@ def command(cli: Callable[[list[str]], int]) -> Any:
     return fixture
 
 
-sample, score, export = command(sample_script.cli), command(score_script.cli), command(export_script.cli)
+sample, score, export = (
+    command(sample_script.cli),
+    command(score_script.cli),
+    command(export_script.cli),
+)

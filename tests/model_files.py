@@ -21,7 +21,9 @@ CONFIG = vars(ModelConfig(layers=1, heads=2, dim=16, context=8))  # of files mad
 Header = dict[str, Any]
 
 
-def about(config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: Any) -> dict[str, Any]:
+def about(
+    config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: Any
+) -> dict[str, Any]:
     described = {
         "format": FORMAT, "model_config": vars(config), "vocabulary": vocabulary, "step": 17, "val_loss": None,
         "evaluation": None, "text": "book.txt", "documents": None,
@@ -30,7 +32,9 @@ def about(config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: 
     return described | changes
 
 
-def write_model_file(path: str | Path, model: GPT, vocabulary: dict[str, Any] = LETTERS, **changes: Any) -> Path:
+def write_model_file(
+    path: str | Path, model: GPT, vocabulary: dict[str, Any] = LETTERS, **changes: Any
+) -> Path:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     state = model_state(model.state_dict())
@@ -52,7 +56,9 @@ def nats_of(model: GPT, tokens: np.ndarray) -> list[float]:
         window = ids[start : start + context + 1]
         with torch.no_grad():
             logits = model(window[None, :-1])[0].tolist()
-        nats += [surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)]
+        nats += [
+            surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)
+        ]
     assert len(nats) == len(ids)
     return nats
 
@@ -71,14 +77,23 @@ def description(header: Header) -> dict[str, Any]:
     return json.loads(header["__metadata__"]["chargpt"])
 
 
-def weights(vocabulary: dict[str, Any] = LETTERS, std: float = 0.1, **config: Any) -> dict[str, np.ndarray]:
+def weights(
+    vocabulary: dict[str, Any] = LETTERS, std: float = 0.1, **config: Any
+) -> dict[str, np.ndarray]:
     rng = np.random.default_rng(0)
-    shapes = weight_shapes(ModelConfig(**{**CONFIG, **config}), len(vocabulary.get("characters", range(256))))
-    return {name: np.float32(std) * rng.standard_normal(shape, np.float32) for name, shape in shapes}
+    shapes = weight_shapes(
+        ModelConfig(**{**CONFIG, **config}), len(vocabulary.get("characters", range(256)))
+    )
+    return {
+        name: np.float32(std) * rng.standard_normal(shape, np.float32) for name, shape in shapes
+    }
 
 
 def by_hand(
-    state: dict[str, np.ndarray] | None = None, vocabulary: Header = LETTERS, raw: str | None = None, **changes: Any
+    state: dict[str, np.ndarray] | None = None,
+    vocabulary: Header = LETTERS,
+    raw: str | None = None,
+    **changes: Any,
 ) -> bytes:
     """A model file with nothing wrong except what is given; `raw` stands for the description."""
     state = weights() if state is None else state
@@ -87,6 +102,10 @@ def by_hand(
     begin = 0
     for name, array in sorted(state.items()):
         dtype = {"float32": "F32", "float64": "F64", "float16": "F16"}[str(array.dtype)]
-        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, begin + array.nbytes]}
+        header[name] = {
+            "dtype": dtype,
+            "shape": list(array.shape),
+            "data_offsets": [begin, begin + array.nbytes],
+        }
         begin += array.nbytes
     return packed(header, b"".join(state[name].tobytes() for name in sorted(state)))

@@ -51,7 +51,11 @@ class Bucket:
             self.client.put_object(Bucket=self.name, Key=name, Body=content)
 
     def environment(self) -> dict[str, str]:
-        keys = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_DEFAULT_REGION": "us-east-1"}
+        keys = {
+            "AWS_ACCESS_KEY_ID": "key",
+            "AWS_SECRET_ACCESS_KEY": "secret",
+            "AWS_DEFAULT_REGION": "us-east-1",
+        }
         return {"AWS_ENDPOINT_URL": self.server.url, **keys}
 
 
@@ -59,6 +63,9 @@ def differing(documents: int) -> dict[str, str | bytes]:
     """Texts of different lengths and words, by name."""
     rng, made = random.Random(0), {}
     for number in range(documents):
-        words = ["".join(rng.choices("abcdefghijklmnopqrstuvwxyzé", k=rng.randint(2, 9))) for _ in range(50)]
+        words = [
+            "".join(rng.choices("abcdefghijklmnopqrstuvwxyzé", k=rng.randint(2, 9)))
+            for _ in range(50)
+        ]
         made[f"{number:02}.txt"] = " ".join(rng.choices(words, k=rng.randint(160, 1500)))
     return made

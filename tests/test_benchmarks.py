@@ -18,9 +18,13 @@ SAID = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SAID)
-def test_the_smallest_form_runs(command: str, trained: Path, request: pytest.FixtureRequest) -> None:
+def test_the_smallest_form_runs(
+    command: str, trained: Path, request: pytest.FixtureRequest
+) -> None:
     if "web_speed" in command:
         request.getfixturevalue("browser")  # or there is none
     name, *given = command.format(book=Path("book.txt").absolute()).split()
-    ended = subprocess.run([sys.executable, ROOT / f"benchmarks/{name}.py", *given], capture_output=True, text=True)
+    ended = subprocess.run(
+        [sys.executable, ROOT / f"benchmarks/{name}.py", *given], capture_output=True, text=True
+    )
     assert ended.returncode == 0 and SAID[command] in ended.stdout, ended

@@ -16,17 +16,25 @@ from tests.test_house import PACKAGES
 
 FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 PAGES = {path.name: path.read_text("utf-8") for path in FILES}
-EVERY = re.findall(r"(?:^|\| `)((?:cat .*)?python [\w/]+\.py[^`\n]*)", "\n".join(PAGES.values()), re.MULTILINE)
+EVERY = re.findall(
+    r"(?:^|\| `)((?:cat .*)?python [\w/]+\.py[^`\n]*)", "\n".join(PAGES.values()), re.MULTILINE
+)
 COMMANDS = list(dict.fromkeys(EVERY))
 
 
 def commands(script: str, *pages: str) -> list[list[str]]:
     """What follows the script in each command, of some pages or of all; a comment would be arguments, as in zsh."""
     lines = [line for line in COMMANDS if not pages or any(line in PAGES[page] for page in pages)]
-    return [shlex.split(line.partition(f"{script}.py")[2]) for line in lines if f"python {script}.py" in line]
+    return [
+        shlex.split(line.partition(f"{script}.py")[2])
+        for line in lines
+        if f"python {script}.py" in line
+    ]
 
 
-FIGURE = re.compile(r"(?<![\w.,=])(\d[\d,]*(?:\.\d+)?)\*{0,2} (?:nats|ms|s|minutes|MB|GB|characters/s)\b")
+FIGURE = re.compile(
+    r"(?<![\w.,=])(\d[\d,]*(?:\.\d+)?)\*{0,2} (?:nats|ms|s|minutes|MB|GB|characters/s)\b"
+)
 LOSS = re.compile(r"(?<![\w.,=])\d\.\d{4}\b(?! bits)")
 NUMBER = re.compile(r"(?<![\w.,=])\d[\d,]*(?:\.\d+)?")
 
@@ -49,11 +57,21 @@ def stands_in(figure: str, section: str) -> bool:
 
 def test_every_figure_of_the_readme_is_a_result_of_a_command() -> None:
     readme, results = PAGES["README.md"], sections(PAGES["results.md"])
-    assert "measured on an otherwise idle machine D" in " ".join(results["units-and-machines"].split())
-    measured = {name: part for name, part in results.items() if re.search(r"`(?:python|make|du) [^`]", part)}
+    assert "measured on an otherwise idle machine D" in " ".join(
+        results["units-and-machines"].split()
+    )
+    measured = {
+        name: part
+        for name, part in results.items()
+        if re.search(r"`(?:python|make|du) [^`]", part)
+    }
     figures = {*FIGURE.findall(readme), *LOSS.findall(readme)}
     assert len(figures) > 10
-    assert [each for each in sorted(figures) if not any(stands_in(each, part) for part in measured.values())] == []
+    assert [
+        each
+        for each in sorted(figures)
+        if not any(stands_in(each, part) for part in measured.values())
+    ] == []
     links = re.findall(r"\[([^\]]*)\]\(docs/results\.md#([\w-]+)\)", readme)
     assert len(links) > 3
     for shown, name in links:
@@ -77,7 +95,8 @@ def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.Monkey
         monkeypatch.setattr(kind, lambda *_, kind=kind: begun.append(kind) or 0)
     every = commands("train")
     for arguments in every:
-        several = "-m" in arguments or "hparams_search" in " ".join(arguments)  # whose text is opened before
+        # whose text is opened before
+        several = "-m" in arguments or "hparams_search" in " ".join(arguments)
         small = several and "data.path" not in " ".join(arguments)
         ended = train(*arguments, *["data.path=book.txt"] * small, defaults=False)
         assert (ended.status, ended.err) == (0, ""), arguments
@@ -94,10 +113,15 @@ def test_every_other_command_is_taken() -> None:
         for arguments in commands(script):
             parse(arguments)  # ends the process where one is wrong
     for arguments in commands("benchmarks/gpu"):
-        assert arguments[:-1] == ["tinyshakespeare.txt", "--only"] and arguments[-1] in ("loss", "speed")
+        assert arguments[:-1] == ["tinyshakespeare.txt", "--only"] and arguments[-1] in (
+            "loss",
+            "speed",
+        )
 
 
-def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(export: Call, tmp_path: Path) -> None:
+def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(
+    export: Call, tmp_path: Path
+) -> None:
     (command,) = (line for line in COMMANDS if "--to web docs/demo/shakespeare.html" in line)
     _, _, model, *options = shlex.split(command)
     page = tmp_path / "page.html"
@@ -107,10 +131,14 @@ def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(export: Call, 
     assert ended.status == 0 and "\n6 passages of " in ended.out, ended
     written = page.read_bytes()
     if written != (ROOT / "docs/demo/shakespeare.html").read_bytes():  # assert would print both
-        pytest.fail(f"docs/demo/shakespeare.html is not the page that the present code writes; make it anew: {command}")
+        pytest.fail(
+            f"docs/demo/shakespeare.html is not the page that the present code writes; make it anew: {command}"
+        )
 
 
-def test_the_readme_shows_what_its_models_write(sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_shows_what_its_models_write(
+    sample: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(ROOT)
     ((command, shown),) = re.findall(
         r"^python sample.py (docs/demo/.*)\n```\n```\n([^`]*)```", PAGES["README.md"], re.MULTILINE
@@ -125,7 +153,9 @@ EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES["api.md"], re.DOTALL)
 
 def run_example(program: str) -> str:
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"
-    return subprocess.run([sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True).stdout
+    return subprocess.run(
+        [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
 
 
 @pytest.mark.slow
@@ -137,7 +167,8 @@ def test_the_api_page_trains_with_gpt_and_torch_alone(workplace: Path) -> None:
     assert loss and out.endswith("[]\n")
     text = Path("book.txt").read_text("utf-8")
     entropy = -sum(n / len(text) * math.log(n / len(text)) for n in Counter(text).values())
-    assert float(loss[1]) < entropy - 0.5  # far below what the frequencies of single characters give
+    # far below what the frequencies of single characters give
+    assert float(loss[1]) < entropy - 0.5
     assert len(out.removesuffix("[]\n")) == len(loss[0]) + 10 + 200 + 1
 
 
@@ -153,6 +184,11 @@ def test_the_page_on_architecture_names_what_is_there() -> None:
     assert page.count("\n") <= 150
     there = r"(?:base|conf|data|gpt|reports|training|sweeps|tests|benchmarks|docs)/[\w./-]*|\w+\.(?:py|toml)"
     named = {path for path in re.findall(rf"`({there})`", page) if path.count("<") == 0}
-    files = {file.name for folder in PACKAGES for file in (ROOT / folder).rglob("*.py")} | {"pyproject.toml"}
+    files = {file.name for folder in PACKAGES for file in (ROOT / folder).rglob("*.py")} | {
+        "pyproject.toml"
+    }
     files |= {file.name for file in ROOT.glob("*.py")}
-    assert len(named) > 80 and [each for each in sorted(named - files) if not (ROOT / each).exists()] == []
+    assert (
+        len(named) > 80
+        and [each for each in sorted(named - files) if not (ROOT / each).exists()] == []
+    )

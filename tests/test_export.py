@@ -42,23 +42,50 @@ def checkpoint(workplace: Path) -> Path:
 
 
 def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
-    text, characters = Path("book.txt").read_text(), load_checkpoint(trained)[1]["vocabulary"]["characters"]
-    train, validation = text[: int(0.9 * len(text))], text[int(0.9 * len(text)) : int(0.95 * len(text))]
+    text, characters = (
+        Path("book.txt").read_text(),
+        load_checkpoint(trained)[1]["vocabulary"]["characters"],
+    )
+    train, validation = (
+        text[: int(0.9 * len(text))],
+        text[int(0.9 * len(text)) : int(0.95 * len(text))],
+    )
 
     def game(guess: str) -> tuple[list[str], str]:
         """The passages in the page, and what is printed."""
-        ended = export("first", "--to", "web", "page.html", "--guess", guess, "--overwrite", "--title", "My <words>")
+        ended = export(
+            "first",
+            "--to",
+            "web",
+            "page.html",
+            "--guess",
+            guess,
+            "--overwrite",
+            "--title",
+            "My <words>",
+        )
         assert ended.status == 0, ended
         found = re.search(r'id="model">(.*)</script>', Path("page.html").read_text("utf-8"))
         return json.loads(found[1])["passages"], ended.out
 
     shown, said = game("validation")
-    assert f"{len(shown)} passages of validation to guess, which anyone with the page can read\n" in said
-    assert len(shown) > 1 and all(len(passage) == 200 and "\n" + passage in validation for passage in shown)
-    # Of a file: what occurs in the training text, even in part, and what has other characters is left out.
-    fresh = ["".join(random.Random(i).choices(sorted(set(characters) - {"\n", " "}), k=200)) for i in range(8)]
+    assert (
+        f"{len(shown)} passages of validation to guess, which anyone with the page can read\n"
+        in said
+    )
+    assert len(shown) > 1 and all(
+        len(passage) == 200 and "\n" + passage in validation for passage in shown
+    )
+    # Of a file: what occurs in the training text, even in part, and what has other characters is
+    # left out.
+    fresh = [
+        "".join(random.Random(i).choices(sorted(set(characters) - {"\n", " "}), k=200))
+        for i in range(8)
+    ]
     copied = max(train.split("\n"), key=len)[:200]
-    Path("new.txt").write_text("\n".join(["", copied, *fresh[:7], fresh[7][:100] + copied[:100], "é" * 200]))
+    Path("new.txt").write_text(
+        "\n".join(["", copied, *fresh[:7], fresh[7][:100] + copied[:100], "é" * 200])
+    )
     shown, _ = game("new.txt")
     assert len(shown) >= 4 and set(shown) <= set(fresh[:7])
     Path("one.txt").write_text(fresh[0])  # the first line begins a line, too
@@ -66,12 +93,25 @@ def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
     assert "<title>My &lt;words&gt; · chargpt</title>" in Path("page.html").read_text("utf-8")
     # A text without a passage costs the game, not the page.
     shown, said = game("runs/first/config.yaml")
-    assert shown == [] and "\nno game: runs/first/config.yaml has no passage of 200 characters that starts a" in said
+    assert (
+        shown == []
+        and "\nno game: runs/first/config.yaml has no passage of 200 characters that starts a"
+        in said
+    )
     Path("book.txt").write_text(text + "more")
     assert "not compared with the training text" in game("new.txt")[1]
     Path("binary.txt").write_bytes(bytes(range(256)))
-    for guess, words in {"validation": "has changed since", "binary.txt": "byte 128 (line 2) is not utf-8"}.items():
-        one_line(export("first", "--to", "web", "no.html", "--guess", guess), 2, guess, words, program="export.py")
+    for guess, words in {
+        "validation": "has changed since",
+        "binary.txt": "byte 128 (line 2) is not utf-8",
+    }.items():
+        one_line(
+            export("first", "--to", "web", "no.html", "--guess", guess),
+            2,
+            guess,
+            words,
+            program="export.py",
+        )
     assert not Path("no.html").exists()
 
 
@@ -91,10 +131,14 @@ def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
         found, said = game_passages("texts", Path("none/best.safetensors"), tokenizer, rule)
         assert set(found) <= set(expected) and bool(found) == bool(expected), kind
         assert end != "\x03" or found == expected
-        assert ("passages of texts to guess" if expected else "characters that starts a document, uses") in said
+        assert (
+            "passages of texts to guess" if expected else "characters that starts a document, uses"
+        ) in said
 
 
-def test_wrong_words_leave_nothing(checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_words_leave_nothing(
+    checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("old.onnx").write_text("mine")
     Path("full").mkdir()
     Path("full/mine").touch()
@@ -118,15 +162,21 @@ def test_wrong_words_leave_nothing(checkpoint: Path, export: Call, monkeypatch: 
         assert {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")} == before
 
 
-def test_a_folder_is_whole_or_not_there(checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_is_whole_or_not_there(
+    checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("out").mkdir()
     for folder in ("out", "new"):
         ended = export("first", "--to", "hf", folder)
         assert (ended.status, ended.err) == (0, "") and "kB, step 17 of runs/first" in ended.out
     assert sorted(os.listdir("out")) == sorted(os.listdir("new"))
     assert Path("out/README.md").read_text("utf-8").startswith("---\nlibrary_name: transformers\n")
-    monkeypatch.setattr("base.files.os.replace", Mock(side_effect=OSError(28, "No space left on device")))
-    one_line(export("first", "--to", "hf", "other"), 1, "No space left on device", program="export.py")
+    monkeypatch.setattr(
+        "base.files.os.replace", Mock(side_effect=OSError(28, "No space left on device"))
+    )
+    one_line(
+        export("first", "--to", "hf", "other"), 1, "No space left on device", program="export.py"
+    )
     assert sorted(os.listdir()) == ["book.txt", "new", "out", "runs"]
 
 
@@ -152,13 +202,17 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
     assert card.partition("## A sample")[2] == alone.partition("## A sample")[2] != ""
 
 
-def test_a_card_keeps_paths_and_markup_to_itself(workplace: Path, train: Call, export: Call) -> None:
+def test_a_card_keeps_paths_and_markup_to_itself(
+    workplace: Path, train: Call, export: Call
+) -> None:
     Path("a_b|c.txt").write_text(Path("book.txt").read_text() + "\n````\n<b>")
     path = f"data.path={Path('a_b|c.txt').resolve()}"
     assert train("name=own", path, "trainer.max_steps=2", "data.tokenizer=byte").status == 0
     assert export("own", "--to", "card", "own.md").status == 0
     card = Path("own.md").read_text("utf-8")
-    assert "| text | a\\_b\\|c.txt; 256 distinct bytes, " in card and "'data.path=a_b|c.txt'" in card
+    assert (
+        "| text | a\\_b\\|c.txt; 256 distinct bytes, " in card and "'data.path=a_b|c.txt'" in card
+    )
     assert str(Path.cwd()) not in card
 
 
@@ -170,11 +224,17 @@ def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> N
     blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 3
     for language, text in blocks:
-        text = text.replace("range(20)", "range(8)").replace("max_new_tokens=20", "max_new_tokens=8")
+        text = text.replace("range(20)", "range(8)").replace(
+            "max_new_tokens=20", "max_new_tokens=8"
+        )
         if "transformers" in text:
             if importlib.util.find_spec("transformers"):
                 own = {"HF_HOME": str(workplace / "home"), "HF_HUB_OFFLINE": "1"}
-                said.append(subprocess.check_output([sys.executable, "-c", text], env=os.environ | own, text=True))
+                said.append(
+                    subprocess.check_output(
+                        [sys.executable, "-c", text], env=os.environ | own, text=True
+                    )
+                )
         elif language:
             with redirect_stdout(io.StringIO()) as out:
                 exec(text, {})

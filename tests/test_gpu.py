@@ -1,6 +1,7 @@
 """What must hold on a CUDA GPU: bits that repeat, losses that are those of a CPU, checkpoints that move.
 
-One case runs on a CPU, too, with it in the GPU's place, so that what the tests share is known to work.
+One case runs on a CPU, too, with it in the GPU's place, so that what the tests share is known to
+work.
 """
 
 import re
@@ -31,10 +32,12 @@ EXACT = (
 COMPARED = (
     f"trainer.max_steps={STEPS} trainer.val_check_interval=10 trainer.log_every_n_steps=1 optim.warmup=5 logger=csv"
 ).split()
-OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}  # on a GPU, Muon iterates in bf16
-# How far the losses of the first 20 steps may be apart, relative to them. Two devices sum in another order, which
-# rounds otherwise, by 2^-24 each time; AdamW makes more of it where a gradient is tiny, since it divides by its size.
-# bf16 rounds by 2^-9: a logit can be off by as much. On a CPU two orders differ by 7e-8, bf16 and fp32 by 7e-5.
+# on a GPU, Muon iterates in bf16
+OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}
+# How far the losses of the first 20 steps may be apart, relative to them. Two devices sum in
+# another order, which rounds otherwise, by 2^-24 each time; AdamW makes more of it where a
+# gradient is tiny, since it divides by its size. bf16 rounds by 2^-9: a logit can be off by as
+# much. On a CPU two orders differ by 7e-8, bf16 and fp32 by 7e-5.
 TOLERANCES = {"32-true": 2.0**-16, "bf16-mixed": 2.0**-9}
 LIMIT = 300.0  # seconds for a run, in which a GPU's kernels may have to be compiled
 
@@ -50,7 +53,9 @@ def place(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Iterator[None
 
 
 def run(name: str, device: str, *arguments: str, fault: Fault | None = None) -> Ended:
-    return Process(f"name={name}", f"trainer.accelerator={device}", *arguments, fault=fault).wait(LIMIT)
+    return Process(f"name={name}", f"trainer.accelerator={device}", *arguments, fault=fault).wait(
+        LIMIT
+    )
 
 
 def made(name: str, device: str, *arguments: str) -> str:
@@ -62,7 +67,12 @@ def made(name: str, device: str, *arguments: str) -> str:
 
 def of_reference(precision: str) -> list[float]:
     """The losses of a CPU in single precision, with the optimizer of a precision."""
-    typed = [*COMPARED, OPTIMIZERS[precision], "trainer.precision=32-true", "model.attention=explicit"]
+    typed = [
+        *COMPARED,
+        OPTIMIZERS[precision],
+        "trainer.precision=32-true",
+        "model.attention=explicit",
+    ]
     return logged(made(f"reference-{precision}", "cpu", *typed))
 
 
@@ -81,10 +91,16 @@ def test_a_run_that_is_killed_repeats_bit_for_bit() -> None:
     assert_as_if_never_touched(Path("runs/exact"), Path("runs/killed"))
 
 
-CUDA = [f"cuda {precision} compile={compiled}" for precision in TOLERANCES for compiled in ("false", "true")]
+CUDA = [
+    f"cuda {precision} compile={compiled}"
+    for precision in TOLERANCES
+    for compiled in ("false", "true")
+]
 
 
-@pytest.mark.parametrize("case", ["cpu bf16-mixed compile=false", *(pytest.param(case, marks=NO_GPU) for case in CUDA)])
+@pytest.mark.parametrize(
+    "case", ["cpu bf16-mixed compile=false", *(pytest.param(case, marks=NO_GPU) for case in CUDA)]
+)
 def test_losses_are_those_of_a_cpu(case: str) -> None:
     device, precision, typed = case.split()
     typed_too = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}", typed]
@@ -95,18 +111,32 @@ def test_losses_are_those_of_a_cpu(case: str) -> None:
 
 @NO_GPU
 @pytest.mark.parametrize(("here", "there"), [("cuda", "cpu"), ("cpu", "cuda")])
-def test_a_checkpoint_goes_on_elsewhere(here: str, there: str, capsys: pytest.CaptureFixture) -> None:
-    typed = [*COMPARED, OPTIMIZERS["32-true"], "trainer.precision=32-true", "model.attention=explicit"]
+def test_a_checkpoint_goes_on_elsewhere(
+    here: str, there: str, capsys: pytest.CaptureFixture
+) -> None:
+    typed = [
+        *COMPARED,
+        OPTIMIZERS["32-true"],
+        "trainer.precision=32-true",
+        "model.attention=explicit",
+    ]
     name = f"{here}-{there}"
     assert run(name, here, *typed, fault=(faults.at_step, 12)).status == -signal.SIGKILL
     path = f"runs/{name}/checkpoints/last.ckpt"
     sample, score = caller(sample_script.cli, capsys), caller(score_script.cli, capsys)
     on = [["--device", device] for device in (here, there)]
-    texts = [sample(path, "--prompt", "The", "--num-chars", "30", "--temperature", "0", *device) for device in on]
+    texts = [
+        sample(path, "--prompt", "The", "--num-chars", "30", "--temperature", "0", *device)
+        for device in on
+    ]
     assert texts[0].status == 0 and texts[0].out == texts[1].out
     costs = [re.findall(r"\d\.\d{6}", score(path, "book.txt", *device).out) for device in on]
     assert costs[0] and [*map(float, costs[0])] == pytest.approx([*map(float, costs[1])], abs=1e-5)
-    go_on = [f"resume=runs/{name}", f"trainer.accelerator={there}", f"compile={str(there == 'cuda').lower()}"]
+    go_on = [
+        f"resume=runs/{name}",
+        f"trainer.accelerator={there}",
+        f"compile={str(there == 'cuda').lower()}",
+    ]
     refused = Process(*go_on, defaults=False).wait(LIMIT)
     assert refused.status == 2 and "device=" in refused.err
     ended = Process(*go_on, "allow=[device,compile]", defaults=False).wait(LIMIT)

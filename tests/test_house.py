@@ -22,8 +22,16 @@ PACKAGES = ("base", "conf", "data", "gpt", "reports", "training", "sweeps")
 # What must not be loaded, and by which modules, in this order.
 LIGHT = {
     "torch numpy lightning hydra omegaconf": ["base", "gpt.config", "data.config"],
-    "torch lightning": ["conf", "gpt.model_file", "gpt.inference", "sweeps", "training.run", "train"],
-    "lightning": ["training.resume", "gpt.checkpoint"],  # a resumed run is refused before Lightning is loaded
+    "torch lightning": [
+        "conf",
+        "gpt.model_file",
+        "gpt.inference",
+        "sweeps",
+        "training.run",
+        "train",
+    ],
+    # a resumed run is refused before Lightning is loaded
+    "lightning": ["training.resume", "gpt.checkpoint"],
 }
 
 
@@ -39,23 +47,41 @@ def modules() -> tuple[list[str], list[str]]:
     return sorted(ours), sorted(others - sys.stdlib_module_names)
 
 
-def test_every_package_that_is_imported_is_declared_and_each_is_pinned(modules: tuple[list[str], list[str]]) -> None:
+def test_every_package_that_is_imported_is_declared_and_each_is_pinned(
+    modules: tuple[list[str], list[str]],
+) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    development = [Requirement(each) for name in ("dev", "ci") for each in extras.pop(name) if "chargpt" not in each]
+    development = [
+        Requirement(each)
+        for name in ("dev", "ci")
+        for each in extras.pop(name)
+        if "chargpt" not in each
+    ]
     ordinary = [Requirement(each) for each in sum(extras.values(), project["dependencies"])]
     declared = {canonicalize_name(each.name) for each in ordinary}
     declared |= {"aiohttp" for each in ordinary if each.name == "fsspec" and "http" in each.extras}
-    installed = packages_distributions()  # module -> distributions; a module that is not installed has its own name
+    # module -> distributions; a module that is not installed has its own name
+    installed = packages_distributions()
     for module in modules[1]:
         names = [canonicalize_name(name) for name in installed.get(module, [module])]
-        assert set(names) & declared, f"{module}: pyproject.toml declares none of {', '.join(names)}"
+        assert set(names) & declared, (
+            f"{module}: pyproject.toml declares none of {', '.join(names)}"
+        )
     # To an exact version of a public index, so to no local one.
     pins = re.findall(r"^[^#].*", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert [pin for pin in pins if not re.fullmatch(r"[\w.-]+==[0-9][0-9.]*(post\d+)?( ; .+)?", pin)] == []
-    pinned = {canonicalize_name(name): version for name, version in (pin.split(" ;")[0].split("==") for pin in pins)}
-    every = [each for each in ordinary + development if each.name != project["name"]]  # extras name extras
-    assert [str(each) for each in every if pinned[canonicalize_name(each.name)] not in each.specifier] == []
+    assert [
+        pin for pin in pins if not re.fullmatch(r"[\w.-]+==[0-9][0-9.]*(post\d+)?( ; .+)?", pin)
+    ] == []
+    pinned = {
+        canonicalize_name(name): version
+        for name, version in (pin.split(" ;")[0].split("==") for pin in pins)
+    }
+    # extras name extras
+    every = [each for each in ordinary + development if each.name != project["name"]]
+    assert [
+        str(each) for each in every if pinned[canonicalize_name(each.name)] not in each.specifier
+    ] == []
 
 
 PROBE = """
@@ -104,11 +130,17 @@ def test_importing_does_nothing_else(modules: tuple[list[str], list[str]], tmp_p
     empty = tmp_path / "empty"
     empty.mkdir()
     request = json.dumps([light, third, every, str(ROOT)])
-    own = {"PYTHONDONTWRITEBYTECODE": "1", "HOME": str(empty), "MPLCONFIGDIR": str(tmp_path / "mpl")}
+    own = {
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(empty),
+        "MPLCONFIGDIR": str(tmp_path / "mpl"),
+    }
     command = [sys.executable, "-c", PROBE, request]
     done = subprocess.run(command, cwd=empty, env=os.environ | own, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    (_, printed, effects), (_, complained, _) = (text.split("MARK\n") for text in (done.stdout, done.stderr))
+    (_, printed, effects), (_, complained, _) = (
+        text.split("MARK\n") for text in (done.stdout, done.stderr)
+    )
     assert (json.loads(effects), printed, complained, os.listdir(empty)) == ([], "", "", [])
 
 
@@ -116,5 +148,7 @@ def test_the_model_can_be_imported_in_any_folder(tmp_path: Path) -> None:
     """The environment has `gpt`, and no package with a name such as `data`."""
     programs = {"import gpt.config, base": 0, "import data": 1, "import conf": 1}
     for program, status in programs.items():
-        done = subprocess.run([sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True
+        )
         assert done.returncode == status, done

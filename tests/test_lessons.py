@@ -8,10 +8,14 @@ from tests.conftest import ROOT, needs
 
 HERE = ROOT / "docs" / "lessons"
 LESSONS = sorted(HERE.glob("[0-9]*.ipynb"))
-# What takes long, and whose results are only shown, is cut short: what stands in the lesson, and what runs here.
+# What takes long, and whose results are only shown, is cut short: what stands in the lesson, and
+# what runs here.
 SHORTER = {
     "3": {"def race(kind, steps=200)": "def race(kind, steps=10)"},
-    "4": {"ROWS, SECONDS = 1024, 2, 5": "ROWS, SECONDS = 1024, 2, 0.3", "times: int = 3)": "times: int = 1)"},
+    "4": {
+        "ROWS, SECONDS = 1024, 2, 5": "ROWS, SECONDS = 1024, 2, 0.3",
+        "times: int = 3)": "times: int = 1)",
+    },
 }
 
 
@@ -31,7 +35,9 @@ def said(cell) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", ["0", pytest.param("1", marks=pytest.mark.promise), "2", "3", "4"])
+@pytest.mark.parametrize(
+    "number", ["0", pytest.param("1", marks=pytest.mark.promise), "2", "3", "4"]
+)
 def test_a_lesson_shows_what_is_stored(number: str, tmp_path: Path) -> None:
     """Cells tagged `measured` show times, or what a number of steps that depends on them gave."""
     needs("nbclient", "ipykernel", "einops", extra="lessons")
@@ -48,7 +54,9 @@ def test_a_lesson_shows_what_is_stored(number: str, tmp_path: Path) -> None:
     notebook = nbformat.reads(text, as_version=4)
     nbformat.write(notebook, tmp_path / path.name)
     for before, now in zip(code(stored), code(execute(tmp_path / path.name)), strict=True):
-        assert before.execution_count == now.execution_count, f"{path.name} was changed: run docs/lessons/execute.py"
+        assert before.execution_count == now.execution_count, (
+            f"{path.name} was changed: run docs/lessons/execute.py"
+        )
         shown = [output.output_type for output in before.outputs]
         assert shown == [output.output_type for output in now.outputs], before.source
         if "measured" not in before.metadata.get("tags", []):

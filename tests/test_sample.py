@@ -46,7 +46,9 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
         tokens = tokenizer.encode("Abc de").tolist()
         numbers = random_numbers(5, np.array(tokens)).random(36)
         for number in numbers:
-            logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[0, -1]
+            logits = reference.gpt(
+                model.state_dict(), model.config, np.array([tokens]), window=32
+            )[0, -1]
             chances = sampling.probabilities(logits.tolist(), **rules)
             tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
         options = [f"--{key.replace('_', '-')}={value}" for key, value in rules.items()]
@@ -77,38 +79,67 @@ def test_seeds_and_what_may_stand_for_a_model(trained: Path, sample: Call, train
     one_line(sample(), 2, "python train.py", program="sample.py")
 
 
-def test_as_a_command_it_starts_quickly_and_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
+def test_as_a_command_it_starts_quickly_and_a_reader_that_leaves_early_is_no_error(
+    trained: Path,
+) -> None:
     code = "import sys, sample; status = sample.cli(['--num-chars', '3']); print(status, sorted("
     code += "{'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'aiohttp'} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    ended = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
+    )
     assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
-    command = f"echo The | '{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 300000 | head -c 10"
-    ended = subprocess.run(["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True)
-    assert ended.returncode == 0 and len(ended.stdout) == 10 and "--prompt-file - uses it" in ended.stderr
+    command = (
+        f"echo The | '{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 300000 | head -c 10"
+    )
+    ended = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True
+    )
+    assert (
+        ended.returncode == 0
+        and len(ended.stdout) == 10
+        and "--prompt-file - uses it" in ended.stderr
+    )
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
 
 
-def test_where_a_prompt_comes_from(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_a_prompt_comes_from(
+    trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("p.txt").write_bytes(b"The of\r\n")
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
     assert sample("--prompt-file", "p.txt", *settings).out == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     assert sample("--prompt-file", "-", *settings).out == expected
-    for content, said in ((b"", "is empty"), (b"\xff\xfe", "is not UTF-8"), (None, "No such file")):
+    for content, said in (
+        (b"", "is empty"),
+        (b"\xff\xfe", "is not UTF-8"),
+        (None, "No such file"),
+    ):
         Path("p.txt").unlink() if content is None else Path("p.txt").write_bytes(content)
-        one_line(sample("--prompt-file", "p.txt"), 2, "--prompt-file p.txt: ", said, program="sample.py")
+        one_line(
+            sample("--prompt-file", "p.txt"), 2, "--prompt-file p.txt: ", said, program="sample.py"
+        )
 
 
 def test_characters_of_a_prompt_that_the_model_does_not_know(trained: Path, sample: Call) -> None:
     for choice, begin, said in (
-        ("replace", "ne fi", "'日' dropped (2 times), 'é' replaced by 'e' (1 time), 'ﬁ' replaced by 'fi' (1 time)"),
+        (
+            "replace",
+            "ne fi",
+            "'日' dropped (2 times), 'é' replaced by 'e' (1 time), 'ﬁ' replaced by 'fi' (1 time)",
+        ),
         ("skip", "n ", "'日' dropped (2 times), 'é' dropped (1 time), 'ﬁ' dropped (1 time)"),
     ):
         ended = sample("--num-chars", "1", "--prompt", "né ﬁ日日", "--unknown", choice)
-        assert ended.out.startswith(begin) and ended.err.startswith(f"--unknown {choice}: {said}\n")
-        assert "--unknown" not in sample("--num-chars", "1", "--prompt", "ne", "--unknown", choice).err
+        assert ended.out.startswith(begin) and ended.err.startswith(
+            f"--unknown {choice}: {said}\n"
+        )
+        assert (
+            "--unknown"
+            not in sample("--num-chars", "1", "--prompt", "ne", "--unknown", choice).err
+        )
     for given, said in {
         ("né",): "'é' (U+00E9) at position 1 is not in the vocabulary of this model; nearest: 'e'; --unknown skip",
         ("日", "--unknown", "skip"): "--prompt: a prompt is empty", ("",): "--prompt: a prompt is empty",
@@ -117,13 +148,28 @@ def test_characters_of_a_prompt_that_the_model_does_not_know(trained: Path, samp
 
 
 def test_json_lines_hold_the_texts(trained: Path, sample: Call) -> None:
-    settings = ["--num-samples", "9", "--num-chars", "20", "--seed", "3", "--prompt", "The ", "--prompt", "An"]
+    settings = [
+        "--num-samples",
+        "9",
+        "--num-chars",
+        "20",
+        "--seed",
+        "3",
+        "--prompt",
+        "The ",
+        "--prompt",
+        "An",
+    ]
     lines = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
     texts = re.split(r"^--- \d+\n", sample(*settings).out, flags=re.MULTILINE)[1:]
     assert [line["prompt"] + line["text"] + "\n" for line in lines] == texts
-    assert [(line["prompt"], line["seed"]) for line in lines] == [(p, 3 + i) for p in ("The ", "An") for i in range(9)]
+    assert [(line["prompt"], line["seed"]) for line in lines] == [
+        (p, 3 + i) for p in ("The ", "An") for i in range(9)
+    ]
     for line in lines[::4]:  # each text is the one that is written alone
-        alone = sample("--num-chars", "20", "--seed", str(line["seed"]), "--prompt", line["prompt"]).out
+        alone = sample(
+            "--num-chars", "20", "--seed", str(line["seed"]), "--prompt", line["prompt"]
+        ).out
         assert alone == line["prompt"] + line["text"] + "\n"
 
 
@@ -134,7 +180,13 @@ def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
         ended = sample(*settings, "--stop", stop.replace("\n", r"\n"), "--stop", "\0never")
         assert ended.out == "The" + whole[: whole.find(stop)] + "\n"
     assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
-    for typed, meant in ((r"\n\t", "\n\t"), (r"\\n", r"\n"), (r"a\b\\", "a\\b\\"), ("\n", "\n"), ("\\", "\\")):
+    for typed, meant in (
+        (r"\n\t", "\n\t"),
+        (r"\\n", r"\n"),
+        (r"a\b\\", "a\\b\\"),
+        ("\n", "\n"),
+        ("\\", "\\"),
+    ):
         assert unescaped(typed) == meant
 
 
@@ -150,7 +202,8 @@ def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str]) ->
             if growing.ended:
                 break
         growing.close()
-        # The stop that is complete first ends the text, before the first beginning of those that end there.
+        # The stop that is complete first ends the text, before the first beginning of those that
+        # end there.
         ends = {stop: text.find(stop) + len(stop) for stop in stops if stop in text}
         begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
         cut = text[: min(begins)] if begins else text
@@ -158,16 +211,27 @@ def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str]) ->
 
 
 @pytest.mark.parametrize(
-    ("kind", "end", "tokens"), [("line", "\n", "char"), ("paragraph", "\n\n", "byte"), ("part", "\x03", "char")]
+    ("kind", "end", "tokens"),
+    [("line", "\n", "char"), ("paragraph", "\n\n", "byte"), ("part", "\x03", "char")],
 )
 def test_documents(
-    kind: str, end: str, tokens: str, workplace: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    end: str,
+    tokens: str,
+    workplace: Path,
+    sample: Call,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    vocabulary = {"kind": "byte"} if tokens == "byte" else {"kind": "char", "characters": "\x03\nabcdefghi"}
+    vocabulary = (
+        {"kind": "byte"} if tokens == "byte" else {"kind": "char", "characters": "\x03\nabcdefghi"}
+    )
     tokenizer, given = tokenizer_from(vocabulary), list[str]()
-    written = ["abc", "d\ne" if kind != "line" else "de", "ihgfedcba"]  # the last one is longer than --num-chars
+    # the last one is longer than --num-chars
+    written = ["abc", "d\ne" if kind != "line" else "de", "ihgfedcba"]
 
-    def scripted(_: object, prompts: list[np.ndarray], count: int, params: object, seeds: list[int]) -> Any:
+    def scripted(
+        _: object, prompts: list[np.ndarray], count: int, params: object, seeds: list[int]
+    ) -> Any:
         given.extend(map(tokenizer.decode, prompts))
         rows = [tokenizer.encode(written[seed] + end + "fg" + end + "hi") for seed in seeds]
         for k in range(count):
@@ -175,17 +239,28 @@ def test_documents(
 
     monkeypatch.setattr("sample.stream", scripted)
     documents = {"kind": kind, "end": end, "name": ""}
-    write_model_file("m.safetensors", filled(vocabulary=tokenizer.size), vocabulary, documents=documents)
+    write_model_file(
+        "m.safetensors", filled(vocabulary=tokenizer.size), vocabulary, documents=documents
+    )
     settings = ["m.safetensors", "--seed", "0", "--num-chars", "8", "--num-samples", "3"]
     texts = [*written[:2], "ihgfedcb"]
     ended = sample(*settings)
     assert given == [end] * 3
-    assert ended.out == "".join(("" if kind == "line" else f"--- {n}\n") + f"{t}\n" for n, t in enumerate(texts, 1))
+    assert ended.out == "".join(
+        ("" if kind == "line" else f"--- {n}\n") + f"{t}\n" for n, t in enumerate(texts, 1)
+    )
     assert "\n1 of 3 texts reached --num-chars 8 before the end" in ended.err
     found = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
-    assert [each["text"] for each in found] == texts and [each["ended"] for each in found] == [True, True, False]
+    assert [each["text"] for each in found] == texts and [each["ended"] for each in found] == [
+        True,
+        True,
+        False,
+    ]
     given.clear()
-    assert sample(*settings[:3], "--prompt", f"hi{end}b").out == f"hi{end if end != chr(3) else chr(10) * 2}babc\n"
+    assert (
+        sample(*settings[:3], "--prompt", f"hi{end}b").out
+        == f"hi{end if end != chr(3) else chr(10) * 2}babc\n"
+    )
     assert given == [f"{end}hi{end}b"]
     both = json.loads(sample(*settings[:3], "--json", "--stop", "c", "--no-stop").out)
     assert both["text"] == "ab" and not both["ended"]
@@ -194,12 +269,20 @@ def test_documents(
 def test_how_many_documents_are_new(train: Call, sample: Call) -> None:
     names = ["".join(pair) for pair in itertools.permutations("abcdefgh", 3)]
     Path("names.txt").write_text("".join(f"{name}\n" for name in [*names, " "]), encoding="utf-8")
-    assert train("name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60").status == 0
+    assert (
+        train(
+            "name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60"
+        ).status
+        == 0
+    )
     text = open_text(DataConfig(path="names.txt", documents="line"), 32)
     trained = text.tokenizer.decode(text.train).split("\n")[:-1]
-    ended = sample("a", *"--novelty --num-samples 40 --seed 1 --json --num-chars 3 --temperature 3".split())
+    ended = sample(
+        "a", *"--novelty --num-samples 40 --seed 1 --json --num-chars 3 --temperature 3".split()
+    )
     lines = [json.loads(line) for line in ended.out.splitlines()]
-    whole = [line["text"] for line in lines if line["ended"] and line["text"].strip()]  # not cut short
+    # not cut short
+    whole = [line["text"] for line in lines if line["ended"] and line["text"].strip()]
     assert 0 < len(whole) < 40
     new = sum(name not in trained for name in whole)
     for line in lines:
@@ -214,16 +297,28 @@ def test_how_many_documents_are_new(train: Call, sample: Call) -> None:
         ("--num-samples 4", ["bb", "hhhh"], "2 of 12 lines tried are new"),
         ("--num-samples 1", ["bb"], "1 of 2 lines tried are new"),
         ("--num-samples 3", ["bb", "hhhh", "bbbbbb"], "3 of 5 lines tried are new"),
-        ("--num-samples 3 --num-chars 3", ["bb"], "1 of 9 lines tried are new, 6 reached --num-chars 3 before the end"),
+        (
+            "--num-samples 3 --num-chars 3",
+            ["bb"],
+            "1 of 9 lines tried are new, 6 reached --num-chars 3 before the end",
+        ),
         ("--prompt d --prompt d", ["dKNOWN", "dbb"], "2 of 3 lines tried are new"),
     ],
 )
 def test_only_new_documents(
-    train: Call, sample: Call, monkeypatch: pytest.MonkeyPatch, settings: str, written: list[str], said: str
+    train: Call,
+    sample: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    settings: str,
+    written: list[str],
+    said: str,
 ) -> None:
     names = ["".join(triple) for triple in itertools.permutations("abcdefgh", 3)]
     Path("names.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-    assert train("name=a", "data.path=names.txt", "data.documents=line", "trainer.max_steps=1").status == 0
+    assert (
+        train("name=a", "data.path=names.txt", "data.documents=line", "trainer.max_steps=1").status
+        == 0
+    )
     text = open_text(DataConfig(path="names.txt", documents="line"), 32)
     known = text.tokenizer.decode(text.train).split("\n")[0]
 
@@ -236,12 +331,16 @@ def test_only_new_documents(
     ended = sample("a", "--new", "--seed", "0", *settings.split())
     assert ended.out.split() == [document.replace("KNOWN", known) for document in written]
     assert ended.err.splitlines()[1:] == [said]
-    lines = sample("a", "--new", "--seed", "0", "--json", "--novelty", *settings.split()).out.splitlines()
+    lines = sample(
+        "a", "--new", "--seed", "0", "--json", "--novelty", *settings.split()
+    ).out.splitlines()
     assert [(line["prompt"] + line["text"], line["new"]) for line in map(json.loads, lines)] == [
         (document.replace("KNOWN", known), True) for document in written
     ]
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
-    one_line(sample("a", "--new"), 2, "--new: the training text has more than 100", program="sample.py")
+    one_line(
+        sample("a", "--new"), 2, "--new: the training text has more than 100", program="sample.py"
+    )
 
 
 @pytest.mark.parametrize(
@@ -250,7 +349,10 @@ def test_only_new_documents(
         ("lines.safetensors --new --no-stop", "--new: cannot be combined with --no-stop"),
         ("lines.safetensors --new --interactive", "--interactive: cannot be combined with --new"),
         ("lines.safetensors --new", "--new: lines.safetensors is not in a run directory"),
-        ("text.safetensors --new", "--new: text.safetensors was not trained on documents (data.documents, data.field)"),
+        (
+            "text.safetensors --new",
+            "--new: text.safetensors was not trained on documents (data.documents, data.field)",
+        ),
     ],
 )
 def test_new_documents_need_a_run_that_was_trained_on_documents(
@@ -276,7 +378,9 @@ PROMPT_FILES = {  # a kind of documents, a file, its content, and the prompts
 
 @pytest.mark.parametrize("kind", PROMPT_FILES)
 @pytest.mark.parametrize(
-    "vocabulary", [{"kind": "char", "characters": "\x03\n abcd"}, {"kind": "byte"}], ids=["char", "byte"]
+    "vocabulary",
+    [{"kind": "char", "characters": "\x03\n abcd"}, {"kind": "byte"}],
+    ids=["char", "byte"],
 )
 def test_a_file_of_prompts_is_divided_as_the_text_was(
     workplace: Path, sample: Call, kind: str, vocabulary: dict[str, str]
@@ -284,18 +388,30 @@ def test_a_file_of_prompts_is_divided_as_the_text_was(
     name, content, prompts = PROMPT_FILES[kind]
     end = {"line": "\n", "paragraph": "\n\n"}.get(kind, "\x03")
     documents = {"kind": kind.split()[0], "end": end, "name": "%"} if kind else None
-    write_model_file("m.st", filled(vocabulary=tokenizer_from(vocabulary).size), vocabulary, documents=documents)
+    write_model_file(
+        "m.st", filled(vocabulary=tokenizer_from(vocabulary).size), vocabulary, documents=documents
+    )
     Path(name).write_bytes(content)
     ended = sample("m.st", "--prompt-file", name, "--num-chars", "3", "--json")
     assert [json.loads(line)["prompt"] for line in ended.out.splitlines()] == prompts
     if kind == "line":
         Path(name).write_bytes(b" \n\n")
-        one_line(sample("m.st", "--prompt-file", name), 2, f"--prompt-file {name}: has only", program="sample.py")
+        one_line(
+            sample("m.st", "--prompt-file", name),
+            2,
+            f"--prompt-file {name}: has only",
+            program="sample.py",
+        )
 
 
 def test_an_unknown_character_in_one_of_many_prompts(trained: Path, sample: Call) -> None:
     ended = sample("--prompt", "The", "--prompt", "n\né")
-    one_line(ended, 2, "prompt 'n é': character 'é' (U+00E9) at position 2 is not in", program="sample.py")
+    one_line(
+        ended,
+        2,
+        "prompt 'n é': character 'é' (U+00E9) at position 2 is not in",
+        program="sample.py",
+    )
     ended = sample("--prompt", "Té", "--prompt", "né", "--num-chars", "1", "--unknown", "replace")
     assert ended.err.startswith("--unknown replace: 'é' replaced by 'e' (2 times)\n")
 
@@ -303,13 +419,18 @@ def test_an_unknown_character_in_one_of_many_prompts(trained: Path, sample: Call
 def test_what_many_texts_copy_is_one_summary(trained: Path, sample: Call) -> None:
     text = open_text(DataConfig(path="book.txt"), 32)
     book = text.tokenizer.decode(text.train)
-    ended = sample("--num-samples", "22", "--num-chars", "30", "--seed", "1", "--novelty", "--json")
+    ended = sample(
+        "--num-samples", "22", "--num-chars", "30", "--seed", "1", "--novelty", "--json"
+    )
     lines = [json.loads(line) for line in ended.out.splitlines()]
     lengths = [longest_copy(line["text"], book) for line in lines]
     assert [line["longest_copy"] for line in lines] == lengths and "new" not in lines[0]
     *_, median, longest = ended.err.splitlines()
     assert len(ended.err.splitlines()) == 3
-    assert median == f"longest copy: median {np.median(lengths):g} characters, and the longest of all:"
+    assert (
+        median
+        == f"longest copy: median {np.median(lengths):g} characters, and the longest of all:"
+    )
     number = 1 + lengths.index(max(lengths))
     assert longest.startswith(f'{number}: longest copy: {max(lengths)} of 30 characters, "')
 
@@ -323,9 +444,17 @@ def test_what_is_copied(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
         length = longest_copy(line["text"], book)
         assert said[number].startswith(f'{number + 1}: longest copy: {length} of 60 characters, "')
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
-    assert "skipped, because the training text has more than 100" in sample("--num-chars", "5", "--novelty").err
+    assert (
+        "skipped, because the training text has more than 100"
+        in sample("--num-chars", "5", "--novelty").err
+    )
     shutil.copy(trained, "mine.safetensors")
-    one_line(sample("mine.safetensors", "--novelty"), 2, "--novelty: mine.safetensors", program="sample.py")
+    one_line(
+        sample("mine.safetensors", "--novelty"),
+        2,
+        "--novelty: mine.safetensors",
+        program="sample.py",
+    )
 
 
 def test_output_to_a_file(trained: Path, sample: Call) -> None:
@@ -341,10 +470,18 @@ def test_output_to_a_file(trained: Path, sample: Call) -> None:
         ended = sample("--prompt-file", "book.txt", "--output", read)
         one_line(ended, 2, f"--output {read}: is also an input", program="sample.py")
     Path("link.txt").symlink_to("out.txt")
-    one_line(sample(*settings, "--output", "link.txt"), 2, "--output link.txt: already exists", program="sample.py")
+    one_line(
+        sample(*settings, "--output", "link.txt"),
+        2,
+        "--output link.txt: already exists",
+        program="sample.py",
+    )
     assert Path("out.txt").read_text("utf-8") == expected
     assert sample(*settings, "--num-chars", "9", "--output", "link.txt", "--overwrite").status == 0
-    assert Path("link.txt").is_symlink() and Path("out.txt").read_text("utf-8") == expected[:12] + "\n"
+    assert (
+        Path("link.txt").is_symlink()
+        and Path("out.txt").read_text("utf-8") == expected[:12] + "\n"
+    )
 
 
 @pytest.mark.slow
@@ -352,7 +489,9 @@ def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Pat
     for threads, given in (("1", ["--output", "out.txt"]), ("2", ["--num-samples", "40"])):
         command = [*COMMAND, "--num-chars", "100000000", *given]
         environment = os.environ | {"OMP_NUM_THREADS": threads}
-        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        with subprocess.Popen(
+            command, stderr=subprocess.PIPE, text=True, env=environment
+        ) as process:
             assert process.stderr and any(map(less_progress, process.stderr)), "it has begun"
             time.sleep(1)
             process.send_signal(signal.SIGINT)
@@ -366,8 +505,13 @@ def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
     ended = sample(*settings)
     assert ended.status == 0, ended.err
     assert len(re.findall(r"The(.{10})\n\[seed 4\]", ended.out, re.DOTALL)) == 2
-    assert re.search("^(> )*  The", ended.out, re.MULTILINE), "with the white space that it begins with"
-    assert ended.out.count("is not in the vocabulary") == 1 and "; --unknown skip drops it" in ended.out
+    assert re.search("^(> )*  The", ended.out, re.MULTILINE), (
+        "with the white space that it begins with"
+    )
+    assert (
+        ended.out.count("is not in the vocabulary") == 1
+        and "; --unknown skip drops it" in ended.out
+    )
     monkeypatch.setattr("sys.stdin", io.StringIO("日The\n日\n"))
     assert sample(*settings, "--unknown", "skip").out.count("[seed 4]") == 1
 
@@ -379,13 +523,15 @@ def test_a_conversation_in_a_terminal(trained: Path) -> None:
     try:
         written = r"The of[^>]*The of[^>]{40}"
         for typed, shown in (
-            (b"", "> "), (b"The of\n", written), (signal.SIGINT, "> "), (b"\x1b[A\n", written),  # up
+            # up
+            (b"", "> "), (b"The of\n", written), (signal.SIGINT, "> "), (b"\x1b[A\n", written),
             (signal.SIGINT, "> "), (b"half a line", "half a line"), (signal.SIGINT, "> "),
         ):  # fmt: skip
             if isinstance(typed, bytes):
                 os.write(terminal.ours, typed)
             else:
-                time.sleep(0.5)  # until it waits for more again: a signal in between is noticed with the next key
+                # until it waits for more again: a signal in between is noticed with the next key
+                time.sleep(0.5)
                 terminal.process.send_signal(typed)
             terminal.until(shown)
         os.write(terminal.ours, b"\x04")

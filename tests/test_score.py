@@ -32,7 +32,8 @@ from tests.reference import model as reference
 from tests.reference.losses import read_by_document, surprisal
 from tests.reference.models import fill, tiny
 
-# Other scripts, some written from right to left, marks that join, characters that nobody sees, and HTML.
+# Other scripts, some written from right to left, marks that join, characters that nobody sees, and
+# HTML.
 TEXT = (
     "Naïve Ωλ 😀\n日本語 text, ﷽ שלום עולם\tالعربية\n\n"
     "e\u0301 नमस्ते \x00\x07\x7f\u202eabc\u202c\u2028 \u00a0\u200b👩\u200d👩 "
@@ -40,7 +41,13 @@ TEXT = (
 )
 
 
-def write(path: str, tokenizer: Tokenizer | None = None, seed: int = 0, documents: Any = None, **changes: Any) -> str:
+def write(
+    path: str,
+    tokenizer: Tokenizer | None = None,
+    seed: int = 0,
+    documents: Any = None,
+    **changes: Any,
+) -> str:
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, **changes)
     model = fill(GPT(config, tokenizer.size), seed, std=0.3)
@@ -79,18 +86,24 @@ def naive(checkpoint: str, stride: int | None) -> Iterator[tuple[float, dict[str
     tokens = tokenizer.encode(TEXT).tolist()
     yield math.log(tokenizer.size), {}
     for place in range(1, len(tokens)):
-        # The first window predicts `context` tokens, each further one the last `stride` of its own.
+        # The first window predicts `context` tokens, each further one the last `stride` of its
+        # own.
         step = stride or context
         start = max(0, math.ceil((place - context) / step)) * step
         with torch.no_grad():
             logits = model.double()(torch.tensor([tokens[start:place]]))[0, -1].tolist()
         chances = {kind: math.exp(-surprisal(logits, kind)) for kind in range(tokenizer.size)}
         best = sorted(chances, key=lambda kind: -chances[kind])[:5]
-        yield surprisal(logits, tokens[place]), {tokenizer.names[kind]: chances[kind] for kind in best}
+        yield (
+            surprisal(logits, tokens[place]),
+            {tokenizer.names[kind]: chances[kind] for kind in best},
+        )
 
 
 @pytest.mark.slow
-def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_characters_cost_what_a_naive_loop_says(
+    files: Path, score: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for arguments, stride, piece in (
         (["--window", "disjoint"], None, 50), ([], 3, 4096), (["--stride", "1"], 1, 7),
         (["--stride", "7", "--window", "strided"], 7, 1),
@@ -103,31 +116,47 @@ def test_characters_cost_what_a_naive_loop_says(files: Path, score: Call, monkey
         assert [line["position"] for line in lines] == list(range(len(TEXT)))
         for line, (nats, likely) in zip(lines, naive("model.st", stride), strict=True):
             assert line["nats"] == pytest.approx(nats, abs=2e-5)
-            assert list(line["likely"]) == list(likely) and line["likely"] == pytest.approx(likely, abs=1e-5)
+            assert list(line["likely"]) == list(likely) and line["likely"] == pytest.approx(
+                likely, abs=1e-5
+            )
         name = f"strided windows of 7, stride {stride}" if stride else "disjoint windows of 7"
         nats = math.fsum(line["nats"] for line in lines)
         bits = nats / math.log(2)
-        by_hand = (nats / len(TEXT), math.exp(nats / len(TEXT)), bits / len(TEXT), bits / len(TEXT.encode()))
+        by_hand = (
+            nats / len(TEXT),
+            math.exp(nats / len(TEXT)),
+            bits / len(TEXT),
+            bits / len(TEXT.encode()),
+        )
         assert figures(ended.err)[name] == pytest.approx(by_hand, abs=2e-6)
         assert f"{len(TEXT):,} characters, {len(TEXT.encode()):,} bytes" in ended.err
         if not arguments:  # both modes, and they are those alone
-            alone = [figures(score("model.st", "text.txt", "--window", mode).out) for mode in ("disjoint", "strided")]
+            alone = [
+                figures(score("model.st", "text.txt", "--window", mode).out)
+                for mode in ("disjoint", "strided")
+            ]
             both = {"disjoint windows of 7": alone[0].popitem()[1], name: alone[1].popitem()[1]}
             assert figures(ended.err) == figures(score("model.st", "text.txt").out) == both
 
 
 @pytest.mark.slow
-def test_the_characters_of_a_model_of_bytes_are_sums(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_characters_of_a_model_of_bytes_are_sums(
+    files: Path, score: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gpt.scoring.PIECE", 5)
     lines = lines_of(score("bytes.st", "text.txt", "--per-char").out)
     assert "".join(line["character"] for line in lines) == TEXT
     octets = list(naive("bytes.st", 3))
     for line in lines:
-        own, octets = octets[: len(line["character"].encode())], octets[len(line["character"].encode()) :]
+        own, octets = (
+            octets[: len(line["character"].encode())],
+            octets[len(line["character"].encode()) :],
+        )
         assert line["nats"] == pytest.approx(sum(nats for nats, _ in own), abs=1e-4)
         assert line["likely"] == pytest.approx(own[0][1], abs=1e-5)
     assert not octets
-    # A model of bytes reads any file: no line end changes, and what is no UTF-8 counts as a character it begins.
+    # A model of bytes reads any file: no line end changes, and what is no UTF-8 counts as a
+    # character it begins.
     Path("odd.bin").write_bytes(b"\x80\x81a\r\n\xff\xe6\x97\xe6\x97\xa5\xef\xbb\xbf\x9fz")
     ended = score("bytes.st", "odd.bin", "--per-char")
     letters = [line["character"] for line in lines_of(ended.out)]
@@ -151,45 +180,84 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
-@pytest.mark.parametrize("tokenizer", [CharTokenizer("abcdefé \n\x03"), ByteTokenizer()], ids=["char", "byte"])
+@pytest.mark.parametrize(
+    "tokenizer", [CharTokenizer("abcdefé \n\x03"), ByteTokenizer()], ids=["char", "byte"]
+)
 @torch.no_grad()
-def test_documents_cost_what_a_naive_loop_says(workplace: Path, score: Call, kind: str, tokenizer: Tokenizer) -> None:
+def test_documents_cost_what_a_naive_loop_says(
+    workplace: Path, score: Call, kind: str, tokenizer: Tokenizer
+) -> None:
     mark, text, documents = DOCUMENTS[kind]
-    write("model.st", tokenizer, documents={"kind": kind, "end": mark, "name": "%%"}, positions="learned")
+    write(
+        "model.st",
+        tokenizer,
+        documents={"kind": kind, "end": mark, "name": "%%"},
+        positions="learned",
+    )
     name = "text.csv" if kind == "row" else "text.txt"
     Path(name).write_bytes(text.encode())
     ended = score("model.st", name, "--per-document", "--csv", "out.csv", "--stride", "2")
     assert ended.status == 0 and ended.err == "wrote out.csv\n", ended
-    model, end, expected = load_checkpoint("model.st")[0].double(), tuple(tokenizer.encode(mark).tolist()), []
+    model, end, expected = (
+        load_checkpoint("model.st")[0].double(),
+        tuple(tokenizer.encode(mark).tolist()),
+        [],
+    )
     for number, (line, document) in enumerate(documents.items(), 1):
         read = read_by_document([tuple(tokenizer.encode(document + mark).tolist())], end, 7, 2)
-        nats = [surprisal(model(torch.tensor([before]))[0, -1].tolist(), token) for before, token in read]
+        nats = [
+            surprisal(model(torch.tensor([before]))[0, -1].tolist(), token)
+            for before, token in read
+        ]
         size = len(document + mark)
         beginning = " ".join(document.split())[:60]
-        expected.append((number, line, sum(nats) / size, math.exp(sum(nats) / size), size, beginning))
+        expected.append(
+            (number, line, sum(nats) / size, math.exp(sum(nats) / size), size, beginning)
+        )
     rows = list(csv.reader(Path("out.csv").read_text("utf-8").splitlines()))
-    columns = ["document", "line", "nats_per_character", "perplexity", "characters", "unknown", "beginning"]
+    columns = [
+        "document",
+        "line",
+        "nats_per_character",
+        "perplexity",
+        "characters",
+        "unknown",
+        "beginning",
+    ]
     assert rows[0] == columns
     losses = [float(row[2]) for row in rows[1:]]
     assert losses == sorted(losses, reverse=True)
-    for row, (number, line, loss, perplexity, size, words) in zip(sorted(rows[1:]), expected, strict=True):
-        assert (int(row[0]), int(row[1]), int(row[4]), row[5], row[6]) == (number, line, size, "0", words)
+    for row, (number, line, loss, perplexity, size, words) in zip(
+        sorted(rows[1:]), expected, strict=True
+    ):
+        assert (int(row[0]), int(row[1]), int(row[4]), row[5], row[6]) == (
+            number,
+            line,
+            size,
+            "0",
+            words,
+        )
         assert (float(row[2]), float(row[3])) == pytest.approx((loss, perplexity), rel=1e-5)
     size = sum(one[4] for one in expected)
     _, _, _, whole, *lines = ended.out.splitlines()
-    assert float(whole.split()[0]) == pytest.approx(sum(one[2] * one[4] for one in expected) / size, abs=2e-6)
+    assert float(whole.split()[0]) == pytest.approx(
+        sum(one[2] * one[4] for one in expected) / size, abs=2e-6
+    )
     assert [line.split(maxsplit=5)[4:] for line in lines] == [[row[1], row[6]] for row in rows[1:]]
     if kind in ("part", "row"):  # without the option, the text is divided, too
         assert f"{name}: {size} characters, " in score("model.st", name).out
 
 
 @pytest.mark.parametrize(
-    ("choice", "scored"), [("skip", ["abc", "ed", "", "de"]), ("replace", ["abc", "eed", "", "de"])]
+    ("choice", "scored"),
+    [("skip", ["abc", "ed", "", "de"]), ("replace", ["abc", "eed", "", "de"])],
 )
 def test_the_lines_with_characters_that_the_model_has_never_seen(
     workplace: Path, score: Call, choice: str, scored: list[str]
 ) -> None:
-    write("model.st", CharTokenizer("abcde\n"), documents={"kind": "line", "end": "\n", "name": ""})
+    write(
+        "model.st", CharTokenizer("abcde\n"), documents={"kind": "line", "end": "\n", "name": ""}
+    )
     Path("new.log").write_bytes("abc\r\n\r\n  \r\néed\r\nжж\r\nde日".encode())
     said = "new.log, line 4: character 'é' (U+00E9) at position 0 is not in"
     one_line(score("model.st", "new.log", "--per-document"), 2, said, program="score.py")
@@ -204,24 +272,37 @@ def test_the_lines_with_characters_that_the_model_has_never_seen(
     assert re.search(r"^ .* 4 +all, each from a fresh start$", ended.out, re.MULTILINE)
 
 
-def test_an_interrupt_keeps_lines_and_the_old_page(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_keeps_lines_and_the_old_page(
+    files: Path, score: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("a.html").write_text("old")
     before = sorted(os.listdir())
-    for name, html in (("measure", []), ("page", ["--html", "a.html", "--overwrite"])):  # after the lines
+    # after the lines
+    for name, html in (("measure", []), ("page", ["--html", "a.html", "--overwrite"])):
         with monkeypatch.context() as patched:
             patched.setattr(scoring, name, Mock(side_effect=KeyboardInterrupt))
             ended = score("model.st", "text.txt", "--per-char", *html)
         assert ended.status == 130 and len(ended.out.splitlines()) == len(TEXT), (name, ended)
         assert sorted(os.listdir()) == before and Path("a.html").read_text() == "old"
     monkeypatch.setattr(text_to_score, "MAX_PAGE", len(TEXT) - 1)
-    one_line(score("model.st", "text.txt", *html), 2, "more characters than a page can show", program="score.py")
+    one_line(
+        score("model.st", "text.txt", *html),
+        2,
+        "more characters than a page can show",
+        program="score.py",
+    )
 
 
-def test_texts_as_short_as_can_be(files: Path, score: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_texts_as_short_as_can_be(
+    files: Path, score: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for text in (TEXT[:8], TEXT[:7], "a"):
         Path("short.txt").write_text(text, encoding="utf-8", newline="")
         ended = score("model.st", "short.txt", "--per-char", "--html", "short.html", "--overwrite")
-        assert ended.status == 0 and "".join(line["character"] for line in lines_of(ended.out)) == text, ended
+        assert (
+            ended.status == 0
+            and "".join(line["character"] for line in lines_of(ended.out)) == text
+        ), ended
     text = "Naïve text\nabc\nabc\n"
     Path("plain.txt").write_bytes(text.encode())
     expected = score("model.st", "plain.txt", "--per-char").out
@@ -257,7 +338,8 @@ WRONG = {
 
 
 def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
-    Path("unknown.txt").write_bytes(("Naïve\r\n" + "a" * 69_993 + "\ntż").encode())  # beyond the first chunk
+    # beyond the first chunk
+    Path("unknown.txt").write_bytes(("Naïve\r\n" + "a" * 69_993 + "\ntż").encode())
     Path("latin.txt").write_bytes("aï".encode("latin-1"))
     Path("empty.txt").touch()
     Path("blank.txt").write_text("  \n \n")
@@ -268,28 +350,44 @@ def test_wrong_words_get_one_line(files: Path, score: Call) -> None:
     for arguments, said in WRONG.items():
         ended = score(*arguments.split())
         one_line(ended, 2, said, program="score.py")
-        assert ended.out in ("", "lines.st, step 7\n") and sorted(os.listdir()) == before, arguments
+        assert ended.out in ("", "lines.st, step 7\n") and sorted(os.listdir()) == before, (
+            arguments
+        )
 
 
-def test_unknown_characters_are_skipped_or_replaced_for_both_models(files: Path, score: Call) -> None:
+def test_unknown_characters_are_skipped_or_replaced_for_both_models(
+    files: Path, score: Call
+) -> None:
     write("less.st", CharTokenizer(TEXT.replace("Ω", "").replace("ï", "")))
     Path("strange.txt").write_text("aΩbïжΩc" * 9, encoding="utf-8")
-    one_line(score("model.st", "strange.txt"), 2, "--unknown skip drops it, --unknown replace", program="score.py")
+    one_line(
+        score("model.st", "strange.txt"),
+        2,
+        "--unknown skip drops it, --unknown replace",
+        program="score.py",
+    )
     for choice, same in (("skip", "abc" * 9), ("replace", "abic" * 9)):
         Path("same.txt").write_text(same, encoding="utf-8")
         both = ["--compare", "less.st", "--window", "disjoint"]
         ended = score("model.st", "strange.txt", *both, "--unknown", choice)
-        assert ended.status == 0 and figures(ended.out) == figures(score("model.st", "same.txt", *both).out)
+        assert ended.status == 0 and figures(ended.out) == figures(
+            score("model.st", "same.txt", *both).out
+        )
         assert f"--unknown {choice}: " in ended.err and "'Ω' dropped (18 times)" in ended.err
 
 
-def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(files: Path, score: Call) -> None:
+def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(
+    files: Path, score: Call
+) -> None:
     words = ["naïve", "Ωmega", "abc", "\n"]
-    text = "".join(random.Random(0).choices(words, k=30_000))  # several chunks, which end within letters
+    # several chunks, which end within letters
+    text = "".join(random.Random(0).choices(words, k=30_000))
     write("wide.st", CharTokenizer(text))
     for form in ("NFC", "NFD"):
         Path(f"{form}.txt").write_text(unicodedata.normalize(form, text), encoding="utf-8")
-    expected, ended = (score("wide.st", f"{form}.txt", "--window", "disjoint") for form in ("NFC", "NFD"))
+    expected, ended = (
+        score("wide.st", f"{form}.txt", "--window", "disjoint") for form in ("NFC", "NFD")
+    )
     assert ended.status == 0 and "--unknown" not in ended.err
     (found,), (wanted,) = figures(ended.out).values(), figures(expected.out).values()
     assert found == wanted and len(text) != len(unicodedata.normalize("NFD", text))
@@ -305,12 +403,17 @@ def test_sampling_and_scoring_agree(workplace: Path, sample: Call, score: Call) 
         model, meta = load_checkpoint("model.st")
         tokens = tokenizer_from(meta["vocabulary"]).encode("abc" + said["text"]).tolist()
         logits = reference.text(model.state_dict(), model.config, tokens)[0]
-        drawn = [surprisal(row, token) for row, token in zip(logits[2:-1], tokens[3:], strict=True)]
+        drawn = [
+            surprisal(row, token) for row, token in zip(logits[2:-1], tokens[3:], strict=True)
+        ]
         for mode in ("sample", "disjoint", "strided"):
             lines = lines_of(score("model.st", "written.txt", "--per-char", "--window", mode).out)
             costs = [line["nats"] for line in lines[3:]]
             assert costs[: 8 - 3] == pytest.approx(drawn[: 8 - 3], abs=1e-5)
-            assert (costs == pytest.approx(drawn, abs=1e-5)) == (mode == "sample"), (positions, mode)
+            assert (costs == pytest.approx(drawn, abs=1e-5)) == (mode == "sample"), (
+                positions,
+                mode,
+            )
     whole = figures(score("model.st", "written.txt", "--window", "sample").out)
     assert set(whole) == {"sample windows of 7, as sample.py reads"}
 
@@ -321,7 +424,8 @@ def test_windows_of_another_length(files: Path, score: Call) -> None:
         for mode in ("disjoint", "strided", "sample"):
             wanted = figures(score("other.st", "text.txt", "--window", mode).out)
             own = score("model.st", "text.txt", "--window", mode)
-            given = score("--context", context, "model.st", "--window", mode, "--", "text.txt")  # options come anywhere
+            # options come anywhere
+            given = score("--context", context, "model.st", "--window", mode, "--", "text.txt")
             assert figures(given.out) == wanted != figures(own.out)
 
 
@@ -329,25 +433,44 @@ def test_two_models_read_the_same_characters(files: Path, score: Call) -> None:
     for tokenizer in (ByteTokenizer(), CharTokenizer(TEXT + "xyzXYZ")):
         write("wide.st", tokenizer, seed=1, context=10)
         ended = score("model.st", "text.txt", "--compare", "wide.st", "--per-char")
-        assert ended.status == 0 and "contexts differ" in ended.err and "wide.st, step 7" in ended.err
+        assert (
+            ended.status == 0 and "contexts differ" in ended.err and "wide.st, step 7" in ended.err
+        )
         alone = [score(name, "text.txt", "--per-char") for name in ("model.st", "wide.st")]
-        for line, a, b in zip(lines_of(ended.out), *(lines_of(each.out) for each in alone), strict=True):
+        for line, a, b in zip(
+            lines_of(ended.out), *(lines_of(each.out) for each in alone), strict=True
+        ):
             assert line.pop("other") == {"nats": b["nats"], "likely": b["likely"]}
             assert line == a
         table = figures(ended.err)
         for label, each in zip("AB", alone, strict=True):
-            assert {f"{label}  {row}": numbers for row, numbers in figures(each.err).items()}.items() <= table.items()
+            assert {
+                f"{label}  {row}": numbers for row, numbers in figures(each.err).items()
+            }.items() <= table.items()
         for mode in ("disjoint", "strided"):
-            a, b = (next(table[row] for row in table if row.startswith(f"{label}  {mode}")) for label in "AB")
+            a, b = (
+                next(table[row] for row in table if row.startswith(f"{label}  {mode}"))
+                for label in "AB"
+            )
             assert table[f"B - A  {mode} windows"] == pytest.approx(np.subtract(b, a), abs=2e-5)
 
 
-Shown = tuple[Any, list[dict[str, Any]], str]  # a page in the browser, and what was printed with it
+# a page in the browser, and what was printed with it
+Shown = tuple[Any, list[dict[str, Any]], str]
 
 
-def scored(place: Path, open_page: Callable[..., Any], model: str, text: str, *more: str, **options: Any) -> Shown:
-    with chdir(place), redirect_stdout(io.StringIO()) as out, redirect_stderr(io.StringIO()) as err:
-        assert score_script.cli([model, text, "--per-char", "--html", "a.html", "--overwrite", *more]) == 0
+def scored(
+    place: Path, open_page: Callable[..., Any], model: str, text: str, *more: str, **options: Any
+) -> Shown:
+    with (
+        chdir(place),
+        redirect_stdout(io.StringIO()) as out,
+        redirect_stderr(io.StringIO()) as err,
+    ):
+        assert (
+            score_script.cli([model, text, "--per-char", "--html", "a.html", "--overwrite", *more])
+            == 0
+        )
     return open_page(place / "a.html", **options), lines_of(out.getvalue()), err.getvalue()
 
 
@@ -363,7 +486,14 @@ def shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
     write(str(place / "model.st"))
     write(str(place / "other.st"), ByteTokenizer(), seed=1, context=10)
     with pages(browser) as open_page:
-        one = scored(place, open_page, "model.st", HTML, viewport={"width": 900, "height": 700}, has_touch=True)
+        one = scored(
+            place,
+            open_page,
+            "model.st",
+            HTML,
+            viewport={"width": 900, "height": 700},
+            has_touch=True,
+        )
         yield one, scored(place, open_page, "model.st", "text.txt", "--compare", "other.st")
 
 
@@ -371,7 +501,9 @@ def check_card(page: Any, line: dict[str, Any]) -> None:
     """The card says what a JSON line says: position, bits, and the probabilities with bars as long as they are."""
     words, letter = page.inner_text("#card"), line["character"]
     costs = [line, line["other"]] if "other" in line else [line]
-    assert f"position {line['position']}" in words and (letter in words or not letter.isprintable() or letter == " ")
+    assert f"position {line['position']}" in words and (
+        letter in words or not letter.isprintable() or letter == " "
+    )
     for unit, size in (("nats", 1), ("bits", math.log(2))):
         shown = [float(each) for each in re.findall(rf"([\d.]+) {unit}[ )]", words)]
         assert shown == pytest.approx([cost["nats"] / size for cost in costs], abs=0.006)
@@ -381,7 +513,9 @@ def check_card(page: Any, line: dict[str, Any]) -> None:
         expected += [100 * chance for chance in cost["likely"].values()]
         expected += [100 * math.exp(-cost["nats"])] * (letter not in cost["likely"])
     assert shares == pytest.approx(expected, abs=0.06)
-    widths = "[...document.querySelectorAll('#card li i')].map((bar) => parseFloat(bar.style.width))"
+    widths = (
+        "[...document.querySelectorAll('#card li i')].map((bar) => parseFloat(bar.style.width))"
+    )
     assert page.evaluate(widths) == pytest.approx(expected, abs=0.06)
 
 
@@ -404,12 +538,21 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
     check_card(page, lines[0])
     span.tap()
     assert not page.is_visible("#card")
-    assert page.title() == Path(HTML).name == page.inner_text("h1") and page.query_selector("img") is None
-    spans = page.locator("#text span").evaluate_all("all => all.map((span) => [span.className, span.textContent])")
+    assert (
+        page.title() == Path(HTML).name == page.inner_text("h1")
+        and page.query_selector("img") is None
+    )
+    spans = page.locator("#text span").evaluate_all(
+        "all => all.map((span) => [span.className, span.textContent])"
+    )
     assert "".join(text for _, text in spans) == readable(TEXT)
     marks = "[...document.querySelectorAll('#text .line')].map((m) => getComputedStyle(m, '::before').content)"
     assert page.evaluate(marks) == ['"↵"'] * TEXT.count("\n")
-    steps = [int(name.rpartition("s")[2]) for name, text in spans for _ in ("?" if "code" in name else text)]
+    steps = [
+        int(name.rpartition("s")[2])
+        for name, text in spans
+        for _ in ("?" if "code" in name else text)
+    ]
     expected = [min(20, math.floor(round(1000 * line["nats"]) / 350)) for line in lines]
     assert steps == expected and len(set(steps)) > 5
 
@@ -502,12 +645,16 @@ def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None
     assert ended.status == 0 and ended.out.splitlines()[1].endswith(said), ended
     assert '"trained": true' in Path("seen.html").read_text()
     Path("again.txt.gz").write_bytes(gzip.compress(Path("book.txt").read_bytes()))
-    assert said in score("first", "again.txt.gz", "--window", "disjoint").out, "compressed, it is the same text"
+    assert said in score("first", "again.txt.gz", "--window", "disjoint").out, (
+        "compressed, it is the same text"
+    )
     Path("other.txt").write_bytes(Path("book.txt").read_bytes()[:-1])
     assert "trained on" not in score("first", "other.txt", "--window", "disjoint").out
 
 
-def test_splits_that_cannot_be_scored(trained: Path, score: Call, sample: Call, export: Call) -> None:
+def test_splits_that_cannot_be_scored(
+    trained: Path, score: Call, sample: Call, export: Call
+) -> None:
     Path("alone.safetensors").write_bytes(trained.read_bytes())
     for arguments, said in {
         "first": "name either a text file or --split", "first book.txt --split test": "either a text file or --split",
@@ -518,25 +665,46 @@ def test_splits_that_cannot_be_scored(trained: Path, score: Call, sample: Call, 
     scores = score("first", "--split", "test").out
     for checkpoint in Path("runs/first/checkpoints").glob("*.ckpt"):
         checkpoint.unlink()
-    assert score("first", "--split", "test").out == scores, "config.yaml and the model file name the text"
+    assert score("first", "--split", "test").out == scores, (
+        "config.yaml and the model file name the text"
+    )
     settings = Path("runs/first/config.yaml").read_text()
     for broken, reason in {
         settings.replace("batch: 8", "batch: eight"): "batch=eight: must be",
         settings[:60]: "'data'", "- [": "while parsing",
     }.items():  # fmt: skip
         Path("runs/first/config.yaml").write_text(broken)
-        one_line(score("first", "--split", "test"), 2, "runs/first/config.yaml: ", reason, program="score.py")
+        one_line(
+            score("first", "--split", "test"),
+            2,
+            "runs/first/config.yaml: ",
+            reason,
+            program="score.py",
+        )
     Path("runs/first/config.yaml").write_text(settings)
     Path("book.txt").rename("moved.txt")
     said = "data.path=book.txt: no such file or directory"
-    one_line(score("first", "--split", "test"), 2, said, "python score.py first FILE", program="score.py")
+    one_line(
+        score("first", "--split", "test"),
+        2,
+        said,
+        "python score.py first FILE",
+        program="score.py",
+    )
     one_line(sample("first", "--novelty"), 2, said, program="sample.py")
-    one_line(export("first", *"--to web page.html --guess validation".split()), 2, said, program="export.py")
+    one_line(
+        export("first", *"--to web page.html --guess validation".split()),
+        2,
+        said,
+        program="export.py",
+    )
     Path("book.txt").symlink_to("moved.txt")
     assert score("first", "--split", "test", "--window", "disjoint").status == 0
     Path("moved.txt").write_text("Another text.\n" * 1000)
     one_line(score("first", "--split", "test"), 2, "has changed since", program="score.py")
-    one_line(sample("first", "--novelty"), 2, "--novelty: ", "has changed since", program="sample.py")
+    one_line(
+        sample("first", "--novelty"), 2, "--novelty: ", "has changed since", program="sample.py"
+    )
 
 
 def test_a_comparison_saves_no_test_loss(trained: Path, score: Call) -> None:
@@ -544,20 +712,36 @@ def test_a_comparison_saves_no_test_loss(trained: Path, score: Call) -> None:
     ended = score("first", "--split", "test", "--compare", str(trained))
     assert (
         ended.status == 0
-        and "--compare: the test loss is not saved in summary.json; without --compare it is\n" in ended.err
+        and "--compare: the test loss is not saved in summary.json; without --compare it is\n"
+        in ended.err
     ), ended
     assert summary("first") == before
 
 
-def test_a_split_of_bytes_that_begins_inside_a_character(trained: Path, train: Call, score: Call) -> None:
+def test_a_split_of_bytes_that_begins_inside_a_character(
+    trained: Path, train: Call, score: Call
+) -> None:
     Path("greek.txt").write_text("αβγδε ζηθ " * 500, encoding="utf-8")
     split = "data.split=[0.9,0.0502,0.0498]"
-    assert train("data.path=greek.txt", "data.tokenizer=byte", split, "name=bytes", "trainer.max_steps=2").status == 0
-    text = open_text(DataConfig(path="greek.txt", tokenizer="byte", split=[0.9, 0.0502, 0.0498]), 32)
+    assert (
+        train(
+            "data.path=greek.txt",
+            "data.tokenizer=byte",
+            split,
+            "name=bytes",
+            "trainer.max_steps=2",
+        ).status
+        == 0
+    )
+    text = open_text(
+        DataConfig(path="greek.txt", tokenizer="byte", split=[0.9, 0.0502, 0.0498]), 32
+    )
     assert text.test[0] & 0xC0 == 0x80, "it continues a character"
     assert score("bytes", "--split", "test").status == 0
     ended = score("bytes", "--split", "test", "--compare", "first")
-    one_line(ended, 2, "--split test: begins or ends inside a character", "first", program="score.py")
+    one_line(
+        ended, 2, "--split test: begins or ends inside a character", "first", program="score.py"
+    )
 
 
 COPIES = {  # the text, as other files hold it
@@ -568,9 +752,13 @@ COPIES = {  # the text, as other files hold it
 
 
 @pytest.mark.parametrize("kind", COPIES)
-def test_a_copy_of_a_text_that_was_trained_on_is_named(workplace: Path, train: Call, score: Call, kind: str) -> None:
+def test_a_copy_of_a_text_that_was_trained_on_is_named(
+    workplace: Path, train: Call, score: Call, kind: str
+) -> None:
     text = Path("book.txt").read_text().replace("e", "é")
     Path("accents.txt").write_text(text, encoding="utf-8")
     Path("copy.txt").write_bytes(COPIES[kind](text))
-    assert train("data.path=[accents.txt,book.txt]", "name=both", "trainer.max_steps=2").status == 0
+    assert (
+        train("data.path=[accents.txt,book.txt]", "name=both", "trainer.max_steps=2").status == 0
+    )
     assert "was trained on this text" in score("both", "copy.txt", "--window", "disjoint").out

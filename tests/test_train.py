@@ -36,15 +36,32 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     names = ["best.safetensors", "last.ckpt", "last.safetensors", "previous.ckpt"]
     assert sorted(os.listdir(run / "checkpoints")) == names
     found, config = summary("first"), yaml.safe_load((run / "config.yaml").read_text())
-    assert found["status"] == "finished" and found["steps"] == 30 and found["characters"] == 30 * 8 * 32
+    assert (
+        found["status"] == "finished"
+        and found["steps"] == 30
+        and found["characters"] == 30 * 8 * 32
+    )
     assert found["val_bpc"] == pytest.approx(found["val_loss"] / math.log(2))
     assert found["text_sha256"] == hashlib.sha256(Path("book.txt").read_bytes()).hexdigest()
-    assert 0 < found["seconds"] < 600 and found["characters_per_second"] > 0 and found["mfu"] is None
-    assert config["name"] == "first" and config["model"]["dim"] == 32 and config["trainer"]["precision"] != "auto"
+    assert (
+        0 < found["seconds"] < 600 and found["characters_per_second"] > 0 and found["mfu"] is None
+    )
+    assert (
+        config["name"] == "first"
+        and config["model"]["dim"] == 32
+        and config["trainer"]["precision"] != "auto"
+    )
     watch = f"tensorboard --logdir {shlex.quote(str(Path('runs').resolve()))}\n"
     for said in (f"{found['val_loss']:.4f} nats", "sample.py runs/first", watch):
         assert said in ended.out
-    assert len(re.findall(r"^step \d+/30  loss .* characters/s  \d:\d\d left$", ended.out, re.MULTILINE)) == 6
+    assert (
+        len(
+            re.findall(
+                r"^step \d+/30  loss .* characters/s  \d:\d\d left$", ended.out, re.MULTILINE
+            )
+        )
+        == 6
+    )
 
 
 def test_what_a_finished_run_reports(trained: Path) -> None:
@@ -52,11 +69,17 @@ def test_what_a_finished_run_reports(trained: Path) -> None:
     text = open_text(DataConfig(path="book.txt"), 32)
     found = summary("first")
     assert found["val_loss"] == pytest.approx(np.mean(nats_of(model, text.validation)), abs=1e-6)
-    measured = {"mode": "disjoint", "context": 32, "stride": 32, "characters": len(text.validation)}
+    measured = {
+        "mode": "disjoint",
+        "context": 32,
+        "stride": 32,
+        "characters": len(text.validation),
+    }
     assert found["evaluation"] == measured | {"split_characters": len(text.validation)}
     assert (meta["step"], meta["val_loss"]) == (found["best_step"], found["val_loss"])
     assert meta["evaluation"] == measured and meta["text"] == "book.txt"
-    names = {f"net.{name}" for name in model.state_dict()}  # and training checkpoints hold plain data
+    # and training checkpoints hold plain data
+    names = {f"net.{name}" for name in model.state_dict()}
     for path in trained.parent.glob("*.ckpt"):
         assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
         contents = torch.load(path)
@@ -66,7 +89,9 @@ def test_what_a_finished_run_reports(trained: Path) -> None:
     accumulator, validation = board("first"), board("first/validation")
     assert [point.step for point in accumulator.Scalars("train/loss")] == [5, 10, 15, 20, 25, 30]
     assert [point.step for point in validation.Scalars("val/loss")] == [10, 20, 30]
-    assert validation.Scalars("val/loss")[-1].value == pytest.approx(summary("first")["last_val_loss"], rel=1e-6)
+    assert validation.Scalars("val/loss")[-1].value == pytest.approx(
+        summary("first")["last_val_loss"], rel=1e-6
+    )
     for point in accumulator.Scalars("optim/lr"):
         assert point.value == pytest.approx(lr_at(point.step - 1, OptimConfig(), 30), rel=1e-6)
     losses = [point.value for point in accumulator.Scalars("train/loss")]
@@ -74,24 +99,32 @@ def test_what_a_finished_run_reports(trained: Path) -> None:
     assert losses[0] == pytest.approx(guess, abs=0.5) and losses[-1] < losses[0]
 
 
-def test_a_short_run_evaluates_a_part_of_its_split(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_run_evaluates_a_part_of_its_split(
+    train: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("data.batches.VALIDATION_CHARACTERS", 64)
     split = len(open_text(DataConfig(path="book.txt"), 32).validation)
     enough = math.ceil(split / (VALIDATED * 8 * 32))
     for name, steps in (("short", enough - 1), ("long", enough)):
-        out = train(f"name={name}", f"trainer.max_steps={steps}", "trainer.val_check_interval=1").out
+        out = train(
+            f"name={name}", f"trainer.max_steps={steps}", "trainer.val_check_interval=1"
+        ).out
         counted = summary(name)["evaluation"]
         (line,) = re.findall("validation loss .*best checkpoint.*", out)
         assert counted["split_characters"] == split and f"{counted['characters']:,}" in line
         assert (counted["characters"] == split) == ("all" in line) == (name == "long")
         assert (f"score.py runs/{name} --split validation" in out) == (name == "short")
         entries = last(name)["history"]["validations"]["entries"]
-        assert entries[-1][1] == summary(name)["last_val_loss"], "the last validation is the final one"
+        assert entries[-1][1] == summary(name)["last_val_loss"], (
+            "the last validation is the final one"
+        )
 
 
 def test_a_summary_has_the_loss_of_each_validation(trained: Path) -> None:
     losses = summary("first")["validations"]
-    assert list(losses) == ["10", "20", "30"] and min(losses.values()) == pytest.approx(summary("first")["val_loss"])
+    assert list(losses) == ["10", "20", "30"] and min(losses.values()) == pytest.approx(
+        summary("first")["val_loss"]
+    )
 
 
 def test_a_run_continues_with_a_text_that_has_moved(trained: Path, train: Call) -> None:
@@ -107,14 +140,19 @@ def test_the_page_hparams_has_a_row_for_a_run(trained: Path) -> None:
     found = board("first")
     metadata = found.SummaryMetadata("_hparams_/session_start_info")
     start = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info
-    assert start.hparams["model.dim"].number_value == 32 and start.hparams["optim.name"].string_value == "muon"
+    assert (
+        start.hparams["model.dim"].number_value == 32
+        and start.hparams["optim.name"].string_value == "muon"
+    )
     (loss,) = found.Scalars("best/val_loss")
     assert loss.value == pytest.approx(summary("first")["val_loss"])
 
 
 def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        patch.setattr("lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000"))
+        patch.setattr(
+            "lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000")
+        )
         one_line(train("logger=wandb"), 2, "pip install -c constraints.txt -e '.[wandb]'")
     assert not Path("runs").exists()
     for logger in ("csv", "none"):
@@ -124,11 +162,22 @@ def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_nanogpt_s_settings_make_nanogpt_s_model(train: Call) -> None:
-    given = ["experiment=nanogpt_cpu", "data.path=book.txt", "trainer.max_steps=1", "name=a", "watch.pictures=false"]
+    given = [
+        "experiment=nanogpt_cpu",
+        "data.path=book.txt",
+        "trainer.max_steps=1",
+        "name=a",
+        "watch.pictures=false",
+    ]
     assert train(*given, defaults=False).status == 0
     model = fill(load_checkpoint("runs/a/checkpoints/last.ckpt")[0])
     plain = plain_loop.Model(model.vocabulary, plain_loop.SHAPES["cpu"])
-    names = {"position_embedding": "positions", "attention.qkv": "qkv", "attention.proj": "proj", "mlp.": ""}
+    names = {
+        "position_embedding": "positions",
+        "attention.qkv": "qkv",
+        "attention.proj": "proj",
+        "mlp.": "",
+    }
     state = model.state_dict()
     for ours, theirs in names.items():
         state = {key.replace(ours, theirs): value for key, value in state.items()}
@@ -152,10 +201,18 @@ def test_other_scripts_in_a_file_of_any_name(train: Call) -> None:
         trained = text.tokenizer.decode(np.asarray(text.train))
         tokens = len(trained) if tokenizer == "char" else len(trained.encode())
         (loss,), (bits,) = (board(tokenizer).Scalars(f"train/{tag}") for tag in ("loss", "bpc"))
-        assert bits.value == pytest.approx(loss.value / math.log(2) * tokens / len(trained), rel=1e-4)
+        assert bits.value == pytest.approx(
+            loss.value / math.log(2) * tokens / len(trained), rel=1e-4
+        )
     char, byte = summary("char"), summary("byte")
-    assert char["val_bpc"] == pytest.approx(char["val_loss"] / math.log(2)) and char["val_bpb"] < char["val_bpc"]
-    assert byte["val_bpb"] == pytest.approx(byte["val_loss"] / math.log(2)) and byte["val_bpb"] < byte["val_bpc"]
+    assert (
+        char["val_bpc"] == pytest.approx(char["val_loss"] / math.log(2))
+        and char["val_bpb"] < char["val_bpc"]
+    )
+    assert (
+        byte["val_bpb"] == pytest.approx(byte["val_loss"] / math.log(2))
+        and byte["val_bpb"] < byte["val_bpc"]
+    )
 
 
 def test_minutes_need_one_device(workplace: Path) -> None:
@@ -167,8 +224,12 @@ def test_rates_that_ruin_the_model(train: Call) -> None:
     ended = train("optim.lr=1e30", "optim.muon_lr=1e30", "minutes=1")
     assert ended.status == 1 and ended.err.count("\n") == 1, ended.err
     assert "step 2: the loss is nan (batch 1 of seed 0): training has diverged" in ended.err
-    assert ended.err.endswith("; start again with lower rates, usually optim.lr=0.006 optim.muon_lr=0.01\n")
-    assert not Path("runs").exists(), "found while steps are timed; tests/training/test_module.py: found in a run"
+    assert ended.err.endswith(
+        "; start again with lower rates, usually optim.lr=0.006 optim.muon_lr=0.01\n"
+    )
+    assert not Path("runs").exists(), (
+        "found while steps are timed; tests/training/test_module.py: found in a run"
+    )
 
 
 def test_a_model_that_is_worse_than_guessing_has_diverged(train: Call) -> None:
@@ -194,9 +255,17 @@ def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
 @pytest.mark.slow
 def test_out_of_memory_names_what_to_lower(workplace: Path) -> None:
     needs("resource", extra="")
-    large = ["model.context=1024", "model.dim=8", "model.heads=1", "data.batch=2048", "model.attention=explicit"]
+    large = [
+        "model.context=1024",
+        "model.dim=8",
+        "model.heads=1",
+        "data.batch=2048",
+        "model.attention=explicit",
+    ]
     ended = processes.run("name=a", *large, fault=(faults.limit_unseen, 6 << 30))
-    one_line(ended, 2, "out of memory: lower data.micro_batch, data.batch, model.context or model.dim")
+    one_line(
+        ended, 2, "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"
+    )
 
 
 @pytest.mark.slow
@@ -204,7 +273,12 @@ def test_compiled_steps_are_the_steps(train: Call) -> None:
     """With dropout they are the same only if both draw the same masks in the same order."""
     needs_compiler()
     # All that attention can be given beyond the default: dropout, a bias, blocks of a window.
-    given = ["trainer.precision=32-true", "model.layers=1", "model.dropout=0.5", "model.positions=learned"]
+    given = [
+        "trainer.precision=32-true",
+        "model.layers=1",
+        "model.dropout=0.5",
+        "model.positions=learned",
+    ]
     given += ["model.window=5", "model.context=40"]
     assert processes.run("name=compiled", "compile=true", *given).status == 0
     assert train("name=eager", "compile=false", *given).status == 0

@@ -48,8 +48,9 @@ def build_module(plan: RunPlan) -> LitGPT:
 def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.Callback]]:
     """Return the callback that shows progress, and all callbacks in the order in which Lightning must call them.
 
-    The display comes first, so that it announces the work of the other callbacks after a validation. `Checkpoints`
-    comes after all callbacks whose state it saves, and `stops` comes last.
+    The display comes first, so that it announces the work of the other callbacks after a
+    validation. `Checkpoints` comes after all callbacks whose state it saves, and `stops` comes
+    last.
     """
     config, text = plan.config, plan.text
     checkpoints = Checkpoints(plan.run.checkpoints, config.trainer, stops)
@@ -70,7 +71,11 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     config, point = plan.config, plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
-    options |= {"accelerator": plan.machine.device, "devices": plan.machine.local, "num_nodes": plan.machine.nodes}
+    options |= {
+        "accelerator": plan.machine.device,
+        "devices": plan.machine.local,
+        "num_nodes": plan.machine.nodes,
+    }
     if options["max_steps"] == "auto":
         options["max_steps"] = -1  # until `Deadline` has chosen
     if options["val_check_interval"] == "auto":
@@ -79,8 +84,11 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     options["strategy"] = "auto" if plan.machine.devices == 1 else DDPStrategy(timeout=timeout)
     environment = TorchElasticEnvironment() if ranks.launched() else LightningEnvironment()
     loggers = config.logger.copy()
-    if "tensorboard" in loggers:  # purge_step hides what a killed process logged after its last checkpoint
-        loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": point.step + 1 if point else 0}
+    # purge_step hides what a killed process logged after its last checkpoint
+    if "tensorboard" in loggers:
+        loggers["tensorboard"] = loggers["tensorboard"] | {
+            "purge_step": point.step + 1 if point else 0
+        }
     try:
         return L.Trainer(
             **options,
@@ -89,7 +97,8 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
             plugins=[AtomicCheckpointIO(point), environment],
             max_epochs=-1,
             check_val_every_n_epoch=None,
-            num_sanity_val_steps=-1 if plan.init_model else 0,  # -1: a whole validation before the first step
+            # -1: a whole validation before the first step
+            num_sanity_val_steps=-1 if plan.init_model else 0,
             use_distributed_sampler=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
@@ -117,4 +126,6 @@ def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
         if is_out_of_memory(error):
             raise
         what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
-        raise InputError(f"compiling failed ({type(error).__name__}: {what}); use compile=false") from error
+        raise InputError(
+            f"compiling failed ({type(error).__name__}: {what}); use compile=false"
+        ) from error

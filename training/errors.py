@@ -12,7 +12,8 @@ from base.log import log
 from gpt.config import OptimConfig
 
 FAR_ABOVE = 10.0  # times its default: so high a learning rate ruins the weights in its first steps
-LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"  # for the activations of a step
+# for the activations of a step
+LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"
 
 
 class Diverged(RunFailed):
@@ -39,7 +40,13 @@ class Stopped(SystemExit):
 
 def is_lost_process(error: BaseException) -> bool:
     """Return whether `error` means that another process (rank) of the run has died or does not answer."""
-    gloo = ("Connection closed by peer", "Connection reset by peer", "Timed out", "timed out", "caused pair closure")
+    gloo = (
+        "Connection closed by peer",
+        "Connection reset by peer",
+        "Timed out",
+        "timed out",
+        "caused pair closure",
+    )
     nccl = ("ncclRemoteError", "NCCL communicator was aborted", "collective operation timeout")
     return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))
 
@@ -59,8 +66,8 @@ def resume_hint(run: Run, *changes: str) -> str:
 def stoppable(run: Run) -> Iterator[None]:
     """Context manager that raises `Stopped` after a signal, and logs the command that continues the run.
 
-    If SLURM sent the signal because the time of the job is up, also requeue the job. While a run trains, the callback
-    `StopSignals` decides when `Stopped` is raised.
+    If SLURM sent the signal because the time of the job is up, also requeue the job. While a run
+    trains, the callback `StopSignals` decides when `Stopped` is raised.
     """
 
     def stop(number: int, _: object) -> None:
@@ -86,7 +93,9 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
         yield
     except Diverged as error:
         if error.ruined or _far_above(optim):
-            error.args = (f"{error.what}; start again with lower rates, usually {' '.join(_usual_rates(optim))}",)
+            error.args = (
+                f"{error.what}; start again with lower rates, usually {' '.join(_usual_rates(optim))}",
+            )
         else:
             error.args = (f"{error}; {resume_hint(run, *_lower_rates(optim))}",)
         raise

@@ -30,7 +30,11 @@ def fit(plan: RunPlan) -> None:
         return write_missing(plan)
     point = plan.resume_point
     to_file(plan.run.directory / "train.log")
-    with quiet_lightning(), StopSignals() as stops, with_advice(plan.run, plan.config.optim, plan.machine.devices):
+    with (
+        quiet_lightning(),
+        StopSignals() as stops,
+        with_advice(plan.run, plan.config.optim, plan.machine.devices),
+    ):
         module = assemble.build_module(plan)
         display, callbacks = assemble.build_callbacks(plan, stops)
         trainer = assemble.build_trainer(plan, callbacks)
@@ -38,25 +42,33 @@ def fit(plan: RunPlan) -> None:
         if ranks.rank() == 0:
             open_directory(plan, trainer.loggers, module.net.num_parameters())
         with recording(plan, module, display):
-            display.show("waiting for the other processes" if plan.machine.devices > 1 else "setting up")
+            if plan.machine.devices > 1:
+                display.show("waiting for the other processes")
+            else:
+                display.show("setting up")
             config = plan.config
             data = TextDataModule(plan.text, config.data, config.model.context, config.seed)
             trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             if stops.received is not None:  # each rank ends by itself after training
                 raise Stopped(stops.received, trainer.global_step)
-        plan = plan.with_steps(max(trainer.max_steps, trainer.global_step), trainer.val_check_batch)  # type: ignore[arg-type]
+        steps = max(trainer.max_steps, trainer.global_step)
+        plan = plan.with_steps(steps, trainer.val_check_batch)  # type: ignore[arg-type]
         if ranks.rank() == 0:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
-            whole = 0 < trainer.max_steps <= saved["global_step"]  # then the last validation evaluated the whole split
-            write_results(plan, saved, module.score if whole else None)
+            is_whole = 0 < trainer.max_steps <= saved["global_step"]
+            # Then the last validation evaluated the whole split.
+            write_results(plan, saved, module.score if is_whole else None)
 
 
-def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int) -> None:
+def open_directory(
+    plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], parameters: int
+) -> None:
     """Create and lock the run directory with config.yaml and summary.json, and describe the run."""
     run = plan.run
     directory = run.directory
     directory.mkdir(parents=True, exist_ok=True)
-    run_lock.lock(directory)  # if two processes start runs of the same name, only one gets the directory
+    # if two processes start runs of the same name, only one gets the directory
+    run_lock.lock(directory)
     if plan.new:
         run_directory.check_free(run.name)  # another process may have created the run meanwhile
         if run.is_debug:
@@ -71,11 +83,17 @@ def open_directory(plan: RunPlan, loggers: Iterable[L.pytorch.loggers.Logger], p
             logger.log_hyperparams(public_settings(plan.config))
         except OSError:
             raise
-        except Exception as error:  # whatever the library of a logger raises, such as W&B without a key
+        except (
+            Exception
+        ) as error:  # whatever the library of a logger raises, such as W&B without a key
             if plan.new:
                 shutil.rmtree(directory)
-            raise InputError(f"logger: {type(logger).__name__} cannot start: {one_line(error)}") from None
+            raise InputError(
+                f"logger: {type(logger).__name__} cannot start: {one_line(error)}"
+            ) from None
     write_text(run.config, to_yaml(plan.config))  # from here on the directory is a run
     run.checkpoints.mkdir(exist_ok=True)
-    write_summary(run, Summary(status="running", text=plan.text.name, text_sha256=plan.text.sha256))
+    write_summary(
+        run, Summary(status="running", text=plan.text.name, text_sha256=plan.text.sha256)
+    )
     introduce(run, plan.config, plan.text, plan.choice.machine, parameters, plan.notes)

@@ -48,7 +48,9 @@ def check_launch(config: Config) -> None:
 
 
 def _set_by_launcher(key: str, value: Any, what: str) -> InputError:
-    return InputError(f"trainer.{key}={spell(value)}: torchrun or srun started {what}; leave this key out")
+    return InputError(
+        f"trainer.{key}={spell(value)}: torchrun or srun started {what}; leave this key out"
+    )
 
 
 def check_same_start(start: dict[str, Any]) -> None:
@@ -62,7 +64,9 @@ def check_same_start(start: dict[str, Any]) -> None:
         for name, value in expected.items():
             if found.get(name) == value or _may_differ(name, value):
                 continue
-            same = "use equal GPUs" if name == "device" else f"see the same text and the same {RUNS}/"
+            same = (
+                "use equal GPUs" if name == "device" else f"see the same text and the same {RUNS}/"
+            )
             raise InputError(
                 f"{name}: rank {rank} on {machine} has {spell(found.get(name))}, rank 0 on {first} has "
                 f"{spell(value)}: all machines must {same}"
@@ -70,28 +74,45 @@ def check_same_start(start: dict[str, Any]) -> None:
 
 
 def _may_differ(name: str, value: Any) -> bool:
-    # With unequal GPUs, Muon would move the weights of the ranks apart, and only those of rank 0 are saved.
+    # With unequal GPUs, Muon would move the weights of the ranks apart, and only those of rank 0
+    # are saved.
     return name == "threads" or (name == "device" and not str(value).startswith("cuda"))
 
 
 def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> int:
     """Run this command in one process (rank) per device, wait for the processes, and return the exit status."""
     from torch.distributed import TCPStore
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException, start_processes
+    from torch.distributed.elastic.multiprocessing import (
+        DefaultLogsSpecs,
+        SignalException,
+        start_processes,
+    )
     from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)  # the ranks and the line below say why
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1")
-    # This process serves the ranks, as torchrun does, so that nobody can take the port before rank 0 listens there.
+    # the ranks and the line below say why
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    os.environ.setdefault(
+        "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1"
+    )
+    # This process serves the ranks, as torchrun does, so that nobody can take the port before rank
+    # 0 listens there.
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port), "TORCHELASTIC_USE_AGENT_STORE": "True"}
+    address = {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
     size = {"WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices), "GROUP_RANK": "0"}
     shared = ranks.child_environment() | address | size
-    variables = {rank: shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(devices)}
+    variables = {
+        rank: shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(devices)
+    }
     command = (sys.argv[0], *sys.argv[1:], *settled)
     specs = DefaultLogsSpecs(log_dir=os.devnull)
     try:
-        started = start_processes("train.py", sys.executable, dict.fromkeys(variables, command), variables, specs)
+        started = start_processes(
+            "train.py", sys.executable, dict.fromkeys(variables, command), variables, specs
+        )
         result = started.wait(period=0.1)
     except SignalException as stop:
         try:

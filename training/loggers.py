@@ -17,7 +17,12 @@ class Curves(TensorBoardLogger):
     """A TensorBoard logger that writes metrics named `val/…` to the subdirectory `validation` of the run directory."""
 
     def __init__(self, save_dir: str, purge_step: int | None = None) -> None:
-        options: dict[str, Any] = {"name": "", "version": "", "default_hp_metric": False, "purge_step": purge_step}
+        options: dict[str, Any] = {
+            "name": "",
+            "version": "",
+            "default_hp_metric": False,
+            "purge_step": purge_step,
+        }
         super().__init__(save_dir, **options)
         self.validation = TensorBoardLogger(save_dir, **options, sub_dir="validation")
         self.folders = Path(save_dir), Path(save_dir, "validation")
@@ -56,7 +61,10 @@ def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:
 
 def public_settings(config: Config) -> dict[str, Any]:
     """Return the settings of a run by key, without passwords in URLs."""
-    return {key: public(value) if isinstance(value, str) else value for key, value in by_key(config).items()}
+    return {
+        key: public(value) if isinstance(value, str) else value
+        for key, value in by_key(config).items()
+    }
 
 
 def log_result(directory: Path, config: Config, loss: float) -> None:

@@ -13,10 +13,11 @@ from base.progress import count
 from conf.schema import Config, number_of
 
 PAGE = "docs/cluster.md says what to install"
-# The oldest driver for a version of CUDA. Source: NVIDIA's CUDA toolkit release notes, table "minor version
-# compatibility".
+# The oldest driver for a version of CUDA. Source: NVIDIA's CUDA toolkit release notes, table
+# "minor version compatibility".
 OLDEST_DRIVER = {"12": 525, "13": 580}
-BF16_FROM = (8, 0)  # the compute capability from which a GPU multiplies in bf16; torch emulates it below
+# the compute capability from which a GPU multiplies in bf16; torch emulates it below
+BF16_FROM = (8, 0)
 
 
 @dataclass(frozen=True)
@@ -51,10 +52,12 @@ class Hardware:
     """What PyTorch and the system say about the accelerators of this machine."""
 
     gpus: tuple[Gpu, ...] = ()  # those that CUDA sees
-    architectures: tuple[str, ...] = ()  # for which this build of PyTorch has kernels, such as sm_80
+    # for which this build of PyTorch has kernels, such as sm_80
+    architectures: tuple[str, ...] = ()
     pytorch: str = ""  # version of PyTorch, such as 2.13.0+cpu
     cuda: str | None = None  # version of CUDA with which PyTorch was built
-    driver: str | None = None  # version of NVIDIA's driver, if CUDA sees no GPU although one is there
+    # version of NVIDIA's driver, if CUDA sees no GPU although one is there
+    driver: str | None = None
     has_mps: bool = False  # whether this is a Mac with Apple's GPU
 
 
@@ -94,7 +97,9 @@ def nvidia_driver() -> str | None:
         return None
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
-        answer = subprocess.run(command, capture_output=True, text=True, check=True, timeout=20).stdout
+        answer = subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=20
+        ).stdout
     except (OSError, subprocess.SubprocessError):
         return None
     version = answer.partition("\n")[0].strip()
@@ -104,7 +109,8 @@ def nvidia_driver() -> str | None:
 def has_kernels(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
     """Return whether a GPU runs one of the kernels of a build of PyTorch.
 
-    Machine code (`sm_80`) runs on GPUs of the same major version, PTX (`compute_80`) on all later ones.
+    Machine code (`sm_80`) runs on GPUs of the same major version, PTX (`compute_80`) on all later
+    ones.
     """
     versions = _versions(architectures)
     if not versions:
@@ -131,7 +137,9 @@ def why_unusable(hardware: Hardware) -> str:
     for gpu in hardware.gpus[:1]:
         if not has_kernels(gpu.capability, hardware.architectures):
             major, minor = gpu.capability
-            versions = sorted((major, minor) for _, major, minor in _versions(hardware.architectures))
+            versions = sorted(
+                (major, minor) for _, major, minor in _versions(hardware.architectures)
+            )
             low, low_minor = versions[0]
             high, high_minor = versions[-1]
             kernels = f"PyTorch {hardware.pytorch} has kernels for {low}.{low_minor} to {high}.{high_minor}"
@@ -144,7 +152,9 @@ def why_unusable(hardware: Hardware) -> str:
     built = f"PyTorch {hardware.pytorch}, which was built for CUDA {hardware.cuda}"
     oldest = OLDEST_DRIVER.get(hardware.cuda.partition(".")[0], 0)
     if int(hardware.driver.partition(".")[0]) < oldest:
-        return f"NVIDIA's driver {hardware.driver} is too old for {built} and needs {oldest}; {PAGE}"
+        return (
+            f"NVIDIA's driver {hardware.driver} is too old for {built} and needs {oldest}; {PAGE}"
+        )
     return f"CUDA does not start with NVIDIA's driver {hardware.driver} and {built}; {PAGE}"
 
 
@@ -174,9 +184,13 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
     launched = ranks.launched()
     if isinstance(devices, list):
         if device == "cpu":
-            raise InputError(f"trainer.devices={spell(devices)}: a list is for GPUs; set a number for CPUs")
+            raise InputError(
+                f"trainer.devices={spell(devices)}: a list is for GPUs; set a number for CPUs"
+            )
         if device == "cuda" and max(devices) >= present:
-            raise InputError(f"trainer.devices={spell(devices)}: this machine has {count(present, 'GPU')}, from 0 on")
+            raise InputError(
+                f"trainer.devices={spell(devices)}: this machine has {count(present, 'GPU')}, from 0 on"
+            )
         return devices
     if launched:
         number = launched[0]
@@ -185,7 +199,11 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
     else:
         number = int(devices)
     if device == "cuda" and number > present:
-        what = f"torchrun or srun started {number} ranks here" if launched else f"trainer.devices={number}"
+        what = (
+            f"torchrun or srun started {number} ranks here"
+            if launched
+            else f"trainer.devices={number}"
+        )
         raise InputError(f"{what}: this machine has {count(present, 'GPU')}")
     return number
 
@@ -205,7 +223,8 @@ def find_machine(config: Config) -> Machine:
 
         index = local[ranks.local_rank()] if isinstance(local, list) else ranks.local_rank()
         gpu = hardware.gpus[index]
-        torch.cuda.set_device(index)  # before anything asks for memory: each context on GPU 0 costs 0.5 GB there
+        # before anything asks for memory: each context on GPU 0 costs 0.5 GB there
+        torch.cuda.set_device(index)
     return Machine(device, devices, local, nodes, gpu, len(hardware.gpus), note)
 
 

@@ -40,8 +40,9 @@ def mean_loss(net: GPT, rows: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
 class LitGPT(L.LightningModule):
     """A `GPT` with its loss, optimizer and validation, as a LightningModule.
 
-    One Lightning batch is one optimizer step. This class, not Lightning, splits the batch into micro-batches, so that a
-    run stops only between two optimizer steps. `conditions` and `start` must be the same in all processes (ranks).
+    One Lightning batch is one optimizer step. This class, not Lightning, splits the batch into
+    micro-batches, so that a run stops only between two optimizer steps. `conditions` and `start`
+    must be the same in all processes (ranks).
     """
 
     def __init__(
@@ -60,7 +61,8 @@ class LitGPT(L.LightningModule):
         self.model_config = config.model
         self.optim_config = config.optim
         self.vocabulary = tokenizer.vocabulary
-        self.token_sizes = tokenizer.token_sizes  # (V, 2): characters and UTF-8 bytes of each token
+        # (V, 2): characters and UTF-8 bytes of each token
+        self.token_sizes = tokenizer.token_sizes
         self.data = data
         self.conditions = conditions
         self.start = start
@@ -70,7 +72,8 @@ class LitGPT(L.LightningModule):
         self.mean_loss = mean_loss
         self.graph: StepGraph | None = None  # on a single GPU
         self.history = history
-        self.pending_losses: list[tuple[int, Tensor]] = []  # step from 0; loss and gradient norm, (2,), on the device
+        # step from 0; loss and gradient norm, (2,), on the device
+        self.pending_losses: list[tuple[int, Tensor]] = []
         self.grad_norm = 0.0  # of the last step whose loss was fetched, before clipping
         self.score: Score | None = None  # of the last validation, after `scored_step` steps
         self.scored_step = -1
@@ -80,7 +83,9 @@ class LitGPT(L.LightningModule):
             check_same_start(self.conditions | {"start": self.start})
 
     def configure_optimizers(self) -> Optimizer:
-        return make_optimizer(self.net, self.optim_config, bf16=self.trainer.precision == "bf16-mixed")
+        return make_optimizer(
+            self.net, self.optim_config, bf16=self.trainer.precision == "bf16-mixed"
+        )
 
     def on_train_start(self) -> None:
         if self.compile_step:
@@ -95,8 +100,8 @@ class LitGPT(L.LightningModule):
     def _compile(self) -> None:
         """Mark what is to be compiled at the next forward pass in training: on a GPU the whole model with its loss.
 
-        On a CPU each block is compiled separately, so that equal blocks share the code. Parameter names in checkpoints
-        do not change.
+        On a CPU each block is compiled separately, so that equal blocks share the code. Parameter
+        names in checkpoints do not change.
         """
         # With this option, Inductor selects kernels by a fixed rule rather than by timing them.
         options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
@@ -105,19 +110,23 @@ class LitGPT(L.LightningModule):
         else:
             for block in self.net.blocks:
                 block.compile(dynamic=False, options=options)
-        # Compile only training steps: each new shape in evaluation and sampling would cost a recompilation.
+        # Compile only training steps: each new shape in evaluation and sampling would cost a
+        # recompilation.
         torch.compiler.set_stance("force_eager")
 
     def compile_training_step(self, rows: int) -> None:
         """Compile the forward and backward pass of a micro-batch, by running both passes once on zeros."""
         self._compile()
-        windows = torch.zeros(rows, self.model_config.context + 1, dtype=torch.int64, device=self.device)
+        windows = torch.zeros(
+            rows, self.model_config.context + 1, dtype=torch.int64, device=self.device
+        )
         self._loss(windows).backward()
         self.zero_grad()
 
     @property
     def max_steps(self) -> int | None:
-        return self.trainer.max_steps if self.trainer.max_steps > 0 else None  # None: `Deadline` has not chosen yet
+        # None: `Deadline` has not chosen yet
+        return self.trainer.max_steps if self.trainer.max_steps > 0 else None
 
     @property
     def asynchronous(self) -> bool:
@@ -131,8 +140,9 @@ class LitGPT(L.LightningModule):
             _: Lightning's index of the batch, which is not used.
 
         Raises:
-            Diverged: the loss or the gradient norm is NaN or infinite. The weights are then unchanged. On an
-                asynchronous device, this error is raised later, by `fetch_losses`.
+            Diverged: the loss or the gradient norm is NaN or infinite. The weights are then
+                unchanged. On an asynchronous device, this error is raised later, by
+                `fetch_losses`.
         """
         step = self.global_step
         optimizer = self.optimizers()
@@ -165,22 +175,26 @@ class LitGPT(L.LightningModule):
     def gradients(self, batch: Tensor) -> Tensor:
         """Compute the gradients of a batch, one micro-batch after the other, and clip them.
 
-        Return the mean loss of the batch in nats per token and the gradient norm before clipping, (2,). `batch`
-        contains the tokens of this device's sequences, (rows, context + 1) int64.
+        Return the mean loss of the batch in nats per token and the gradient norm before clipping,
+        (2,). `batch` contains the tokens of this device's sequences, (rows, context + 1) int64.
         """
         micro_batches = batch.split(self.micro_batch or len(batch))
         model = self.trainer.model
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            is_last = index == len(micro_batches) - 1  # DDP averages the gradients over ranks only in this one
+            # DDP averages the gradients over ranks only in this one
+            is_last = index == len(micro_batches) - 1
             accumulates = isinstance(model, DistributedDataParallel) and not is_last
             with model.no_sync() if accumulates else nullcontext():  # type: ignore[union-attr, operator]
                 part = self._loss(rows) / len(micro_batches)
                 self.manual_backward(part)
             loss += part.detach()
-        grad_norm = torch.nn.utils.clip_grad_norm_(self.net.parameters(), self.optim_config.clip or float("inf"))
+        grad_norm = torch.nn.utils.clip_grad_norm_(
+            self.net.parameters(), self.optim_config.clip or float("inf")
+        )
         if self.trainer.world_size > 1:
-            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")  # DDP has averaged grad_norm's gradients
+            # DDP has averaged grad_norm's gradients
+            loss = self.trainer.strategy.reduce(loss, reduce_op="mean")
         return torch.stack((loss, grad_norm))
 
     def _loss(self, rows: Tensor) -> Tensor:
@@ -195,7 +209,8 @@ class LitGPT(L.LightningModule):
         If the device is asynchronous, the call waits until the device has computed the steps.
 
         Raises:
-            Diverged: a loss or gradient norm is NaN or infinite. Later steps may already have changed the weights.
+            Diverged: a loss or gradient norm is NaN or infinite. Later steps may already have
+                changed the weights.
         """
         pending = self.pending_losses
         self.pending_losses = []
@@ -210,7 +225,9 @@ class LitGPT(L.LightningModule):
     def _check(self, step: int, loss: float, grad_norm: float) -> None:
         for name, value in (("the loss", loss), ("the gradient norm", grad_norm)):
             if not math.isfinite(value):
-                raise Diverged(f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})")
+                raise Diverged(
+                    f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})"
+                )
 
     def on_validation_epoch_start(self) -> None:
         self.totals = torch.zeros(4, dtype=torch.float64)
@@ -229,10 +246,17 @@ class LitGPT(L.LightningModule):
         self.score = make_score(totals + first_totals(text))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
-            raise Diverged(f"the validation loss is {self.score.loss} after step {self.global_step}")
+            raise Diverged(
+                f"the validation loss is {self.score.loss} after step {self.global_step}"
+            )
         self.history.add_validation(self.global_step, self.score.loss, self.score.bpc)
-        values = {"val/loss": self.score.loss, "val/bpc": self.score.bpc, "val/bpb": self.score.bpb}
-        # `log_dict` is for callbacks such as early stopping; the loggers get the values with the step `global_step`.
+        values = {
+            "val/loss": self.score.loss,
+            "val/bpc": self.score.bpc,
+            "val/bpb": self.score.bpb,
+        }
+        # `log_dict` is for callbacks such as early stopping; the loggers get the values with the
+        # step `global_step`.
         self.log_dict(values, logger=False, sync_dist=self.trainer.world_size > 1)
         for logger in self.trainer.loggers:
             logger.log_metrics(values, step=self.global_step)

@@ -18,12 +18,13 @@ NUM_ROWS = 20  # operators in the table
 class StepProfiler(L.Callback):
     """Profiles `NUM_STEPS` training steps, logs a table of the operators and writes a trace that Perfetto can display.
 
-    A validation or the end of the run ends the profiling early. This callback must come before callbacks that save
-    checkpoints, so that saving is not profiled.
+    A validation or the end of the run ends the profiling early. This callback must come before
+    callbacks that save checkpoints, so that saving is not profiled.
     """
 
     def __init__(self, path: Path) -> None:
-        os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes to stderr otherwise
+        # torch's profiler writes to stderr otherwise
+        os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self.path = path
         self.recorder: profile | None = None
 
@@ -46,6 +47,10 @@ class StepProfiler(L.Callback):
             recorder.stop()
             recorder.export_chrome_trace(str(self.path))
             order = f"self_{'cuda' if torch.cuda.is_available() else 'cpu'}_time_total"
-            log.info(recorder.key_averages().table(sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40))
+            log.info(
+                recorder.key_averages().table(
+                    sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40
+                )
+            )
 
     on_validation_start = on_train_end = on_exception = _end

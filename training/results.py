@@ -26,7 +26,13 @@ from data.ngrams import baselines
 from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
-from gpt.checkpoint import build, model_state, read_training_checkpoint, without_folders, write_model
+from gpt.checkpoint import (
+    build,
+    model_state,
+    read_training_checkpoint,
+    without_folders,
+    write_model,
+)
 from gpt.evaluation import Score, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT, untrained
@@ -73,9 +79,9 @@ def evaluate_models(
 ) -> tuple[EvaluatedModel, EvaluatedModel]:
     """Evaluate the best and the last model on the validation split, write both model files, and return (best, last).
 
-    The best model was chosen by validations during training, each on a part of the split. If the last model has a lower
-    loss in this evaluation, it is returned and written as the best model, too. `count` tokens are evaluated, unless
-    `scored` is the last model's score.
+    The best model was chosen by validations during training, each on a part of the split. If the
+    last model has a lower loss in this evaluation, it is returned and written as the best model,
+    too. `count` tokens are evaluated, unless `scored` is the last model's score.
     """
     context, step = plan.config.model.context, contents["global_step"]
     files = {name: plan.run.model(name) for name in ("last", "best")}
@@ -84,7 +90,9 @@ def evaluate_models(
     def scores(score: Score) -> dict[str, Any]:
         return {"val_loss": score.loss, "evaluation": measured(score, context, plan.text.mode)}
 
-    model = build(model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])).to(device)
+    model = build(
+        model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])
+    ).to(device)
     last = EvaluatedModel(step, scored or evaluate_split(plan, model, count, "last"), model)
     write_model(files["last"], contents | scores(last.score))
     if contents["history"]["best_step"] != step:
@@ -115,7 +123,11 @@ def write_missing(plan: RunPlan) -> None:
             f"trainer.max_steps={steps}: {run} has already trained for {point.step} steps; "
             f"trainer.max_steps={point.step} finishes it at this step"
         )
-    more = [f"trainer.max_steps={2 * point.step}"] if point.step >= steps else ["callbacks=[]", "allow=[callbacks]"]
+    more = (
+        [f"trainer.max_steps={2 * point.step}"]
+        if point.step >= steps
+        else ["callbacks=[]", "allow=[callbacks]"]
+    )
     command = processes.command("python", "train.py", f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     if run.summary.val_loss is not None or ranks.rank():
@@ -130,7 +142,9 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     run, config = plan.run, plan.config
     history = History.of(contents["history"])
     trained = contents["global_step"] * config.data.batch * config.model.context
-    evaluated = num_validated(len(plan.text.validation), trained, last=True, most=config.data.val_tokens)
+    evaluated = num_validated(
+        len(plan.text.validation), trained, last=True, most=config.data.val_tokens
+    )
     best, last = evaluate_models(plan, contents, scored, evaluated)
     samples, copies = write_samples(plan, best.model)
     log_lines.show_samples(samples)
@@ -168,9 +182,16 @@ def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str,
         if skipped(trained, plan.text.tokenizer.unit):
             return samples, None
         short = min(length, FINAL_SAMPLE_LENGTH)
-        others, _ = written(model, plan.text, given[:1].expand(NUM_COMPARED, -1), short, plan.config.seed)
+        others, _ = written(
+            model, plan.text, given[:1].expand(NUM_COMPARED, -1), short, plan.config.seed
+        )
     sizes = [copy.length for copy in longest_copies(list(others), trained)]
-    copies = {"median": statistics.median(sizes), "longest": max(sizes), "samples": len(sizes), "length": short}
+    copies = {
+        "median": statistics.median(sizes),
+        "longest": max(sizes),
+        "samples": len(sizes),
+        "length": short,
+    }
     return samples, copies | {"temperature": TEMPERATURE}
 
 
@@ -179,7 +200,8 @@ def write_report(
 ) -> Path | None:
     """Write report.html into the run directory and return its path.
 
-    If writing the report fails, the error is only logged and None is returned, because the run itself has succeeded.
+    If writing the report fails, the error is only logged and None is returned, because the run
+    itself has succeeded.
     """
     config, text, path = plan.config, plan.text, plan.run.directory / "report.html"
     try:
@@ -188,7 +210,8 @@ def write_report(
             "text": f"{without_folders(text.name)}: {'; '.join(log_lines.describe(text))}",
             "notes": text.notes,
             "written": samples,
-            "copied": summary.copies and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
+            "copied": summary.copies
+            and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": log_lines.verdict(plan.run, summary, history.losses.entries, MIN_STEPS),
             "differences": [tuple(map(public, each)) for each in differences(config)],
             "command": public(shlex.join(["python", "train.py", *overrides(config)])),
@@ -238,10 +261,13 @@ def summarize(plan: RunPlan, status: str, step: int, history: History, **results
 
 def commit() -> str | None:
     """Return the git commit of this code, with `-dirty` if its files differ from the commit."""
-    git = ["git", "--no-optional-locks", "-C", str(CODE)]  # writes nothing, not even a refreshed index
+    # writes nothing, not even a refreshed index
+    git = ["git", "--no-optional-locks", "-C", str(CODE)]
     git += ["describe", "--always", "--abbrev=40", "--exclude=*", "--dirty"]
     try:
-        return subprocess.run(git, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        return subprocess.run(
+            git, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
     except (OSError, subprocess.SubprocessError):
         return None
 

@@ -30,12 +30,14 @@ if TYPE_CHECKING:
 def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, bool]:
     """Return the configuration, the directory of the run, and whether this is an earlier run, which is then locked.
 
-    The configuration of an earlier run is its config.yaml, changed by the `settings` on the command line.
+    The configuration of an earlier run is its config.yaml, changed by the `settings` on the
+    command line.
     """
     if config.resume is None:
         if not ranks.restarted():
             return config, new_run(config), False
-        # A restart repeats the command line of the first start, so it continues the run that this created.
+        # A restart repeats the command line of the first start, so it continues the run that this
+        # created.
         config = replace(config, resume="auto", name=config.name or run_directory.new_name(config))
     assert config.resume is not None
     if config.resume == "auto" and config.name is None:
@@ -51,7 +53,9 @@ def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, 
         stored = read_config(directory)
     except InputError as error:
         start = shlex.quote(f"init_from={run}")
-        raise InputError(f"{error}; if another version made this run, {start} starts from its model") from None
+        raise InputError(
+            f"{error}; if another version made this run, {start} starts from its model"
+        ) from None
     resumed = compose_resumed(settings, stored)
     return replace(resumed, resume=config.resume), run, True
 
@@ -125,15 +129,21 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
     return point
 
 
-def check_resumed(run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]) -> None:
+def check_resumed(
+    run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]
+) -> None:
     """Check that a resumed run will match an uninterrupted one, then remove unfinished files."""
     before = point.conditions if point else {**now, **conditions_of(read_config(run.directory))}
     if is_other_gpu(before, now) and spell(now["trainer.deterministic"]) != "true":
         devices = f"device={now['device']} (the run has {before['device']})"
-        log.info(f"resume: continues with {devices}, so it will not match the original run bit for bit")
+        log.info(
+            f"resume: continues with {devices}, so it will not match the original run bit for bit"
+        )
         before = {**before, "device": now["device"]}
     if differing := check_unchanged(before, now, allow, run.directory):
-        log.info(f"resume: continues with {differing}, so it will not match the original run bit for bit")
+        log.info(
+            f"resume: continues with {differing}, so it will not match the original run bit for bit"
+        )
     remove_leftovers(run)
 
 
@@ -159,7 +169,8 @@ class InitModel:
 
     @property
     def extra_chars(self) -> str:
-        return self.meta["vocabulary"].get("characters", "")  # none if the model's tokens are bytes
+        # none if the model's tokens are bytes
+        return self.meta["vocabulary"].get("characters", "")
 
     @property
     def texts(self) -> list[Any]:
@@ -177,7 +188,11 @@ class InitModel:
     def describe(self, vocabulary: dict[str, Any]) -> str:
         """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
         new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.extra_chars)))
-        added = f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}" if new else ", the same vocabulary"
+        added = (
+            f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}"
+            if new
+            else ", the same vocabulary"
+        )
         return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
 
 

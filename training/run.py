@@ -21,7 +21,14 @@ from conf.schema import Config, number_of
 from training.errors import resume_hint, stoppable, with_advice
 from training.launch import check_launch, launch
 from training.machine import StartUp, find_machine
-from training.resume import InitModel, ResumePoint, check_resumed, find_point, find_run, load_init_model
+from training.resume import (
+    InitModel,
+    ResumePoint,
+    check_resumed,
+    find_point,
+    find_run,
+    load_init_model,
+)
 
 if TYPE_CHECKING:
     from data.text import Text
@@ -31,8 +38,9 @@ if TYPE_CHECKING:
 def main(settings: Sequence[Setting], config: Config, started: float) -> int:
     """Train and evaluate a run, write its report, and return the exit status of the process.
 
-    `config` is composed from the `settings` on the command line. If the run uses one device, it trains in this process.
-    If it uses several devices, this process starts another process for each device and waits for them.
+    `config` is composed from the `settings` on the command line. If the run uses one device, it
+    trains in this process. If it uses several devices, this process starts another process for
+    each device and waits for them.
     """
     found_by_name = config.name is not None and config.resume == "auto"
     config, run, resumed = find_run(settings, config)
@@ -45,7 +53,9 @@ def main(settings: Sequence[Setting], config: Config, started: float) -> int:
             settled = []  # each rank finds the run by its name
         return launch(devices, settled, partial(resume_hint, run))
     with stoppable(run):
-        same_data = resumed and not any(setting.key.partition(".")[0] == "data" for setting in settings)
+        same_data = resumed and not any(
+            setting.key.partition(".")[0] == "data" for setting in settings
+        )
         plan = settle(config, run, resumed, same_data, started)
         from training.fit import fit  # loads what evaluates and reports
 
@@ -72,8 +82,12 @@ def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: fl
     processes.keep_freed_memory()
     machine = find_machine(config)
     with quiet_lightning(), with_advice(run, config.optim, machine.devices):
-        choice = choose(replace(config, name=run.name, resume=None, allow=[]), text, machine, startup)
-    plan = RunPlan(run, choice, text, machine, start, point, resumed, config.resume is None, startup)
+        choice = choose(
+            replace(config, name=run.name, resume=None, allow=[]), text, machine, startup
+        )
+    plan = RunPlan(
+        run, choice, text, machine, start, point, resumed, config.resume is None, startup
+    )
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
         check_resumed(run, plan.conditions, point, config.allow)
     if config.resume == "auto":
@@ -84,9 +98,11 @@ def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: fl
 
 def load_training(cache: Path) -> float:
     """Import PyTorch, Lightning and what trains, and return the seconds that it took."""
-    # Cache compiled kernels beside the encoded texts, for later runs; Inductor reads this when it is loaded.
+    # Cache compiled kernels beside the encoded texts, for later runs; Inductor reads this when it
+    # is loaded.
     os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(cache.absolute() / "compiled"))
-    # Have Inductor test only AMX, VNNI and bf16: testing all vector extensions takes a second in each process.
+    # Have Inductor test only AMX, VNNI and bf16: testing all vector extensions takes a second in
+    # each process.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     begun = time.perf_counter()
     import_module("training.fit")
@@ -98,8 +114,9 @@ def open_run_text(
 ) -> tuple["Text", Future[float]]:
     """Open the text of a run, whose vocabulary contains that of `origin`, the checkpoint or model it starts from.
 
-    While the text is read, a thread imports PyTorch: the second result is its future (`load_training`). `stored` is the
-    run whose config.yaml names the text, or None if the command line does.
+    While the text is read, a thread imports PyTorch: the second result is its future
+    (`load_training`). `stored` is the run whose config.yaml names the text, or None if the command
+    line does.
     """
     from data.corpus import open_corpus
     from data.text import encode_corpus
@@ -107,11 +124,15 @@ def open_run_text(
     try:
         corpus = open_corpus(config.data)
         importing = ThreadPoolExecutor(1).submit(load_training, corpus.cache)
-        text = encode_corpus(corpus, config.data, config.model.context, origin.extra_chars if origin else "")
+        text = encode_corpus(
+            corpus, config.data, config.model.context, origin.extra_chars if origin else ""
+        )
         if origin:
             text = text.read_before(origin.texts)
         return text, importing
     except InputError as error:
         if stored is None:
             raise
-        raise InputError(f"{error} (from {stored.config}; set data.path= if the text has moved)") from None
+        raise InputError(
+            f"{error} (from {stored.config}; set data.path= if the text has moved)"
+        ) from None

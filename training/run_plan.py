@@ -22,13 +22,17 @@ class RunPlan:
     """Everything that is fixed before the first step of a run, as `settle` in `training/run.py` returns it."""
 
     run: Run
-    choice: Choice  # the configuration in which each `auto` is replaced, and the reasons for the chosen values
+    # the configuration in which each `auto` is replaced, and the reasons for the chosen values
+    choice: Choice
     text: Text
     machine: Machine
     init_model: InitModel | None  # the trained model from which a new run starts (`init_from=`)
-    resume_point: ResumePoint | None  # the checkpoint from which a resumed run continues, if it has one
-    resumed: bool  # whether the run's config.yaml, changed by the command line, is its configuration
-    new: bool  # whether the run directory must not exist yet; False also for resume=auto, which found no run
+    # the checkpoint from which a resumed run continues, if it has one
+    resume_point: ResumePoint | None
+    # whether the run's config.yaml, changed by the command line, is its configuration
+    resumed: bool
+    # whether the run directory must not exist yet; False also for resume=auto, which found no run
+    new: bool
     startup: StartUp
 
     @property
@@ -58,15 +62,18 @@ class RunPlan:
             return self
         if trainer.val_check_interval != "auto":
             interval = trainer.val_check_interval
-        config = replace(self.config, trainer=replace(trainer, max_steps=steps, val_check_interval=interval))
+        config = replace(
+            self.config, trainer=replace(trainer, max_steps=steps, val_check_interval=interval)
+        )
         return replace(self, choice=replace(self.choice, config=config))
 
     @cached_property
     def conditions(self) -> dict[str, Any]:
         """Everything that the results of a run depend on, bit for bit, as name -> plain data.
 
-        The names are the keys of the settings and, for example, `text`, `torch` and `device`. Checkpoints contain this
-        dict, and a run resumes only if the dict is the same, unless the key `allow` lists the names that differ.
+        The names are the keys of the settings and, for example, `text`, `torch` and `device`.
+        Checkpoints contain this dict, and a run resumes only if the dict is the same, unless the
+        key `allow` lists the names that differ.
         """
         text = self.text
         vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()

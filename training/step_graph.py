@@ -8,21 +8,23 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 # Source: PyTorch's notes on CUDA semantics, "Whole-network capture".
-UNRECORDED = 3  # first steps, in which the libraries of CUDA allocate memory and the optimizer creates its state
+# first steps, in which the libraries of CUDA allocate memory and the optimizer creates its state
+UNRECORDED = 3
 
 
 class StepGraph:
     """Calls `update(batch)`, which computes gradients and takes a step of `optimizer`, and replays it later.
 
-    A graph reads the batch and the learning rates from fixed addresses. There is one graph for each set of parameter
-    groups that are `due`, and all graphs share their memory.
+    A graph reads the batch and the learning rates from fixed addresses. There is one graph for
+    each set of parameter groups that are `due`, and all graphs share their memory.
     """
 
     def __init__(self, update: Callable[[Tensor], Tensor], optimizer: Optimizer) -> None:
         self.update = update
         self.groups = optimizer.param_groups
         self.left = UNRECORDED
-        self.rates = torch.zeros(len(self.groups), device="cuda").unbind()  # one per group, () each
+        # one per group, () each
+        self.rates = torch.zeros(len(self.groups), device="cuda").unbind()
         self.stream = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
         self.graphs: dict[tuple[bool, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
@@ -35,7 +37,8 @@ class StepGraph:
             self.left -= 1
             current = torch.cuda.current_stream()
             self.stream.wait_stream(current)
-            with self._rates_on_device(), torch.cuda.stream(self.stream):  # a graph cannot be recorded on `current`
+            # a graph cannot be recorded on `current`
+            with self._rates_on_device(), torch.cuda.stream(self.stream):
                 outcome = self.update(batch)
             current.wait_stream(self.stream)
             return outcome

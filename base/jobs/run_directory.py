@@ -27,25 +27,31 @@ RUNS = Path("runs")
 class Summary:
     """The contents of summary.json, in which unknown values are null. Losses are in nats per token."""
 
-    status: str | None = None  # running, finished, interrupted, diverged or failed; None: no readable file
+    # running, finished, interrupted, diverged or failed; None: no readable file
+    status: str | None = None
     begun: str | None = None  # when the run was first started, as an ISO 8601 time in UTC
     text: str | None = None  # the name of the text
-    text_sha256: str | None = None  # hash of the text's file or, if it has several files, of their names and hashes
+    # hash of the text's file or, if it has several files, of their names and hashes
+    text_sha256: str | None = None
     notes: list[str] | None = None  # remarks about the text
     val_loss: float | None = None  # validation loss of the best model
     val_bpc: float | None = None  # `val_loss` in bits per character
     val_bpb: float | None = None  # `val_loss` in bits per byte
-    uniform_loss: float | None = None  # the validation loss if all tokens are equally likely, for comparison
-    ngram_loss: float | None = None  # the validation loss of an n-gram model (`data.ngrams`), for comparison
+    # the validation loss if all tokens are equally likely, for comparison
+    uniform_loss: float | None = None
+    # the validation loss of an n-gram model (`data.ngrams`), for comparison
+    ngram_loss: float | None = None
     ngram_order: int | None = None  # the length n of the n-grams of `ngram_loss`
-    # The longest passages that samples share with the training text: their `median` and `longest` length in tokens, and
-    # the number of `samples`, their `length` in tokens and their `temperature`.
+    # The longest passages that samples share with the training text: their `median` and `longest`
+    # length in tokens, and the number of `samples`, their `length` in tokens and their
+    # `temperature`.
     copies: dict | None = None
     best_step: int | None = None  # the step of the best model
     last_val_loss: float | None = None  # validation loss of the last model
     test_loss: float | None = None  # loss on the test split, which `score.py --split test` adds
     test_bpc: float | None = None  # `test_loss` in bits per character
-    evaluation: dict | None = None  # how the validation loss was measured, such as the context length
+    # how the validation loss was measured, such as the context length
+    evaluation: dict | None = None
     steps: int | None = None  # number of optimizer steps taken
     # Number of tokens (characters or bytes) on which the model was trained, repetitions included.
     characters: int | None = None
@@ -77,7 +83,13 @@ class Summary:
         if not isinstance(values, dict):
             return cls()
         hints = get_type_hints(cls)
-        return cls(**{key: value for key, value in values.items() if key in hints and fits(value, hints[key], {})})
+        return cls(
+            **{
+                key: value
+                for key, value in values.items()
+                if key in hints and fits(value, hints[key], {})
+            }
+        )
 
     def write(self, path: Path) -> None:
         write_text(path, json.dumps(asdict(self), indent=2) + "\n")
@@ -139,10 +151,13 @@ class Run:
 def new_name(config: object) -> str:
     """Return a generated name for a run, such as the time and a random suffix."""
     identity = ranks.identity()
-    if identity is not None:  # all processes of the job generate the same name, and a restarted job finds its runs
+    # all processes of the job generate the same name, and a restarted job finds its runs
+    if identity is not None:
         return f"{identity}_{hashlib.sha256(repr(config).encode()).hexdigest()[:6]}"
     if ranks.launched() not in (None, (1, 1)):
-        raise InputError("name=null: processes on several machines need one directory; give name=…")
+        raise InputError(
+            "name=null: processes on several machines need one directory; give name=…"
+        )
     return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
 
 
@@ -162,7 +177,11 @@ def newest_first(pattern: str) -> list[Run]:
 def matching(pattern: str) -> list[Run]:
     """Return the runs that match a pattern such as `abl-*`, the newest first."""
     runs = newest_first("config.yaml")
-    return [run for run in runs if fnmatchcase(run.name, pattern) or fnmatchcase(run.name, f"{pattern}/*")]
+    return [
+        run
+        for run in runs
+        if fnmatchcase(run.name, pattern) or fnmatchcase(run.name, f"{pattern}/*")
+    ]
 
 
 def trials_of(name: str) -> list[Run]:
@@ -181,7 +200,8 @@ def trials_of(name: str) -> list[Run]:
 def to_resume(resume: str, name: str | None) -> Run | None:
     """Return the run that `resume=` and `name=` ask to continue, or None if the run `name` has not begun.
 
-    `resume` is `auto`, or else the directory, the name or a checkpoint file of a run, and `name` must be None.
+    `resume` is `auto`, or else the directory, the name or a checkpoint file of a run, and `name`
+    must be None.
     """
     if resume == "auto":
         run = _place(str(name))
@@ -192,7 +212,9 @@ def to_resume(resume: str, name: str | None) -> Run | None:
             raise InputError(f"name={name}: {run} has lost its config.yaml; use another name")
         return None
     if name is not None:
-        raise InputError(f"name={name}: cannot be combined with resume={resume}, which continues in its own directory")
+        raise InputError(
+            f"name={name}: cannot be combined with resume={resume}, which continues in its own directory"
+        )
     path = named(resume)
     if not os.path.exists(path):
         raise InputError(f"resume={resume}: no such checkpoint, nor a run in {RUNS}/")
@@ -201,9 +223,13 @@ def to_resume(resume: str, name: str | None) -> Run | None:
         path = path.resolve()
     run = Run(path.parent.parent if is_checkpoint else path)
     if run.is_sweep:
-        raise InputError(f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial")
+        raise InputError(
+            f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial"
+        )
     if not run.config.exists():
-        raise InputError(f"resume={resume}: is not a run that can continue: {run.config} is missing")
+        raise InputError(
+            f"resume={resume}: is not a run that can continue: {run.config} is missing"
+        )
     if is_checkpoint and path.parent.name != run.checkpoints.name:
         newest = shlex.quote(f"resume={run.checkpoints / 'last.ckpt'}")
         raise InputError(
@@ -226,10 +252,14 @@ def check_free(name: str) -> None:
     run = _place(name)
     if run.config.exists() and not run.is_debug:
         continues = f"{shlex.quote(f'name={name}')} resume=auto"
-        raise InputError(f"name={name}: {run} exists; {continues} continues it, another name starts afresh")
+        raise InputError(
+            f"name={name}: {run} exists; {continues} continues it, another name starts afresh"
+        )
     if run.directory.is_dir() and not run.directory.is_symlink():
         # A process that was killed before it wrote config.yaml has left only these files.
-        others = [path for path in run.directory.iterdir() if path.name not in (".lock", "train.log")]
+        others = [
+            path for path in run.directory.iterdir() if path.name not in (".lock", "train.log")
+        ]
         if run.is_debug or all(path.suffix == ".tmp" for path in others):
             return
     if os.path.lexists(run.directory):
@@ -239,42 +269,59 @@ def check_free(name: str) -> None:
 def check_writable(name: str) -> None:
     """Raise an `InputError` if the directory of a new run or sweep cannot be created, before slow work begins."""
     directory = RUNS / name
-    existing = next(folder for folder in (directory, *directory.parents) if os.path.lexists(folder))
+    existing = next(
+        folder for folder in (directory, *directory.parents) if os.path.lexists(folder)
+    )
     try:
         with TemporaryFile(dir=existing):
             pass
     except OSError as error:
-        raise InputError(f"{directory}: cannot be created: {existing}: {error.strerror or error}") from None
+        raise InputError(
+            f"{directory}: cannot be created: {existing}: {error.strerror or error}"
+        ) from None
 
 
 def _place(name: str) -> Run:
     """Return the run `name`, unless its directory is a sweep or lies inside another run."""
     run = Run(RUNS / name)
     if run.is_sweep:
-        raise InputError(f"name={name}: is a sweep; repeat its command, or name={name}/TRIAL for one trial")
+        raise InputError(
+            f"name={name}: is a sweep; repeat its command, or name={name}/TRIAL for one trial"
+        )
     if "/" in name and Run(run.directory.parent).config.exists():
-        raise InputError(f"name={name}: {run.directory.parent} is a run and cannot contain another run")
+        raise InputError(
+            f"name={name}: {run.directory.parent} is a run and cannot contain another run"
+        )
     return run
 
 
 def _check_checkpoints(run: Run, setting: str) -> None:
     """Raise an `InputError` if the run has its best model but no checkpoint: resuming would overwrite the model."""
     # A run that was killed after its first model and before its first checkpoint loses nothing.
-    if run.model("best").exists() and not run.has_checkpoint and run.summary.status not in ("running", "failed"):
+    if (
+        run.model("best").exists()
+        and not run.has_checkpoint
+        and run.summary.status not in ("running", "failed")
+    ):
         start = shlex.quote(f"init_from={run}")
-        raise InputError(f"{setting}: has a model but no checkpoint; {start} starts another run from its model")
+        raise InputError(
+            f"{setting}: has a model but no checkpoint; {start} starts another run from its model"
+        )
 
 
 def find_model(name: str | None) -> Path:
     """Return the path of the model that `name` means: a file, or the best model of a run or of a sweep's best trial.
 
-    `name` may also be a training checkpoint with a model file beside it, or None for the newest run.
+    `name` may also be a training checkpoint with a model file beside it, or None for the newest
+    run.
     """
     if name is None:
         runs = [run for run in newest_first("checkpoints/*.safetensors") if not run.is_debug]
         if not runs:
             start = processes.command("python", "train.py")
-            raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
+            raise InputError(
+                f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file"
+            )
         return _first_model(runs[0].directory)
     path = named(name)
     if not os.path.exists(path):
@@ -285,7 +332,9 @@ def find_model(name: str | None) -> Path:
         trials = [Run(file.parent) for file in path.glob("*/summary.json")]
         best = min(trials, key=lambda trial: trial.bpc, default=None)
         if best is None or best.bpc == math.inf:
-            raise InputError(f"{path}: no trial of this sweep has finished yet; name one of its trials")
+            raise InputError(
+                f"{path}: no trial of this sweep has finished yet; name one of its trials"
+            )
         path = best.directory
     return _first_model(path)
 

@@ -14,7 +14,8 @@ def lock(run: Path) -> None:
     """Lock the directory `run` until `release` or the end of this process, or raise an `InputError` if it is in use."""
     if run in _held:
         return
-    # `in_use` in another process, such as `train.py --runs`, may hold the lock for a moment: wait until it is free.
+    # `in_use` in another process, such as `train.py --runs`, may hold the lock for a moment: wait
+    # until it is free.
     held = _acquire(run, seconds=1)
     if held is None:
         raise InputError(f"{run}: another process is training there; wait for it or stop it first")

@@ -8,11 +8,17 @@ from base.errors import one_line
 from base.log import log
 
 # The signals that stop a run or a sweep. SLURM sends SIGUSR1 before the time limit of a job.
-STOPS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name))
+STOPS = tuple(
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+)
 
 
 def time_is_up(number: int | None) -> bool:
-    return number is not None and number == getattr(signal, "SIGUSR1", None) and "SLURM_JOB_ID" in os.environ
+    return (
+        number is not None
+        and number == getattr(signal, "SIGUSR1", None)
+        and "SLURM_JOB_ID" in os.environ
+    )
 
 
 def requeue() -> None:
@@ -22,7 +28,9 @@ def requeue() -> None:
         job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{os.environ['SLURM_ARRAY_TASK_ID']}"
     log.info(f"SLURM job {job} is requeued, to continue this run")
     try:
-        subprocess.run(["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60)
+        subprocess.run(
+            ["scontrol", "requeue", job], check=True, capture_output=True, text=True, timeout=60
+        )
     except (OSError, subprocess.SubprocessError) as error:
         reason = one_line(getattr(error, "stderr", None) or error)
         log.error(f"SLURM job {job} could not be requeued: {reason}")

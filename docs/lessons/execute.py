@@ -8,7 +8,9 @@ try:
     import nbformat
     from nbclient import NotebookClient
 except ModuleNotFoundError as error:
-    raise SystemExit(f"{error.name} is not installed: pip install -c constraints.txt -e '.[lessons]'") from None
+    raise SystemExit(
+        f"{error.name} is not installed: pip install -c constraints.txt -e '.[lessons]'"
+    ) from None
 
 HERE = Path(__file__).parent
 KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
@@ -30,7 +32,8 @@ def execute(path: Path) -> nbformat.NotebookNode:
         notebook,
         timeout=150,  # seconds per cell
         record_timing=False,
-        coalesce_streams=True,  # otherwise timing decides into how many outputs the text of a cell is divided
+        # otherwise timing decides into how many outputs the text of a cell is divided
+        coalesce_streams=True,
         resources={"metadata": {"path": str(HERE)}},
     )
     client.execute()
@@ -42,6 +45,10 @@ if __name__ == "__main__":
         if len(sys.argv) == 1 or path.name[0] in sys.argv[1:]:
             begun = time.perf_counter()
             notebook = execute(path)
-            notebook.metadata = nbformat.from_dict({"kernelspec": KERNEL, "language_info": {"name": "python"}})
+            notebook.metadata = nbformat.from_dict(
+                {"kernelspec": KERNEL, "language_info": {"name": "python"}}
+            )
             nbformat.write(notebook, path)
-            print(f"{path.name}: {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e3:,.0f} kB")
+            print(
+                f"{path.name}: {time.perf_counter() - begun:.0f} s, {path.stat().st_size / 1e3:,.0f} kB"
+            )

@@ -1,6 +1,7 @@
 """What the lessons share: the import path, the style of the plots, and a plot of a matrix.
 
-Importing this module makes `gpt` and `data` importable, from whichever directory a notebook was started.
+Importing this module makes `gpt` and `data` importable, from whichever directory a notebook was
+started.
 """
 
 import sys
@@ -47,7 +48,8 @@ def show(
         rows: names of the R rows; may be empty.
         columns: names of the C columns; may be empty.
         numbers: write each value into its square.
-        around_zero: use one colour for each sign; otherwise the scale goes from light (smallest) to dark.
+        around_zero: use one colour for each sign; otherwise the scale goes from light (smallest)
+            to dark.
         axes: where to plot; None creates a figure.
     """
     axes = axes or plt.subplots(figsize=(3.4, 3.2))[1]
@@ -65,5 +67,12 @@ def show(
     if numbers:
         for (row, column), value in np.ma.ndenumerate(values, compressed=True):
             dark = np.dot(image.cmap(image.norm(value))[:3], (0.3, 0.6, 0.1)) < 0.5
-            axes.text(column, row, f"{value:.2g}", ha="center", va="center", color="white" if dark else "black")
+            axes.text(
+                column,
+                row,
+                f"{value:.2g}",
+                ha="center",
+                va="center",
+                color="white" if dark else "black",
+            )
     return axes

@@ -1,6 +1,7 @@
 """Export to a folder for transformers: weights, configuration, tokenizer, and the model's code.
 
-Source of the format of tokenizer.json: tokenizers (https://github.com/huggingface/tokenizers), "Components".
+Source of the format of tokenizer.json: tokenizers (https://github.com/huggingface/tokenizers),
+"Components".
 """
 
 import json
@@ -16,11 +17,15 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parents[2]
 WRAPPER = Path(__file__).with_name("hf_model") / "modeling_chargpt.py"
 OURS = re.compile(r"^( *from )(gpt|base)\.(\w+) import", re.MULTILINE)
-DROPOUT = {  # torch's instead of ours, which registers an operator: two folders in one process would do so twice
+# torch's instead of ours, which registers an operator: two folders in one process would do so
+# twice
+DROPOUT = {
     "from gpt.dropout import Dropout\n": "from torch.nn import Dropout\n",
     "from gpt.dropout import dropout as drop\n": "from torch.nn.functional import dropout as drop\n",
 }
-HEADER = "# Part of chargpt. Copyright (c) 2026 the chargpt authors. SPDX-License-Identifier: MIT\n"
+HEADER = (
+    "# Part of chargpt. Copyright (c) 2026 the chargpt authors. SPDX-License-Identifier: MIT\n"
+)
 
 
 def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
@@ -41,7 +46,8 @@ def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
         ids["pad_token_id"] = mark[-1]  # what `generate` appends to texts that have ended
         if len(mark) == 1:
             ids |= {"bos_token_id": mark[0], "eos_token_id": mark[0]}
-        # With a byte tokenizer, a special token would match the text that spells the byte instead of the byte itself.
+        # With a byte tokenizer, a special token would match the text that spells the byte instead
+        # of the byte itself.
         if len(mark) == 1 and tokenizer.unit == "character":
             special = {"bos_token": end, "eos_token": end}
     state = {f"net.{name}": weight for name, weight in model_state(model.state_dict()).items()}
@@ -76,12 +82,22 @@ def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
 
 def describe(tokenizer: Tokenizer) -> dict[str, Any]:
     """Return the contents of tokenizer.json; the tokenizer leaves out characters outside the vocabulary."""
-    split: dict[str, Any] = {"type": "Split", "pattern": {"Regex": r"[\s\S]"}, "behavior": "Isolated", "invert": False}
+    split: dict[str, Any] = {
+        "type": "Split",
+        "pattern": {"Regex": r"[\s\S]"},
+        "behavior": "Isolated",
+        "invert": False,
+    }
     normalizer: dict[str, Any] | None
     if tokenizer.unit == "byte":
         names = byte_names()
         normalizer = None
-        decoder = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": False, "use_regex": False}
+        decoder = {
+            "type": "ByteLevel",
+            "add_prefix_space": False,
+            "trim_offsets": False,
+            "use_regex": False,
+        }
         pre_tokenizer = {"type": "Sequence", "pretokenizers": [decoder, split]}
     else:
         names = tokenizer.names

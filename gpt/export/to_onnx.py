@@ -18,8 +18,11 @@ from gpt.model import GPT
 from gpt.positions import TABLES, position_tables
 
 TOLERANCE = 1e-5  # largest allowed difference, relative to the largest logit
-MAX_BYTES = 2**31 - 2**24  # of the weights: protobuf cannot write a larger file, which has a graph, too
-MAX_TABLES = 2**20  # numbers in the position tables, unless the model has more weights: limits the memory of the export
+# of the weights: protobuf cannot write a larger file, which has a graph, too
+MAX_BYTES = 2**31 - 2**24
+# numbers in the position tables, unless the model has more weights: limits the memory of the
+# export
+MAX_TABLES = 2**20
 MAX_COMPARED = 2**23  # attention scores per layer: limits the memory of the comparison
 
 
@@ -35,14 +38,16 @@ def trace(model: GPT) -> ExportedProgram:
     if context > 1:
         length = Dim("length", min=1, max=context)
     example = torch.zeros(2, min(3, context), dtype=torch.int64)  # (batch, length)
-    # Fill the cache of the tables first: tables computed during tracing would be symbols without values.
+    # Fill the cache of the tables first: tables computed during tracing would be symbols without
+    # values.
     position_tables(config, context, example.device)
     with torch.no_grad():
         program = torch.export.export(
             model,
             (example,),
             dynamic_shapes={"tokens": {0: Dim("batch", min=1), 1: length}},
-            # Without this the export fails: torch 2.11 cannot prove that 64 * length < 128 * length.
+            # Without this the export fails: torch 2.11 cannot prove that 64 * length < 128 *
+            # length.
             prefer_deferred_runtime_asserts_over_guards=True,
         )
     for node in program.graph.nodes:
@@ -54,8 +59,8 @@ def trace(model: GPT) -> ExportedProgram:
 def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> float:
     """Return the largest difference of `exported`'s logits from the model's, divided by the largest logit.
 
-    Both read random tokens in several batch sizes and lengths. A difference that is NaN or above `TOLERANCE` raises
-    `InputError`.
+    Both read random tokens in several batch sizes and lengths. A difference that is NaN or above
+    `TOLERANCE` raises `InputError`.
     """
     generator = torch.Generator().manual_seed(0)
     context = max(1, min(model.config.context, isqrt(MAX_COMPARED // model.config.heads)))
@@ -65,7 +70,8 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
         expected = model(tokens)  # (batch, length, V)
         difference = exported(tokens) - expected  # (batch, length, V)
         differences.append(difference.abs().max() / expected.abs().max())
-    worst = float(torch.stack(differences).max())  # Tensor.max returns NaN if any value is NaN; Python's max does not
+    # Tensor.max returns NaN if any value is NaN; Python's max does not
+    worst = float(torch.stack(differences).max())
     if not worst <= TOLERANCE:
         allowed = f"must be at most {TOLERANCE:g}; nothing was written"
         raise InputError(f"logits differ by {worst:.1e} of the largest, {allowed}")
@@ -78,21 +84,27 @@ def write(model: GPT, meta: dict[str, Any], path: Path) -> str:
     The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
     """
     if 4 * model.num_parameters() > MAX_BYTES:
-        raise InputError(f"one ONNX file can hold 2 GB, but the weights are {4e-9 * model.num_parameters():.1f} GB")
-    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # onnxruntime reads this variable when it is imported
+        raise InputError(
+            f"one ONNX file can hold 2 GB, but the weights are {4e-9 * model.num_parameters():.1f} GB"
+        )
+    # onnxruntime reads this variable when it is imported
+    os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
     import onnx
     import onnxruntime
     import onnxscript  # noqa: F401  torch's exporter needs it
 
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it warns that torchvision is missing
     with warnings.catch_warnings():  # the exporter calls deprecated functions of torch
-        warnings.filterwarnings("ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning)
+        warnings.filterwarnings(
+            "ignore", r"`isinstance\(treespec, LeafSpec\)` is deprecated", FutureWarning
+        )
         program = torch.onnx.export(
             trace(model),
             dynamo=True,
             input_names=["tokens"],
             output_names=["logits"],
-            dynamic_shapes=({0: "batch", 1: "length"},),  # only names: the shapes of the traced graph are dynamic
+            # only names: the shapes of the traced graph are dynamic
+            dynamic_shapes=({0: "batch", 1: "length"},),
             verbose=False,
         )
     assert program is not None

@@ -17,14 +17,20 @@ TEMPLATE = Path(__file__).with_name("web_page") / "index.html"
 
 
 def write(
-    model: GPT, meta: dict[str, Any], path: Path, passages: Sequence[str] | None = None, title: str | None = None
+    model: GPT,
+    meta: dict[str, Any],
+    path: Path,
+    passages: Sequence[str] | None = None,
+    title: str | None = None,
 ) -> None:
     """Write an HTML page that contains a model, with weights rounded to bf16, and generates text with it.
 
-    `passages` are the texts of the game, if there is one. The default title names the training text.
+    `passages` are the texts of the game, if there is one. The default title names the training
+    text.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
-    weights = torch.cat([weight.detach().bfloat16().flatten() for weight in model.parameters()])  # (weights,)
+    # (weights,)
+    weights = torch.cat([weight.detach().bfloat16().flatten() for weight in model.parameters()])
     halves = weights.view(torch.int16).numpy().astype("<i2")  # (weights,): NumPy has no bf16
     described = {
         "config": vars(model.config),
@@ -70,7 +76,11 @@ def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
     """Return the model's details as short phrases."""
     unit = tokenizer_from(meta["vocabulary"]).unit
     loss = meta["val_loss"]
-    listed = [describe_shape(model.config), describe_context(model.config), f"{model.vocabulary:,} {unit}s"]
+    listed = [
+        describe_shape(model.config),
+        describe_context(model.config),
+        f"{model.vocabulary:,} {unit}s",
+    ]
     if loss is not None:
         listed.append(f"validation loss {in_nats(loss)} per {unit}")
     return listed

@@ -53,7 +53,12 @@ class Continuation:
             position = min(map(self.undecided.find, self.stopped_by))
             self._end(self.undecided[:position])
             return
-        begun = [n for stop in self.stops for n in range(1, len(stop)) if self.undecided.endswith(stop[:n])]
+        begun = [
+            n
+            for stop in self.stops
+            for n in range(1, len(stop))
+            if self.undecided.endswith(stop[:n])
+        ]
         final = len(self.undecided) - max(begun, default=0)  # characters in no stop string
         self.pieces.append(self.undecided[:final])
         self.undecided = self.undecided[final:]

@@ -1,15 +1,16 @@
 """Decode with a KV cache, on NumPy on a CPU, where the overhead of calls dominates, and on torch elsewhere.
 
-For up to `context` tokens, the logits equal those of the model's forward pass. Longer texts follow the *window rule*:
+For up to `context` tokens, the logits equal those of the model's forward pass. Longer texts follow
+the *window rule*:
 
 - rotary and none: a sliding window. In every block, a position attends to itself and the `context - 1` positions
   before it, as in one forward pass over the whole text with a banded causal mask.
 - learned and sinusoidal: when `context` positions are full, the decoder forgets the text and reads its last `context //
   2` tokens again, from position 0.
 
-Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cache; Mistral 7B, arXiv:2310.06825, section
-2, for the sliding window and its rolling buffer.
-Shapes: B texts, n tokens read at once, m keys attended to, C = dim, H heads of size D, T = context, S = attention
+Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cache; Mistral 7B,
+arXiv:2310.06825, section 2, for the sliding window and its rolling buffer. Shapes: B texts, n
+tokens read at once, m keys attended to, C = dim, H heads of size D, T = context, S = attention
 window (the longest cache), V = vocabulary, R = rotary dimensions, K = taps of the convolution.
 """
 
@@ -19,7 +20,8 @@ import numpy as np
 
 from gpt.inference.weights import Array, Layer, Weights
 
-CHUNK = 256  # tokens worth reading at once, slots of a new cache, positions in a table of encodings
+# tokens worth reading at once, slots of a new cache, positions in a table of encodings
+CHUNK = 256
 MAX_SCORES = 2**24  # attention scores in memory at once while a long text is read
 
 
@@ -29,9 +31,12 @@ class Chunk(NamedTuple):
     texts: Any  # indices of the B texts, (B,), or a slice of all texts, for NumPy arrays
     rows: Any  # (B,), the same for arrays of the weights' library, NumPy or torch
     positions: Any  # (B, n), or one int if n is 1 and all texts are at the same position
-    slots: tuple[Any, Any]  # index of a cache (rows, slots, H, D): where the last S of the n tokens are stored
-    filled: int  # slots to attend to; if n > 1, the keys of the n tokens themselves come after them
-    mask: Array | None  # added to the scores, (B, 1, n, m), -inf for masked keys; None: all are visible
+    # index of a cache (rows, slots, H, D): where the last S of the n tokens are stored
+    slots: tuple[Any, Any]
+    # slots to attend to; if n > 1, the keys of the n tokens themselves come after them
+    filled: int
+    # added to the scores, (B, 1, n, m), -inf for masked keys; None: all are visible
+    mask: Array | None
 
 
 class Decoder:
@@ -67,7 +72,8 @@ class Decoder:
         self.previous = np.full(rows, -1)  # (rows,), the last token of each text; -1: no token yet
         self.block = -1  # `table` contains the encodings of CHUNK positions from block * CHUNK on
         self.table = np.empty(0)
-        # The token at each position, (rows, T); (rows, 0) if the decoder never reads a token twice.
+        # The token at each position, (rows, T); (rows, 0) if the decoder never reads a token
+        # twice.
         self.tokens = np.zeros((rows, config.context * config.absolute), np.int64)
         self._grow(CHUNK)
 
@@ -87,7 +93,8 @@ class Decoder:
     def read(self, tokens: np.ndarray, rows: np.ndarray | None = None) -> np.ndarray:
         """Read the next n >= 1 tokens of B texts and return the logits after each: (B, n) int64 -> (B, n, V) float64.
 
-        `rows`, (B,), are the indices of the texts that `tokens` continue; None: all texts, in order.
+        `rows`, (B,), are the indices of the texts that `tokens` continue; None: all texts, in
+        order.
         """
         config = self.weights.config
         B, n = tokens.shape
@@ -97,7 +104,8 @@ class Decoder:
         while start < n:
             self._restart_full(texts)
             filled = int(self.position[texts].max())
-            # In chunks of about the attention window: most scores of a longer chunk would be masked.
+            # In chunks of about the attention window: most scores of a longer chunk would be
+            # masked.
             length = min(n - start, max(config.attention_window, CHUNK))
             if config.absolute:
                 length = min(length, config.context - filled)
@@ -123,8 +131,9 @@ class Decoder:
             slots = (rows, slice(slot, slot + 1))
             return Chunk(texts, rows, longest, slots, min(longest + 1, S), mask=None)
 
-        # Texts of several lengths, or several tokens: of each slot of the cache, compute which position it stores.
-        # `_store` stores one token before attention, but several tokens after it.
+        # Texts of several lengths, or several tokens: of each slot of the cache, compute which
+        # position it stores. `_store` stores one token before attention, but several tokens after
+        # it.
         stored = 1 if n == 1 else 0
         filled = min(longest + stored, S)
         starts = starts[:, None]  # (B, 1)
@@ -204,7 +213,8 @@ class Decoder:
     def _offset(self, i: int, k: Array, rows: Any) -> None:
         """Offset the keys (B, n, H, D) of block i in place, as `gpt.attention.offset_keys` does."""
         moved = k[..., self.unmoved :]  # (B, n, H, D / 2), a view of k
-        earlier = self.moved[i][rows][:, None]  # (B, 1, H, D / 2), of the token before the n tokens
+        # (B, 1, H, D / 2), of the token before the n tokens
+        earlier = self.moved[i][rows][:, None]
         shifted = self.weights.xp.concatenate((earlier, moved), axis=1)  # (B, n + 1, H, D / 2)
         moved[:] = shifted[:, :-1]  # (B, n, H, D / 2)
         self.moved[i][rows] = shifted[:, -1]  # (B, H, D / 2)
@@ -216,9 +226,11 @@ class Decoder:
         if new.shape[1] == 1:
             by_slot[chunk.slots] = new  # overwrites the position that has just left the window
             return cache[chunk.rows, :, : chunk.filled]  # (B, H, m, D), with m = filled
-        # Several tokens are stored last: they overwrite slots to which the first of them still attend.
+        # Several tokens are stored last: they overwrite slots to which the first of them still
+        # attend.
         stored = cache[chunk.rows, :, : chunk.filled]  # (B, H, filled, D)
-        attended = self.weights.xp.concatenate((stored, new.swapaxes(1, 2)), axis=2)  # (B, H, m, D)
+        # (B, H, m, D)
+        attended = self.weights.xp.concatenate((stored, new.swapaxes(1, 2)), axis=2)
         by_slot[chunk.slots] = new[:, -S:]  # (B, min(n, S), H, D)
         return attended
 
@@ -326,7 +338,8 @@ def first_needed(weights: Weights, length: int) -> int:
         step = T - T // 2  # tokens forgotten by a restart
         restarts = -(-max(0, length - T) // step)  # rounded up
         return restarts * step
-    # Each block reaches back S - 1 positions by attention, 1 by offset keys and K - 1 by the convolution. The token
-    # shift reaches back 1 more. With the last token itself, the sum is layers * (S + K - 1) + 2.
+    # Each block reaches back S - 1 positions by attention, 1 by offset keys and K - 1 by the
+    # convolution. The token shift reaches back 1 more. With the last token itself, the sum is
+    # layers * (S + K - 1) + 2.
     reach = config.attention_window + config.conv_taps - 1
     return max(0, length - config.layers * reach - 2)

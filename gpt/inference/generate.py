@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
     from gpt.model import GPT
 
-TEMPERATURE = 0.9  # the default: the text then repeats itself about as often as the training text does
+# the default: the text then repeats itself about as often as the training text does
+TEMPERATURE = 0.9
 BLOCK = 256  # random numbers generated at once
 MIN_ROWS = 8  # fewer texts are not worth another thread
 MAX_ROWS = 64  # largest batch of texts in a thread
@@ -37,13 +38,21 @@ class SamplingParams:
     A value out of its range raises `InputError`.
     """
 
-    temperature: float = option(1.0, "divisor of the logits; 0: choose the most likely token", least=0)
+    temperature: float = option(
+        1.0, "divisor of the logits; 0: choose the most likely token", least=0
+    )
     # arXiv:1805.04833, section 5.4
-    top_k: int | None = option(None, "sample only from the k most likely tokens; None or k > V: from all", least=1)
+    top_k: int | None = option(
+        None, "sample only from the k most likely tokens; None or k > V: from all", least=1
+    )
     # arXiv:1904.09751, section 3.1
-    top_p: float = option(1.0, "sample only from the smallest set of tokens with this probability", above=0, most=1)
+    top_p: float = option(
+        1.0, "sample only from the smallest set of tokens with this probability", above=0, most=1
+    )
     # arXiv:2407.01082, section 3
-    min_p: float = option(0.0, "least probability of a token, as a fraction of the largest one", least=0, most=1)
+    min_p: float = option(
+        0.0, "least probability of a token, as a fraction of the largest one", least=0, most=1
+    )
 
     def __post_init__(self) -> None:
         check(self)
@@ -53,7 +62,8 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     """Return the distributions from which to sample the next token of B texts: (B, V) -> (B, V) float64."""
     if params.temperature == 0:
         return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
-    # Make the largest logit 0 first: dividing by a tiny temperature then yields -inf for the others instead of NaN.
+    # Make the largest logit 0 first: dividing by a tiny temperature then yields -inf for the
+    # others instead of NaN.
     with np.errstate(over="ignore"):
         logits = (logits - logits.max(-1, keepdims=True)) / params.temperature  # (B, V)
     if params.top_k is not None or params.top_p < 1:
@@ -63,7 +73,8 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
             ranked[:, params.top_k :] = -np.inf
         if params.top_p < 1:
             ranked_probs = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)  # (B, V)
-            # Remove a token if the tokens ranked before it already reach top_p. The first token always stays.
+            # Remove a token if the tokens ranked before it already reach top_p. The first token
+            # always stays.
             before = ranked_probs.cumsum(-1)[:, :-1]  # (B, V - 1)
             ranked[:, 1:][before >= params.top_p] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)
@@ -76,7 +87,8 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Return one token for each distribution and random number in [0, 1): (B, V), (B,) -> (B,) int64."""
     total = probs.cumsum(-1)  # (B, V)
-    number = numbers[:, None] * total[:, -1:]  # (B, 1), scaled because rounding moves the sum from 1
+    # (B, 1), scaled because rounding moves the sum from 1
+    number = numbers[:, None] * total[:, -1:]
     return (total <= number).sum(-1)  # (B,)
 
 
@@ -86,13 +98,19 @@ def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
 
 
 def stream(
-    weights: Weights, prompts: Sequence[np.ndarray], count: int, params: SamplingParams, seeds: Sequence[int]
+    weights: Weights,
+    prompts: Sequence[np.ndarray],
+    count: int,
+    params: SamplingParams,
+    seeds: Sequence[int],
 ) -> Iterator[np.ndarray]:
     """Continue B prompts, each (n,) int64 with n >= 1, and yield the next tokens (B,).
 
     A text depends only on its prompt and seed, not on the other prompts.
     """
-    generators = [random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)]
+    generators = [
+        random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)
+    ]
     decoder = Decoder(weights, len(prompts))
     logits = np.empty((len(prompts), len(weights.embedding)))  # (B, V)
     lengths = np.array(list(map(len, prompts)))  # (B,)
@@ -117,17 +135,19 @@ def generate_many(
 ) -> Iterator[Result]:
     """Call `work` for slices of `rows` texts that fit into memory, and yield the last result of each, in order.
 
-    On a CPU the slices run in parallel threads, on CUDA one after the other. `work` yields after each token; `progress`
-    then gets the number of new tokens, possibly in another thread.
+    On a CPU the slices run in parallel threads, on CUDA one after the other. `work` yields after
+    each token; `progress` then gets the number of new tokens, possibly in another thread.
     """
     config = weights.config
-    cache = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize  # bytes, of one text
+    # bytes, of one text
+    cache = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
     if weights.cuda:
         import torch
 
         free, _ = torch.cuda.mem_get_info(weights.device)
         threads = 1
-        # A quarter of the free memory, because reading a prompt copies the cache, and logits need memory, too.
+        # A quarter of the free memory, because reading a prompt copies the cache, and logits need
+        # memory, too.
         most = min(MAX_ROWS_GPU, free // 4 // cache)  # rows of a part
     else:
         threads = cores()
@@ -145,7 +165,8 @@ def generate_many(
             progress(part.stop - part.start)
         return result
 
-    # One BLAS thread per part: in matrix products this small, more of them would only wait for each other.
+    # One BLAS thread per part: in matrix products this small, more of them would only wait for
+    # each other.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, threads)) as pool:
         try:
             yield from pool.map(last, slices)
@@ -155,23 +176,32 @@ def generate_many(
 
 
 def generate(
-    model: "GPT", tokens: "ArrayLike | torch.Tensor", count: int, *, seed: int | None = None, **params: Any
+    model: "GPT",
+    tokens: "ArrayLike | torch.Tensor",
+    count: int,
+    *,
+    seed: int | None = None,
+    **params: Any,
 ) -> "torch.Tensor":
     """Return a prompt, or several prompts of the same length, followed by `count` sampled tokens.
 
     Args:
         model: the model, which runs without dropout. Its training mode does not change.
-        tokens: the prompt (T0,) or the prompts (B, T0), at least one token each: a tensor, an array or a list.
-        count: number of tokens to add. The text may exceed the context, as gpt/inference/decoder.py explains.
-        seed: prompt i is continued with the random seed `seed` + i; None: a random seed. No global generator is used.
+        tokens: the prompt (T0,) or the prompts (B, T0), at least one token each: a tensor, an
+            array or a list.
+        count: number of tokens to add. The text may exceed the context, as
+            gpt/inference/decoder.py explains.
+        seed: prompt i is continued with the random seed `seed` + i; None: a random seed. No global
+            generator is used.
         **params: the fields of `SamplingParams`, such as `temperature`.
 
     Returns:
-        An int64 tensor on the CPU, (T0 + count,) for a prompt (T0,) and (B, T0 + count) for prompts (B, T0).
+        An int64 tensor on the CPU, (T0 + count,) for a prompt (T0,) and (B, T0 + count) for
+        prompts (B, T0).
 
     Raises:
-        ValueError: the prompt is empty, a token is outside the vocabulary, `count` is negative, or a value in `params`
-            is out of its range.
+        ValueError: the prompt is empty, a token is outside the vocabulary, `count` is negative, or
+            a value in `params` is out of its range.
     """
     import torch
 

@@ -1,6 +1,7 @@
 """The weights of a model, rearranged for the decoder, in NumPy or torch.
 
-Shapes: C = dim, V = vocabulary, H heads of size D, R rotary dimensions, T = context, K = taps of the convolution.
+Shapes: C = dim, V = vocabulary, H heads of size D, R rotary dimensions, T = context, K = taps of
+the convolution.
 """
 
 from collections.abc import Mapping
@@ -39,7 +40,8 @@ class Layer(NamedTuple):
     proj: Linear  # (C, C)
     up: Linear  # (C, 4C)
     down: Linear  # (4C, C)
-    taps: Array | None  # (K, 1, C): ones for the current position, then those of the previous one, etc.
+    # (K, 1, C): ones for the current position, then those of the previous one, etc.
+    taps: Array | None
 
 
 class Weights:
@@ -47,7 +49,8 @@ class Weights:
 
     - The gain and bias of a norm are folded into the matrix that follows the norm.
     - With layer norm, everything that is added to the residual stream has its mean subtracted: in the weights, or by
-      the decoder after a convolution. The mean of the stream is then 0, and layer norm is the same as RMS norm.
+      the decoder after a convolution. The mean of the stream is then 0, and layer norm is the same
+      as RMS norm.
     - The two channels that rotary positions rotate together are adjacent, so that they can be viewed as one complex
       number.
 
@@ -74,16 +77,18 @@ class Weights:
         self.zero = self.zeros()
         self.centring = {"layernorm": True, "rmsnorm": False}[config.norm]
         self.average = self.numbers(np.full(config.dim, 1 / config.dim))  # (C,)
-        self.root = config.dim**0.5  # sqrt(C) of RMS norm: folded into the weights, because `Decoder._norm` omits it
+        # sqrt(C) of RMS norm: folded into the weights, because `Decoder._norm` omits it
+        self.root = config.dim**0.5
         D = config.head_dim
-        # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps). NumPy is twice as fast
-        # with arrays as with Python's numbers.
+        # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps). NumPy is
+        # twice as fast with arrays as with Python's numbers.
         eps = float(np.finfo(self.dtype).eps)  # of QK-norm
         self.norm_eps = self.numbers(np.array(config.dim * NORM_EPS))  # ()
         self.qk_scale = self.numbers(np.array(D**-0.5))  # ()
         self.qk_eps = self.numbers(np.array(D**0.5 * eps))  # ()
-        # Scores are then at most sqrt(2 D), because with key_offset the halves of a key come from two normalised keys.
-        # If that is below 60, exponentials of scores do not overflow, so the decoder need not subtract the maximum.
+        # Scores are then at most sqrt(2 D), because with key_offset the halves of a key come from
+        # two normalised keys. If that is below 60, exponentials of scores do not overflow, so the
+        # decoder need not subtract the maximum.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
 
         order, scale = self._channel_order_and_scale()  # (3C,), and (3C,) or one number
@@ -91,7 +96,9 @@ class Weights:
         for i in range(config.layers):
             block = f"blocks.{i}"
             layer = Layer(
-                qkv=self._after_norm(state, f"{block}.norm1", f"{block}.attention.qkv", order, scale),
+                qkv=self._after_norm(
+                    state, f"{block}.norm1", f"{block}.attention.qkv", order, scale
+                ),
                 proj=self._linear(state, f"{block}.attention.proj", centred=True),
                 up=self._after_norm(state, f"{block}.norm2", f"{block}.mlp.up"),
                 down=self._linear(state, f"{block}.mlp.down", centred=config.conv_taps == 1),
@@ -109,7 +116,12 @@ class Weights:
             self.positions = self.centred(state["position_embedding.weight"])  # (T, C)
 
     def _after_norm(
-        self, state: Mapping[str, Array], norm: str, name: str, order: Array = slice(None), scale: Array = 1
+        self,
+        state: Mapping[str, Array],
+        norm: str,
+        name: str,
+        order: Array = slice(None),
+        scale: Array = 1,
     ) -> Linear:
         """Return the linear layer `name` with the norm before it folded in, its outputs reordered and then scaled."""
         weight = state[f"{name}.weight"]  # (out, C)
@@ -136,7 +148,8 @@ class Weights:
 
     def _taps(self, state: Mapping[str, Array], name: str) -> Array | None:
         """Return the taps of the convolution in the MLP `name`, (K, 1, C), or None without one."""
-        earlier = [state[f"{name}.taps.{tap}"] for tap in range(self.config.conv_taps - 1)]  # (C,) each
+        # (C,) each
+        earlier = [state[f"{name}.taps.{tap}"] for tap in range(self.config.conv_taps - 1)]
         if not earlier:
             return None
         current = earlier[0] * 0 + 1  # (C,) ones
@@ -146,8 +159,9 @@ class Weights:
     def _channel_order_and_scale(self) -> tuple[Array, Array]:
         """Return indices and factors, (3C,) each, that rearrange the outputs for queries, keys and values.
 
-        The R rotary channels of a query or key get the order 0, R/2, 1, R/2 + 1, ... D^(-1/4) for queries and keys
-        puts the factor 1 / sqrt(D) of attention into q . k; with QK-norm, `qk_scale` does and the factor is 1.
+        The R rotary channels of a query or key get the order 0, R/2, 1, R/2 + 1, ... D^(-1/4) for
+        queries and keys puts the factor 1 / sqrt(D) of attention into q . k; with QK-norm,
+        `qk_scale` does and the factor is 1.
         """
         C = self.config.dim
         H = self.config.heads
@@ -213,7 +227,10 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
     if device != "cpu":
         import torch
 
-        state = {name: model_file.to_device(torch.from_numpy(array), device) for name, array in state.items()}
+        state = {
+            name: model_file.to_device(torch.from_numpy(array), device)
+            for name, array in state.items()
+        }
     return Weights(config, state), meta
 
 

@@ -19,7 +19,8 @@ class Terminal:
         import termios
 
         self.ours, theirs = pty.openpty()
-        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))  # rows and columns
+        # rows and columns
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 100, 0, 0))
         self.begun = time.monotonic()
         self.process = subprocess.Popen(
             [sys.executable, *command], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
@@ -77,8 +78,13 @@ with progress.Progress("encoding", 2000, "B") as work:
 
 def test_where_there_is_no_terminal_there_are_lines() -> None:
     command = [sys.executable, "-c", WORK]
-    ended = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)})
+    ended = subprocess.run(
+        command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}
+    )
     assert ended.returncode == 0 and ended.stdout == "", ended
-    shares = [int(each) for each in re.findall(r"^encoding: (\d+) %, 0:0\d so far$", ended.stderr, re.MULTILINE)]
+    shares = [
+        int(each)
+        for each in re.findall(r"^encoding: (\d+) %, 0:0\d so far$", ended.stderr, re.MULTILINE)
+    ]
     assert 1 <= len(shares) == ended.stderr.count("\n") <= 4
     assert shares == sorted(shares) and 20 <= shares[0] < 100

@@ -20,20 +20,36 @@ def refused(*typed: str) -> str:
 
 def stored(folder: Path, config: Config, *change: str) -> Config:
     """What a run reads of its config.yaml."""
-    folder.joinpath("config.yaml").write_text(to_yaml(config).replace(*change) if change else to_yaml(config), "utf-8")
+    folder.joinpath("config.yaml").write_text(
+        to_yaml(config).replace(*change) if change else to_yaml(config), "utf-8"
+    )
     return read_config(folder)
 
 
 def test_a_sweep_is_every_combination() -> None:
     assert refused("-m", "model.heads=2,0").startswith("model.heads=0: must be")
-    assert "-m: 1,000,000 combinations of values" in refused("-m", "seed=range(0,1000)", "model.heads=range(0,1000)")
+    assert "-m: 1,000,000 combinations of values" in refused(
+        "-m", "seed=range(0,1000)", "model.heads=range(0,1000)"
+    )
     configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "name=a,b")
-    assert [(each.model.heads, each.seed) for each in configs] == [(2, 5), (2, 1), (2, 2), (4, 5), (4, 1), (4, 2)]
-    assert {each.optim.warmup for each in configs} == {7} and {each.name for each in configs} == {"a,b"}
+    assert [(each.model.heads, each.seed) for each in configs] == [
+        (2, 5),
+        (2, 1),
+        (2, 2),
+        (4, 5),
+        (4, 1),
+        (4, 2),
+    ]
+    assert {each.optim.warmup for each in configs} == {7} and {each.name for each in configs} == {
+        "a,b"
+    }
     for typed in ("optim.lr=2e-3 optim.lr=3e-3", "optim.lr=1e-3,2e-3 optim.lr=3e-3"):
         (last,) = read_command(["-m", *typed.split()]).runs()
         assert [each.text for each in last] == ["optim.lr=0.003"], "the last counts, as in Hydra"
-    assert [each.data.path for each in composed("-m", "data.path=z", "data.path=x,y")] == ["x", "y"]
+    assert [each.data.path for each in composed("-m", "data.path=z", "data.path=x,y")] == [
+        "x",
+        "y",
+    ]
     assert [each.data.path for each in composed("-m", "data.path=x,y", "data.path=z")] == ["z"]
 
 
@@ -51,8 +67,12 @@ def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
         assert [by_key(each)[key] for each in composed("-m", *given, "seed=1")] == values
         assert [by_key(each)[key] for each in composed(*given, "seed=1")] == [typed]
     for typed in ("x,,y", "x,"):
-        assert refused("-m", f"data.path={typed}").endswith(f"part of the name: 'data.path=\"{typed}\"'")
-    assert refused("hparams_search=default", "init_from=h,s").startswith("init_from=h,s: must be one value in a search")
+        assert refused("-m", f"data.path={typed}").endswith(
+            f"part of the name: 'data.path=\"{typed}\"'"
+        )
+    assert refused("hparams_search=default", "init_from=h,s").startswith(
+        "init_from=h,s: must be one value in a search"
+    )
 
 
 def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
@@ -67,11 +87,17 @@ def test_what_cfg_shows(train: Call) -> None:
     ended = train(*typed, "--cfg", "job", defaults=False)
     assert ended.status == 0 and ended.err == "", ended
     values = yaml.safe_load(ended.out)
-    assert (values["model"]["heads"], values["data"]["path"]) == (4, "a ${seed},b.txt") and list(values) == keys
+    assert (values["model"]["heads"], values["data"]["path"]) == (4, "a ${seed},b.txt") and list(
+        values
+    ) == keys
     one_line(train("seed=-1", "--cfg", "job"), 2, "seed=-1: must ")
-    ended = train("-m", "seed=1,2", "data.path=a b.txt", "init_from=x", "-c", "job", defaults=False)
+    ended = train(
+        "-m", "seed=1,2", "data.path=a b.txt", "init_from=x", "-c", "job", defaults=False
+    )
     lines = [f"seed={seed} 'data.path=a b.txt' init_from=x" for seed in (1, 2)]
-    assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "") and not Path("runs").exists()
+    assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "") and not Path(
+        "runs"
+    ).exists()
 
 
 def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
@@ -85,7 +111,8 @@ def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
     assert stored(tmp_path, Config(compile=True), "'true'", "true").compile == "true"
     with pytest.raises(ValueError, match="^compile=null: must be one of auto, true, false"):
         Config(compile=None)
-    for name in ("/a", "a/", "a/..", "../a", ".hidden", "a\\b"):  # and those of tests/faults/test_input.py
+    # and those of tests/faults/test_input.py
+    for name in ("/a", "a/", "a/..", "../a", ".hidden", "a\\b"):
         with pytest.raises(ValueError, match="name="):
             Config(name=name)
 

@@ -21,24 +21,39 @@ FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CON
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("file", [file for file in FILES if "/" in file and "hparams_search" not in file])
+@pytest.mark.parametrize(
+    "file", [file for file in FILES if "/" in file and "hparams_search" not in file]
+)
 def test_every_file_can_be_chosen_and_says_how_large_its_model_is(file: str) -> None:
     group, _, choice = file.rpartition("/")
     config = compose([f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"])
     if re.match("model/(?!auto)|experiment/(enwik8|stdlib_gpu)", file):
-        chosen_later = {key: getattr(ModelConfig, key) for key, value in vars(config.model).items() if value == "auto"}
+        chosen_later = {
+            key: getattr(ModelConfig, key)
+            for key, value in vars(config.model).items()
+            if value == "auto"
+        }
         with torch.device("meta"):
-            model = GPT(replace(config.model, **chosen_later), 256 if config.data.tokenizer == "byte" else 96)
-        counted = re.search(r"([\d.]+) million (weights|parameters)", (CONF / f"{file}.yaml").read_text("utf-8"))
+            model = GPT(
+                replace(config.model, **chosen_later),
+                256 if config.data.tokenizer == "byte" else 96,
+            )
+        counted = re.search(
+            r"([\d.]+) million (weights|parameters)", (CONF / f"{file}.yaml").read_text("utf-8")
+        )
         assert counted
-        assert float(counted[1]) == round(model.num_parameters() / 1e6, len(counted[1].partition(".")[2]))
+        assert float(counted[1]) == round(
+            model.num_parameters() / 1e6, len(counted[1].partition(".")[2])
+        )
 
 
 @pytest.mark.slow
 def test_wandb_gets_a_run(train: Call) -> None:
     needs("wandb", extra="wandb")
     ended = train("logger=wandb", "logger.wandb.offline=true", "trainer.max_steps=2", "name=a")
-    assert ended.status == 0 and summary("a")["steps"] == 2 and list(Path().rglob("run-*.wandb")), ended
+    assert (
+        ended.status == 0 and summary("a")["steps"] == 2 and list(Path().rglob("run-*.wandb"))
+    ), ended
     importlib.import_module("wandb").finish()  # a process has one run of wandb at a time
 
 
@@ -75,17 +90,28 @@ def stored(run: str) -> dict[str, Any]:
 
 
 def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> None:
-    shown = yaml.safe_load(train(chain, "experiment=a", "model=mine", "--cfg", "job", defaults=False).out)
+    shown = yaml.safe_load(
+        train(chain, "experiment=a", "model=mine", "--cfg", "job", defaults=False).out
+    )
     assert inherited(shown) == FOUND
-    assert (shown["model"]["context"], shown["model"]["activation"], shown["model"]["tied"]) == (48, "gelu", True)
-    assert inherited(to_dict(compose(["experiment=a", "seed=8"]))) == [8, *FOUND[1:]], "the command line counts more"
+    assert (shown["model"]["context"], shown["model"]["activation"], shown["model"]["tied"]) == (
+        48,
+        "gelu",
+        True,
+    )
+    assert inherited(to_dict(compose(["experiment=a", "seed=8"]))) == [8, *FOUND[1:]], (
+        "the command line counts more"
+    )
     ended = train(chain, "experiment=a", "trainer.max_steps=2", "name=a")
     assert ended.status == 0 and inherited(stored("a")) == FOUND, ended
     FOLDERS.clear()
     ended = train("resume=runs/a", "trainer.max_steps=3", defaults=False)
     assert ended.status == 0 and "bit for bit" not in ended.out, "it continues without the folder"
     assert inherited(stored("a")) == FOUND and summary("a")["steps"] == 3
-    for content, said in (("sed: 8\n", "In 'experiment/c': sed: no such key"), ("layers: [", "while parsing")):
+    for content, said in (
+        ("sed: 8\n", "In 'experiment/c': sed: no such key"),
+        ("layers: [", "while parsing"),
+    ):
         Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
         composing._composed.clear()  # as a new process begins
         one_line(train(chain, "experiment=a", defaults=False), 2, said)

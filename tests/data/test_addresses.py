@@ -24,7 +24,12 @@ CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2
 ZIPPED = io.BytesIO()
 with zipfile.ZipFile(ZIPPED, "w", zipfile.ZIP_DEFLATED) as archive:
     archive.writestr("enwik8", CONTENT)
-PAGES = {"good": CONTENT, "wrong": CONTENT[:-1] + b"?", "cut": CONTENT, "one.zip": ZIPPED.getvalue()}
+PAGES = {
+    "good": CONTENT,
+    "wrong": CONTENT[:-1] + b"?",
+    "cut": CONTENT,
+    "one.zip": ZIPPED.getvalue(),
+}
 
 
 class Handler(SimpleHTTPRequestHandler):
@@ -40,7 +45,11 @@ class Handler(SimpleHTTPRequestHandler):
 def server(tmp_path):
     folder = make(tmp_path / "web", PAGES | differing(3))
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
-        server.folder, server.sent, server.url = folder, [], f"http://127.0.0.1:{server.server_port}"
+        server.folder, server.sent, server.url = (
+            folder,
+            [],
+            f"http://127.0.0.1:{server.server_port}",
+        )
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -54,15 +63,24 @@ def kept(folder):
 
 
 @pytest.mark.parametrize(("count", "tokenizer"), [(1, "byte"), (48, "char")])
-def test_a_bucket_is_the_same_text_as_a_folder_and_is_read_once(tmp_path, bucket, opened, count, tokenizer):
+def test_a_bucket_is_the_same_text_as_a_folder_and_is_read_once(
+    tmp_path, bucket, opened, count, tokenizer
+):
     documents = differing(count)
     folder = make(tmp_path / "text", documents)
     bucket.put({f"dir/{name}": content for name, content in documents.items()})
     bucket.put({"dir/.hidden": "ø", "dir/notes.md": "ø"})
     here = opened(folder, tokenizer=tokenizer)
-    for path in (f"{bucket.address}/dir", f"{bucket.address}/dir/*.txt", f"[{bucket.address}/dir]", folder.as_uri()):
+    for path in (
+        f"{bucket.address}/dir",
+        f"{bucket.address}/dir/*.txt",
+        f"[{bucket.address}/dir]",
+        folder.as_uri(),
+    ):
         there = opened(path, tokenizer=tokenizer)
-        assert there.fingerprint == here.fingerprint and there.train.tolist() == here.train.tolist(), path
+        assert (
+            there.fingerprint == here.fingerprint and there.train.tolist() == here.train.tolist()
+        ), path
     assert all(bucket.server.read(f"{bucket.name}/dir/{name}") == 1 for name in documents)
     assert bucket.server.read(f"{bucket.name}/dir/notes.md") == 0
 
@@ -77,7 +95,10 @@ def test_from_the_web(server, opened):
         "03.txt": "no such file, directory or bucket", "*.txt": "no such file, directory or bucket",
         "": "a web server cannot list its files; name each file",  # it would answer with a page
     }.items():  # fmt: skip
-        assert refusal(InputError, opened, f"[{base}/00.txt,{base}/{name}]") == f"data.path={base}/{name}: {reason}"
+        assert (
+            refusal(InputError, opened, f"[{base}/00.txt,{base}/{name}]")
+            == f"data.path={base}/{name}: {reason}"
+        )
 
 
 def test_a_store_that_cannot_be_reached_is_not_needed_again(server, opened, monkeypatch):
@@ -92,7 +113,9 @@ def test_a_store_that_cannot_be_reached_is_not_needed_again(server, opened, monk
     lines = [each.args[0] for each in said.mock_calls]
     assert len(lines) == 2 and "Cannot connect" in lines[0] and "; using its copy in " in lines[0]
     message = refusal(InputError, opened, f"[{server.url}/00.txt,{server.url}/good]")
-    assert message.startswith(f"data.path={server.url}/good: cannot be read: Cannot connect to host"), message
+    assert message.startswith(
+        f"data.path={server.url}/good: cannot be read: Cannot connect to host"
+    ), message
 
 
 def test_what_has_changed_is_downloaded_again_and_nothing_else(bucket, opened):
@@ -110,8 +133,12 @@ def test_a_damaged_copy_and_a_cut_download_are_never_used(tmp_path, server, open
     first = opened(f"{server.url}/good")
     (name,) = kept(tmp_path / "cache")
     (tmp_path / "cache/downloads" / name).write_bytes(CONTENT[:1000])
-    (tmp_path / f"cache/downloads/.{name}.0123abcd.tmp").write_bytes(CONTENT[:1000])  # of a process that was killed
-    assert opened(f"{server.url}/good").fingerprint == first.fingerprint and server.sent == ["/good"] * 2
+    # of a process that was killed
+    (tmp_path / f"cache/downloads/.{name}.0123abcd.tmp").write_bytes(CONTENT[:1000])
+    assert (
+        opened(f"{server.url}/good").fingerprint == first.fingerprint
+        and server.sent == ["/good"] * 2
+    )
     assert "payload is not completed" in refusal(InputError, opened, f"{server.url}/cut")
     assert kept(tmp_path / "cache") == [name]
     (tmp_path / "file").write_text("in the way")
@@ -147,8 +174,13 @@ def test_what_cannot_be_read_is_one_line(bucket, opened, monkeypatch):
         "BUCKET/latin": r"BUCKET/latin/1\.txt: byte 400 \(line 1\) is not utf-8 .*data\.encoding=",
     }.items():  # fmt: skip
         message = refusal(InputError, opened, path.replace("BUCKET", bucket.address))
-        assert re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300, (path, message)
-    for error, reason in (PermissionError("no"), "access is denied"), (RuntimeError("a\nb"), "cannot be read: a b"):
+        assert (
+            re.search(reason.replace("BUCKET", bucket.address), message) and len(message) < 300
+        ), (path, message)
+    for error, reason in (
+        (PermissionError("no"), "access is denied"),
+        (RuntimeError("a\nb"), "cannot be read: a b"),
+    ):
         monkeypatch.setattr(addresses, "_find", Mock(side_effect=error))
         assert refusal(InputError, opened, "file:///a.txt") == f"data.path=file:///a.txt: {reason}"
 
@@ -163,20 +195,28 @@ def test_an_address_with_a_hash_is_downloaded_once_and_never_used_damaged(tmp_pa
     target = tmp_path / "downloads" / hashlib.sha256(CONTENT).hexdigest()
     for page, reason in (("wrong", "the expected checksum"), ("cut", "payload is not completed")):
         message = refusal(InputError, downloaded, page)
-        assert message.startswith(f"cannot download {server.url}/{page} to {target}: ") and reason in message
+        assert (
+            message.startswith(f"cannot download {server.url}/{page} to {target}: ")
+            and reason in message
+        )
         assert kept(tmp_path) == []
     assert "".join(downloaded("good")) == "".join(downloaded("good")) == CONTENT.decode()
     assert server.sent == ["/wrong", "/cut", "/good"] and kept(tmp_path) == [target.name]
     target.write_bytes(PAGES["wrong"])
     assert "".join(downloaded("good")) == CONTENT.decode() and server.sent[3:] == ["/good"]
     zipped = PAGES["one.zip"]
-    assert b"".join(downloaded("one.zip", zipped, tokenizer="byte")) == CONTENT  # is read without being unpacked
+    # is read without being unpacked
+    assert b"".join(downloaded("one.zip", zipped, tokenizer="byte")) == CONTENT
     assert kept(tmp_path) == sorted([hashlib.sha256(zipped).hexdigest(), target.name])
 
 
 def test_what_stands_after_an_address():
     address, upper = "https://a.org/b.txt", "AB" * 32
-    assert split_fragment(f"{address}#name=A%20Book&sha256={upper}") == (address, "A Book", upper.lower())
+    assert split_fragment(f"{address}#name=A%20Book&sha256={upper}") == (
+        address,
+        "A Book",
+        upper.lower(),
+    )
     for plain in (address, "s3://bucket/notes#1.txt", f"b.txt#sha256={upper}"):
         assert split_fragment(plain) == (plain, plain, "")
     for wrong in ("sha256=abc", "name=A", f"name=A&sha256={upper}&size=3"):
@@ -194,11 +234,20 @@ def test_the_password_of_an_address_is_in_config_yaml_alone(server, train, score
     hidden = f"{server.url.replace('://', '://***@')}/00.txt?X-Amz-Signature=***&v=1"
     assert "ann" not in ended.out and hidden in ended.out
     said.append(train(f"data.path={address.replace('00', 'none')}", "name=none"))
-    said.append(train(f"data.path={address}", f"data.validation={address}", "data.split=[0.8,0.1,0.1]"))
+    said.append(
+        train(f"data.path={address}", f"data.validation={address}", "data.split=[0.8,0.1,0.1]")
+    )
     said.append(train(f"data.paht={address}"))
     assert [each.status for each in said[-3:]] == [2] * 3 and "hunter2" not in repr(said), said
-    files = [path for path in [*Path("runs").rglob("*"), Path("card.md"), Path("page.html")] if path.is_file()]
-    assert [path.name for path in files if b"hunter2" in path.read_bytes()] == ["config.yaml"], files
-    archives = map(zipfile.ZipFile, Path("runs").rglob("*.ckpt"))  # in which the text could be compressed
+    files = [
+        path
+        for path in [*Path("runs").rglob("*"), Path("card.md"), Path("page.html")]
+        if path.is_file()
+    ]
+    assert [path.name for path in files if b"hunter2" in path.read_bytes()] == ["config.yaml"], (
+        files
+    )
+    # in which the text could be compressed
+    archives = map(zipfile.ZipFile, Path("runs").rglob("*.ckpt"))
     members = [archive.read(name) for archive in archives for name in archive.namelist()]
     assert len(files) > 10 and members and b"hunter2" not in b"".join(members)

@@ -23,7 +23,10 @@ def test_epochs_take_every_window_of_their_phase_once():
         windows = windows_per_epoch(length, context)
         phases = min(context, length - context)
         # By search: the most windows that fit whatever the phase is.
-        fitting = [len([s for s in range(p, length, context) if s + context + 1 <= length]) for p in range(phases)]
+        fitting = [
+            len([s for s in range(p, length, context) if s + context + 1 <= length])
+            for p in range(phases)
+        ]
         assert windows == min(fitting) >= 1
         seen, orders = set(), set()
         starts = window_starts(length, 5, 0, windows * 300, context).reshape(300, windows)
@@ -43,7 +46,9 @@ GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here
 def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, monkeypatch):
     monkeypatch.setattr("data.batches.COPIED", 300)
     for dtype, most in [(np.uint8, 200), (np.uint16, 60_000), (np.uint32, 60_000)]:
-        np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(tmp_path / "tokens")
+        np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(
+            tmp_path / "tokens"
+        )
         tokens = np.memmap(tmp_path / "tokens", dtype, "r")
         needed = len(tokens) * (1 if dtype == np.uint8 else 4)
         resident = on_device(tokens, torch.device(device), max_bytes=needed)
@@ -66,16 +71,39 @@ def test_batches_are_the_text_at_its_starts_in_one_endless_sequence_cut_anywhere
     tokens = np.arange(500, dtype=np.uint16)
     whole = train_batch(TrainingWindows(tokens, 1, 240, 9), 0)
     for batch in (1, 7, 24, 60):
-        joined = torch.cat([train_batch(TrainingWindows(tokens, 1, batch, 9), step) for step in range(240 // batch)])
+        joined = torch.cat(
+            [
+                train_batch(TrainingWindows(tokens, 1, batch, 9), step)
+                for step in range(240 // batch)
+            ]
+        )
         assert torch.equal(joined, whole[: len(joined)])
     third = train_batch(TrainingWindows(tokens, 1, 24, 9), 3)
     for size in (24, 8, 4, 1):  # of what a rank, or one of its micro-batches, takes
-        rows = [train_batch(TrainingWindows(tokens, 1, 24, 9), 3, slice(at, at + size)) for at in range(0, 24, size)]
+        rows = [
+            train_batch(TrainingWindows(tokens, 1, 24, 9), 3, slice(at, at + size))
+            for at in range(0, 24, size)
+        ]
         assert torch.equal(torch.cat(rows), third)
-    assert not torch.equal(third, train_batch(TrainingWindows(tokens, 2, 24, 9), 3)), "they depend on the seed"
+    assert not torch.equal(third, train_batch(TrainingWindows(tokens, 2, 24, 9), 3)), (
+        "they depend on the seed"
+    )
     # Written down once: a change here means that old runs can no longer be resumed exactly.
     assert window_starts(1_000_000, 1337, 12, 4, 64).tolist() == [52834, 520482, 558242, 584226]
-    assert window_starts(100, 1337, 3, 12, 16).tolist() == [60, 12, 76, 44, 74, 58, 42, 26, 10, 73, 41, 57]
+    assert window_starts(100, 1337, 3, 12, 16).tolist() == [
+        60,
+        12,
+        76,
+        44,
+        74,
+        58,
+        42,
+        26,
+        10,
+        73,
+        41,
+        57,
+    ]
 
 
 def naive_windows(length, context, stride):
@@ -83,7 +111,9 @@ def naive_windows(length, context, stride):
     windows, done = {}, 0  # the last target counted
     while done < length - 1:
         start = stride * len(windows)
-        windows[start] = [t for t in range(start + 1, min(start + context, length - 1) + 1) if t > done]
+        windows[start] = [
+            t for t in range(start + 1, min(start + context, length - 1) + 1) if t > done
+        ]
         done = windows[start][-1]
     return windows
 
@@ -94,7 +124,9 @@ def counted_of(length, context, batch, rank, ranks, stride, most):
     tokens = np.arange(length, dtype=np.uint8)
     text = EvaluationText(tokens, np.ones((256, 2), np.int64), stride=stride)
     windows = text.windows(context, most)
-    for inputs, targets, counted in window_batches(text, windows, batch * context, rank=rank, ranks=ranks):
+    for inputs, targets, counted in window_batches(
+        text, windows, batch * context, rank=rank, ranks=ranks
+    ):
         assert inputs.dtype == targets.dtype == torch.int64 and counted.dtype == torch.bool
         assert inputs.shape == targets.shape == counted.shape and inputs.shape[1] <= context
         for row, place in counted.nonzero().tolist():
@@ -112,7 +144,9 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
         context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
         length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
         stride = rng.choice([None, rng.randint(1, context)])
-        parts = [counted_of(length, context, batch, rank, ranks, stride, most) for rank in range(ranks)]
+        parts = [
+            counted_of(length, context, batch, rank, ranks, stride, most) for rank in range(ranks)
+        ]
         stride = stride or context
         windows = naive_windows(length, context, stride)
         found = sorted(each for part, _ in parts for each in part)
@@ -124,7 +158,8 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
             assert [target for _, target in found] == list(range(1, length))
         else:
             assert starts[0] == 0 and len(found) <= max(most, len(windows[0]))
-            assert len(found) > most - stride or len(found) == len(windows[0])  # no window more fits
+            # no window more fits
+            assert len(found) > most - stride or len(found) == len(windows[0])
             gaps = np.diff([*starts, max(windows) + stride])
             assert gaps.max() - gaps.min() <= stride
 
@@ -141,7 +176,11 @@ def test_windows_of_documents_begin_at_the_nearest_end_mark(end):
     for step in range(20):
         plain = window_starts(3000, 4, step, 6, context)
         for start, row in zip(plain.tolist(), train_batch(windows, step).tolist(), strict=True):
-            marks = [p for p in range(max(0, start - context + 1), start + 1) if whole[p : p + len(end)] == end]
+            marks = [
+                p
+                for p in range(max(0, start - context + 1), start + 1)
+                if whole[p : p + len(end)] == end
+            ]
             begin = max(marks, default=start)
             assert row == whole[begin : begin + context + 1]
             moved += begin != start

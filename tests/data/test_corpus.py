@@ -29,7 +29,8 @@ def names(path):
 
 
 def test_text_is_what_python_reads(tmp_path):
-    path = tmp_path / "text.txt"  # longer than a chunk and with letters of every width: chunks end within them and CRLF
+    # longer than a chunk and with letters of every width: chunks end within them and CRLF
+    path = tmp_path / "text.txt"
     for encoding, mark in [
         ("utf-8", b""), ("utf_8", b"\xef\xbb\xbf"), ("utf-16", b""), ("utf-16-le", b"\xff\xfe"), ("cp1252", b""),
         ("gb18030", b""),
@@ -40,13 +41,18 @@ def test_text_is_what_python_reads(tmp_path):
         for length in (1, CHUNK + 7):
             text = "x" + "".join(rng.choices(alphabet, k=length))
             path.write_bytes(mark + text.encode(encoding))
-            assert read(path, encoding=encoding) == text.replace("\r\n", "\n").replace("\r", "\n"), (encoding, length)
+            assert read(path, encoding=encoding) == text.replace("\r\n", "\n").replace(
+                "\r", "\n"
+            ), (encoding, length)
     # Across the border of a chunk.
     for shift in range(-4, 2):
         begin = "a" * (CHUNK + shift)
         for end in ("\r\n\r\n\r\nb\r\n", "\r\r\rb\r", "\n\n\nb\n", "\U0001f600語é" * 2):
             path.write_bytes((begin + end).encode())
-            assert read(path) == begin + end.replace("\r\n", "\n").replace("\r", "\n"), (shift, end)
+            assert read(path) == begin + end.replace("\r\n", "\n").replace("\r", "\n"), (
+                shift,
+                end,
+            )
     content = b"\xef\xbb\xbfa\r\nb\r\xff\x00" + random.Random(0).randbytes(2 * CHUNK)
     path.write_bytes(content)
     assert read(path, tokenizer="byte") == content
@@ -56,7 +62,10 @@ def test_text_is_what_python_reads(tmp_path):
     "text",
     [
         pytest.param("\ufeffone\n\ufefftwo\n", id="joined files"),
-        *(pytest.param("a" * (CHUNK + at) + "\ufeffb", id=f"{at:+d} bytes from a chunk") for at in range(-4, 2)),
+        *(
+            pytest.param("a" * (CHUNK + at) + "\ufeffb", id=f"{at:+d} bytes from a chunk")
+            for at in range(-4, 2)
+        ),
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
@@ -98,7 +107,9 @@ NAMES = "data.encoding=NAME: cp1252 (Western), cp1250 (Central European), cp1251
         pytest.param(b"6162", "hex", "data.encoding=hex", "is not an encoding of text files", id="no encoding of text"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_decoded_is_named_with_its_byte_and_line(tmp_path, content, encoding, what, way):
+def test_what_cannot_be_decoded_is_named_with_its_byte_and_line(
+    tmp_path, content, encoding, what, way
+):
     (tmp_path / "text.txt").write_bytes(content)
     with gzip.open(tmp_path / "text.gz", "wb") as packed:
         packed.write(content)
@@ -115,15 +126,23 @@ WIDE = "né\n".encode("utf-16")
     ("notes", "said"),
     [
         pytest.param(
-            [WESTERN, "né", "naïve", WESTERN, "plain", WIDE], "not utf-8: 3 of 6 files (0.md, 3.md, 5.md); ", id="three"
+            [WESTERN, "né", "naïve", WESTERN, "plain", WIDE],
+            "not utf-8: 3 of 6 files (0.md, 3.md, 5.md); ",
+            id="three",
         ),
-        pytest.param([WESTERN, *[WIDE] * 4, "né"], "not utf-8: 5 of 6 files (0.md, 1.md, 2.md, …); ", id="many"),
+        pytest.param(
+            [WESTERN, *[WIDE] * 4, "né"],
+            "not utf-8: 5 of 6 files (0.md, 1.md, 2.md, …); ",
+            id="many",
+        ),
         pytest.param(["né", WIDE], "not utf-8: 1 of 2 files (1.md); ", id="one"),
         pytest.param(["plain", WESTERN], "data.encoding=NAME: cp1252", id="the others are ASCII"),
         pytest.param([WESTERN, WESTERN], "data.encoding=NAME: cp1252", id="all alike"),
     ],
 )
-def test_an_encoding_that_would_spoil_other_files_is_not_advised(tmp_path, monkeypatch, notes, said):
+def test_an_encoding_that_would_spoil_other_files_is_not_advised(
+    tmp_path, monkeypatch, notes, said
+):
     make(tmp_path, {f"{number}.md": note for number, note in enumerate(notes)})
     monkeypatch.chdir(tmp_path)
 
@@ -133,12 +152,22 @@ def test_an_encoding_that_would_spoil_other_files_is_not_advised(tmp_path, monke
 
     message = refusal(InputError, read_all)
     assert said in message
-    assert ("convert these: iconv -f ENCODING -t utf-8 FILE" in message) == ("data.encoding" not in message)
+    assert ("convert these: iconv -f ENCODING -t utf-8 FILE" in message) == (
+        "data.encoding" not in message
+    )
 
 
 def test_any_name_is_taken_literally(tmp_path):
-    names_of_all = ["it's x y=[1,2].txt", "[x].txt", '本"q".txt', "a*b?.txt", "{a,b}$HOME.txt", "back\\slash 100%"]
-    make_named(tmp_path, "x.txt", "axb1.txt", *names_of_all)  # the first two would match [x].txt and a*b?.txt
+    names_of_all = [
+        "it's x y=[1,2].txt",
+        "[x].txt",
+        '本"q".txt',
+        "a*b?.txt",
+        "{a,b}$HOME.txt",
+        "back\\slash 100%",
+    ]
+    # the first two would match [x].txt and a*b?.txt
+    make_named(tmp_path, "x.txt", "axb1.txt", *names_of_all)
     for name in names_of_all:
         assert read(tmp_path / name) == name
         assert names(tmp_path / name) == [name]
@@ -157,7 +186,10 @@ def test_directories_and_globs(tmp_path, monkeypatch):
     assert names(tmp_path / "none") == ["b.md", "sub/a"]
     monkeypatch.chdir(tmp_path / "sub")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert names("c.txt") == names("*.txt") == names("./*.txt") == ["c.txt"] and names(".") == ["c.txt", "deep/d.txt"]
+    assert names("c.txt") == names("*.txt") == names("./*.txt") == ["c.txt"] and names(".") == [
+        "c.txt",
+        "deep/d.txt",
+    ]
     assert names("~/b.txt") == names("~/*.txt") == names("../*.txt") == ["b.txt"]
 
 
@@ -177,7 +209,8 @@ RUN = ("config.yaml", "train.log", "report.html", "checkpoints/last.ckpt")
     ],
 )
 def test_runs_and_environments_are_not_part_of_a_text(tmp_path, monkeypatch, others):
-    notes = ["a.md", "config.yaml", "sub/b.md", "sub/checkpoints/c.md"]  # no checkpoints beside the config.yaml
+    # no checkpoints beside the config.yaml
+    notes = ["a.md", "config.yaml", "sub/b.md", "sub/checkpoints/c.md"]
     make_named(tmp_path, *notes, *others)
     monkeypatch.chdir(tmp_path)
     assert names(".") == names("**/*") == names("./**/*") == names(tmp_path) == notes
@@ -186,7 +219,11 @@ def test_runs_and_environments_are_not_part_of_a_text(tmp_path, monkeypatch, oth
 
 
 def test_a_folder_of_which_only_txt_is_read_counts_the_others(tmp_path):
-    make_named(tmp_path, *"a.txt b.TXT c.md d.md.gz e.py LICENSE f.csv sub/g.md".split(), "runs/a/config.yaml")
+    make_named(
+        tmp_path,
+        *"a.txt b.TXT c.md d.md.gz e.py LICENSE f.csv sub/g.md".split(),
+        "runs/a/config.yaml",
+    )
     (tmp_path / "runs/a/checkpoints").mkdir()
     opened = open_corpus(DataConfig(path=str(tmp_path)))
     kinds = "3 .md, 1 without a suffix, 1 .py, …"
@@ -212,8 +249,15 @@ def test_what_is_not_there(tmp_path):
 
 
 def test_the_digest_covers_names_and_content(tmp_path):
-    texts = [{"a": "1", "b": "22"}, {"a": "0", "b": "22"}, {"a": "12", "b": "2"}, {"aa": "1", "b": "22"}]
-    folders = [make(tmp_path / str(number), text) for number, text in enumerate([*texts, texts[0]])]
+    texts = [
+        {"a": "1", "b": "22"},
+        {"a": "0", "b": "22"},
+        {"a": "12", "b": "2"},
+        {"aa": "1", "b": "22"},
+    ]
+    folders = [
+        make(tmp_path / str(number), text) for number, text in enumerate([*texts, texts[0]])
+    ]
     corpora = [open_corpus(DataConfig(path=str(folder))) for folder in folders]
     digests = [corpus.digest(corpus.digests()) for corpus in corpora]
     assert len(set(digests)) == len(texts) and digests[0] == digests[-1]
@@ -224,15 +268,27 @@ def test_the_standard_library_without_comments_and_rulers(tmp_path, monkeypatch)
     assert without_rulers(source) == 'a = 1  # stays\n"""\n----\nxxxxxx\n"""'
     opened, version = open_corpus(DataConfig()), platform.python_version()
     assert opened.name == f"Python {version} standard library" and opened.python == version
-    assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= {each.name for each in opened.files}
+    assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= {
+        each.name for each in opened.files
+    }
     make_named(tmp_path, "b.py", "json/e.py", "test/d.py", "json/tests/d.py", "site-packages/d.py")
-    make(tmp_path, {"_sysconfigdata_x.py": "", "g.txt": "", "a.py": "x = 1\r\n# gone\r\ny = 2\r\n", "h.py": "é = 1"})
+    make(
+        tmp_path,
+        {
+            "_sysconfigdata_x.py": "",
+            "g.txt": "",
+            "a.py": "x = 1\r\n# gone\r\ny = 2\r\n",
+            "h.py": "é = 1",
+        },
+    )
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     opened = open_corpus(DataConfig())
     assert [document.name for document in opened.files] == ["a.py", "b.py", "json/e.py"]
     assert list(opened.read(opened.files[0])) == ["x = 1\ny = 2\n"]
     assert read(None, tokenizer="byte") == b"x = 1\ny = 2\n"
-    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "test" / "none")})
+    monkeypatch.setattr(
+        sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "test" / "none")}
+    )
     with pytest.raises(InputError, match="data.path="):
         open_corpus(DataConfig())
 
@@ -249,5 +305,7 @@ ROLES = {  # names of the files of a text, and what a run says of them
 def test_published_splits_that_are_joined_are_named(tmp_path, kind):
     names, said = ROLES[kind]
     make_named(tmp_path, *names)
-    notes = [note for note in open_corpus(DataConfig(path=str(tmp_path))).notes if "published" in note]
+    notes = [
+        note for note in open_corpus(DataConfig(path=str(tmp_path))).notes if "published" in note
+    ]
     assert len(notes) == bool(said) and all(said in note for note in notes)

@@ -36,7 +36,9 @@ def text_of(files, **options):
     """Open the text of these files, from a cache of its own."""
     with tempfile.TemporaryDirectory() as folder:
         make(Path(folder, "text"), files)
-        config = DataConfig(path=f"{folder}/text/*", cache_dir=f"{folder}/cache", **{"split": SHARES} | options)
+        config = DataConfig(
+            path=f"{folder}/text/*", cache_dir=f"{folder}/cache", **{"split": SHARES} | options
+        )
         return open_text(config, 1)
 
 
@@ -55,7 +57,9 @@ def check(text, documents, kind, end, name="", shares=SHARES, utf8=False):
     full = [document for document in documents if document.strip()]
     expected = divided(full, shares, end, utf8)
     for split in SPLITS:
-        assert text.tokenizer.decode(getattr(text, split)) == "".join(each + end for each in expected[split]), split
+        assert text.tokenizer.decode(getattr(text, split)) == "".join(
+            each + end for each in expected[split]
+        ), split
     counts = {split: len(each) for split, each in expected.items()}
     repeated = len(full) - len(set(full))
     assert text.documents == DocumentStats(
@@ -71,7 +75,20 @@ def words(count, seed=0):
 
 pieces = some.one_of(
     some.sampled_from(
-        ["\n", "\r\n", "\n\n", "\n%\n", "%\n", "<|endoftext|>", " ", "\t\n", "\x0c", "\u2028", "a", "aa"]
+        [
+            "\n",
+            "\r\n",
+            "\n\n",
+            "\n%\n",
+            "%\n",
+            "<|endoftext|>",
+            " ",
+            "\t\n",
+            "\x0c",
+            "\u2028",
+            "a",
+            "aa",
+        ]
     ),
     some.text("ab語é\U0001f600%\r\n ", max_size=8),
 )
@@ -86,7 +103,11 @@ pieces = some.one_of(
 def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, long, shares):
     files[0] += "\n\nxyz\n\nuvw<|endoftext|>\n%\nthird"
     end = MARKS.get(kind, "\x03")
-    texts = files if tokenizer == "byte" else [text.replace("\r\n", "\n").replace("\r", "\n") for text in files]
+    texts = (
+        files
+        if tokenizer == "byte"
+        else [text.replace("\r\n", "\n").replace("\r", "\n") for text in files]
+    )
     whitespace = " \t\n\r\x0b\x0c" if tokenizer == "byte" else None  # in bytes, U+2028 is text
     documents = [each for text in texts for each in documents_of(text, kind, whitespace)]
     with pytest.MonkeyPatch.context() as patch:
@@ -96,18 +117,25 @@ def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, 
             patch.setattr(data.documents if name == "BATCH" else data.hash_order, name, value)
         named = {f"{number}": text.encode() for number, text in enumerate(files)}
         if len({document for document in documents if document.strip(whitespace)}) < 3:
-            assert "at least 3 different" in refusal(InputError, text_of, named, documents=kind, tokenizer=tokenizer)
+            assert "at least 3 different" in refusal(
+                InputError, text_of, named, documents=kind, tokenizer=tokenizer
+            )
             return
         try:
             text = text_of(named, documents=kind, tokenizer=tokenizer, split=shares)
         except InputError as error:
-            assert re.search("leaves no document for training|but needs at least 2|too few", str(error)), error
+            assert re.search(
+                "leaves no document for training|but needs at least 2|too few", str(error)
+            ), error
             return
     if tokenizer == "byte":
         full = [document for document in documents if document.strip(whitespace)]
         expected = divided(full, shares, end, utf8=True)
         for split in SPLITS:
-            assert getattr(text, split).tobytes() == "".join(each + end for each in expected[split]).encode()
+            assert (
+                getattr(text, split).tobytes()
+                == "".join(each + end for each in expected[split]).encode()
+            )
         assert text.documents.blank == len(documents) - len(full)
     else:
         named = kind in ("line", "paragraph", "file")
@@ -125,25 +153,45 @@ def test_copies_share_a_split_and_a_new_document_moves_only_those_near_a_border(
     assert before["train"] != sorted(before["train"])
     after = splits(text_of({"a": "\n".join([*old, "novel", "new語"])}, documents="line"))
     moved = {
-        document for split, documents in after.items() for document in documents if of.get(document, split) != split
+        document
+        for split, documents in after.items()
+        for document in documents
+        if of.get(document, split) != split
     }
     order = sorted(of, key=content_hash)
     places = sorted(order.index(document) for document in moved)
-    borders = [len(set(before["validation"])), len(set(before["validation"])) + len(set(before["test"]))]
-    assert len(moved) < 8 and all(min(abs(place - border) for border in borders) < 8 for place in places)
+    borders = [
+        len(set(before["validation"])),
+        len(set(before["validation"])) + len(set(before["test"])),
+    ]
+    assert len(moved) < 8 and all(
+        min(abs(place - border) for border in borders) < 8 for place in places
+    )
     for split in SPLITS:  # the rest stays in its order
-        kept = [document for document in after[split] if of.get(document) == split and document not in moved]
+        kept = [
+            document
+            for document in after[split]
+            if of.get(document) == split and document not in moved
+        ]
         assert kept == [document for document in before[split] if document not in moved]
 
 
 def test_rows_of_tables_are_documents():
-    values = ["plain", 'with "quotes", commas', "two\nlines\n\nand more", "\ttab", "naïve 語 \U0001f600", "plain"]
+    values = [
+        "plain",
+        'with "quotes", commas',
+        "two\nlines\n\nand more",
+        "\ttab",
+        "naïve 語 \U0001f600",
+        "plain",
+    ]
     values += [" \n", "long" * 33_000]  # more than a field of Python's csv may hold
     rows = [{"id": str(number), "text": value, "more": "x"} for number, value in enumerate(values)]
     files = {}
     for name, delimiter in (("a.csv", ","), ("c.CSV", ";"), ("a.TSV", "\t")):
         out = io.StringIO()
-        writer = csv.DictWriter(out, ["id", "text", "more"], delimiter=delimiter)  # ends rows with CR LF
+        # ends rows with CR LF
+        writer = csv.DictWriter(out, ["id", "text", "more"], delimiter=delimiter)
         writer.writeheader()
         writer.writerows(rows)
         files[name] = out.getvalue()
@@ -172,7 +220,11 @@ def parquet(rows):
 
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
 def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
-    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}, {"role": "user"}]
+    messages = [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": "hello"},
+        {"role": "user"},
+    ]
     here = {"type": "text", "text": "here"}
     rows = [
         {"review": {"text": f"good {i}", "stars": i}, "lines": [f"a{i}", "b"], "messages": messages[: 1 + i % 3],
@@ -180,7 +232,10 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
          "conversations": [{"from": "human", "value": f"{i}\r\n{i}\r"}],
          "a.b": f"x{i}", "a": {"b": "no"}} for i in range(8)
     ]  # fmt: skip
-    contents = {"jsonl": lambda: "\n".join(map(json.dumps, rows)), "json": lambda: json.dumps(rows)}
+    contents = {
+        "jsonl": lambda: "\n".join(map(json.dumps, rows)),
+        "json": lambda: json.dumps(rows),
+    }
     contents["parquet"] = lambda: parquet(rows)
     files = {f"a.{kind}": contents[kind]()}
     for field, values in {
@@ -198,10 +253,15 @@ def test_a_damaged_parquet_file_is_refused_in_one_line():
 
 
 def test_a_row_without_the_field_is_blank():
-    files = {"a.csv": "id,text\n1,one\n2\n3,three\n", "b.jsonl": '{"text": "uno"}\n{"id": 2}\n{"text": "tres"}\n'}
+    files = {
+        "a.csv": "id,text\n1,one\n2\n3,three\n",
+        "b.jsonl": '{"text": "uno"}\n{"id": 2}\n{"text": "tres"}\n',
+    }
     files["c.jsonl"] = '{"id": 2}\n' * 999 + '{"text": "late"}\n'
     text = text_of(files, field="text")
-    check(text, ["one", "", "three", "uno", "", "tres", *[""] * 999, "late"], "row", "\x03", "text")
+    check(
+        text, ["one", "", "three", "uno", "", "tres", *[""] * 999, "late"], "row", "\x03", "text"
+    )
     assert text.documents.blank == 1001
     text = text_of({"a.csv": "id,text\n1,one,\n2,two,,\n3,three\n"}, field="text")
     check(text, ["one", "two", "three"], "row", "\x03", "text")
@@ -214,8 +274,15 @@ def test_escapes_are_read_and_the_settings_are_in_the_fingerprint(opened):
     assert sorted(sum(splits(typed).values(), [])) == ["four", "one", "three\\n", "two\t"]
     with pytest.raises(InputError, match="has 2 documents, 2 different"):
         opened(documents=r"\\n")
-    others = [{"split": SHARES}, {"documents": "line"}, {"documents": "\n"}, {"documents": "\n", "split": SHARES}]
-    assert len({opened(context=1, **each).fingerprint for each in others} | {typed.fingerprint}) == 5
+    others = [
+        {"split": SHARES},
+        {"documents": "line"},
+        {"documents": "\n"},
+        {"documents": "\n", "split": SHARES},
+    ]
+    assert (
+        len({opened(context=1, **each).fingerprint for each in others} | {typed.fingerprint}) == 5
+    )
     again = opened(documents=r"\n%\n", context=1)  # from the cache
     assert again.documents == typed.documents and splits(again) == splits(typed)
 
@@ -264,7 +331,10 @@ def test_refusals_are_one_line(opened):
         assert re.search(said, message), message
     assert [each.name for each in Path("cache").rglob("*")] == ["encoded", ".lock"]
     make(Path(), {"text": "a\nb\nc"})
-    with pytest.raises(InputError, match=r"data.split=\[0.01,0.9,0.09\]: leaves no document for training: 3 for val"):
+    with pytest.raises(
+        InputError,
+        match=r"data.split=\[0.01,0.9,0.09\]: leaves no document for training: 3 for val",
+    ):
         opened(documents="line", split=[0.01, 0.9, 0.09])
 
 

@@ -46,15 +46,25 @@ def names(found):
 def test_a_compressed_file_is_its_content(tmp_path, opened, suffix):
     compression = {"gz": gzip, "bz2": bz2, "xz": lzma}.get(suffix) or pytest.importorskip(ZSTD)
     content = compression.compress(TEXT.encode())
-    make(tmp_path, {"book.txt": TEXT, f"book.txt.{suffix}": content, f"cut.{suffix}": content[:-20]})
+    make(
+        tmp_path, {"book.txt": TEXT, f"book.txt.{suffix}": content, f"cut.{suffix}": content[:-20]}
+    )
     make(tmp_path, {f"wrong.{suffix}": TEXT, f"d/a.txt.{suffix}": content, "d/b.md": "never"})
     for tokenizer in ("char", "byte"):
-        plain, packed = opened("book.txt", tokenizer=tokenizer), opened(f"book.txt.{suffix}", tokenizer=tokenizer)
-        assert packed.fingerprint == plain.fingerprint and packed.train.tolist() == plain.train.tolist()
+        plain, packed = (
+            opened("book.txt", tokenizer=tokenizer),
+            opened(f"book.txt.{suffix}", tokenizer=tokenizer),
+        )
+        assert (
+            packed.fingerprint == plain.fingerprint
+            and packed.train.tolist() == plain.train.tolist()
+        )
     assert names(corpus("d")) == [f"a.txt.{suffix}"]
     for wrong in ("cut", "wrong"):
         message = refusal(InputError, opened, f"{wrong}.{suffix}")
-        assert message.startswith(f"{wrong}.{suffix}: cannot be unpacked: ") and "damaged" in message
+        assert (
+            message.startswith(f"{wrong}.{suffix}: cannot be unpacked: ") and "damaged" in message
+        )
 
 
 def test_a_compression_that_is_not_installed_is_named(tmp_path, opened, monkeypatch):
@@ -64,18 +74,25 @@ def test_a_compression_that_is_not_installed_is_named(tmp_path, opened, monkeypa
 
 
 def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened):
-    files = {f"sub/{number}.py": random_text(300 + number, seed=number) for number in range(45)} | {"logo.png": PICTURE}
+    files = {
+        f"sub/{number}.py": random_text(300 + number, seed=number) for number in range(45)
+    } | {"logo.png": PICTURE}
     make(tmp_path / "code", files)
     make(tmp_path, {"code.zip": zipped(files | {"__MACOSX/._0.py": PICTURE, ".hidden": TEXT})})
     folder, archive = opened("code"), opened("code.zip")
     assert folder.fingerprint == archive.fingerprint and folder.notes == archive.notes
-    assert archive.notes == ("left out 1 binary file: logo.png", "45 files, each whole in one split")
+    assert archive.notes == (
+        "left out 1 binary file: logo.png",
+        "45 files, each whole in one split",
+    )
     assert corpus("code.zip").size() == (tmp_path / "code.zip").stat().st_size
     chat = zipped({"_chat.txt": TEXT, "1.png": PICTURE, "2.png": PICTURE})
     make(tmp_path, {"chat.zip": chat, "d/chat.zip": chat, "d/book.zip": zipped({"b.txt": TEXT})})
     found = corpus("chat.zip")
     assert names(found) == ["_chat.txt"] and "".join(found.read(found.files[0])) == TEXT
-    assert found.notes == ("1 *.txt file read, 2 other files left out: 2 .png; unpack chat.zip to read all",)
+    assert found.notes == (
+        "1 *.txt file read, 2 other files left out: 2 .png; unpack chat.zip to read all",
+    )
     assert names(corpus("d")) == ["book.zip/b.txt", "chat.zip/_chat.txt"]
     # One line for what cannot be read.
     whole = zipped({"a.txt": TEXT})
@@ -94,7 +111,10 @@ def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened)
 
 def test_a_file_that_is_not_text_is_named_for_what_it_is(tmp_path, opened):
     rtf, office = b"{\\rtf1 " + TEXT.encode() + b"}", zipped({"word/document.xml": "<a/>"})
-    make(tmp_path, {"a.rtf": rtf, "a.pdf": b"%PDF-1.5\n" + PICTURE, "a.png": PICTURE, "pdf.pdf": TEXT})
+    make(
+        tmp_path,
+        {"a.rtf": rtf, "a.pdf": b"%PDF-1.5\n" + PICTURE, "a.png": PICTURE, "pdf.pdf": TEXT},
+    )
     make(tmp_path, {f"a.{suffix}": office for suffix in ("docx", "epub", "xlsx", "db")})
     for name, way in {"a.xlsx": "save its sheet as CSV", "a.db": "export a table as CSV"}.items():
         assert refusal(NotText, opened, name).endswith(f"; {way}, which data.field=NAME reads")
@@ -105,7 +125,9 @@ def test_a_file_that_is_not_text_is_named_for_what_it_is(tmp_path, opened):
     }.items():  # fmt: skip
         assert refusal(NotText, opened, name).startswith(f"{name}: {said}")
     for encoding in ("latin-1", "cp1252"):  # the first decodes every byte
-        assert refusal(NotText, opened, "a.png", encoding=encoding).startswith("a.png: is a binary file, not text")
+        assert refusal(NotText, opened, "a.png", encoding=encoding).startswith(
+            "a.png: is a binary file, not text"
+        )
     assert opened("pdf.pdf").notes == ()
     assert corpus("a.png", tokenizer="byte").size() == len(PICTURE)
 
@@ -119,12 +141,15 @@ def test_a_directory_says_what_it_leaves_out(tmp_path, opened, bucket):
     assert names(found) == ["requirements.txt"]
     assert (
         found.notes
-        == ("1 *.txt file read, 32 other files left out: 30 .py, 1 .png, 1 .md; to read all: 'data.path=a [[]b]/**/*'",)
+        == (
+            "1 *.txt file read, 32 other files left out: 30 .py, 1 .png, 1 .md; to read all: 'data.path=a [[]b]/**/*'",
+        )
         == opened("a [b]").notes
     )
     whole = corpus("a [[]b]/**/*")
     assert len(whole.files) == 32 and whole.notes == ("left out 1 binary file: a [b]/logo.png",)
-    assert "use data.encoding=utf-16" in refusal(InputError, opened, "a [[]b]/**/*")  # a text, so it is not left out
+    # a text, so it is not left out
+    assert "use data.encoding=utf-16" in refusal(InputError, opened, "a [[]b]/**/*")
     assert len(corpus("a [[]b]/*.png").files) == 1
     make(tmp_path / "pictures", {"a.png": PICTURE, "b.png": PICTURE})
     assert refusal(NotText, opened, "pictures").startswith("pictures/a.png: is a binary file")
@@ -139,27 +164,42 @@ def test_a_directory_says_what_it_leaves_out(tmp_path, opened, bucket):
 def test_a_file_that_wraps_its_text_says_so_and_its_advice_can_be_followed(tmp_path, opened):
     turns = [{"role": "user", "content": "hi " * 9}]
     rows = [
-        {"id": n, "body": f"日本 {n} ok " * 9, "of": {"text": f"{n} x " * 20}, "chat": turns * n} for n in range(50)
+        {"id": n, "body": f"日本 {n} ok " * 9, "of": {"text": f"{n} x " * 20}, "chat": turns * n}
+        for n in range(50)
     ]
     csv = "id,text,label\n" + "".join(f'{n},"a, {n}",long label {n}\n' for n in range(50))
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     make(tmp_path, {"rows.jsonl": lines, "rows.json": json.dumps(rows), "rows.csv": csv})
-    make(tmp_path, {"rows.tsv": csv.replace(",", "\t"), "rows.csv.gz": gzip.compress(csv.encode())})
+    make(
+        tmp_path, {"rows.tsv": csv.replace(",", "\t"), "rows.csv.gz": gzip.compress(csv.encode())}
+    )
     for name in ("rows.csv", "rows.csv.gz", "rows.jsonl", "rows.json"):
         note = opened(name).notes[0]
-        assert note.startswith(f"{name} is read as plain text, with the syntax of its table; data.field=NAME")
+        assert note.startswith(
+            f"{name} is read as plain text, with the syntax of its table; data.field=NAME"
+        )
         fields = note[note.index("(") + 1 : note.index(")")].split(", ")
-        assert fields == (["id", "text", "label"] if "csv" in name else ["body", "of.text", "chat"])
+        assert fields == (
+            ["id", "text", "label"] if "csv" in name else ["body", "of.text", "chat"]
+        )
         for field in fields:
             assert opened(name, field=field).documents.rule.name == field
     ordinary = {"bad.jsonl": "[" * 3000, "empty.csv": "", "list.ndjson": "[1]\n[2]\n" * 99}
-    wrapped = {"page.html": f"<p>{TEXT}</p>", "book.ipynb": json.dumps({"cells": [TEXT]}), "log.txt": f"\x1b[1m{TEXT}"}
+    wrapped = {
+        "page.html": f"<p>{TEXT}</p>",
+        "book.ipynb": json.dumps({"cells": [TEXT]}),
+        "log.txt": f"\x1b[1m{TEXT}",
+    }
     make(tmp_path, ordinary | wrapped | {"package.json": json.dumps({"name": TEXT}, indent=1)})
     for name in wrapped:
         assert opened(name).notes[0].startswith(f"{name} is read as plain text, with "), name
-    assert opened("package.json").notes == ("package.json is read as plain text, with the syntax of its table",)
+    assert opened("package.json").notes == (
+        "package.json is read as plain text, with the syntax of its table",
+    )
     sed = opened("log.txt").notes[0].removesuffix(" removes them").partition("; ")[2]
-    plain = subprocess.run(f"{sed} log.txt", shell=True, cwd=tmp_path, capture_output=True, text=True, check=True)
+    plain = subprocess.run(
+        f"{sed} log.txt", shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert plain.stdout == TEXT
 
 
@@ -188,7 +228,11 @@ CHAT = {
     "messages": [
         {"id": 1, "type": "service", "actor": "Mip", "text": ""},
         {"id": 2, "from": "Mip", "text": "plim\nquat"},
-        {"id": 3, "from": "Voss", "text": ["see ", {"type": "link", "text": "snee.example"}, " {frub}"]},
+        {
+            "id": 3,
+            "from": "Voss",
+            "text": ["see ", {"type": "link", "text": "snee.example"}, " {frub}"],
+        },
         {"id": 4, "from": "Mip"},
         {"id": 5, "text": "delk", "tags": ["a", "b"]},
     ],
@@ -198,7 +242,10 @@ SPOKEN = ["", "Mip: plim\nquat", "Voss: see snee.example {frub}", "Mip: ", ": de
 PHOTO = {"sender_name": "Mip", "photos": [{"uri": "a.jpg"}]}
 ALBUM = {"messages": [PHOTO, {"sender_name": "Voss", "content": "tarn"}]}
 TWEETS = [{"tweet": {"id": "1", "full_text": "gleb"}}, {"tweet": {"id": "2", "full_text": "vumm"}}]
-STUDIO = [{"id": 1, "data": {"text": "ost"}, "annotations": []}, {"id": 2, "data": {"text": "irb"}}]
+STUDIO = [
+    {"id": 1, "data": {"text": "ost"}, "annotations": []},
+    {"id": 2, "data": {"text": "irb"}},
+]
 PARTS = [{"type": "text", "text": "a"}, {"text": "b"}]
 TURNS = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": PARTS}]}
 REVIEWS = [{"review": {"text": "ost"}}, {"review": {"text": "irb"}}]
@@ -247,9 +294,13 @@ TREES = {
 
 @pytest.mark.parametrize(("kind", "content", "field", "documents"), TREES.values(), ids=TREES)
 def test_a_field_is_followed_to_its_texts(kind, content, field, documents):
-    assert [text for _, text in rows(io.BytesIO(content.encode()), f"a.{kind}", field)] == documents
+    assert [
+        text for _, text in rows(io.BytesIO(content.encode()), f"a.{kind}", field)
+    ] == documents
     divided = divide(content, DocumentRule("row", END, field), f"a.{kind}")
-    assert [text for _, text in divided] == [document for document in documents if document.strip()]
+    assert [text for _, text in divided] == [
+        document for document in documents if document.strip()
+    ]
 
 
 @pytest.mark.parametrize(
@@ -294,22 +345,37 @@ REFUSALS = {
 
 @pytest.mark.parametrize(("kind", "content", "field", "said"), REFUSALS.values(), ids=REFUSALS)
 def test_a_wrong_field_is_refused_with_what_there_is(kind, content, field, said):
-    message = refusal(InputError, lambda: list(rows(io.BytesIO(content.encode()), f"a.{kind}", field)))
+    message = refusal(
+        InputError, lambda: list(rows(io.BytesIO(content.encode()), f"a.{kind}", field))
+    )
     assert re.search(said, message) and "\n" not in message, message
 
 
-@pytest.mark.parametrize("value", [[{"text": "a"}], {"rows": [{"text": "a"}]}], ids=["array", "object"])
+@pytest.mark.parametrize(
+    "value", [[{"text": "a"}], {"rows": [{"text": "a"}]}], ids=["array", "object"]
+)
 def test_a_large_tree_is_refused(monkeypatch, value):
     monkeypatch.setattr("data.tables.MAX_TREE", 2 * CHUNK)
     file = io.BytesIO((tree(value) + " " * 2 * CHUNK).encode())
     message = refusal(InputError, lambda: list(rows(file, "a.json", "rows.text")))
-    assert message == "a.json, row 1: JSON of over 0 MB is only read if it has an object on each line"
+    assert (
+        message == "a.json, row 1: JSON of over 0 MB is only read if it has an object on each line"
+    )
 
 
 def test_an_export_says_that_it_is_a_table(tmp_path, opened):
     chat = CHAT | {"messages": CHAT["messages"] * 20}
-    make(tmp_path, {"result.json": tree(chat), "tweets.js": f"window.YTD.tweets.part0 = {tree(TWEETS * 20)}"})
-    make(tmp_path, {"code.js": 'const zorb = [{plim: "quat"}]\n' * 50, "name.js": 'const name = "zorb"\n' * 50})
+    make(
+        tmp_path,
+        {"result.json": tree(chat), "tweets.js": f"window.YTD.tweets.part0 = {tree(TWEETS * 20)}"},
+    )
+    make(
+        tmp_path,
+        {
+            "code.js": 'const zorb = [{plim: "quat"}]\n' * 50,
+            "name.js": 'const name = "zorb"\n' * 50,
+        },
+    )
     assert opened("result.json").notes == (
         "result.json is read as plain text, with the syntax of its table; data.field=NAME makes a field "
         "(messages.type, messages.actor, messages.text, messages.from, messages.tags) of each row a document",
@@ -326,7 +392,9 @@ def test_an_export_says_that_it_is_a_table(tmp_path, opened):
 def test_parquet_needs_pyarrow_and_a_field(tmp_path, opened, monkeypatch):
     make(tmp_path, {"a.parquet": b"PAR1" + PICTURE})
     assert "data.field=NAME reads one" in corpus("a.parquet", tokenizer="byte").notes[0]
-    assert refusal(NotText, opened, "a.parquet").endswith("; data.field=NAME reads one of its columns")
+    assert refusal(NotText, opened, "a.parquet").endswith(
+        "; data.field=NAME reads one of its columns"
+    )
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     said = refusal(InputError, opened, "a.parquet", field="text")
     assert said.endswith("needs pyarrow: pip install -c constraints.txt -e '.[parquet]'")

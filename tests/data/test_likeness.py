@@ -22,7 +22,11 @@ def prose(size, seed=0):
 
 
 def notes(opened, *args, **settings):
-    return [line for line in opened(*args, **settings).notes if not line.endswith("into training, validation and test")]
+    return [
+        line
+        for line in opened(*args, **settings).notes
+        if not line.endswith("into training, validation and test")
+    ]
 
 
 def test_validation_on_a_licence_is_told(tmp_path, opened):
@@ -68,9 +72,16 @@ def test_copies_share_a_split(tmp_path, opened):
     make(tmp_path / "text", texts)
     text = opened()
     assert "20 of 60 files are copies of others; copies share a split" in text.notes
-    places = {n: {split for split in SPLITS if f"{n:02}" * 200 in decoded(text)[split]} for n in range(40)}
-    assert all(len(each) == 1 for each in places.values()) and set.union(*places.values()) == set(SPLITS)
-    assert all(decoded(text)[split].count(f"{n:02}" * 200) == 2 for n in range(20) for split in places[n])
+    places = {
+        n: {split for split in SPLITS if f"{n:02}" * 200 in decoded(text)[split]}
+        for n in range(40)
+    }
+    assert all(len(each) == 1 for each in places.values()) and set.union(*places.values()) == set(
+        SPLITS
+    )
+    assert all(
+        decoded(text)[split].count(f"{n:02}" * 200) == 2 for n in range(20) for split in places[n]
+    )
 
 
 def test_passages_of_a_copy_are_in_one_split_where_each_file_is_divided(tmp_path, opened):
@@ -84,12 +95,18 @@ def test_passages_of_a_copy_are_in_one_split_where_each_file_is_divided(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("size", "length", "orders"), [(2, 40, 7), (3, 300, 7), (65, 400, 7), (40_000, 60, 3), (5, 4, 4)]
+    ("size", "length", "orders"),
+    [(2, 40, 7), (3, 300, 7), (65, 400, 7), (40_000, 60, 3), (5, 4, 4)],
 )
 def test_counting_equals_the_formula(size: int, length: int, orders: int) -> None:
     rng = np.random.default_rng(0)
-    train, text = (rng.integers(0, size, count).astype(np.uint16) // rng.integers(1, 4) for count in (length, 90))
+    train, text = (
+        rng.integers(0, size, count).astype(np.uint16) // rng.integers(1, 4)
+        for count in (length, 90)
+    )
     found = ngram_losses(train, text, size)
-    expected = [ngram_loss(train.tolist(), text.tolist(), size, n, orders) for n in range(1, orders + 1)]
+    expected = [
+        ngram_loss(train.tolist(), text.tolist(), size, n, orders) for n in range(1, orders + 1)
+    ]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert ngram_losses(train, text[:1], size) == pytest.approx([np.log(size)] * orders)

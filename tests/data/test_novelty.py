@@ -19,7 +19,9 @@ def check(texts: list[np.ndarray], trained: np.ndarray) -> list[Copy]:
 
 
 @pytest.mark.parametrize("sizes", [(2**12, 2**18), (4, 16), (1, 1)])
-def test_copies_are_those_of_the_oracle(sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_copies_are_those_of_the_oracle(
+    sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(novelty, "FIRST_CHUNK", sizes[0])
     monkeypatch.setattr(novelty, "CHUNK", sizes[1])
     rng = np.random.default_rng(0)
@@ -27,7 +29,8 @@ def test_copies_are_those_of_the_oracle(sizes: tuple[int, int], monkeypatch: pyt
         trained = rng.integers(0, values, 300).astype(np.uint16)
         texts = [rng.integers(0, values, n) for n in (0, 1, 2, 30, 90)]
         texts += [trained[10:60].copy(), np.concatenate((texts[3], trained[270:], trained[:40]))]
-        texts += [np.tile(trained[5:8], 9), np.concatenate((trained, texts[3]))]  # longer than the training text
+        # longer than the training text
+        texts += [np.tile(trained[5:8], 9), np.concatenate((trained, texts[3]))]
         found = check(texts, trained)
         assert found[0] == (0, 0) and found[5] == (0, 50)
     assert longest_copies([], trained) == []
@@ -38,7 +41,15 @@ def test_copies_are_those_of_the_oracle(sizes: tuple[int, int], monkeypatch: pyt
 def test_repeats_are_whole_documents(end: str) -> None:
     tokenizer = CharTokenizer("\x03\nabcd")
     trained = tokenizer.encode("".join(each + end for each in ("ab", "abc", "d\na", "c")))
-    known = {"ab": True, "abc": True, "c": True, "bc": False, "a": end == "\n", "": False, "cab": False}
+    known = {
+        "ab": True,
+        "abc": True,
+        "c": True,
+        "bc": False,
+        "a": end == "\n",
+        "": False,
+        "cab": False,
+    }
     known |= {"d\na": True} if end != "\n" else {}
     found = repeats([tokenizer.encode(each) for each in known], trained, tokenizer.encode(end))
     assert found == list(known.values())

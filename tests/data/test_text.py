@@ -36,19 +36,31 @@ def random_text(length, alphabet="abc \n", seed=0):
 
 def test_one_file_is_cut_at_its_shares_in_characters_or_bytes(tmp_path, opened):
     wide = "".join(map(chr, range(40, 800)))
-    for alphabet, shares in (("a語\U0001f600\n", [0.5, 0.25, 0.25]), (wide[:256], SHARES), (wide, [0.3, 0.7, 0.0])):
+    for alphabet, shares in (
+        ("a語\U0001f600\n", [0.5, 0.25, 0.25]),
+        (wide[:256], SHARES),
+        (wide, [0.3, 0.7, 0.0]),
+    ):
         whole = random_text(3 * CHUNK // 2 + 11, alphabet)
         make(tmp_path, {"text": whole})
         text = opened(split=shares)
-        number = {character: place for place, character in enumerate(sorted(set(whole)))}  # of the whole, sorted
+        # of the whole, sorted
+        number = {character: place for place, character in enumerate(sorted(set(whole)))}
         begin, end = int(len(whole) * shares[0]), int(len(whole) * (shares[0] + shares[1]))
-        parts = [whole[:begin], whole[begin:end], whole[end:]] if shares[2] else [whole[:begin], whole[begin:], ""]
+        parts = (
+            [whole[:begin], whole[begin:end], whole[end:]]
+            if shares[2]
+            else [whole[:begin], whole[begin:], ""]
+        )
         for split, part in zip(SPLITS, parts, strict=True):
             tokens = getattr(text, split)
             assert tokens.tolist() == [number[character] for character in part], (alphabet, split)
             assert tokens.dtype == (np.uint8 if len(number) <= 256 else np.uint16)
             assert text.characters[split] == len(part)
-        assert text.tokenizer.vocabulary == {"kind": "char", "characters": "".join(number)} and text.name == "text"
+        assert (
+            text.tokenizer.vocabulary == {"kind": "char", "characters": "".join(number)}
+            and text.name == "text"
+        )
         assert not text.train.flags.writeable
     # Bytes are kept, and characters counted.
     whole = "\ufeff" + random_text(2000, "aé語\r\n")
@@ -69,8 +81,14 @@ def test_few_files_are_cut_each_and_joined_by_one_newline(tmp_path, opened):
     text = opened(split=[0.5, 0.25, 0.25])
     borders = [(0, len(part) // 2, len(part) * 3 // 4, len(part)) for part in texts]
     for nth, split in enumerate(SPLITS):
-        parts = [part[border[nth] : border[nth + 1]] for part, border in zip(texts, borders, strict=True) if part]
-        assert decoded(text)[split] == "\n".join(parts) and text.characters[split] == len("\n".join(parts))
+        parts = [
+            part[border[nth] : border[nth + 1]]
+            for part, border in zip(texts, borders, strict=True)
+            if part
+        ]
+        assert decoded(text)[split] == "\n".join(parts) and text.characters[split] == len(
+            "\n".join(parts)
+        )
     assert text.tokenizer.characters == "\nxyz"  # the newline is ours
 
 
@@ -82,19 +100,30 @@ def test_a_list_is_the_files_in_it(tmp_path, opened):
     assert opened("[a.txt]").fingerprint == opened("a.txt").fingerprint
     make(tmp_path, {"[a.txt,z.txt]": "a file " * 90})
     assert "f" in opened("[a.txt,z.txt]").tokenizer.characters  # a name that exists is that file
-    for wrong, reason in {"[a.txt,]": "an empty name", "[a.txt,no.txt]": "data.path=no.txt: no such file"}.items():
+    for wrong, reason in {
+        "[a.txt,]": "an empty name",
+        "[a.txt,no.txt]": "data.path=no.txt: no such file",
+    }.items():
         assert reason in refusal(InputError, opened, wrong)
 
 
 def test_many_files_go_to_one_split_each(tmp_path, opened):
-    texts, shares = {f"{n:02}.txt": random_text(50 + 3 * n, "abc", n) for n in range(40)}, [0.7, 0.2, 0.1]
+    texts, shares = (
+        {f"{n:02}.txt": random_text(50 + 3 * n, "abc", n) for n in range(40)},
+        [0.7, 0.2, 0.1],
+    )
     folder = make(tmp_path / "text", texts)
     placed = split_by_file({name: len(part) for name, part in texts.items()}, shares)
     for tokenizer, split in itertools.product(("char", "byte"), SPLITS):
         parts = [part for name, part in sorted(texts.items()) if placed[name] == split]
-        assert decoded(opened(split=shares, tokenizer=tokenizer))[split] == "\n".join(parts), (tokenizer, split)
+        assert decoded(opened(split=shares, tokenizer=tokenizer))[split] == "\n".join(parts), (
+            tokenizer,
+            split,
+        )
     (folder / "39.txt").unlink()
-    assert decoded(opened(split=shares))["train"].startswith(texts["00.txt"][:35] + "\n" + texts["01.txt"][:37] + "\n")
+    assert decoded(opened(split=shares))["train"].startswith(
+        texts["00.txt"][:35] + "\n" + texts["01.txt"][:37] + "\n"
+    )
 
 
 def test_files_fill_validation_then_test_in_the_order_of_a_hash():
@@ -104,14 +133,22 @@ def test_files_fill_validation_then_test_in_the_order_of_a_hash():
         placed = split_by_file(sizes, shares)
         for split, share in zip(SPLITS, shares, strict=True):
             filled = sum(size for name, size in sizes.items() if placed[name] == split)
-            assert abs(filled - share * sum(sizes.values())) < 1000 * (2 if split == "train" else 1)
+            assert abs(filled - share * sum(sizes.values())) < 1000 * (
+                2 if split == "train" else 1
+            )
         order = sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
         assert placed[next(name for name in order if sizes[name])] == "validation"
         assert placed == split_by_file(dict(sorted(sizes.items(), reverse=True)), shares)
-    assert split_by_file({f"{place}": 100 for place in range(60)} | {"giant": 100_000}, SHARES)["giant"] == "train"
+    assert (
+        split_by_file({f"{place}": 100 for place in range(60)} | {"giant": 100_000}, SHARES)[
+            "giant"
+        ]
+        == "train"
+    )
     # The shares of the benchmarks are exact.
     assert split_within(100_000_000, SHARES) == (90_000_000, 95_000_000)
-    assert split_within(1_115_394, [0.9, 0.1, 0.0]) == (1_003_854, 1_115_394)  # as nanoGPT cuts tiny Shakespeare
+    # as nanoGPT cuts tiny Shakespeare
+    assert split_within(1_115_394, [0.9, 0.1, 0.0]) == (1_003_854, 1_115_394)
 
 
 def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened):
@@ -129,20 +166,27 @@ def test_characters_that_a_model_knows_join_the_vocabulary(tmp_path, opened):
 
 def cached(tmp_path):
     """The one directory of encoded text in the cache, beside the lock."""
-    (folder,) = (path for path in (tmp_path / "cache" / "encoded").iterdir() if path.name != ".lock")
+    (folder,) = (
+        path for path in (tmp_path / "cache" / "encoded").iterdir() if path.name != ".lock"
+    )
     return folder
 
 
 def identity(folder):
-    return sorted((path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir())
+    return sorted(
+        (path.name, path.stat().st_ino, path.stat().st_mtime_ns) for path in folder.iterdir()
+    )
 
 
-def test_what_changes_the_arrays_changes_the_fingerprint_and_all_else_uses_the_cache(tmp_path, opened, monkeypatch):
+def test_what_changes_the_arrays_changes_the_fingerprint_and_all_else_uses_the_cache(
+    tmp_path, opened, monkeypatch
+):
     path = tmp_path / "text"
     make(tmp_path, {"text": "abab" * 250})
     first, before = opened(), identity(cached(tmp_path))
     make(tmp_path, {"elsewhere/text": "abab" * 250})
-    for again in (opened(context=8), opened("elsewhere/text")):  # which have nothing to do with the arrays
+    # which have nothing to do with the arrays
+    for again in (opened(context=8), opened("elsewhere/text")):
         assert again.fingerprint == first.fingerprint and decoded(again) == decoded(first)
         assert identity(cached(tmp_path)) == before
     settings = [{}, {"split": [0.8, 0.1, 0.1]}, {"tokenizer": "byte"}, {"encoding": "latin-1"}]
@@ -160,7 +204,9 @@ def test_what_changes_the_arrays_changes_the_fingerprint_and_all_else_uses_the_c
     assert len(prints) == 4 + 1 + 2
 
 
-def test_a_cache_that_is_damaged_is_redone_and_one_that_cannot_be_written_is_one_line(tmp_path, opened):
+def test_a_cache_that_is_damaged_is_redone_and_one_that_cannot_be_written_is_one_line(
+    tmp_path, opened
+):
     make(tmp_path, {"text": random_text(1000)})
     good = decoded(opened())
     whole = {path.name: path.read_bytes() for path in cached(tmp_path).iterdir()}
@@ -200,7 +246,10 @@ def test_a_bad_or_short_text_is_one_line(tmp_path, opened):
             message = refusal(InputError, opened, **settings)
             assert re.match("text(, line 1)?: ", message) and re.search(said, message), message
         if "context" not in settings and "split" not in settings:
-            assert [path.name for path in (tmp_path / "cache").rglob("*")] in ([], ["encoded", ".lock"])
+            assert [path.name for path in (tmp_path / "cache").rglob("*")] in (
+                [],
+                ["encoded", ".lock"],
+            )
     # Splits of their own.
     make(tmp_path, {"a.txt": lines(50), "b.txt": "ab", "c.txt": " \n\n"})
     for settings, said in [
@@ -216,7 +265,9 @@ def test_a_bad_or_short_text_is_one_line(tmp_path, opened):
 
 def test_a_text_may_be_just_long_enough(tmp_path, opened):
     make(tmp_path, {"text": "abcde " * 17})
-    context = int(re.search(r"set model\.context=(\d+) or ", refusal(InputError, opened, context=31))[1])
+    context = int(
+        re.search(r"set model\.context=(\d+) or ", refusal(InputError, opened, context=31))[1]
+    )
     opened(context=context)
     refusal(InputError, opened, context=context + 1)
     make(tmp_path, {"text": "ab" * 500})  # just long enough
@@ -229,7 +280,9 @@ def test_a_text_may_be_just_long_enough(tmp_path, opened):
     ("owner", "name", "settings"),
     [(data.text, "scan", {}), (data.hash_order, "_check_distinct", {"documents": "line"})],
 )
-def test_a_text_that_changes_while_it_is_read_is_refused(tmp_path, opened, monkeypatch, owner, name, settings):
+def test_a_text_that_changes_while_it_is_read_is_refused(
+    tmp_path, opened, monkeypatch, owner, name, settings
+):
     make(tmp_path, {"text": lines(50)})
     os.utime(tmp_path / "text", (0, 0))  # clocks of file systems may tick every few milliseconds
     monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
@@ -249,14 +302,18 @@ def cut_and_read(config):
 def test_a_small_text_survives_that_its_encoded_file_is_cut(tmp_path):
     """Reading a mapped file beyond its end kills the process (SIGBUS), so a small one is not mapped."""
     make(tmp_path, {"text": "abcdefgh" * 5000})
-    process = fork(cut_and_read, DataConfig(path=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache")))
+    process = fork(
+        cut_and_read, DataConfig(path=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache"))
+    )
     process.join(60)
     assert process.exitcode == 0
 
 
 def lines(number, seed=0, letters="abcd"):
     rng = random.Random(seed)
-    return "".join("".join(rng.choices(letters, k=6)) + f"{seed}{place}\n" for place in range(number))
+    return "".join(
+        "".join(rng.choices(letters, k=6)) + f"{seed}{place}\n" for place in range(number)
+    )
 
 
 def test_each_split_is_exactly_its_files(tmp_path, opened):
@@ -267,28 +324,49 @@ def test_each_split_is_exactly_its_files(tmp_path, opened):
     text = opened("train.txt", **own)
     wanted = {"train": texts["train.txt"], "validation": texts["v a,l.txt"]}
     wanted["test"] = f"{texts['t/1.txt']}\n{texts['t/2.txt']}"
-    assert decoded(text) == wanted and dict(text.characters) == {split: len(each) for split, each in wanted.items()}
+    assert decoded(text) == wanted and dict(text.characters) == {
+        split: len(each) for split, each in wanted.items()
+    }
     assert text.tokenizer.characters == "".join(sorted(set("".join(wanted.values()))))
     other = opened("train.txt", validation="[t/1.txt,t/2.txt]")
     assert decoded(other) == {**wanted, "validation": wanted["test"], "test": ""}
     bytes_ = opened("train.txt", **own, tokenizer="byte")
     assert [getattr(bytes_, split).tobytes().decode() for split in SPLITS] == list(wanted.values())
-    assert len({text.fingerprint, other.fingerprint, bytes_.fingerprint, opened("train.txt").fingerprint}) == 4
+    assert (
+        len(
+            {
+                text.fingerprint,
+                other.fingerprint,
+                bytes_.fingerprint,
+                opened("train.txt").fingerprint,
+            }
+        )
+        == 4
+    )
     documents = opened("train.txt", **own, documents="line")
     for split, whole in wanted.items():
         assert sorted(decoded(documents)[split].split()) == sorted(whole.split())
         assert documents.documents.counts[split] == len(whole.split())
     make(tmp_path, {"one.txt": "one document\n"})
     alone = opened("train.txt", validation="one.txt", documents="line")
-    assert decoded(alone)["validation"] == "one document\n" and alone.documents.counts["validation"] == 1
+    assert (
+        decoded(alone)["validation"] == "one document\n"
+        and alone.documents.counts["validation"] == 1
+    )
 
 
 def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened, monkeypatch):
     monkeypatch.setattr("data.hash_order.BLOCK", 16)
     train, validation, test = (lines(30, seed).split() for seed in (1, 2, 3))
-    files = {"train": train + train[:3], "valid": [*validation, *train[:4], train[0]], "test": [*test, train[9]]}
+    files = {
+        "train": train + train[:3],
+        "valid": [*validation, *train[:4], train[0]],
+        "test": [*test, train[9]],
+    }
     make(tmp_path, {f"{name}.txt": "\n".join(documents) for name, documents in files.items()})
-    documents = opened("train.txt", validation="valid.txt", test="test.txt", documents="line").documents
+    documents = opened(
+        "train.txt", validation="valid.txt", test="test.txt", documents="line"
+    ).documents
     assert documents.copied == 6 and documents.repeated == 4
     said = "; 6 of those for validation and test are also in training: they are not held out"
     assert describe_documents(documents).endswith(said)
@@ -299,5 +377,7 @@ def test_a_text_that_is_too_short_names_the_files_that_were_left_out(tmp_path, o
     make(tmp_path / "text", {"sample.txt": "one line\n", "a.md": "# a" * 99, "b.md": "# b" * 99})
     said = refusal(InputError, opened)
     left = "1 *.txt file read, 2 other files left out: 2 .md; to read all: 'data.path=text/**/*'"
-    assert said.startswith("text: validation holds ") and said.endswith(f"; name a longer text; {left}"), said
+    assert said.startswith("text: validation holds ") and said.endswith(
+        f"; name a longer text; {left}"
+    ), said
     assert opened("text/**/*").notes

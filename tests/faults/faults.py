@@ -34,12 +34,20 @@ from training.run_plan import RunPlan
 
 def before(owner: Any, name: str, action: Callable[..., object]) -> None:
     original = getattr(owner, name)
-    setattr(owner, name, lambda *given, **named: (action(*given, **named), original(*given, **named))[1])
+    setattr(
+        owner,
+        name,
+        lambda *given, **named: (action(*given, **named), original(*given, **named))[1],
+    )
 
 
 def after(owner: Any, name: str, action: Callable[..., object]) -> None:
     original = getattr(owner, name)
-    setattr(owner, name, lambda *given, **named: (original(*given, **named), action(*given, **named))[0])
+    setattr(
+        owner,
+        name,
+        lambda *given, **named: (original(*given, **named), action(*given, **named))[0],
+    )
 
 
 def sending(number: int) -> Callable[..., None]:
@@ -60,11 +68,19 @@ def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
 
 
 def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
-    before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if f"name={name}" in sys.argv else None)
+    before(
+        LitGPT,
+        "on_fit_start",
+        lambda *_: fault(*arguments) if f"name={name}" in sys.argv else None,
+    )
 
 
 def before_step(step: int, action: Callable[[], object]) -> None:
-    before(LitGPT, "training_step", lambda module, *_: action() if module.global_step == step else None)
+    before(
+        LitGPT,
+        "training_step",
+        lambda module, *_: action() if module.global_step == step else None,
+    )
 
 
 def at_step(step: int, number: int = signal.SIGKILL) -> None:
@@ -72,7 +88,11 @@ def at_step(step: int, number: int = signal.SIGKILL) -> None:
 
 
 def after_update(step: int) -> None:
-    after(LitGPT, "training_step", lambda module, *_: die() if module.global_step == step + 1 else None)
+    after(
+        LitGPT,
+        "training_step",
+        lambda module, *_: die() if module.global_step == step + 1 else None,
+    )
 
 
 def signal_in_validation(number: int, where: str, signal_number: int = signal.SIGKILL) -> None:
@@ -113,7 +133,13 @@ def in_write(number: int, size: int) -> None:
 def before_rename(number: int, name: str) -> None:
     """Die when a file is to take a name that begins or ends so, the `number`-th time (from 1)."""
     kill = the(number)
-    before(os, "replace", lambda _, to: kill() if Path(to).name.startswith(name) or Path(to).suffix == name else None)
+    before(
+        os,
+        "replace",
+        lambda _, to: (
+            kill() if Path(to).name.startswith(name) or Path(to).suffix == name else None
+        ),
+    )
 
 
 def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
@@ -146,7 +172,8 @@ def break_best() -> None:
 
 def limit(size: int) -> None:
     """Let this process use 200 MB and four times `size` more of private memory than it has, and 10 s of work."""
-    data = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")  # and stacks
+    # and stacks
+    data = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     most = data + 200 * 2**20 + 4 * size
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
@@ -184,7 +211,11 @@ def spoil_loss(step: int, value: float = math.nan) -> None:
 
     def spoilt(*given: Any, **named: Any) -> torch.Tensor:
         loss = original(*given, **named)
-        return loss - loss.detach() + value if torch.is_grad_enabled() and next(count) == step else loss
+        return (
+            loss - loss.detach() + value
+            if torch.is_grad_enabled() and next(count) == step
+            else loss
+        )
 
     training.module.F = SimpleNamespace(cross_entropy=spoilt)  # type: ignore[assignment]
 
@@ -227,7 +258,8 @@ def signal_parent_at(step: int, number: int) -> None:
 
 
 def hang_in_rank(rank: int, step: int) -> None:
-    PContext.close.__defaults__ = (None, 3)  # seconds until the launcher kills a rank that does not end
+    # seconds until the launcher kills a rank that does not end
+    PContext.close.__defaults__ = (None, 3)
     in_rank(rank, at_step, step, signal.SIGSTOP)
 
 

@@ -14,7 +14,16 @@ import torch
 
 from gpt.config import ModelConfig
 from gpt.model_file import FORMAT
-from tests.model_files import CONFIG, LETTERS, Header, by_hand, description, packed, unpacked, weights
+from tests.model_files import (
+    CONFIG,
+    LETTERS,
+    Header,
+    by_hand,
+    description,
+    packed,
+    unpacked,
+    weights,
+)
 
 MB = 2**20
 CONTROLS = "\x1b[31m\x07\x9b\r\n\x7f"
@@ -81,7 +90,8 @@ def said(field: str, value: str) -> bytes:
     return by_hand(raw=json.dumps(content).replace('"HERE"', value))
 
 
-# JSON that a field does not take, or that the weights do not have; other types: test_any_description of test_fuzz.py.
+# JSON that a field does not take, or that the weights do not have; other types:
+# test_any_description of test_fuzz.py.
 DEEP, LONG = "[" * 900 + "0" + "]" * 900, "1" * 4200
 WRONG = {
     "format": [str(FORMAT - 1), str(FORMAT + 1), LONG], "text": ['"\\ud800"'], "val_loss": ["NaN"],

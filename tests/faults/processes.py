@@ -1,8 +1,9 @@
 """Runs commands in processes of their own, which can be told where to be killed.
 
-What takes seconds, loading torch, Lightning and what is ours, is done once: a server process has loaded them and forks
-for each run. Such a run is a process like any other, with signals, files and an end of its own. What it starts with the
-command of `train.py`, trials and ranks, is forked from it; `start` and the tests of SLURM start real commands.
+What takes seconds, loading torch, Lightning and what is ours, is done once: a server process has
+loaded them and forks for each run. Such a run is a process like any other, with signals, files and
+an end of its own. What it starts with the command of `train.py`, trials and ranks, is forked from
+it; `start` and the tests of SLURM start real commands.
 """
 
 import faulthandler
@@ -39,9 +40,14 @@ LIMIT = 150.0  # seconds for a run of two, of which a quiet machine takes a tent
 MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()
 TWO = ["trainer.devices=2", *MUON]
 LONG = ["trainer.max_steps=160", "trainer.val_check_interval=20"]
-# A tiny run of two on book.txt whose number of processes, steps and validations are said elsewhere.
+# A tiny run of two on book.txt whose number of processes, steps and validations are said
+# elsewhere.
 JOB = [*TINY, "data.path=book.txt", *MUON]
-JOB = [each for each in JOB if not each.startswith(("trainer.max_steps", "trainer.devices", "trainer.val_check"))]
+JOB = [
+    each
+    for each in JOB
+    if not each.startswith(("trainer.max_steps", "trainer.devices", "trainer.val_check"))
+]
 
 _server = multiprocessing.get_context("forkserver")
 _server.set_forkserver_preload(
@@ -71,12 +77,21 @@ class Process:
         program: str = "train.py",
         environment: dict[str, str] | None = None,  # on top of this process' own
         torchrun: bool = False,  # whether these are arguments of torchrun, which starts it
-        long: bool = False,  # samples as long as those of the real command, most of the work of a run this small
+        # samples as long as those of the real command, most of the work of a run this small
+        long: bool = False,
     ) -> None:
         given = tiny(arguments) if defaults and not torchrun else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
-        parts = (os.getcwd(), variables, [program, *given], fault, [str(file) for file in self.files], torchrun, long)
+        parts = (
+            os.getcwd(),
+            variables,
+            [program, *given],
+            fault,
+            [str(file) for file in self.files],
+            torchrun,
+            long,
+        )
         self.process = fork(_run, *parts)
         self.ended: Ended | None = None
         assert self.process.pid is not None
@@ -120,7 +135,9 @@ def run(*arguments: str, **options: Any) -> Ended:
     return Process(*arguments, **options).wait()
 
 
-def run_ranks(count: int, *arguments: str, fault: Fault | dict[int, Fault] = (), **options: Any) -> Ended:
+def run_ranks(
+    count: int, *arguments: str, fault: Fault | dict[int, Fault] = (), **options: Any
+) -> Ended:
     """Run `train.py` as so many processes; a fault may be given for one of them, as {rank: fault}."""
     if isinstance(fault, dict):
         ((rank, of_rank),) = fault.items()
@@ -169,7 +186,9 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
 def begin(variables: dict[str, str], command: list[str]) -> None:
     os.environ.clear()
     os.environ.update(variables)
-    sys.stdout, sys.stderr = (open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2))
+    sys.stdout, sys.stderr = (
+        open(number, "w", encoding="utf-8", buffering=1, closefd=False) for number in (1, 2)
+    )
     faulthandler.enable()  # a crash of the interpreter says where
     tempfile.tempdir = None  # as in a new process: found anew
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
@@ -181,7 +200,13 @@ def begin(variables: dict[str, str], command: list[str]) -> None:
 
 
 def _run(
-    place: str, variables: dict[str, str], argv: list[str], fault: Fault, files: list[str], torchrun: bool, long: bool
+    place: str,
+    variables: dict[str, str],
+    argv: list[str],
+    fault: Fault,
+    files: list[str],
+    torchrun: bool,
+    long: bool,
 ) -> None:
     program, *given = argv
     os.chdir(place)
@@ -237,7 +262,9 @@ def processes_in(directory: Path) -> list[int]:
     found = []
     for process in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):
-            if (process / "cwd").resolve() == directory.resolve() and int(process.name) != os.getpid():
+            if (process / "cwd").resolve() == directory.resolve() and int(
+                process.name
+            ) != os.getpid():
                 found.append(int(process.name))
     return found
 
@@ -251,6 +278,9 @@ def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:
         if not tag.startswith(("perf/", "time/")):
             points[tag] = [(point.step, point.value) for point in accumulator.Scalars(tag)]
     for tag in tags["tensors"]:
-        texts = {point.step: point.tensor_proto.SerializeToString() for point in accumulator.Tensors(tag)}
+        texts = {
+            point.step: point.tensor_proto.SerializeToString()
+            for point in accumulator.Tensors(tag)
+        }
         points[tag] = list(texts.items())  # of two texts of one step, TensorBoard shows the second
     return points

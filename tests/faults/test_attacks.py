@@ -43,7 +43,13 @@ def call(program: str, model: str) -> Ended:
 
 def is_refusal(ended: Ended, name: str) -> bool:
     line = ended.err.removesuffix("\n")
-    return ended.status == 2 and ended.out == "" and name in line and line.isprintable() and len(line) < 400
+    return (
+        ended.status == 2
+        and ended.out == ""
+        and name in line
+        and line.isprintable()
+        and len(line) < 400
+    )
 
 
 def two_programs(kind: str, kinds: dict[str, Any]) -> set[str]:
@@ -72,11 +78,17 @@ def test_what_is_odd_costs_no_more_than_it_may(kind: str) -> None:
     """Each program works, or says in one line why not: a text shorter than the context, numbers that overflow."""
     Path(EVIL).write_bytes(content := ODD[kind]())
     for program in two_programs(kind, ODD):
-        if (program not in ("sample", "web") and "blocks" in kind) or (program == "train" and len(content) > MB):
+        if (program not in ("sample", "web") and "blocks" in kind) or (
+            program == "train" and len(content) > MB
+        ):
             continue  # it would take its time for each block and each weight
         ended = call(program, EVIL)
         refused = ended.status == 2 and ended.err.count("\n") == 1
-        diverged = ended.status == 1 and "training has diverged" in ended.err and "Traceback" not in ended.err
+        diverged = (
+            ended.status == 1
+            and "training has diverged" in ended.err
+            and "Traceback" not in ended.err
+        )
         assert ended.status == 0 or refused or diverged, (program, ended)
 
 
@@ -93,18 +105,22 @@ def test_what_is_no_file_is_refused() -> None:
                 assert is_refusal(ended, path[:80]), (program, ended)
 
 
-@pytest.mark.parametrize("program", ["sample", "score", "web"])  # train.py quotes it, so that nobody types it unseen
+# train.py quotes it, so that nobody types it unseen
+@pytest.mark.parametrize("program", ["sample", "score", "web"])
 def test_a_file_s_name_reaches_no_terminal_raw(program: str) -> None:
     name = "a\x1b[31m\x07\x9b\x7f.safetensors"
     for data, status in ((b"x", 2), (of(), 0)):
         Path(name).write_bytes(data)
         ended = call(program, name)
         assert ended.status == status, ended
-        assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err), ended
+        assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err), (
+            ended
+        )
 
 
 def on_a_terminal(*command: str) -> str:
-    return Terminal(*command).watch().replace("\x1b[A", "")  # with which a bar of slow work goes away
+    # with which a bar of slow work goes away
+    return Terminal(*command).watch().replace("\x1b[A", "")
 
 
 def test_control_characters_reach_no_terminal() -> None:
@@ -114,21 +130,30 @@ def test_control_characters_reach_no_terminal() -> None:
     command = [str(ROOT / "sample.py"), EVIL, "--num-chars", "3000", "--seed", "0"]
     raw = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE).stdout.decode()
     assert set(raw) == set(letters)
-    pictures = {code: chr(0x2400 + code) for code in range(32)} | {code: f"\\x{code:x}" for code in range(128, 160)}
+    pictures = {code: chr(0x2400 + code) for code in range(32)} | {
+        code: f"\\x{code:x}" for code in range(128, 160)
+    }
     pictures |= {code: f"\\u{code:x}" for code in turns}
     seen = raw.translate({**pictures, 127: "␡", 9: "\t", 10: "\r\n"})
     assert f"--- 1\r\n{seen}" in on_a_terminal(*command, "--num-samples", "2")
     prompt = "a\x1b]0;x\x07\x9b31m\x7f\r"
-    assert "\na␛]0;x␇\\x9b31m␡␍" in on_a_terminal(*command[:2], "--num-chars", "1", "--prompt", prompt)
+    assert "\na␛]0;x␇\\x9b31m␡␍" in on_a_terminal(
+        *command[:2], "--num-chars", "1", "--prompt", prompt
+    )
     raw_ones = {"\x1b", "\x07", "\x9b", "\x7f", "\u202e", "\u2066"}
     assert not raw_ones & set(on_a_terminal(*command, "--json"))
-    subprocess.run([sys.executable, *command, "--output", "out.txt"], check=True, stderr=subprocess.DEVNULL)
+    subprocess.run(
+        [sys.executable, *command, "--output", "out.txt"], check=True, stderr=subprocess.DEVNULL
+    )
     assert Path("out.txt").read_bytes().decode() == raw
     # Neither does training show those of its text.
     rng = np.random.default_rng(0)
     odd = "".join(rng.choice(list("ab \n\x1b\x07\x9b\x7f\u202e\u2066"), 200_000))
-    Path("odd.txt").write_text("ab \n" * 2**14 + odd, encoding="utf-8")  # which looks like text at its beginning
-    shown = on_a_terminal(str(ROOT / "train.py"), *TINY, "data.path=odd.txt", "logger=none", "compile=false")
+    # which looks like text at its beginning
+    Path("odd.txt").write_text("ab \n" * 2**14 + odd, encoding="utf-8")
+    shown = on_a_terminal(
+        str(ROOT / "train.py"), *TINY, "data.path=odd.txt", "logger=none", "compile=false"
+    )
     (log,) = Path("runs").glob("*/train.log")
     for each in (shown, log.read_text("utf-8")):
         assert all(symbol in each for symbol in ("␛", "␇", "␡", "\\x9b", "\\u202e", "\\u2066"))

@@ -26,13 +26,21 @@ def refused(ended: Ended, *listed: str) -> None:
         assert re.search(each, ended.err), (each, ended.err)
 
 
-def test_what_is_typed_otherwise(stopped: Call) -> None:  # every setting: tests/conf/test_resume_rules.py
+# every setting: tests/conf/test_resume_rules.py
+def test_what_is_typed_otherwise(stopped: Call) -> None:
     before = contents_of(Path("runs"))
     # Ranks are processes of their own, whose words this process does not hear.
-    refused(run("resume=runs/first", "trainer.devices=2", defaults=False), r"world_size=2 \(the run has 1\)", "allow=")
+    refused(
+        run("resume=runs/first", "trainer.devices=2", defaults=False),
+        r"world_size=2 \(the run has 1\)",
+        "allow=",
+    )
     refused(stopped("callbacks=ema"), r"callbacks=.*ema.* \(the run has {}\)", "allow=")
     typed = ("model.dropout=0.2", "data.split=[0.8,0.1,0.1]")
-    listed = r"model.dropout=0.2 \(the run has 0.0\)", r"data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)"
+    listed = (
+        r"model.dropout=0.2 \(the run has 0.0\)",
+        r"data.split=\[0.8,0.1,0.1\] \(the run has \[0.9,0.05,0.05\]\)",
+    )
     ended = stopped(*typed)
     refused(ended, *listed)
     assert contents_of(Path("runs")) == before
@@ -57,9 +65,17 @@ def test_another_text_or_vocabulary(stopped: Call, prose: str) -> None:
     for ended in (stopped(), stopped("allow=[text,vocabulary]")):
         said = r"vocabulary=58 tokens \w{12} \(the run has 57 tokens \w{12}\)"
         start = r"python train.py init_from=runs/\S+ data.path=FILE$"
-        refused(ended, said, f"the vocabulary of a run cannot change; to start a new run from this model: {start}")
+        refused(
+            ended,
+            said,
+            f"the vocabulary of a run cannot change; to start a new run from this model: {start}",
+        )
     Path("book.txt").write_text(prose[::-1], encoding="utf-8")
-    refused(stopped(), r"text=30576 characters \w{12} \(the run has 30576 characters \w{12}\)", r"allow=\[text\]")
+    refused(
+        stopped(),
+        r"text=30576 characters \w{12} \(the run has 30576 characters \w{12}\)",
+        r"allow=\[text\]",
+    )
     assert contents_of(Path("runs")) == before
     assert stopped("allow=[text]").status == 0
 
@@ -72,12 +88,19 @@ def test_another_machine(stopped: Call, monkeypatch: pytest.MonkeyPatch) -> None
         ended, r"torch=2.99.0\+other \(the run has 2\.\d+\.\d+", r"device=cpu with NEON.* \(the run has cpu with ",
         r"threads=2 \(the run has 1\)", r"allow=\[threads,torch,device\]",
     )  # fmt: skip
-    refused(stopped("threads=2", "allow=[torch,threads]"), "device=", r"allow=\[threads,torch,device\]")
+    refused(
+        stopped("threads=2", "allow=[torch,threads]"), "device=", r"allow=\[threads,torch,device\]"
+    )
     ended = stopped("threads=2", "allow=[threads,torch,device]")
     torch.set_num_threads(1)  # as it was
-    assert ended.status == 0 and "continues with threads=2 (the run has 1), torch=2.99.0" in ended.out
+    assert (
+        ended.status == 0 and "continues with threads=2 (the run has 1), torch=2.99.0" in ended.out
+    )
     # From here on the run is that machine's.
-    assert read_training_checkpoint("runs/first/checkpoints/last.ckpt")["conditions"]["torch"] == "2.99.0+other"
+    assert (
+        read_training_checkpoint("runs/first/checkpoints/last.ckpt")["conditions"]["torch"]
+        == "2.99.0+other"
+    )
 
 
 def test_a_configuration_that_was_edited(stopped: Call) -> None:

@@ -27,7 +27,9 @@ RESUMED = ["name=cut", "resume=auto", *MUON]
 
 
 def contents_of(directory: Path) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+    return {
+        str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
+    }
 
 
 @pytest.fixture
@@ -54,7 +56,8 @@ def test_broken_newest_is_passed_over_with_a_word(killed: Path, whole: Any) -> N
     assert run(*RESUMED, fault=(faults.in_write, 1, 1000)).status == -signal.SIGKILL
     assert list(killed.rglob(".*.tmp")), "the kill has left one"
     LAST.write_bytes(LAST.read_bytes()[: LAST.stat().st_size // 2])
-    # Killed while the older one, which is whole, is the only one: it is not the damaged one that takes its place.
+    # Killed while the older one, which is whole, is the only one: it is not the damaged one that
+    # takes its place.
     assert run(*RESUMED, fault=(faults.before_rename, 1, "last.ckpt")).status == -signal.SIGKILL
     ended = run(*RESUMED)
     assert ended.status == 0, ended.err
@@ -66,7 +69,10 @@ def test_broken_newest_is_passed_over_with_a_word(killed: Path, whole: Any) -> N
 
 def test_an_explicit_path_that_is_missing_or_broken_is_an_error(killed: Path) -> None:
     absent = LAST.with_name("step-00000020.ckpt")
-    for path, said in ((absent, "no such checkpoint, nor a run"), (PREVIOUS, f"newest checkpoint, resume={LAST}")):
+    for path, said in (
+        (absent, "no such checkpoint, nor a run"),
+        (PREVIOUS, f"newest checkpoint, resume={LAST}"),
+    ):
         one_line(run(f"resume={path}", defaults=False), 2, said)
     data = bytearray(LAST.read_bytes())
     data[len(data) // 2] ^= 1
@@ -95,7 +101,9 @@ def test_two_damaged_checkpoints_are_refused_and_left(killed: Path) -> None:
     assert contents_of(killed) == before
 
 
-def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged(killed: Path) -> None:
+def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged(
+    killed: Path,
+) -> None:
     before = contents_of(killed)
     disk, memory = OSError(errno.EIO, "Input/output error"), MemoryError()
     one_line(run(*RESUMED, fault=(faults.fail_to_read, disk)), 1, f"{LAST}: Input/output error")
@@ -112,7 +120,11 @@ def test_a_flipped_bit_of_every_kind_and_a_file_of_any_length(trained: Path) -> 
             name, extra = struct.unpack_from("<HH", data, record.header_offset + 26)
             begin = record.header_offset + 30 + name + extra
             covered |= set(range(begin, begin + record.file_size))
-    for place in [*range(200), *range(200, len(data), 1999), *range(len(data) - 400, len(data), 2)]:
+    for place in [
+        *range(200),
+        *range(200, len(data), 1999),
+        *range(len(data) - 400, len(data), 2),
+    ]:
         path.write_bytes(data[:place] + bytes([data[place] ^ 1 << place % 8]) + data[place + 1 :])
         try:
             assert_same(contents, read_training_checkpoint(path), f"byte {place}")
@@ -127,7 +139,10 @@ def test_a_flipped_bit_of_every_kind_and_a_file_of_any_length(trained: Path) -> 
 
 def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: Path) -> None:
     ended = run("name=cut", "trainer.max_steps=20", fault=(faults.break_best,))
-    assert ended.status == 0 and "skips runs/cut/checkpoints/best.safetensors: is damaged" in ended.out, ended
+    assert (
+        ended.status == 0
+        and "skips runs/cut/checkpoints/best.safetensors: is damaged" in ended.out
+    ), ended
     summary = json.loads(Path("runs/cut/summary.json").read_text())
     assert summary["status"] == "finished" and summary["best_step"] == 20
     assert load_checkpoint("runs/cut")[1]["step"] == 20
@@ -138,7 +153,9 @@ def test_the_newest_unfinished_run_that_is_not_in_use_continues(killed: Path) ->
     for day, name in enumerate(("gone", "busy"), start=1):
         shutil.copytree(killed, f"runs/{name}")
         begun = {"begun": f"2099-01-0{day}T00:00:00+00:00"}
-        Path(f"runs/{name}/summary.json").write_text(json.dumps(json.loads(summary.read_text()) | begun))
+        Path(f"runs/{name}/summary.json").write_text(
+            json.dumps(json.loads(summary.read_text()) | begun)
+        )
     config = Path("runs/gone/config.yaml")
     config.write_text(config.read_text().replace("path: book.txt", "path: gone.txt"))
     with at_work("name=busy", *RESUMED[1:], step=22) as busy:
@@ -149,7 +166,9 @@ def test_the_newest_unfinished_run_that_is_not_in_use_continues(killed: Path) ->
     assert busy.wait().status == 0
 
 
-def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path, whole: Any) -> None:
+def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(
+    killed: Path, whole: Any
+) -> None:
     (events_file,) = killed.glob("events*")
     with open(events_file, "ab") as file:
         file.write(b"\xff" * 30)
@@ -164,15 +183,21 @@ def test_damaged_event_files_and_encoded_text_are_no_reason_to_stop(killed: Path
 
 def test_a_full_disk(whole: Any, workplace: Path) -> None:
     Path("runs").mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", "runs"], capture_output=True)
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=8m", "none", "runs"], capture_output=True
+    )
     if mounted.returncode:
         missing(f"a tmpfs: {mounted.stderr.decode().strip()}")
     try:
-        one_line(run("name=cut", *MUON, fault=(faults.fill_disk, 13)), 1, "No space left on device")
+        one_line(
+            run("name=cut", *MUON, fault=(faults.fill_disk, 13)), 1, "No space left on device"
+        )
         point = find_point(Run(LAST.parent.parent), Config(resume="auto"))
         assert point and point.step == 10 and point.path.samefile(LAST)
         assert not list(Path("runs").rglob(".*.tmp"))
-        exported = Process("--to", "web", "runs/cut", "runs/cut.html", program="export.py", defaults=False).wait()
+        exported = Process(
+            "--to", "web", "runs/cut", "runs/cut.html", program="export.py", defaults=False
+        ).wait()
         one_line(exported, 1, "No space left", program="export.py")
         assert not list(Path("runs").rglob(".*.tmp")) and not Path("runs/cut.html").exists()
         Path("runs/filler").unlink()
@@ -186,8 +211,12 @@ def test_the_second_in_one_run_directory_is_refused(killed: Path, whole: Any) ->
     with at_work(*RESUMED, step=22) as first:
         before = contents_of(killed / "checkpoints")
         for arguments in (["name=cut", "resume=auto"], ["resume=runs/cut"]):
-            one_line(run(*arguments, defaults=False), 2, "runs/cut", "another process is training there")
-        one_line(run("resume=auto", defaults=False), 2, "no unfinished run in runs/ that is not in use")
+            one_line(
+                run(*arguments, defaults=False), 2, "runs/cut", "another process is training there"
+            )
+        one_line(
+            run("resume=auto", defaults=False), 2, "no unfinished run in runs/ that is not in use"
+        )
         one_line(run("name=cut"), 2, "runs/cut exists")
         assert contents_of(killed / "checkpoints") == before
         first.signal(signal.SIGKILL)
@@ -203,4 +232,6 @@ def test_jobs_started_in_the_same_second(workplace: Path) -> None:
         assert sorted(each.status for each in ended) == statuses, ended
     assert len(list(Path("runs").iterdir())) == 3 + 1
     assert json.loads(Path("runs/same/summary.json").read_text())["status"] == "finished"
-    assert all(each.err.count("\n") == 1 and "runs/same" in each.err for each in ended if each.status)
+    assert all(
+        each.err.count("\n") == 1 and "runs/same" in each.err for each in ended if each.status
+    )

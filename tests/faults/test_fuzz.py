@@ -19,7 +19,10 @@ from tests.conf.test_defaults import compose
 from tests.model_files import CONFIG, by_hand
 
 quietly = settings(
-    max_examples=150, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=150,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
@@ -29,7 +32,9 @@ def test_any_words_are_taken_or_refused(key: str, text: str) -> None:
     for typed in (f"{key}={text}", text):
         try:
             compose([typed])
-        except InputError as error:  # of which one line is printed: tests/base/test_command_line.py
+        except (
+            InputError
+        ) as error:  # of which one line is printed: tests/base/test_command_line.py
             assert typed == text or key in str(error)
 
 
@@ -37,7 +42,8 @@ KINDS = {**FIELDS, **get_type_hints(ModelConfig)}
 plain: st.SearchStrategy[Any] = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=4)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=8) | st.integers(0, 9), inner, max_size=4)
     ),
     max_leaves=8,
 )
@@ -45,9 +51,15 @@ plain: st.SearchStrategy[Any] = st.recursive(
 
 @quietly
 @given(st.sampled_from([*KINDS]), plain)
-def test_any_description_is_taken_or_refused_in_one_line(tmp_path: Path, field: str, value: Any) -> None:
+def test_any_description_is_taken_or_refused_in_one_line(
+    tmp_path: Path, field: str, value: Any
+) -> None:
     path = tmp_path / "field.safetensors"
-    path.write_bytes(by_hand(**({field: value} if field in FIELDS else {"model_config": {**CONFIG, field: value}})))
+    path.write_bytes(
+        by_hand(
+            **({field: value} if field in FIELDS else {"model_config": {**CONFIG, field: value}})
+        )
+    )
     try:
         config, _, meta = model_file.read(path)
     except CheckpointError as error:
@@ -55,7 +67,10 @@ def test_any_description_is_taken_or_refused_in_one_line(tmp_path: Path, field: 
     else:
         assert json.dumps((meta | vars(config))[field]) == json.dumps(value)
         given = KINDS[field]
-        kinds = [get_origin(kind) or kind for kind in (get_args(given) if isinstance(given, UnionType) else [given])]
+        kinds = [
+            get_origin(kind) or kind
+            for kind in (get_args(given) if isinstance(given, UnionType) else [given])
+        ]
         assert type(value) in kinds or (type(value) is int and float in kinds)
 
 

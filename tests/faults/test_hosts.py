@@ -11,29 +11,52 @@ from tests.faults.processes import JOB, LONG, SCRIPT, Process, children_of, wait
 from tests.faults.test_resume import assert_as_if_never_touched
 
 LONGEST = 180  # seconds, on a machine that is busy with other tests, too
-PAGE = (ROOT / "docs/cluster.md").read_text("utf-8").replace("\\\n", "")  # a command over two lines is one
-STATIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--node-rank" in line]
-ELASTIC = [line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--max-restarts" in line] * 2
+# a command over two lines is one
+PAGE = (ROOT / "docs/cluster.md").read_text("utf-8").replace("\\\n", "")
+STATIC = [
+    line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--node-rank" in line
+]
+ELASTIC = [
+    line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--max-restarts" in line
+] * 2
 
 
-def start_both(commands: list[str], *arguments: str, folders: tuple[str, str] = (".", ".")) -> list[Process]:
+def start_both(
+    commands: list[str], *arguments: str, folders: tuple[str, str] = (".", ".")
+) -> list[Process]:
     """Start a run by the commands of the documentation, each in its folder, with the steps cut."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    exports = (line.removeprefix("export ") for line in PAGE.splitlines() if line.startswith("export "))
+    exports = (
+        line.removeprefix("export ") for line in PAGE.splitlines() if line.startswith("export ")
+    )
     variables = {"GLOO_SOCKET_IFNAME": "lo", **dict(line.split("=") for line in exports)}
     jobs = []
     for number, (command, folder) in enumerate(zip(commands, folders, strict=True)):
         given = command.replace("--nproc-per-node=4", "--nproc-per-node=1").split()[1:]
-        given = ["--log-dir=torchrun", *given]  # otherwise torchrun leaves a folder in the temporary directory
+        # otherwise torchrun leaves a folder in the temporary directory
+        given = ["--log-dir=torchrun", *given]
         if "c10d" in command:
             given = [f"--rdzv-conf=is_host={1 - number}", "--local-addr=127.0.0.1", *given]
             given = [each.replace("node1", f"127.0.0.1:{port}") for each in given]
         else:
-            given = [f"--master-port={port}", *(each.replace("node1", "127.0.0.1") for each in given)]
+            given = [
+                f"--master-port={port}",
+                *(each.replace("node1", "127.0.0.1") for each in given),
+            ]
         given[given.index("train.py")] = SCRIPT
         with chdir(folder):
-            jobs.append(Process(*given, *JOB, *LONG, *arguments, environment=variables, torchrun=True, long=True))
+            jobs.append(
+                Process(
+                    *given,
+                    *JOB,
+                    *LONG,
+                    *arguments,
+                    environment=variables,
+                    torchrun=True,
+                    long=True,
+                )
+            )
     return jobs
 
 
@@ -49,7 +72,9 @@ def test_a_host_is_lost_and_the_same_commands_go_on(whole_of_two: Path, workplac
     assert last("many")["global_step"] < 160, "it was lost in the middle"
     first, second = (process.wait(LONGEST) for process in start_both(STATIC))
     assert first.status == second.status == 0, (first, second)
-    assert "resume: from runs/many/checkpoints/last.ckpt" in first.out and "resume:" not in second.out
+    assert (
+        "resume: from runs/many/checkpoints/last.ckpt" in first.out and "resume:" not in second.out
+    )
     assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 
 
@@ -60,7 +85,10 @@ def test_torchrun_starts_the_processes_again(workplace: Path) -> None:
     os.kill(worker, signal.SIGKILL)
     ended = [process.wait(LONGEST) for process in (one, other)]
     assert [each.status for each in ended] == [0, 0], ended
-    assert "resume: from runs/many/checkpoints/last.ckpt" in ended[0].out and "step 160/160" in ended[0].out
+    assert (
+        "resume: from runs/many/checkpoints/last.ckpt" in ended[0].out
+        and "step 160/160" in ended[0].out
+    )
 
 
 def test_hosts_that_see_different_files_are_told(workplace: Path) -> None:
@@ -69,5 +97,10 @@ def test_hosts_that_see_different_files_are_told(workplace: Path) -> None:
     first, second = (process.wait(LONGEST) for process in start_both(STATIC, folders=(".", "b")))
     assert first.status != 0 and second.status != 0
     said = first.out + first.err
-    assert "train.py: text: rank 1 on " in said and "all machines must see the same text and the same runs/" in said
-    assert not list(Path("runs/many/checkpoints").glob("*")) and not list(Path("b").glob("runs/*/checkpoints/*"))
+    assert (
+        "train.py: text: rank 1 on " in said
+        and "all machines must see the same text and the same runs/" in said
+    )
+    assert not list(Path("runs/many/checkpoints").glob("*")) and not list(
+        Path("b").glob("runs/*/checkpoints/*")
+    )

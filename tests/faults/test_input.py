@@ -10,7 +10,8 @@ from tests.conftest import ROOT, TINY, Call, one_line, summary
 from tests.stores import make
 
 WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said of it
-    # a value that its key does not accept: of another type, not a number, out of range, not one of the choices
+    # a value that its key does not accept: of another type, not a number, out of range, not one of
+    # the choices
     "model.heads=0": "model.heads=0: must be", "model.heads=1.5": "model.heads=1.5: must be", "seed=null": "seed=null:",
     "seed=[1]": "seed=[1]: must be", "seed=''": "seed=", "optim.lr=nan": "optim.lr=nan: must be",
     "optim.lr=1e999": "optim.lr", "model.dropout=1": "model.dropout=1: must be", "model.bias=maybe": "model.bias=maybe",
@@ -58,10 +59,19 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
 def test_wrong_words(train: Call, workplace: Path) -> None:
     Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
     Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
-    make(Path("many"), {f"{number}.txt": "one\n" if number else "a long text\n" * 500 for number in range(40)})
+    make(
+        Path("many"),
+        {f"{number}.txt": "one\n" if number else "a long text\n" * 500 for number in range(40)},
+    )
     before = set(workplace.rglob("*"))
     for typed, said in WRONG.items():
-        arguments = typed if isinstance(typed, tuple) else typed.split(" ") if "callbacks" in typed else [typed]
+        arguments = (
+            typed
+            if isinstance(typed, tuple)
+            else typed.split(" ")
+            if "callbacks" in typed
+            else [typed]
+        )
         ended = train(*arguments)
         one_line(ended, 2, said)
         made = [path for path in set(workplace.rglob("*")) - before if "cache" not in path.parts]
@@ -105,7 +115,10 @@ def test_variables_that_cannot_be(train: Call, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.slow
 def test_closed_standard_streams_change_nothing(trained: Path) -> None:
-    for command in ("export.py first --to web out.html", f"train.py data.path=book.txt name=second {' '.join(TINY)}"):
+    for command in (
+        "export.py first --to web out.html",
+        f"train.py data.path=book.txt name=second {' '.join(TINY)}",
+    ):
         line = f"exec {sys.executable} {ROOT}/{command} <&- >&-"
         ended = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
         assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended
@@ -128,7 +141,9 @@ SWEEPS = [  # an environment variable, what is typed, and what is said of it
 ]  # fmt: skip
 
 
-def test_sweeps_that_cannot_be(train: Call, trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sweeps_that_cannot_be(
+    train: Call, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     before = set(Path().rglob("*"))
     for variable, typed, said in SWEEPS:
         with monkeypatch.context() as patch:
@@ -139,7 +154,9 @@ def test_sweeps_that_cannot_be(train: Call, trained: Path, monkeypatch: pytest.M
     one_line(train("data.path=book.txt,book.txt"), 2, "'data.path=[book.txt,book.txt]'", "add -m")
 
 
-def test_a_file_name_that_is_not_utf8_works(train: Call, score: Call, sample: Call, export: Call) -> None:
+def test_a_file_name_that_is_not_utf8_works(
+    train: Call, score: Call, sample: Call, export: Call
+) -> None:
     name = os.fsdecode(b"caf\xe9.txt")
     Path("book.txt").rename(name)
     assert train(f"data.path={name}", "name=cafe", "logger=tensorboard").status == 0
@@ -155,14 +172,17 @@ def test_a_file_name_that_is_not_utf8_works(train: Call, score: Call, sample: Ca
         assert "\\udce9" not in path.read_text("utf-8")
 
 
-def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(train: Call) -> None:
+def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(
+    train: Call,
+) -> None:
     Path("runs").touch()
     for arguments in ((), ("name=a",), ("-m", "seed=1,2")):
         one_line(train(*arguments), 2, "runs/", "cannot be created: ", "Not a directory")
     assert not Path("cache").exists()
 
 
-WITHOUT_FOLDER = {  # commands that PYTHONSAFEPATH starts without their folder on the path, and what they say
+# commands that PYTHONSAFEPATH starts without their folder on the path, and what they say
+WITHOUT_FOLDER = {
     "train.py --runs": "no run in runs/ yet", "sample.py x": "x: no such model", "score.py x y": "x: no such model",
     "export.py x --to card y.md": "x: no such model",
 }  # fmt: skip

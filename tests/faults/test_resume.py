@@ -10,10 +10,26 @@ import torch
 
 from tests.conftest import needs_compiler, one_line
 from tests.faults import faults
-from tests.faults.processes import MUON, TWO, Fault, Process, events, run, run_ranks, start, wait_for
+from tests.faults.processes import (
+    MUON,
+    TWO,
+    Fault,
+    Process,
+    events,
+    run,
+    run_ranks,
+    start,
+    wait_for,
+)
 
 ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
-EMA = ["callbacks=ema", "data.micro_batch=4", "model.dropout=0.1", "optim.clip=0", "trainer.precision=bf16-mixed"]
+EMA = [
+    "callbacks=ema",
+    "data.micro_batch=4",
+    "model.dropout=0.1",
+    "optim.clip=0",
+    "trainer.precision=bf16-mixed",
+]
 
 
 def assert_same(ours: Any, theirs: Any, where: str) -> None:
@@ -28,7 +44,9 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
         for index, (one, other) in enumerate(zip(ours, theirs, strict=True)):
             assert_same(one, other, f"{where}[{index}]")
     else:
-        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, where
+        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs, (
+            where
+        )
 
 
 def assert_same_checkpoints(whole: Path, cut: Path) -> None:
@@ -46,7 +64,9 @@ def assert_as_if_never_touched(whole: Path, cut: Path) -> None:
     for key in ours.keys() - {"begun", "seconds", "characters_per_second", "mfu"}:
         assert ours[key] == theirs[key], key
     assert theirs["seconds"] and theirs["characters_per_second"]
-    ours, theirs = (sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (whole, cut))
+    ours, theirs = (
+        sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (whole, cut)
+    )
     assert ours == theirs, "nothing unfinished is left"
 
 
@@ -71,7 +91,11 @@ OTHERS = [(ADAMW, (faults.at_step, 13)), (EMA, (faults.in_write, 2, 9999))]
 
 @pytest.mark.parametrize(
     ("recipe", "fault"),
-    [pytest.param(MUON, POINTS[name], marks=[pytest.mark.promise] if name == ONCE else []) for name in POINTS] + OTHERS,
+    [
+        pytest.param(MUON, POINTS[name], marks=[pytest.mark.promise] if name == ONCE else [])
+        for name in POINTS
+    ]
+    + OTHERS,
     ids=[*POINTS, "AdamW", "averages"],
 )
 def test_killed_once(recipe: list[str], fault: Fault, whole: Any, workplace: Path) -> None:
@@ -92,15 +116,22 @@ def test_a_compiled_run_is_killed_once(workplace: Path) -> None:
 
 def test_killed_before_the_first_checkpoint(whole: Any, workplace: Path) -> None:
     assert run("name=cut", *MUON, fault=(faults.at_step, 7)).status == -signal.SIGKILL
-    one_line(run("resume=runs/cut", "seed=8", defaults=False), 2, "cannot change seed=8 (the run has 0)")
+    one_line(
+        run("resume=runs/cut", "seed=8", defaults=False), 2, "cannot change seed=8 (the run has 0)"
+    )
     ended = run("resume=auto", "trainer.timeout=50", defaults=False)
-    assert ended.status == 0 and "runs/cut has no checkpoint yet, starting at step 0" in ended.out, ended
+    assert (
+        ended.status == 0 and "runs/cut has no checkpoint yet, starting at step 0" in ended.out
+    ), ended
     assert "timeout: 50" in Path("runs/cut/config.yaml").read_text()
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
 def test_killed_before_its_configuration_is_written(whole: Any, workplace: Path) -> None:
-    assert run("name=cut", *MUON, fault=(faults.before_rename, 1, "config.yaml")).status == -signal.SIGKILL
+    assert (
+        run("name=cut", *MUON, fault=(faults.before_rename, 1, "config.yaml")).status
+        == -signal.SIGKILL
+    )
     assert Path("runs/cut").is_dir()
     one_line(run("resume=auto", defaults=False), 2, "no unfinished run in runs/")
     one_line(run("resume=runs/cut", defaults=False), 2, "is not a run that can continue")
@@ -120,14 +151,19 @@ def test_checkpoints_by_time_change_nothing(whole: Any, workplace: Path) -> None
 
 def test_ranks_agree_on_checkpoints_by_time(workplace: Path) -> None:
     """Saved by both, although the clock of one says that none is due."""
-    ended = run_ranks(2, "name=cut", *TWO, "trainer.checkpoint_minutes=1e-6", fault={0: (faults.never_due,)})
+    ended = run_ranks(
+        2, "name=cut", *TWO, "trainer.checkpoint_minutes=1e-6", fault={0: (faults.never_due,)}
+    )
     assert ended.status == 0, ended
     assert steps_of(Path("runs/cut")) == [29, 30]
 
 
 def steps_of(directory: Path) -> list[int]:
     """The steps of a run's two checkpoints."""
-    return [torch.load(directory / f"checkpoints/{name}.ckpt")["global_step"] for name in ("previous", "last")]
+    return [
+        torch.load(directory / f"checkpoints/{name}.ckpt")["global_step"]
+        for name in ("previous", "last")
+    ]
 
 
 def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:
@@ -145,13 +181,17 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
     """Killed after the save that early stopping has decided in, before it has stopped."""
     stopping = "callbacks=early_stopping callbacks.early_stopping.patience=1 optim.lr=0.3 optim.muon_lr=0.5".split()
     stopping += ["optim.warmup=1", "trainer.max_steps=100", "trainer.val_check_interval=5"]
-    # Saved before the first validation, too, when the best score of early stopping is infinite, which no weight is.
+    # Saved before the first validation, too, when the best score of early stopping is infinite,
+    # which no weight is.
     assert run("name=whole", *stopping, "trainer.checkpoint_minutes=1e-6").status == 0
     saves = len(events(Path("runs/whole"))["val/loss"])
     assert saves < 18
     assert run("name=cut", *stopping, fault=(faults.after_save, saves)).status == -signal.SIGKILL
     ended = run("name=cut", "resume=auto", *stopping)
-    assert ended.status == 0 and "resume=runs/cut 'callbacks=[]' 'allow=[callbacks]' continues it" in ended.out, ended
+    assert (
+        ended.status == 0
+        and "resume=runs/cut 'callbacks=[]' 'allow=[callbacks]' continues it" in ended.out
+    ), ended
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
     assert "is finished" in run("name=cut", "resume=auto", *stopping).out
     ended = run("resume=runs/cut", "callbacks=[]", "allow=[callbacks]", defaults=False)
@@ -167,7 +207,8 @@ def test_two_processes_killed_and_resumed(whole: Any, workplace: Path) -> None:
         time.sleep(rng.uniform(0, 0.1))
         process.signal(signal.SIGKILL)  # whose ranks end with it
         assert process.ends().status == -signal.SIGKILL
-    resumed = start("resume=auto", *two)  # the ranks go on in the run that the first process has found
+    # the ranks go on in the run that the first process has found
+    resumed = start("resume=auto", *two)
     out, err = resumed.communicate(timeout=150)
     assert resumed.returncode == 0, err
     assert_as_if_never_touched(whole(two, long=True), Path("runs/cut"))

@@ -63,15 +63,27 @@ def test_a_callback_of_one_s_own_is_a_file(train: Call, monkeypatch: pytest.Monk
     mine = "class Mine(L.Callback):\n    def __init__(self, words): print('made with', words)\n"
     Path("mine.py").write_text(f"import lightning as L\n{mine}")
     Path("conf/callbacks/mine.yaml").write_text("mine:\n  _target_: mine.Mine\n  words: [a]\n")
-    typed = ["callbacks=[mine,early_stopping]", "callbacks.mine.words=[b]", "trainer.max_steps=40", "allow=[callbacks]"]
+    typed = [
+        "callbacks=[mine,early_stopping]",
+        "callbacks.mine.words=[b]",
+        "trainer.max_steps=40",
+        "allow=[callbacks]",
+    ]
     assert "made with ['b']" in train("resume=runs/first", *typed, defaults=False).out
     assert to_dict(read_config(Path("runs/first")))["callbacks"]["mine"] == {"words": ["b"]}
     assert "_target_" not in RUN.read_text()
-    assert "made with ['b']" in train("resume=runs/first", "trainer.max_steps=41", defaults=False).out
+    assert (
+        "made with ['b']" in train("resume=runs/first", "trainer.max_steps=41", defaults=False).out
+    )
     one_line(train("callbacks=mine", "callbacks.mine.word=[b]"), 2, "callbacks=mine accepts words")
     Path("mine.py").write_text("")
     monkeypatch.delitem(sys.modules, "mine")
-    one_line(train("callbacks=mine"), 2, "callbacks=mine: cannot be created", "No module named 'mine.Mine'")
+    one_line(
+        train("callbacks=mine"),
+        2,
+        "callbacks=mine: cannot be created",
+        "No module named 'mine.Mine'",
+    )
 
 
 NAMED = [  # classes on a command line, and what is said of them
@@ -88,10 +100,14 @@ def test_a_command_line_names_no_class(train: Call) -> None:
         one_line(train(*typed.split()), 2, said)
         one_line(train("resume=runs/first", *typed.split(), defaults=False), 2, said)
         one_line(train("-m", "seed=1,2", *typed.split()), 2, said)
-    assert set(Path("runs").rglob("*")) - {Path("runs/first/.lock")} == files - {Path("runs/first/.lock")}
+    assert set(Path("runs").rglob("*")) - {Path("runs/first/.lock")} == files - {
+        Path("runs/first/.lock")
+    }
 
 
-def test_what_looks_like_an_interpolation_or_a_number_is_data(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_looks_like_an_interpolation_or_a_number_is_data(
+    train: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CHARGPT_SECRET", "got-in")
     text, whole = "${oc.env:CHARGPT_SECRET}", yaml.safe_load(RUN.read_text())
     for value in (text, "3e-3", "1_0", "inf", "012", "yes"):
@@ -111,5 +127,11 @@ def test_what_looks_like_an_interpolation_or_a_number_is_data(train: Call, monke
 def test_what_is_no_configuration(train: Call) -> None:
     for text, said in WRONG:
         RUN.write_text(text)
-        one_line(train(*RESUME, defaults=False), 2, "runs/first/config.yaml", said, "init_from=runs/first starts from")
+        one_line(
+            train(*RESUME, defaults=False),
+            2,
+            "runs/first/config.yaml",
+            said,
+            "init_from=runs/first starts from",
+        )
         assert not Path("got-in").exists()

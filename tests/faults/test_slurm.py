@@ -45,7 +45,9 @@ PartitionName=all Nodes=one,two Default=YES State=UP
 
 
 def ask(*command: str) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=60).stdout.strip()
+    return subprocess.run(
+        command, check=True, capture_output=True, text=True, timeout=60
+    ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
@@ -68,8 +70,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("SLURM_CONF", str(place / "slurm.conf"))
         patch.setenv("MASTER_ADDR", "127.0.0.1")  # no name server knows the nodes one and two
         try:
-            for command in (["slurmctld", "-D", "-i"], ["slurmd", "-D", "-N", "one"], ["slurmd", "-D", "-N", "two"]):
-                daemons.append(subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log))
+            for command in (
+                ["slurmctld", "-D", "-i"],
+                ["slurmd", "-D", "-N", "one"],
+                ["slurmd", "-D", "-N", "two"],
+            ):
+                daemons.append(
+                    subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+                )
             wait_for(ready)
             yield
         finally:
@@ -97,7 +105,9 @@ def project(slurm: None, workplace: Path) -> Path:
 
 
 PAGE = (ROOT / "docs/cluster.md").read_text("utf-8")
-COMMANDS = {line.split()[1]: line.split()[1:] for line in PAGE.splitlines() if line.startswith("sbatch ")}
+COMMANDS = {
+    line.split()[1]: line.split()[1:] for line in PAGE.splitlines() if line.startswith("sbatch ")
+}
 SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2"]
 SMALL = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--output=job.out"]
 
@@ -114,7 +124,9 @@ def submit(name: str, *arguments: str) -> str:
 def wait_for_end(number: str) -> None:
     until = time.monotonic() + 300
     while number in ask("squeue", "-h", "-o", "%A %F").split():
-        assert time.monotonic() < until, Path("job.out").read_text() + ask("scontrol", "show", "job", number)
+        assert time.monotonic() < until, Path("job.out").read_text() + ask(
+            "scontrol", "show", "job", number
+        )
         time.sleep(0.5)
 
 
@@ -131,7 +143,10 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two:
 
 def test_the_other_commands_of_the_page(project: Path) -> None:
     assert len(COMMANDS) == 3
-    jobs = [submit("large", "--nodes=1", "--ntasks-per-node=2", *SHORT), submit("seeds", "--array=1", *SHORT)]
+    jobs = [
+        submit("large", "--nodes=1", "--ntasks-per-node=2", *SHORT),
+        submit("seeds", "--array=1", *SHORT),
+    ]
     for number in jobs:
         wait_for_end(number)
     done = {run.name: (run / "checkpoints/last.ckpt").exists() for run in Path("runs").iterdir()}
@@ -146,9 +161,15 @@ def test_a_task_of_srun_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None
                 PROCID="3", LOCALID="1", NODEID="1", STEP_NODELIST="node[5-7,9],other1")  # fmt: skip
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     for change, found in (({"STEP_NUM_TASKS": "1"}, (None, 0, None)), ({}, ((2, 2), 3, "node5"))):
-        with mock.patch.dict(os.environ, {f"SLURM_{name}": value for name, value in (step | change).items()}):
+        with mock.patch.dict(
+            os.environ, {f"SLURM_{name}": value for name, value in (step | change).items()}
+        ):
             ranks.adopt_srun()
             assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == found
-    uneven = {f"SLURM_{name}": value for name, value in step.items()} | {"SLURM_STEP_TASKS_PER_NODE": "3,1"}
+    uneven = {f"SLURM_{name}": value for name, value in step.items()} | {
+        "SLURM_STEP_TASKS_PER_NODE": "3,1"
+    }
     with mock.patch.dict(os.environ, uneven):
-        assert "(3,1): give every machine the same number of tasks" in refusal(ranks.JobError, ranks.adopt_srun)
+        assert "(3,1): give every machine the same number of tasks" in refusal(
+            ranks.JobError, ranks.adopt_srun
+        )

@@ -24,16 +24,25 @@ TERM = pytest.param(signal.SIGTERM, 19, marks=pytest.mark.promise)
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 13), TERM, (signal.SIGUSR1, 20)])
-def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, workplace: Path) -> None:
+def test_a_stop_finishes_the_step_and_saves(
+    number: int, step: int, whole: Any, workplace: Path
+) -> None:
     ended = run("name=cut", *MUON, fault=(faults.at_step, step, number))
     name = signal.Signals(number).name
     assert ended.status == 128 + number and ended.err == "", ended
-    assert f"stopped by {name} after step {step + 1}; the newest checkpoint is runs/cut/checkpoints/" in ended.out
+    assert (
+        f"stopped by {name} after step {step + 1}; the newest checkpoint is runs/cut/checkpoints/"
+        in ended.out
+    )
     assert json.loads(Path("runs/cut/summary.json").read_text())["status"] == "interrupted"
     assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == step + 1
     if number == signal.SIGTERM:  # again, while the checkpoint is loaded
         ended = run("resume=auto", defaults=False, fault=(faults.signal_while_loading, number))
-        assert ended.status == 143 and ended.err == "" and "stopped by SIGTERM; the newest" in ended.out, ended
+        assert (
+            ended.status == 143
+            and ended.err == ""
+            and "stopped by SIGTERM; the newest" in ended.out
+        ), ended
     assert run("resume=auto", defaults=False).status == 0
     assert_same_checkpoints(whole(MUON), Path("runs/cut"))
 
@@ -42,7 +51,9 @@ def test_a_stop_finishes_the_step_and_saves(number: int, step: int, whole: Any, 
     ((faults.signal_in_validation, 3, "middle", signal.SIGTERM), " after step 30"),
     ((faults.before_call, "write_results", signal.SIGTERM), "; the newest checkpoint is"),
 ])  # fmt: skip
-def test_a_stop_in_the_last_validation_or_evaluation(fault: Any, said: str, whole: Any, workplace: Path) -> None:
+def test_a_stop_in_the_last_validation_or_evaluation(
+    fault: Any, said: str, whole: Any, workplace: Path
+) -> None:
     ended = run("name=cut", *MUON, fault=fault)
     assert ended.status == 143 and f"stopped by SIGTERM{said}" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
@@ -52,7 +63,9 @@ def test_a_stop_in_the_last_validation_or_evaluation(fault: Any, said: str, whol
 @pytest.mark.slow
 def test_a_signal_while_the_model_compiles(workplace: Path) -> None:
     needs_compiler()
-    process = start("compile=true", env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(workplace / "cold")})
+    process = start(
+        "compile=true", env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(workplace / "cold")}
+    )
     wait_for(lambda: any(Path("cold").rglob("*")), process)
     process.send_signal(signal.SIGTERM)
     sent = time.monotonic()
@@ -66,7 +79,9 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
     for steps in (2, 3):
         assert run(f"trainer.max_steps={steps}", environment={"SLURM_JOB_ID": "6"}).status == 0
     assert len(list(Path("runs").iterdir())) == 2
-    again = run("trainer.max_steps=3", environment={"SLURM_JOB_ID": "6", "SLURM_RESTART_COUNT": "1"})
+    again = run(
+        "trainer.max_steps=3", environment={"SLURM_JOB_ID": "6", "SLURM_RESTART_COUNT": "1"}
+    )
     assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
 
 
@@ -77,11 +92,21 @@ def test_a_job_of_an_array_that_cannot_be_requeued(workplace: Path) -> None:
     scontrol.write_text('#!/bin/sh\necho "$@" >> "$ASKED"\necho "Access denied" >&2\nexit 1\n')
     scontrol.chmod(0o755)
     job = {"SLURM_JOB_ID": "4713", "SLURM_ARRAY_JOB_ID": "4712", "SLURM_ARRAY_TASK_ID": "3"}
-    job |= {"PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}", "ASKED": str(workplace / "asked")}
+    job |= {
+        "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}",
+        "ASKED": str(workplace / "asked"),
+    }
     reading = (faults.before_call, "encode_corpus")
-    for fault, begun in ((reading, False), ((faults.before_call, "choose"), False), ((faults.at_step, 12), True)):
+    for fault, begun in (
+        (reading, False),
+        ((faults.before_call, "choose"), False),
+        ((faults.at_step, 12), True),
+    ):
         ended = run(fault=(*fault, signal.SIGUSR1), environment=job)
-        assert ended.status == 138 and "SLURM job 4712_3 could not be requeued: Access denied" in ended.err, ended
+        assert (
+            ended.status == 138
+            and "SLURM job 4712_3 could not be requeued: Access denied" in ended.err
+        ), ended
         assert Path("runs").exists() == begun
     assert Path("asked").read_text() == 3 * "requeue 4712_3\n"
 
@@ -96,10 +121,18 @@ def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace: Path) -> None:
 
 
 def test_gpus_ask_each_other_only_after_steps_whose_losses_they_have_read(workplace: Path) -> None:
-    logs = ["trainer.val_check_interval=60", "trainer.max_steps=60", "trainer.log_every_n_steps=50"]
-    ended = run_ranks(2, "name=cut", *TWO, *logs, fault=(faults.signal_as_on_gpu, 1, 12, signal.SIGTERM))
+    logs = [
+        "trainer.val_check_interval=60",
+        "trainer.max_steps=60",
+        "trainer.log_every_n_steps=50",
+    ]
+    ended = run_ranks(
+        2, "name=cut", *TWO, *logs, fault=(faults.signal_as_on_gpu, 1, 12, signal.SIGTERM)
+    )
     assert ended.status == 143 and "stopped by SIGTERM after step 21;" in ended.out, ended
-    assert torch.load(CHECKPOINTS / "last.ckpt")["global_step"] == 21, "20 steps after the first, which is read alone"
+    assert torch.load(CHECKPOINTS / "last.ckpt")["global_step"] == 21, (
+        "20 steps after the first, which is read alone"
+    )
 
 
 LOST = "another process of this run has died or does not answer; the newest checkpoint is"
@@ -128,7 +161,9 @@ def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> N
         ((faults.spoil_gradient, 29), "step 30: the gradient norm is inf (batch 29 of seed 0)"),
     ):
         ended = run("name=cut", *MUON, fault=fault)
-        newest = f"the newest checkpoint is {CHECKPOINTS}/last.ckpt: python train.py resume=runs/cut"
+        newest = (
+            f"the newest checkpoint is {CHECKPOINTS}/last.ckpt: python train.py resume=runs/cut"
+        )
         lower = "optim.lr=0.003 optim.muon_lr=0.005 'allow=[optim.lr,optim.muon_lr]'"
         one_line(ended, 1, said, "training has diverged", f"{newest} {lower}")
         assert said in Path("runs/cut/train.log").read_text()

@@ -15,10 +15,14 @@ def build(config: ModelConfig) -> Attention:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-def test_blocks_have_the_gradients_of_the_whole_band(kernel: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocks_have_the_gradients_of_the_whole_band(
+    kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Three blocks, and one square with a band in it."""
     for positions, window in itertools.product(("rotary", "none"), (1, 5, 39)):
-        module = build(tiny(heads=3, positions=positions, window=window, context=40, attention=kernel))
+        module = build(
+            tiny(heads=3, positions=positions, window=window, context=40, attention=kernel)
+        )
         results = []
         for least in (1000, 16):
             monkeypatch.setattr("gpt.attention.MIN_BLOCK", least)
@@ -26,7 +30,14 @@ def test_blocks_have_the_gradients_of_the_whole_band(kernel: str, monkeypatch: p
             x = normal(2, 40, 12).requires_grad_()
             out = module.train()(x)
             out.backward(normal(2, 40, 12, seed=9))
-            results.append([out, module.eval()(x), x.grad, *(parameter.grad for parameter in module.parameters())])
+            results.append(
+                [
+                    out,
+                    module.eval()(x),
+                    x.grad,
+                    *(parameter.grad for parameter in module.parameters()),
+                ]
+            )
         for other in results[1:]:
             torch.testing.assert_close(other, results[0], rtol=0, atol=1e-11)
 
@@ -40,22 +51,41 @@ def test_large_scores_and_queries_of_zeros_stay_finite() -> None:
         assert out.isfinite().all() and x.grad.isfinite().all(), qk_norm
 
 
-CASES = [("explicit", "learned", None), ("sdpa", "learned", None), ("explicit", "rotary", 3), ("sdpa", "none", 3)]
+CASES = [
+    ("explicit", "learned", None),
+    ("sdpa", "learned", None),
+    ("explicit", "rotary", 3),
+    ("sdpa", "none", 3),
+]
 
 
 @pytest.mark.parametrize(("kernel", "positions", "window"), CASES)
-def test_dropout_acts_on_the_weights_in_training_only(kernel: str, positions: str, window: int | None) -> None:
+def test_dropout_acts_on_the_weights_in_training_only(
+    kernel: str, positions: str, window: int | None
+) -> None:
     """Its mean over draws is the output without it; the first character, with one weight, is kept or lost whole."""
     time = 40 if window else 7  # several blocks
-    config = {"heads": 1, "qk_norm": False, "attention": kernel, "positions": positions, "window": window}
-    module, plain = (build(tiny(dropout=dropout, context=time, **config)) for dropout in (0.25, 0.0))
+    config = {
+        "heads": 1,
+        "qk_norm": False,
+        "attention": kernel,
+        "positions": positions,
+        "window": window,
+    }
+    module, plain = (
+        build(tiny(dropout=dropout, context=time, **config)) for dropout in (0.25, 0.0)
+    )
     x = normal(1, time, 12).expand(4000, time, 12)
     torch.testing.assert_close(module(x[:2]), plain(x[:2]), rtol=0, atol=0)
     torch.manual_seed(3)
     with torch.no_grad():
         out, expected = module.train()(x), plain(x[:1])
-    torch.testing.assert_close(out.mean(0), expected[0], rtol=0, atol=8 * out.std(0).max().item() / 4000**0.5)
+    torch.testing.assert_close(
+        out.mean(0), expected[0], rtol=0, atol=8 * out.std(0).max().item() / 4000**0.5
+    )
     lost = (out[:, 0] == 0).all(-1)
     assert lost.double().mean().item() == pytest.approx(0.25, abs=0.035)
     torch.testing.assert_close(out[~lost][:, 0], (expected[:, 0] / 0.75).expand((~lost).sum(), 12))
-    assert not (out[:, 1:] == 0).all(-1).double().mean() > 0.1, "the weights are dropped, not whole characters"
+    assert not (out[:, 1:] == 0).all(-1).double().mean() > 0.1, (
+        "the weights are dropped, not whole characters"
+    )

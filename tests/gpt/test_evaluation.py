@@ -43,11 +43,15 @@ def test_sums_of_surprisals_equal_the_loop_for_every_kind_of_number() -> None:
         targets = torch.randint(6, (3, 5), generator=generator)
         counted = torch.rand(3, 5, generator=generator) < 0.6
         for mask in (counted, counted & False):
-            expected = losses.totals([(logits.double().numpy(), targets.numpy(), mask.numpy())], characters, sizes)
+            expected = losses.totals(
+                [(logits.double().numpy(), targets.numpy(), mask.numpy())], characters, sizes
+            )
             hidden = logits.masked_fill(~mask[..., None], torch.nan)
             found = window_totals(hidden, targets, mask, np.array([characters, sizes]).T)
             assert found.shape == (4,) and found.dtype == torch.float64
-            assert found.tolist() == pytest.approx(expected, rel=1e-6) and found[1:].tolist() == list(expected[1:])
+            assert found.tolist() == pytest.approx(expected, rel=1e-6) and found[
+                1:
+            ].tolist() == list(expected[1:])
 
 
 def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision() -> None:
@@ -56,15 +60,27 @@ def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_prec
     logits, targets = torch.zeros(1, count, 3), torch.zeros(1, count, dtype=torch.int64)
     logits[0, 0] = torch.tensor([0.0, 1e7, 0.0])
     result = window_totals(logits, targets, targets == 0, ones)
-    assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8) and result[1].item() == count
+    assert (
+        result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8)
+        and result[1].item() == count
+    )
 
 
 @pytest.mark.parametrize("end", [(0,), (0, 0), (3, 0)])
 @pytest.mark.parametrize("context, stride", [(1, 1), (2, 1), (7, 7), (7, 3), (8, 4)])
-def test_windows_of_documents_are_those_of_a_loop(context: int, stride: int, end: tuple[int, ...]) -> None:
+def test_windows_of_documents_are_those_of_a_loop(
+    context: int, stride: int, end: tuple[int, ...]
+) -> None:
     random = np.random.default_rng(context)
-    for sizes in ([3], [10 * context], 3 * [0, 1, context - 1, context, context + 1, 10 * context], 40 * [1, 2]):
-        documents = [(*random.integers(1, 3, size).tolist(), *end) for size in random.permutation(sizes)]
+    for sizes in (
+        [3],
+        [10 * context],
+        3 * [0, 1, context - 1, context, context + 1, 10 * context],
+        40 * [1, 2],
+    ):
+        documents = [
+            (*random.integers(1, 3, size).tolist(), *end) for size in random.permutation(sizes)
+        ]
         documents[-1] = documents[-1][: -len(end)] or (1,)  # the last end mark may be missing
         tokens, mark = np.array(sum(documents, ()), np.uint8), np.array(end)
         expected = losses.read_by_document(documents, end, context, stride)
@@ -73,7 +89,9 @@ def test_windows_of_documents_are_those_of_a_loop(context: int, stride: int, end
         assert found == expected
         for ranks in (1, 2, 3):
             options = {"stride": stride, "end": mark, "ranks": ranks}
-            parts = [windows_read(tokens, context, 2, rank=rank, **options) for rank in range(ranks)]
+            parts = [
+                windows_read(tokens, context, 2, rank=rank, **options) for rank in range(ranks)
+            ]
             assert sorted(sum(parts, [])) == sorted(expected)
         some = windows_read(tokens, context, 3, end=mark, most=len(tokens) // 3)
         assert 0 < len(some) <= len(tokens) // 3 + 10 * context and set(some) <= set(
@@ -82,7 +100,14 @@ def test_windows_of_documents_are_those_of_a_loop(context: int, stride: int, end
 
 
 def windows_read(
-    tokens: np.ndarray, context: int, batch: int, *, end: np.ndarray, stride: Any = None, most: Any = None, **more: Any
+    tokens: np.ndarray,
+    context: int,
+    batch: int,
+    *,
+    end: np.ndarray,
+    stride: Any = None,
+    most: Any = None,
+    **more: Any,
 ) -> list[tuple[tuple[int, ...], int]]:
     """For each counted token, (the tokens of its window before it, the token), in the order of the windows."""
     found = []
@@ -112,12 +137,16 @@ def test_forward_is_in_full_precision_without_gradients_one_window_at_a_time() -
     model, seen = build(), []
     expected = run(model)
     model.register_forward_hook(
-        lambda module, args, out: seen.append((out.dtype, out.requires_grad, torch.is_autocast_enabled("cpu")))
+        lambda module, args, out: seen.append(
+            (out.dtype, out.requires_grad, torch.is_autocast_enabled("cpu"))
+        )
     )
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert run(model) == expected
     assert set(seen) == {(torch.float32, False, False)}
-    assert all(parameter.requires_grad and parameter.grad is None for parameter in model.parameters())
+    assert all(
+        parameter.requires_grad and parameter.grad is None for parameter in model.parameters()
+    )
     # A split need not fit in memory: batch n + 1 is asked for after batch n was computed.
     seen.clear()
     asked = (seen.append("asked") or window for window in windows(1))

@@ -18,7 +18,19 @@ from gpt.model import GPT, Block
 from gpt.optim import make_optimizer
 from tests.conftest import refusal
 from tests.reference import model as reference
-from tests.reference.models import ALL, CHOICES, MIXED, PLACES, SOME, fill, name, normal, third, tiny, tolerance
+from tests.reference.models import (
+    ALL,
+    CHOICES,
+    MIXED,
+    PLACES,
+    SOME,
+    fill,
+    name,
+    normal,
+    third,
+    tiny,
+    tolerance,
+)
 
 V = 11
 
@@ -36,27 +48,41 @@ def close(one: torch.Tensor, other: torch.Tensor, atol: float, config: object = 
 
 
 def test_equals_numpy() -> None:
-    # Heads of 9, 3 and 1 channels: the half that is offset is the smaller one, of one channel none.
+    # Heads of 9, 3 and 1 channels: the half that is offset is the smaller one, of one channel
+    # none.
     odd = [tiny(dim=9, heads=heads, positions="learned", key_offset=True) for heads in (1, 3, 9)]
-    for config in [*ALL, *odd, ModelConfig(1, 1, 2, 1, positions="learned"), ModelConfig(3, 4, 16, 12)]:
+    for config in [
+        *ALL,
+        *odd,
+        ModelConfig(1, 1, 2, 1, positions="learned"),
+        ModelConfig(3, 4, 16, 12),
+    ]:
         model, tokens = build(config), draw(2, config.context)
         expected = reference.gpt(model.state_dict(), config, tokens.numpy())
         assert expected.std() > 0.01
         found = model(tokens).detach().numpy()
-        np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config), err_msg=name(config))
+        np.testing.assert_allclose(
+            found, expected, rtol=0, atol=tolerance(config), err_msg=name(config)
+        )
 
 
-@pytest.mark.parametrize("config", [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)], ids=name)
+@pytest.mark.parametrize(
+    "config", [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)], ids=name
+)
 def test_a_training_step_stays_on_its_device_and_reads_no_number(config: ModelConfig) -> None:
     """On torch's meta device, which knows shapes only: to read a number, or to mix in a CPU's tensor, is an error."""
     text = torch.empty(500, dtype=torch.uint8, device="meta")
-    batches = batches_on_device(text, TrainingWindows(np.empty(500, np.uint8), 0, 8, config.context), 3, slice(2, 5))
+    batches = batches_on_device(
+        text, TrainingWindows(np.empty(500, np.uint8), 0, 8, config.context), 3, slice(2, 5)
+    )
     with torch.device("meta"):
         trained, model = GPT(config, 7), GPT(config, V)
     copy_weights(model, trained, torch.arange(7, device="meta"))
     optimizer = make_optimizer(model, OptimConfig(name="muon"))
     for batch in itertools.islice(batches, 2):
-        assert batch.is_meta and batch.shape == (3, config.context + 1) and batch.dtype == torch.int64
+        assert (
+            batch.is_meta and batch.shape == (3, config.context + 1) and batch.dtype == torch.int64
+        )
         loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         optimizer.step()
@@ -90,7 +116,8 @@ def test_dropout_on_each_branch(branch: str) -> None:
         torch.manual_seed(1)
         added, whole = block.train()(x) - x, plain(x) - x
     lost = (added == 0).all(-1).double().mean().item()
-    kept = 0.8**2 if branch == "attention" else 0.8  # the only attention weight of one character is lost as often
+    # the only attention weight of one character is lost as often
+    kept = 0.8**2 if branch == "attention" else 0.8
     assert (added == 0).double().mean().item() == pytest.approx(1 - kept, abs=0.03)
     assert lost == pytest.approx(0.2 if branch == "attention" else 0.0, abs=0.03)
     close(added[added != 0], whole[added != 0] / kept, 1e-10)
@@ -99,9 +126,13 @@ def test_dropout_on_each_branch(branch: str) -> None:
 def test_dropout_on_the_embeddings() -> None:
     for positions in ("learned", "rotary"):
         model, tokens, seen = build(tiny(dropout=0.3, positions=positions)), draw(300, 7), []
-        assert torch.equal(model(tokens), build(tiny(positions=positions))(tokens)), "none while it is not trained"
+        assert torch.equal(model(tokens), build(tiny(positions=positions))(tokens)), (
+            "none while it is not trained"
+        )
         model.train()
-        model.blocks[0].register_forward_pre_hook(lambda module, args, seen=seen: seen.append(args[0].detach()))
+        model.blocks[0].register_forward_pre_hook(
+            lambda module, args, seen=seen: seen.append(args[0].detach())
+        )
         torch.manual_seed(1)
         model(tokens)
         kept = seen[0] != 0
@@ -116,22 +147,36 @@ def test_initialisation() -> None:
     """GPT-2's: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2 layers)), biases and the token shift 0, scales 1."""
     for layers, tied in ((1, True), (8, False)):
         torch.manual_seed(0)
-        model = GPT(ModelConfig(layers, 4, 96, 128, bias=True, norm="layernorm", positions="learned", tied=tied), 100)
+        model = GPT(
+            ModelConfig(
+                layers, 4, 96, 128, bias=True, norm="layernorm", positions="learned", tied=tied
+            ),
+            100,
+        )
         for key, value in model.named_parameters():
             if value.ndim == 1:
-                assert (value == (not (key.endswith(("bias", "shift")) or ".taps." in key))).all(), key
+                assert (
+                    value == (not (key.endswith(("bias", "shift")) or ".taps." in key))
+                ).all(), key
                 continue
             residual = key.endswith(("attention.proj.weight", "mlp.down.weight"))
-            count, unit = value.numel(), value.detach().double() / (0.02 / math.sqrt(2 * layers) if residual else 0.02)
+            count, unit = (
+                value.numel(),
+                value.detach().double() / (0.02 / math.sqrt(2 * layers) if residual else 0.02),
+            )
             assert unit.std().item() == pytest.approx(1, abs=5 / math.sqrt(2 * count)), key
             assert unit.mean().item() == pytest.approx(0, abs=5 / math.sqrt(count)), key
-            assert (unit**4).mean().item() == pytest.approx(3, abs=5 * math.sqrt(96 / count)), f"{key}: not normal"
+            assert (unit**4).mean().item() == pytest.approx(3, abs=5 * math.sqrt(96 / count)), (
+                f"{key}: not normal"
+            )
 
 
 def test_flops_are_those_that_torch_counts() -> None:
     tokens = draw(5, 12)
     for changes in ({"tied": True}, {"positions": "learned", "bias": True, "heads": 4}):
-        model = build(tiny(**{"layers": 3, "dim": 16, "context": 12, "attention": "explicit", **changes}))
+        model = build(
+            tiny(**{"layers": 3, "dim": 16, "context": 12, "attention": "explicit", **changes})
+        )
         with FlopCounterMode(display=False) as counter:
             F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
         assert counter.get_total_flops() == model.flops_per_token() * tokens.numel(), changes
@@ -148,7 +193,12 @@ def test_wrong_tokens_and_wrong_configurations_are_named() -> None:
         assert re.search(named, message := refusal(ValueError, model, tokens)), message
     for changes, *named in (
         ({"heads": 4}, "model.heads=4", "model.dim=12", "multiple of 2"),
-        ({"heads": 2, "key_offset": True}, "model.heads=2", "multiple of 4", "try 1, model.dim=16"),
+        (
+            {"heads": 2, "key_offset": True},
+            "model.heads=2",
+            "multiple of 4",
+            "try 1, model.dim=16",
+        ),
     ):
         message = refusal(ValueError, tiny, positions="rotary", **changes)
         assert all(word in message for word in named), message
@@ -161,7 +211,10 @@ def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are() -> None:
         trained, tokens = build(config, vocabulary=3), draw(4, config.context, vocabulary=3)
         old = trained(tokens)
         for characters in ("bdf", "abcdefg"):
-            model, places = build(config, 1, len(characters)), torch.tensor([characters.index(old) for old in "bdf"])
+            model, places = (
+                build(config, 1, len(characters)),
+                torch.tensor([characters.index(old) for old in "bdf"]),
+            )
             copy_weights(model, trained, places)
             new = model(places[tokens])
             for place, character in enumerate(characters):
@@ -169,7 +222,9 @@ def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are() -> None:
                 close(new[..., place], expected, 1e-12, (name(config), characters))
             assert (model.head.weight is model.embedding.weight) == config.tied
             dearer = new.logsumexp(-1) - old.logsumexp(-1)
-            assert dearer.max() <= math.log(len(characters) / 3) + 1e-12, "what is promised of the loss of old text"
+            assert dearer.max() <= math.log(len(characters) / 3) + 1e-12, (
+                "what is promised of the loss of old text"
+            )
 
 
 def test_the_models_of_the_oracles_have_every_value_of_every_choice() -> None:
@@ -187,4 +242,5 @@ def test_attention_maps_equal_loops() -> None:
         expected = np.reshape(seen, (config.layers, config.heads, config.context, config.context))
         found = attention_maps(model, tokens)
         assert found.dtype == torch.float32
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=name(config))  # scores in fp32
+        # scores in fp32
+        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=name(config))

@@ -21,9 +21,17 @@ def test_any_safetensors_reader_opens_it(tmp_path: Path) -> None:
         with safe_open(path, "pt") as file:
             described = json.loads(file.metadata()["chargpt"])
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - it is no dict
-        weights = {key: value for key, value in model.state_dict().items() if key != "head.weight" or not tied}
-        assert tensors.keys() == weights.keys() and all(torch.equal(tensors[key], weights[key]) for key in weights)
-        sha = hashlib.sha256(b"".join(tensors[key].numpy().tobytes() for key in sorted(tensors))).hexdigest()
+        weights = {
+            key: value
+            for key, value in model.state_dict().items()
+            if key != "head.weight" or not tied
+        }
+        assert tensors.keys() == weights.keys() and all(
+            torch.equal(tensors[key], weights[key]) for key in weights
+        )
+        sha = hashlib.sha256(
+            b"".join(tensors[key].numpy().tobytes() for key in sorted(tensors))
+        ).hexdigest()
         assert described["sha256"] == sha and described["val_loss"] == 1.25
 
 
@@ -38,7 +46,9 @@ def test_a_description_is_read_without_the_weights(tmp_path: Path) -> None:
     assert read_description(path) == (config, meta)
 
 
-def test_an_error_of_the_disk_is_not_taken_for_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_disk_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path = tmp_path / "a.safetensors"
     write_model_file(path, filled())
 
@@ -88,8 +98,13 @@ def test_what_is_not_a_description_is_refused(tmp_path: Path) -> None:
     }.items():  # fmt: skip
         (tmp_path / "b.safetensors").write_bytes(by_hand(**changes))
         for reader in (read, read_description):
-            with pytest.raises(CheckpointError, match=rf"\({field} is missing, of the wrong type or out of range\)"):
+            with pytest.raises(
+                CheckpointError,
+                match=rf"\({field} is missing, of the wrong type or out of range\)",
+            ):
                 reader(tmp_path / "b.safetensors")
     longer = {"kind": "part", "end": "a" * 101, "name": "x"}
     with pytest.raises(CheckpointError, match="the end mark of documents must have 1 to 100"):
-        read(write_model_file(tmp_path / "a.safetensors", filled(tiny(layers=1)), documents=longer))
+        read(
+            write_model_file(tmp_path / "a.safetensors", filled(tiny(layers=1)), documents=longer)
+        )

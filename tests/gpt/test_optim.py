@@ -14,25 +14,47 @@ from tests.reference.optim import adamw, learning_rate, rows_normalised
 def with_gradients(model: GPT, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     for value in model.parameters():
-        value.grad = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(value.dtype)
+        value.grad = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(
+            value.dtype
+        )
 
 
 def test_schedule_equals_its_parts() -> None:
-    schedules = (("cosine", 0.5), ("trapezoid", 0.5), ("trapezoid", 0.3), ("trapezoid", 1.0), ("trapezoid", 0.0))
-    for min_lr, warmup, (schedule, cooldown) in itertools.product((0.0, 0.002), (0, 1, 7, 8, 500), schedules):
-        config = OptimConfig(lr=0.02, min_lr=min_lr, warmup=warmup, schedule=schedule, cooldown=cooldown)
+    schedules = (
+        ("cosine", 0.5),
+        ("trapezoid", 0.5),
+        ("trapezoid", 0.3),
+        ("trapezoid", 1.0),
+        ("trapezoid", 0.0),
+    )
+    for min_lr, warmup, (schedule, cooldown) in itertools.product(
+        (0.0, 0.002), (0, 1, 7, 8, 500), schedules
+    ):
+        config = OptimConfig(
+            lr=0.02, min_lr=min_lr, warmup=warmup, schedule=schedule, cooldown=cooldown
+        )
         for steps in (1, 8, 40, 41):
             for step in range(steps):
                 expected = learning_rate(step, steps, config)
                 found = lr_at(step, config, steps)
-                assert found == pytest.approx(expected, rel=1e-12, abs=1e-15), (config, step, steps)
+                assert found == pytest.approx(expected, rel=1e-12, abs=1e-15), (
+                    config,
+                    step,
+                    steps,
+                )
                 assert found > 0
-            assert warmup > steps or lr_at(steps + 50, config, steps) == pytest.approx(min_lr), "the last rate stays"
+            assert warmup > steps or lr_at(steps + 50, config, steps) == pytest.approx(min_lr), (
+                "the last rate stays"
+            )
 
 
 def test_optimizer_equals_adamw_number_by_number() -> None:
     config = OptimConfig(name="adamw", lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
-    model = fill(GPT(tiny(layers=1, dim=4, context=3, bias=True, positions="learned", token_shift=True), 5).double())
+    model = fill(
+        GPT(
+            tiny(layers=1, dim=4, context=3, bias=True, positions="learned", token_shift=True), 5
+        ).double()
+    )
     start = {key: value.detach().clone() for key, value in model.named_parameters()}
     optimizer = make_optimizer(model, config)
     assert all(group["eps"] == 1e-8 for group in optimizer.param_groups)
@@ -46,7 +68,9 @@ def test_optimizer_equals_adamw_number_by_number() -> None:
         steps = torch.stack(gradients[key]).flatten(1).T.tolist()
         decay = 0.3 if value.ndim == 2 else 0.0
         pairs = zip(start[key].flatten().tolist(), steps, strict=True)
-        expected = [adamw(*pair, lr=0.01, betas=(0.8, 0.95), eps=1e-8, decay=decay) for pair in pairs]
+        expected = [
+            adamw(*pair, lr=0.01, betas=(0.8, 0.95), eps=1e-8, decay=decay) for pair in pairs
+        ]
         assert value.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12), key
 
 
@@ -56,21 +80,41 @@ def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every: int) -> No
 
     With `muon_every=2` its rate is 0 at every second step, and twice as high at the others.
     """
-    config = OptimConfig(lr=0.01, muon_lr=0.05, weight_decay=0.3, muon_beta2=0, muon_every=every, warmup=0, cooldown=0)
+    config = OptimConfig(
+        lr=0.01,
+        muon_lr=0.05,
+        weight_decay=0.3,
+        muon_beta2=0,
+        muon_every=every,
+        warmup=0,
+        cooldown=0,
+    )
     model = fill(GPT(tiny(layers=2, heads=2, dim=8, context=6, bias=True), 7))
     ours = make_optimizer(model, config, bf16=True)
-    matrices = [[value for value in block.parameters() if value.ndim == 2] for block in model.blocks]
+    matrices = [
+        [value for value in block.parameters() if value.ndim == 2] for block in model.blocks
+    ]
 
     def apart(packed: list[torch.Tensor]) -> list[torch.Tensor]:
-        return [part.clone() for each in packed for part in each.chunk(3 if len(each) == 24 else 1)]
+        return [
+            part.clone() for each in packed for part in each.chunk(3 if len(each) == 24 else 1)
+        ]
 
-    parts = [[torch.nn.Parameter(part) for part in apart([each.detach() for each in block])] for block in matrices]
-    theirs = [torch.optim.Muon(block, lr=0.05, weight_decay=0.3, momentum=0.95, nesterov=True) for block in parts]
+    parts = [
+        [torch.nn.Parameter(part) for part in apart([each.detach() for each in block])]
+        for block in matrices
+    ]
+    theirs = [
+        torch.optim.Muon(block, lr=0.05, weight_decay=0.3, momentum=0.95, nesterov=True)
+        for block in parts
+    ]
     for step in range(4):
         with_gradients(model, step)
         before = [[part.detach().clone() for part in block] for block in parts]
         for i, block in enumerate(parts):
-            for part, gradient in zip(block, apart([each.grad for each in matrices[i]]), strict=True):
+            for part, gradient in zip(
+                block, apart([each.grad for each in matrices[i]]), strict=True
+            ):
                 part.grad = gradient
             theirs[i].param_groups[0]["lr"] = 0.05 * every if step % every == i % every else 0
             theirs[i].step()
@@ -86,13 +130,18 @@ def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every: int) -> No
 
 def test_rows_of_an_update_are_normalised_by_the_formula() -> None:
     generator = torch.Generator().manual_seed(0)
-    updates = torch.randn(4, 6, 9, generator=generator, dtype=torch.float64) * torch.logspace(-2, 2, 6)[:, None]
+    updates = (
+        torch.randn(4, 6, 9, generator=generator, dtype=torch.float64)
+        * torch.logspace(-2, 2, 6)[:, None]
+    )
     updates[1:, 2] = 0
     expected = rows_normalised(updates.tolist(), 0.9)
     moment = torch.zeros(6, 1, dtype=torch.float64)
     for update, wanted in zip(updates, expected, strict=True):
         normalise_rows(update, moment, 0.9)
-        torch.testing.assert_close(update, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(
+            update, torch.tensor(wanted, dtype=torch.float64), rtol=1e-9, atol=1e-12
+        )
     zeros = torch.zeros(6, 9)
     normalise_rows(zeros, torch.zeros(6, 1), 0.9)
     assert zeros.eq(0).all(), "a matrix without a gradient does not become NaN"
@@ -104,21 +153,33 @@ def test_muon_normalises_the_rows_of_its_updates() -> None:
     for beta2 in (0.0, 0.9):
         model = fill(GPT(tiny(layers=1, dim=8, context=6), 7))
         matrix = model.blocks.get_parameter("0.mlp.up.weight")
-        optimizer = make_optimizer(model, OptimConfig(name="muon", weight_decay=0, muon_beta2=beta2))
+        optimizer = make_optimizer(
+            model, OptimConfig(name="muon", weight_decay=0, muon_beta2=beta2)
+        )
         moved.append([])
         for step in range(2):
             with_gradients(model, step)
             before = matrix.detach().clone()
             optimizer.step()
             moved[-1].append((before - matrix.detach()).double())
-    for found, expected in zip(moved[1], rows_normalised([each.tolist() for each in moved[0]], 0.9), strict=True):
-        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64), rtol=1e-2, atol=1e-5)
+    for found, expected in zip(
+        moved[1], rows_normalised([each.tolist() for each in moved[0]], 0.9), strict=True
+    ):
+        torch.testing.assert_close(
+            found, torch.tensor(expected, dtype=torch.float64), rtol=1e-2, atol=1e-5
+        )
 
 
 def test_muon_leaves_all_else_to_adamw() -> None:
     config = OptimConfig(name="muon", lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
-    first, second = (fill(GPT(tiny(layers=1, dim=8, context=6, bias=True, norm="layernorm"), 7)) for _ in range(2))
-    ours, theirs = make_optimizer(first, config), make_optimizer(second, replace(config, name="adamw"))
+    first, second = (
+        fill(GPT(tiny(layers=1, dim=8, context=6, bias=True, norm="layernorm"), 7))
+        for _ in range(2)
+    )
+    ours, theirs = (
+        make_optimizer(first, config),
+        make_optimizer(second, replace(config, name="adamw")),
+    )
     for step in range(3):
         for model, optimizer in ((first, ours), (second, theirs)):
             with_gradients(model, step)

@@ -8,7 +8,8 @@ from gpt.positions import position_tables
 from tests.reference.models import tiny
 
 CPU = torch.device("cpu")
-FAR = (0, 1, 17, 299, 4095, 65_537, 2**20 - 1)  # angles in single precision would be off by 0.03 at the last
+# angles in single precision would be off by 0.03 at the last
+FAR = (0, 1, 17, 299, 4095, 65_537, 2**20 - 1)
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
@@ -17,7 +18,9 @@ def test_tables_and_the_decoder_hold_the_angles(positions: str) -> None:
     size = config.rotary_dims or config.dim
     angles = np.array(FAR)[:, None] * 10000 ** (-2 * np.arange(size // 2) / size)  # (8, size / 2)
     tables = [table[list(FAR)] for table in position_tables(config, 2**20, CPU)]
-    weights = Weights(config, {key: value.numpy() for key, value in GPT(config, 3).state_dict().items()})
+    weights = Weights(
+        config, {key: value.numpy() for key, value in GPT(config, 3).state_dict().items()}
+    )
     encoded = weights.encoding(np.array(FAR)).reshape(len(FAR), -1)
     if positions == "rotary":
         found, wanted = [*tables, encoded.real, encoded.imag], [np.cos(angles), np.sin(angles)] * 2
@@ -25,4 +28,8 @@ def test_tables_and_the_decoder_hold_the_angles(positions: str) -> None:
         waves = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(FAR), -1)
         found, wanted = [*tables, encoded], [waves, waves / config.dim**0.5]
     for one, other in zip(found, wanted, strict=True):
-        assert one.shape == other.shape and one.itemsize == 4 and np.abs(np.asarray(one) - other).max() < 2**-25 + 1e-9
+        assert (
+            one.shape == other.shape
+            and one.itemsize == 4
+            and np.abs(np.asarray(one) - other).max() < 2**-25 + 1e-9
+        )

@@ -19,17 +19,31 @@ def test_characters_are_numbered_as_a_dictionary_would():
     for alphabet in ALPHABETS:
         tokenizer = CharTokenizer("".join(rng.sample(alphabet, len(alphabet))) + alphabet)
         number = {character: place for place, character in enumerate(sorted(alphabet))}
-        for text in ["", "x", "azé", alphabet, *("".join(rng.choices(alphabet, k=length)) for length in (1, 2, 300))]:
+        for text in [
+            "",
+            "x",
+            "azé",
+            alphabet,
+            *("".join(rng.choices(alphabet, k=length)) for length in (1, 2, 300)),
+        ]:
             if set(text) <= set(alphabet):
                 tokens, packed = tokenizer.encode(text), tokenizer.pack(text)
                 assert tokens.dtype == np.int64
-                assert tokens.tolist() == packed.tolist() == [number[character] for character in text]
-                assert packed.dtype == tokenizer.dtype == (np.uint8 if len(alphabet) <= 256 else np.uint16)
+                assert (
+                    tokens.tolist() == packed.tolist() == [number[character] for character in text]
+                )
+                assert (
+                    packed.dtype
+                    == tokenizer.dtype
+                    == (np.uint8 if len(alphabet) <= 256 else np.uint16)
+                )
                 assert tokenizer.decode(tokens) == text == tokenizer.decode(tokens.tolist())
                 assert tokenizer.utf8(tokens) == text.encode()
         assert tokenizer.size == len(alphabet)
         assert tokenizer_from(tokenizer.vocabulary).characters == tokenizer.characters
-        assert tokenizer.token_sizes[:, 1].tolist() == [len(character.encode()) for character in sorted(alphabet)]
+        assert tokenizer.token_sizes[:, 1].tolist() == [
+            len(character.encode()) for character in sorted(alphabet)
+        ]
         assert tokenizer.token_sizes[:, 0].tolist() == [1] * len(alphabet)
 
 
@@ -72,7 +86,9 @@ def test_an_unknown_character_is_named():
 def test_straight_and_typographic_forms_replace_each_other(known, text, form):
     tokenizer = CharTokenizer(known)
     assert tokenizer.adapt(text, replace=True) == form
-    assert tokenizer.adapt(text, replace=False) == "".join(letter for letter in text if letter in known)
+    assert tokenizer.adapt(text, replace=False) == "".join(
+        letter for letter in text if letter in known
+    )
 
 
 def test_canonically_equal_characters_are_the_same():
@@ -88,8 +104,11 @@ def test_canonically_equal_characters_are_the_same():
             assert tokenizer.adapt(text, replace=replace) == form
         with pytest.raises(UnknownCharacter, match="U\\+005A"):
             tokenizer.encode(f"{text}Z")
-    tokenizer = CharTokenizer("ne")  # has neither form, so that the accent is lost or refused as ever
-    assert tokenizer.adapt("né", replace=True) == "ne" and tokenizer.adapt("né", replace=False) == "n"
+    # has neither form, so that the accent is lost or refused as ever
+    tokenizer = CharTokenizer("ne")
+    assert (
+        tokenizer.adapt("né", replace=True) == "ne" and tokenizer.adapt("né", replace=False) == "n"
+    )
     assert refusal(UnknownCharacter, tokenizer.encode, "né").endswith("nearest: 'e'")
     assert ByteTokenizer().canonical("e\u0301") == "e\u0301"
 
@@ -101,7 +120,10 @@ def test_bytes():
     tokens = tokenizer.encode(text)
     assert tokens.dtype == np.int64 and tokens.tolist() == list(text.encode())
     assert tokenizer.decode(tokens) == text
-    assert tokenizer.decode([0xE8, 0xAA]) == "\N{REPLACEMENT CHARACTER}" and tokenizer.utf8([0xE8, 0xAA]) == b"\xe8\xaa"
+    assert (
+        tokenizer.decode([0xE8, 0xAA]) == "\N{REPLACEMENT CHARACTER}"
+        and tokenizer.utf8([0xE8, 0xAA]) == b"\xe8\xaa"
+    )
     assert tokenizer.size == 256 and tokenizer.dtype == np.uint8
     assert tokenizer.token_sizes[:, 0][tokens].sum() == len(text)
     assert tokenizer.token_sizes[:, 1][tokens].sum() == len(text.encode())

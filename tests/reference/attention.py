@@ -23,11 +23,14 @@ def unit_rms(x: np.ndarray, eps: float) -> np.ndarray:
     return x / math.sqrt(sum(value * value for value in x) / len(x) + eps)
 
 
-def head(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None, seen: list | None) -> np.ndarray:
+def head(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None, seen: list | None
+) -> np.ndarray:
     """Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V (arXiv:1706.03762, eq. 1) of one head over (time, head size).
 
-    A query sees itself and what came before; with a window, the query at time t sees times t - window + 1 ... t alone
-    (Mistral 7B, arXiv:2310.06825, section 2). The shares of attention, (time, time), are appended to `seen`.
+    A query sees itself and what came before; with a window, the query at time t sees times t -
+    window + 1 ... t alone (Mistral 7B, arXiv:2310.06825, section 2). The shares of attention,
+    (time, time), are appended to `seen`.
     """
     time, size = q.shape
     out = np.zeros((time, size))
@@ -58,22 +61,30 @@ def attention(
 ) -> np.ndarray:
     """MultiHead(x) = Concat(head_1, ..., head_h) W^O (arXiv:1706.03762, section 3.2.2), x of shape (time, dim).
 
-    The rows of the weight (3 dim, dim) of `qkv` are those of W^Q, W^K and W^V; head h has columns h D to (h + 1) D of
-    each. With `qk_norm`, queries and keys are divided by their root mean square before any rotation. With `key_offset`,
-    channels D - D // 2 ... D - 1 of a key are those of the key before, and only the others are rotated.
+    The rows of the weight (3 dim, dim) of `qkv` are those of W^Q, W^K and W^V; head h has columns
+    h D to (h + 1) D of each. With `qk_norm`, queries and keys are divided by their root mean
+    square before any rotation. With `key_offset`, channels D - D // 2 ... D - 1 of a key are those
+    of the key before, and only the others are rotated.
     """
     time, dim = x.shape
     size = dim // heads
     packed = linear(x, *qkv)
     joined = np.zeros((time, dim))
     for h in range(heads):
-        q, k, v = (packed[:, part * dim + h * size : part * dim + (h + 1) * size] for part in range(3))
+        q, k, v = (
+            packed[:, part * dim + h * size : part * dim + (h + 1) * size] for part in range(3)
+        )
         if qk_norm:
             q, k = (np.array([unit_rms(row, eps) for row in each]) for each in (q, k))
         if rotate:
             q, k = (rotary(each, channels=size // 2 if key_offset else size) for each in (q, k))
         if key_offset:
             own = size - size // 2  # channels
-            k = np.array([[*k[t, :own], *(k[t - 1, own:] if t else np.zeros(size - own))] for t in range(time)])
+            k = np.array(
+                [
+                    [*k[t, :own], *(k[t - 1, own:] if t else np.zeros(size - own))]
+                    for t in range(time)
+                ]
+            )
         joined[:, h * size : (h + 1) * size] = head(q, k, v, window, seen)
     return linear(joined, *proj)

@@ -5,7 +5,11 @@ MASK = 2**64 - 1
 
 def content_hash(document: str | bytes) -> int:
     """A polynomial of the characters or bytes, mixed by the last steps of SplitMix64."""
-    points = list(document) if isinstance(document, bytes) else [ord(character) for character in document]
+    points = (
+        list(document)
+        if isinstance(document, bytes)
+        else [ord(character) for character in document]
+    )
     mixed, power = len(points) * 0x9E3779B97F4A7C15, 1
     for point in points:
         mixed, power = mixed + point * power, power * 0xD1342543DE82EF95 & MASK
@@ -21,7 +25,10 @@ def documents_of(text: str, kind: str, whitespace: str | None = None) -> list[st
         return [text]
     if kind not in ("line", "paragraph"):
         parts = text.split(kind)
-        return [part.strip("\r\n" if whitespace else "\n") for part in (parts if parts[-1] else parts[:-1])]
+        return [
+            part.strip("\r\n" if whitespace else "\n")
+            for part in (parts if parts[-1] else parts[:-1])
+        ]
     lines = text.split("\n")
     lines = lines if lines[-1] else lines[:-1]
     if kind == "line":
@@ -35,7 +42,9 @@ def documents_of(text: str, kind: str, whitespace: str | None = None) -> list[st
     return ["\n".join(paragraph).removesuffix("\r") for paragraph in paragraphs if paragraph]
 
 
-def divided(documents: list[str], shares: list[float], end: str, utf8: bool = False) -> dict[str, list[str]]:
+def divided(
+    documents: list[str], shares: list[float], end: str, utf8: bool = False
+) -> dict[str, list[str]]:
     """The documents of each split in their order; `utf8` hashes and measures bytes."""
 
     def size(document: str) -> int:
@@ -44,7 +53,9 @@ def divided(documents: list[str], shares: list[float], end: str, utf8: bool = Fa
     total = sum(map(size, documents))
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     done = 0
-    for document in sorted(set(documents), key=lambda each: content_hash(each.encode() if utf8 else each)):
+    for document in sorted(
+        set(documents), key=lambda each: content_hash(each.encode() if utf8 else each)
+    ):
         copies = [document] * documents.count(document)
         weight = len(copies) * size(document)
         middle, done = done + weight / 2, done + weight

@@ -13,7 +13,9 @@ def surprisal(logits: Sequence[float], target: int) -> float:
 
 
 def totals(
-    windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]], characters: Sequence[int], sizes: Sequence[int]
+    windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
+    characters: Sequence[int],
+    sizes: Sequence[int],
 ) -> tuple[float, int, int, int]:
     """(nats, tokens, characters, bytes) over the counted targets of windows of (logits, targets, counted)."""
     nats, found = [], []
@@ -21,7 +23,12 @@ def totals(
         for b, t in zip(*np.nonzero(counted), strict=True):
             found.append(int(targets[b, t]))
             nats.append(surprisal(logits[b, t].tolist(), found[-1]))
-    return math.fsum(nats), len(found), sum(characters[each] for each in found), sum(sizes[each] for each in found)
+    return (
+        math.fsum(nats),
+        len(found),
+        sum(characters[each] for each in found),
+        sum(sizes[each] for each in found),
+    )
 
 
 def read_by_document(
@@ -29,12 +36,14 @@ def read_by_document(
 ) -> list[tuple[tuple[int, ...], int]]:
     """(tokens that the model reads before it, token) for each token of documents, whose end marks belong to them.
 
-    The model reads the end mark, then as many whole documents as fit. A longer document is read in pieces.
+    The model reads the end mark, then as many whole documents as fit. A longer document is read in
+    pieces.
     """
     found, waiting, mark = [], list(documents), end[-context:]
     while waiting:
         whole = mark + waiting.pop(0)
-        while waiting and len(whole) + len(waiting[0]) <= context + 1:  # the last token is not read
+        # the last token is not read
+        while waiting and len(whole) + len(waiting[0]) <= context + 1:
             whole += waiting.pop(0)
         for place in range(len(mark), len(whole)):
             begin = 0
@@ -47,9 +56,10 @@ def read_by_document(
 def shannon_bounds(needed: Sequence[int], most: int, size: int) -> tuple[float, float]:
     """Bounds of the bits per character, from the number of guesses that each character needed.
 
-    sum_i i (q_i - q_(i+1)) log2 i <= H <= -sum_i q_i log2 q_i, with q_1 >= q_2 >= ... the frequencies of the numbers
-    (Shannon, Prediction and Entropy of Printed English, 1951, equation 17). What a miss would have needed is unknown:
-    the smallest lower bound has it at the next guess, the largest upper bound evenly at any of `size` characters.
+    sum_i i (q_i - q_(i+1)) log2 i <= H <= -sum_i q_i log2 q_i, with q_1 >= q_2 >= ... the
+    frequencies of the numbers (Shannon, Prediction and Entropy of Printed English, 1951, equation
+    17). What a miss would have needed is unknown: the smallest lower bound has it at the next
+    guess, the largest upper bound evenly at any of `size` characters.
     """
     share = [sum(n == i for n in needed) / len(needed) for i in range(1, most + 1)]
     missed = sum(n > most for n in needed) / len(needed)

@@ -12,7 +12,9 @@ from tests.reference.positions import sinusoidal
 PRODUCTS = "attention.qkv", "attention.proj", "mlp.up", "mlp.down"
 
 
-def layer_norm(x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float = 1e-5) -> np.ndarray:
+def layer_norm(
+    x: np.ndarray, gain: np.ndarray, bias: np.ndarray | None, eps: float = 1e-5
+) -> np.ndarray:
     """g * (x - mean) / sqrt(var + eps) + b, row by row (Ba et al., arXiv:1607.06450, eq. 3-4)."""
     out = np.empty_like(x)
     for t, row in enumerate(x):
@@ -37,13 +39,21 @@ def relu2(x: np.ndarray) -> np.ndarray:
     return np.vectorize(lambda value: value * value if value > 0 else 0.0)(x)
 
 
-def mlp(x: np.ndarray, up: tuple, down: tuple, activation: str, taps: Sequence[np.ndarray]) -> np.ndarray:
+def mlp(
+    x: np.ndarray, up: tuple, down: tuple, activation: str, taps: Sequence[np.ndarray]
+) -> np.ndarray:
     """y = act(x W_1 + b_1) W_2 + b_2 (arXiv:1706.03762, eq. 2, with another non-linearity), then a convolution.
 
-    The convolution is y[t] + tap_1 * y[t - 1] + tap_2 * y[t - 2] + ..., with 0 before the first place.
+    The convolution is y[t] + tap_1 * y[t - 1] + tap_2 * y[t - 2] + ..., with 0 before the first
+    place.
     """
     y = linear({"gelu": gelu, "relu2": relu2}[activation](linear(x, *up)), *down)
-    return np.array([y[t] + sum(tap * y[t - 1 - j] for j, tap in enumerate(taps) if j < t) for t in range(len(y))])
+    return np.array(
+        [
+            y[t] + sum(tap * y[t - 1 - j] for j, tap in enumerate(taps) if j < t)
+            for t in range(len(y))
+        ]
+    )
 
 
 def gpt(
@@ -56,10 +66,10 @@ def gpt(
 ) -> np.ndarray:
     """Logits (batch, time, vocabulary) for tokens (batch, time).
 
-    h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned positions, or the
-    table of sinusoidal ones over sqrt(dim): arXiv:1706.03762, sections 3.5 and 3.4, with all divided by that root);
-    h = h + attention(norm(h)), h = h + mlp(norm(h)) for each block (pre-norm: Radford et al. 2019, section 2.3);
-    logits = norm(h) W^T, W = E when tied.
+    h_0 = E[token] (+ s * E[token before], token shift: RWKV, arXiv:2305.13048) (+ P[time], learned
+    positions, or the table of sinusoidal ones over sqrt(dim): arXiv:1706.03762, sections 3.5 and
+    3.4, with all divided by that root); h = h + attention(norm(h)), h = h + mlp(norm(h)) for each
+    block (pre-norm: Radford et al. 2019, section 2.3); logits = norm(h) W^T, W = E when tied.
     """
     arrays = {name: np.asarray(tensor, dtype=np.float64) for name, tensor in state.items()}
 
@@ -73,14 +83,21 @@ def gpt(
         }
         return norms[config.norm]()
 
-    options = {"qk_norm": config.qk_norm, "key_offset": config.key_offset, "seen": seen, "eps": eps}
+    options = {
+        "qk_norm": config.qk_norm,
+        "key_offset": config.key_offset,
+        "seen": seen,
+        "eps": eps,
+    }
     options |= {"rotate": config.positions == "rotary"}
     options |= {"window": config.window if window is None else window}
     rows = []
     for row in tokens:
         x = np.array([arrays["embedding.weight"][token] for token in row])
         if config.token_shift:
-            x = np.array([x[t] + arrays["shift"] * x[t - 1] if t else x[t] for t in range(len(row))])
+            x = np.array(
+                [x[t] + arrays["shift"] * x[t - 1] if t else x[t] for t in range(len(row))]
+            )
         if config.positions == "learned":
             x = x + np.array([arrays["position_embedding.weight"][t] for t in range(len(row))])
         if config.positions == "sinusoidal":
@@ -96,17 +113,24 @@ def gpt(
     return np.array(rows)
 
 
-def text(state: Mapping[str, Any], config: Any, tokens: Sequence[int], **options: Any) -> tuple[np.ndarray, int, list]:
+def text(
+    state: Mapping[str, Any], config: Any, tokens: Sequence[int], **options: Any
+) -> tuple[np.ndarray, int, list]:
     """The window rule of gpt/inference/decoder.py: how a text of any length is read.
 
-    Where places have embeddings of their own, a text begins anew with its last half whenever the context is full;
-    otherwise it is one forward pass in which attention sees as many places as the context has.
+    Where places have embeddings of their own, a text begins anew with its last half whenever the
+    context is full; otherwise it is one forward pass in which attention sees as many places as the
+    context has.
 
     Returns:
-        Logits (T, V) after each token, where the last window begins, and the shares of attention in it, see `head`.
+        Logits (T, V) after each token, where the last window begins, and the shares of attention
+        in it, see `head`.
     """
     logits: list[np.ndarray] = []
-    start, length = 0, config.context if config.positions in ("learned", "sinusoidal") else len(tokens)
+    start, length = (
+        0,
+        config.context if config.positions in ("learned", "sinusoidal") else len(tokens),
+    )
     span = min(config.window or config.context, config.context)
     while True:
         seen: list[np.ndarray] = []

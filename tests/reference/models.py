@@ -9,7 +9,9 @@ from torch import nn
 from gpt.config import ModelConfig
 
 CHOICES = {
-    field.name: field.metadata["choices"] for field in dataclasses.fields(ModelConfig) if field.metadata["choices"]
+    field.name: field.metadata["choices"]
+    for field in dataclasses.fields(ModelConfig)
+    if field.metadata["choices"]
 }
 
 
@@ -18,7 +20,9 @@ def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for parameter in module.parameters():
-            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std)
+            parameter.copy_(
+                torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std
+            )
     return module
 
 
@@ -30,7 +34,9 @@ def normal(*shape: int, seed: int = 7) -> torch.Tensor:
 def tiny(**changes) -> ModelConfig:
     """A `ModelConfig` small enough for loops, with `changes`."""
     small = {"layers": 2, "heads": 2, "dim": 12, "context": 7}
-    return ModelConfig(**{**small, "key_offset": False, "token_shift": False, "conv_taps": 1, **changes})
+    return ModelConfig(
+        **{**small, "key_offset": False, "token_shift": False, "conv_taps": 1, **changes}
+    )
 
 
 def tolerance(config: ModelConfig) -> float:
@@ -41,9 +47,20 @@ def tolerance(config: ModelConfig) -> float:
 def name(config: ModelConfig) -> str:
     """A test id: what was chosen."""
     flags = [f"window{config.window}"] * (config.window is not None)
-    flags += [flag for flag in ("qk_norm", "key_offset", "token_shift", "tied", "bias") if getattr(config, flag)]
+    flags += [
+        flag
+        for flag in ("qk_norm", "key_offset", "token_shift", "tied", "bias")
+        if getattr(config, flag)
+    ]
     flags += [f"conv{config.conv_taps}"] * (config.conv_taps > 1)
-    parts = [config.norm, config.activation, config.positions, *flags, f"{config.heads}heads", config.attention]
+    parts = [
+        config.norm,
+        config.activation,
+        config.positions,
+        *flags,
+        f"{config.heads}heads",
+        config.attention,
+    ]
     return "-".join(parts)
 
 
@@ -63,12 +80,13 @@ def _mixed(i: int) -> ModelConfig:
     )  # fmt: skip
 
 
-# Any three values of these options meet in one of the models, any two in the first 16; the first and the last differ
-# in every option but the heads.
+# Any three values of these options meet in one of the models, any two in the first 16; the first
+# and the last differ in every option but the heads.
 MIXED = [_mixed(i) for i in range(32)]
 
-# Each way for places to enter with each kind of window: of one place, as long as some blocks, as the context, longer.
-# A block has 16 queries at least, so that the context of some is several of them.
+# Each way for places to enter with each kind of window: of one place, as long as some blocks, as
+# the context, longer. A block has 16 queries at least, so that the context of some is several of
+# them.
 PLACES = [
     tiny(
         positions=positions, window=window, context=context, heads=heads, attention=CHOICES["attention"][i // 2 % 3],

@@ -21,7 +21,10 @@ def ngram_loss(train: list[int], text: list[int], size: int, order: int, highest
         return (seen[token] + k * shorter) / (n + k)
 
     costs = [math.log(size)]
-    costs += [-math.log(probability(tuple(text[max(0, t - order + 1) : t]), text[t])) for t in range(1, len(text))]
+    costs += [
+        -math.log(probability(tuple(text[max(0, t - order + 1) : t]), text[t]))
+        for t in range(1, len(text))
+    ]
     return sum(costs) / len(costs)
 
 

@@ -7,11 +7,16 @@ from typing import Any
 def learning_rate(step: int, steps: int, config: Any) -> float:
     """Learning rate of `step`, counted from 0: the smaller of a linear rise and a fall.
 
-    The rise reaches lr after `warmup` steps in warmup + 1 equal parts. The fall is half a cosine over what is left
-    (Loshchilov and Hutter, arXiv:1608.03983, eq. 5) or a straight line over the last `cooldown` share
-    (trapezoid: Hägele et al., arXiv:2405.18392, eq. 1).
+    The rise reaches lr after `warmup` steps in warmup + 1 equal parts. The fall is half a cosine
+    over what is left (Loshchilov and Hutter, arXiv:1608.03983, eq. 5) or a straight line over the
+    last `cooldown` share (trapezoid: Hägele et al., arXiv:2405.18392, eq. 1).
     """
-    lr, min_lr, warmup, cosine = config.lr, config.min_lr, config.warmup, config.schedule == "cosine"
+    lr, min_lr, warmup, cosine = (
+        config.lr,
+        config.min_lr,
+        config.warmup,
+        config.schedule == "cosine",
+    )
     if step < warmup and cosine:
         return lr * (step + 1) / (warmup + 1)
     start = warmup if cosine else steps - config.cooldown * steps
@@ -22,7 +27,13 @@ def learning_rate(step: int, steps: int, config: Any) -> float:
 
 
 def adamw(
-    value: float, gradients: list[float], *, lr: float, betas: tuple[float, float], eps: float, decay: float
+    value: float,
+    gradients: list[float],
+    *,
+    lr: float,
+    betas: tuple[float, float],
+    eps: float,
+    decay: float,
 ) -> float:
     """One number after AdamW saw its gradients in turn (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2)."""
     first = second = 0.0
@@ -38,15 +49,21 @@ def adamw(
 def rows_normalised(updates: list[list[list[float]]], beta2: float) -> list[list[list[float]]]:
     """Updates of a matrix in turn, after NorMuon's normalisation of rows (arXiv:2510.05491, algorithm 1).
 
-    Each row is divided by the root of the running mean of its mean square; then the whole gets back its norm.
+    Each row is divided by the root of the running mean of its mean square; then the whole gets
+    back its norm.
     """
     means = [0.0] * len(updates[0])
     results = []
     for update in updates:
         means = [
-            beta2 * v + (1 - beta2) * sum(x * x for x in row) / len(row) for v, row in zip(means, update, strict=True)
+            beta2 * v + (1 - beta2) * sum(x * x for x in row) / len(row)
+            for v, row in zip(means, update, strict=True)
         ]
-        rows = [[x / (math.sqrt(v) or 1.0) for x in row] for v, row in zip(means, update, strict=True)]
-        before, after = (math.sqrt(sum(x * x for row in each for x in row)) for each in (update, rows))
+        rows = [
+            [x / (math.sqrt(v) or 1.0) for x in row] for v, row in zip(means, update, strict=True)
+        ]
+        before, after = (
+            math.sqrt(sum(x * x for row in each for x in row)) for each in (update, rows)
+        )
         results.append([[x * before / after for x in row] for row in rows])
     return results

@@ -7,12 +7,17 @@ import numpy as np
 
 
 def probabilities(
-    logits: Sequence[float], temperature: float = 1.0, top_k: int | None = None, top_p: float = 1.0, min_p: float = 0.0
+    logits: Sequence[float],
+    temperature: float = 1.0,
+    top_k: int | None = None,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> np.ndarray:
     """p_i = exp(z_i / T) / sum_j exp(z_j / T) over those that are kept, else 0.
 
-    Kept are the k largest (Fan et al., arXiv:1805.04833), of these the fewest that reach top_p (Holtzman et al.,
-    arXiv:1904.09751, eq. 2), of these those with p_i >= min_p p_max (Nguyen et al., arXiv:2407.01082, section 3).
+    Kept are the k largest (Fan et al., arXiv:1805.04833), of these the fewest that reach top_p
+    (Holtzman et al., arXiv:1904.09751, eq. 2), of these those with p_i >= min_p p_max (Nguyen et
+    al., arXiv:2407.01082, section 3).
     """
     z = logits
     order = sorted(range(len(z)), key=lambda i: -z[i])

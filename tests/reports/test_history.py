@@ -4,7 +4,10 @@ from reports.history import BoundedSeries, History
 
 
 def test_a_full_history_keeps_every_second_entry_and_goes_on_alike_after_a_resume() -> None:
-    history, expected = BoundedSeries(4), [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 2, 4], [0, 2, 4], [0, 2, 4, 6]]
+    history, expected = (
+        BoundedSeries(4),
+        [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 2, 4], [0, 2, 4], [0, 2, 4, 6]],
+    )
     for number, entries in enumerate([*expected, [0, 2, 4, 6], [0, 4, 8]]):
         history.add(number)
         assert history.entries == entries
@@ -27,7 +30,9 @@ def test_a_history_goes_on_from_its_state() -> None:
     history.seconds = 7.0
     resumed = History.of(copy.deepcopy(history.state()))
     assert resumed == history and resumed.losses.entries == [[2, 2.5]]
-    assert (resumed.best_step, resumed.best_loss) == (10, 2.0), "not the loss of a trained model before the first step"
+    assert (resumed.best_step, resumed.best_loss) == (10, 2.0), (
+        "not the loss of a trained model before the first step"
+    )
     resumed.add_loss(2.5)
     assert resumed.end_interval(4) == 2.0 and history.losses.entries == [[2, 2.5]]
     assert resumed.elapsed() == 7.0

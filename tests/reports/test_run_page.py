@@ -34,15 +34,24 @@ SUMMARY = {
 # Numbers that a text of a model can have: falling, uneven, the first far above the rest.
 LOSSES = [[step, 4.2 * step**-0.3 + 0.05 * math.sin(step)] for step in range(2, 61, 2)]
 VALIDATIONS = [[20, 1.9, 2.7411], [40, 1.25, 1.8034], [60, 1.3, 1.8755]]
-SAMPLES = [[step, [[heat, "Once\n", f"{TEXT} {step} at {heat:g}"] for heat in (0.5, 1.0)]] for step in (20, 40, 60)]
+SAMPLES = [
+    [step, [[heat, "Once\n", f"{TEXT} {step} at {heat:g}"] for heat in (0.5, 1.0)]]
+    for step in (20, 40, 60)
+]
 
 
-def kept(losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES) -> History:
+def kept(
+    losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES
+) -> History:
     series = {"losses": losses, "validations": validations, "samples": samples}
-    return History(**{name: BoundedSeries(1000, entries) for name, entries in series.items()}, best_step=60)
+    return History(
+        **{name: BoundedSeries(1000, entries) for name, entries in series.items()}, best_step=60
+    )
 
 
-def report(text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file="report.html", **summary) -> dict:
+def report(
+    text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file="report.html", **summary
+) -> dict:
     """Make the page of a passage, which begins at its token `skip`; returns the data in it."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, context=100)
@@ -62,11 +71,17 @@ def report(text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file
 
 
 def data_of(made: str) -> dict[str, Any]:
-    return json.loads(re.findall('<script type="application/json" id="data">(.*?)</script>', made, re.DOTALL)[0])
+    return json.loads(
+        re.findall('<script type="application/json" id="data">(.*?)</script>', made, re.DOTALL)[0]
+    )
 
 
 def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
-    for tokenizer, length in ((CharTokenizer(TEXT), 1), (CharTokenizer(TEXT), 90), (ByteTokenizer(), 90)):
+    for tokenizer, length in (
+        (CharTokenizer(TEXT), 1),
+        (CharTokenizer(TEXT), 90),
+        (ByteTokenizer(), 90),
+    ):
         write("model.safetensors", tokenizer, context=200)
         model, _ = load_checkpoint("model.safetensors")
         Path("passage.txt").write_text(TEXT[:length], encoding="utf-8", newline="")
@@ -75,7 +90,9 @@ def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
         lines = [json.loads(line) for line in ended.out.splitlines()]
         passage = report(text=TEXT[:length], tokenizer=tokenizer, model=model)["passage"]
         assert passage["letters"] == TEXT[:length]
-        for line, thousandths, likely in zip(lines, passage["nats"], passage["likely"], strict=True):
+        for line, thousandths, likely in zip(
+            lines, passage["nats"], passage["likely"], strict=True
+        ):
             assert thousandths == pytest.approx(1000 * line["nats"], abs=0.6)
             assert dict(likely) == pytest.approx(line["likely"], abs=6e-5)
 
@@ -115,20 +132,33 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
 def test_a_finished_run_is_reported(trained: Path) -> None:
     run, said = Path("runs/first"), summary("first")
     data = data_of(made := (run / "report.html").read_text("utf-8"))
-    assert f"{said['val_loss']:.4f}<small>nats per character</small>" in made and '<h1 id="name">first</h1>' in made
+    assert (
+        f"{said['val_loss']:.4f}<small>nats per character</small>" in made
+        and '<h1 id="name">first</h1>' in made
+    )
     assert data["differences"] == [list(each) for each in differences(read_config(run))]
-    assert data["config"] == (run / "config.yaml").read_text("utf-8") and "data.path=book.txt" in data["command"]
+    assert (
+        data["config"] == (run / "config.yaml").read_text("utf-8")
+        and "data.path=book.txt" in data["command"]
+    )
     book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")
     passage, (_, prompt, text) = data["passage"]["letters"], data["written"][0]
-    assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"  # from the beginning of a line
-    assert prompt in book and len(text) == 250 and f"\nsample     {text.strip().splitlines()[0][:20].rstrip()}" in log
+    # from the beginning of a line
+    assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"
+    assert (
+        prompt in book
+        and len(text) == 250
+        and f"\nsample     {text.strip().splitlines()[0][:20].rstrip()}" in log
+    )
     history = last("first")["history"]
     assert data["samples"] == history["samples"]["entries"]
     for name in ("losses", "validations"):
         assert data["curves"][name] == [entry[:2] for entry in history[name]["entries"]], name
 
 
-def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_report_that_fails_stops_nothing_and_is_said(
+    train: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("training.results.page", Mock(side_effect=RuntimeError("no room\nfor it")))
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
@@ -137,12 +167,19 @@ def test_a_report_that_fails_stops_nothing_and_is_said(train: Call, monkeypatch:
 
 
 @pytest.fixture(scope="module")
-def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, dict[str, Any]]]:
+def opened(
+    browser: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Any, dict[str, Any]]]:
     """One page, on a dark screen, for the tests that follow, and the data in it."""
     file = tmp_path_factory.mktemp("page") / "report.html"
     data = report(file=file)
     with pages(browser) as open_page:
-        yield open_page(file, viewport={"width": 1280, "height": 1600}, color_scheme="dark", has_touch=True), data
+        yield (
+            open_page(
+                file, viewport={"width": 1280, "height": 1600}, color_scheme="dark", has_touch=True
+            ),
+            data,
+        )
 
 
 @pytest.fixture
@@ -154,7 +191,12 @@ def shown(opened: tuple[Any, dict[str, Any]]) -> Any:
 
 
 def test_curves_are_the_numbers_and_say_them(shown: Any) -> None:
-    expected = {"train": LOSSES, "validation": VALIDATIONS, "dots": VALIDATIONS, "ring": VALIDATIONS[1:2]}
+    expected = {
+        "train": LOSSES,
+        "validation": VALIDATIONS,
+        "dots": VALIDATIONS,
+        "ring": VALIDATIONS[1:2],
+    }
     for view, scale in (("log", math.log), ("linear", float)):
         shown.check(f"[value={view}]")
         axes = []
@@ -162,14 +204,25 @@ def test_curves_are_the_numbers_and_say_them(shown: Any) -> None:
             place = f"(each) => [each.textContent, parseFloat(each.getAttribute('{side}'))]"
             labels = shown.locator(f"#plot text.{marks}").evaluate_all(f"all => all.map({place})")
             values, shares = zip(*labels, strict=True)
-            axes.append(np.polyfit([scaled(float(value)) for value in values], [10 * share for share in shares], 1))
+            axes.append(
+                np.polyfit(
+                    [scaled(float(value)) for value in values], [10 * share for share in shares], 1
+                )
+            )
         for name, entries in expected.items():
             path = shown.locator(f"#plot path.{name}").first.get_attribute("d")
             points = np.array(re.findall(r"[ML]([-\d.]+) ([-\d.]+)", path), float)
-            wanted = [(np.polyval(axes[0], scale(step)), np.polyval(axes[1], nats)) for step, nats, *_ in entries]
+            wanted = [
+                (np.polyval(axes[0], scale(step)), np.polyval(axes[1], nats))
+                for step, nats, *_ in entries
+            ]
             np.testing.assert_allclose(points, wanted, atol=1, err_msg=f"{view} {name}")  # of 1000
-        nats, bits = (shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits"))
-        assert [float(each) for each in bits] == pytest.approx([float(n) / math.log(2) for n in nats], abs=0.006)
+        nats, bits = (
+            shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits")
+        )
+        assert [float(each) for each in bits] == pytest.approx(
+            [float(n) / math.log(2) for n in nats], abs=0.006
+        )
     shown.focus("#plot")
     for place in (-1, -2):
         shown.keyboard.press("ArrowLeft")
@@ -187,7 +240,9 @@ def test_texts_are_shown_as_they_are(shown: Any) -> None:
     for step in (60, 40):
         assert shown.inner_text("#samples output") == f"step {step}"
         visible = [each for each in shown.locator("#samples .step pre").all() if each.is_visible()]
-        assert [each.text_content() for each in visible] == [f"{whole} {step} at {heat:g}" for heat in (0.5, 1)]
+        assert [each.text_content() for each in visible] == [
+            f"{whole} {step} at {heat:g}" for heat in (0.5, 1)
+        ]
         shown.keyboard.press("ArrowLeft")
     for place, text in {
         "#sample pre": whole, "#text p": readable(TEXT[:90]), "#config": readable(f"data:\n  path: {TEXT}"),
@@ -196,7 +251,9 @@ def test_texts_are_shown_as_they_are(shown: Any) -> None:
         assert shown.locator(place).first.text_content() == text, place
 
 
-def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[Any, dict[str, Any]]) -> None:
+def test_attention_and_the_passage_say_their_numbers(
+    shown: Any, opened: tuple[Any, dict[str, Any]]
+) -> None:
     attention = opened[1]["attention"]
     weights = (weights_of(attention) / 255) ** 2
 
@@ -205,17 +262,22 @@ def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[A
         shares = weights[head, row]
         most, back = shares.max(), row - shares.argmax()
         words = f"{back} back" if back else "itself"
-        said = re.fullmatch(rf"“(.*)” looks most at “.*”, {words}: ([\d.]+) %", shown.inner_text("#pair"))
+        said = re.fullmatch(
+            rf"“(.*)” looks most at “.*”, {words}: ([\d.]+) %", shown.inner_text("#pair")
+        )
         assert said and said[1] == {" ": "space", "\n": "newline"}.get(TEXT[row], TEXT[row])
         assert float(said[2]) == pytest.approx(100 * most, abs=0.051)
         assert shown.locator("#look .bars em").first.inner_text() == f"{said[2]} %"
         shade = "(each) => +each.style.getPropertyValue('--share')"
         shades = shown.locator("#seen i").evaluate_all(f"all => all.map({shade})")
         np.testing.assert_allclose(shades, shares / most, atol=0.006)
-        assert shown.locator("#seen .looked").evaluate_all("all => all.map((each) => each.token)") == [TEXT[row]]
+        assert shown.locator("#seen .looked").evaluate_all(
+            "all => all.map((each) => each.token)"
+        ) == [TEXT[row]]
 
     shown.locator("#heads button").nth(3).click()
-    drawn = "(all) => all.map((each) => each.getContext('2d').getImageData(0, 63, 1, 1).data[3])"  # alpha of a pair
+    # alpha of a pair
+    drawn = "(all) => all.map((each) => each.getContext('2d').getImageData(0, 63, 1, 1).data[3])"
     densities = 255 * np.sqrt(weights[:, 63, 0])  # one step is what a browser may round
     assert shown.locator("#heads canvas").evaluate_all(drawn) == pytest.approx(densities, abs=1)
     shown.locator("#seen i").nth(3).hover()
@@ -230,7 +292,9 @@ def test_attention_and_the_passage_say_their_numbers(shown: Any, opened: tuple[A
     check_card(shown, {"position": 2, "character": TEXT[2], "nats": nats, "likely": likely})
 
 
-def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_screen(shown: Any) -> None:
+def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_screen(
+    shown: Any,
+) -> None:
     shown.evaluate("document.querySelector('details').open = true")
     for medium, scheme in (("screen", "dark"), ("screen", "light"), ("print", "dark")):
         shown.emulate_media(color_scheme=scheme, media=medium)

@@ -17,14 +17,21 @@ def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)
     trials = []
     for setting in curves:
         for seed in seeds:
-            trial = make_trial(folder.name, ["seed", "data.path"], [f"data.path={setting}", f"seed={seed}"])
+            trial = make_trial(
+                folder.name, ["seed", "data.path"], [f"data.path={setting}", f"seed={seed}"]
+            )
             trials.append(trial)
             trial.run.directory.mkdir(parents=True)
             entries = {step: loss + seed / 10 for step, loss in curves[setting]}
             (trial.run.directory / "config.yaml").write_text(to_yaml(Config()))
             loss = min(entries.values(), default=None)
             bits = loss and loss / math.log(2)
-            about = {"status": "finished", "validations": entries, "val_loss": loss, "val_bpc": bits}
+            about = {
+                "status": "finished",
+                "validations": entries,
+                "val_loss": loss,
+                "val_bpc": bits,
+            }
             (trial.run.directory / "summary.json").write_text(json.dumps(about))
     write_page(folder, write_table(folder, {trial.run: trial.varied for trial in trials}, {}))
 
@@ -36,14 +43,26 @@ def test_the_page_compares_the_runs(workplace: Path, visit: Callable[..., Any]) 
         assert shown.title() == shown.inner_text("h1") == "<i>&{{name}}"
         assert shown.locator("main b, main i, main script").count() == 0
         assert shown.evaluate("document.documentElement.scrollWidth") == width
-        # Every run has a curve, and runs that differ only in the seed have one colour: that of their rows.
+        # Every run has a curve, and runs that differ only in the seed have one colour: that of
+        # their rows.
         rows = shown.locator("#tables table").last.locator("tr").all()[1:]
         names = [row.locator("td").nth(1).text_content() for row in rows]
-        assert names[:4] == ["lr=1", "lr=1", "lr=2", "lr=2"] and "</script><b onclick=x>&{{data}}\ufffd" in names
+        assert (
+            names[:4] == ["lr=1", "lr=1", "lr=2", "lr=2"]
+            and "</script><b onclick=x>&{{data}}\ufffd" in names
+        )
         paths = shown.locator("#plot path.validation").all()
         assert [path.get_attribute("d").count(" ") for path in paths] == [3, 3, 2, 2, 1, 1]
         colours = [each.evaluate("e => getComputedStyle(e).stroke") for each in paths]
-        assert colours[0] == colours[1] != colours[2] == colours[3] != colours[4] == colours[5] != colours[0]
+        assert (
+            colours[0]
+            == colours[1]
+            != colours[2]
+            == colours[3]
+            != colours[4]
+            == colours[5]
+            != colours[0]
+        )
         edge = "e => getComputedStyle(e).borderLeftColor"
         assert [row.locator("td").first.evaluate(edge) for row in rows][:6] == colours
         means = shown.locator("#tables table").first.locator("tr").all_text_contents()

@@ -13,8 +13,11 @@ from reports import tensorboard
 from reports.tensorboard import symbol
 from tests.reference.models import fill, tiny
 
-ODD = list("a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אב😀👩\ufffd\U000e0001") + ["\\xff"]
-BLUES = "#f7fbff #deebf7 #c6dbef #9ecae1 #6baed6 #4292c6 #2171b5 #08519c #08306b".split()  # ColorBrewer's
+ODD = list(
+    "a b\n\t\x00\x02\x1b\x7f\x85\u2028\u200b\u00ad$_^\\{}%&中文\u0301אב😀👩\ufffd\U000e0001"
+) + ["\\xff"]
+# ColorBrewer's
+BLUES = "#f7fbff #deebf7 #c6dbef #9ecae1 #6baed6 #4292c6 #2171b5 #08519c #08306b".split()
 
 
 def test_attention_has_the_colours_of_its_weights() -> None:
@@ -29,7 +32,9 @@ def test_attention_has_the_colours_of_its_weights() -> None:
 
 def test_everything_can_be_drawn() -> None:
     for picture in (
-        tensorboard.attention("layer 0, head 0, step 1: what each row looks at", ODD, np.eye(len(ODD))),
+        tensorboard.attention(
+            "layer 0, head 0, step 1: what each row looks at", ODD, np.eye(len(ODD))
+        ),
         tensorboard.attention("layer 9999, head 9999, step 1,000,000,000", ["x"], np.ones((1, 1))),
     ):
         assert picture.width == 720 and len(picture.getcolors(2**20)) > 10
@@ -41,7 +46,9 @@ def test_characters_are_made_visible() -> None:
     assert len({symbol(chr(code)) for code in range(256)}) == 256, "no two look the same"
 
 
-def test_the_model_computes_what_is_plotted(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_model_computes_what_is_plotted(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     Path("greek.txt").write_text("μῆνιν ἄειδε θεὰ\nabc\n" * 400, encoding="utf-8")
     text = open_text(DataConfig(path="greek.txt", tokenizer="byte", split=(0.9, 0.05, 0.05)), 32)
     model = fill(GPT(tiny(context=4096, layers=2, heads=3, dim=24), text.tokenizer.size)).eval()

@@ -12,7 +12,16 @@ from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.processes import cores
 from conf.overrides import read_command
-from sweeps.sweep import Sweep, gpus_for, make_trial, run_trials, start, sweep_name, trial_name, varied_keys
+from sweeps.sweep import (
+    Sweep,
+    gpus_for,
+    make_trial,
+    run_trials,
+    start,
+    sweep_name,
+    trial_name,
+    varied_keys,
+)
 from sweeps.table import caution, spelled
 from tests.conf.test_defaults import compose, composed
 from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
@@ -29,11 +38,18 @@ def test_what_a_trial_is_called() -> None:
     ):
         assert re.fullmatch(name, trial_name(varied)), varied
     typed = ["optim.lr=0.001", "optim.warmup=1"]
-    one, other = (make_trial("s", [each.split("=")[0] for each in order], order) for order in (typed, typed[::-1]))
+    one, other = (
+        make_trial("s", [each.split("=")[0] for each in order], order)
+        for order in (typed, typed[::-1])
+    )
     assert one.name == other.name == "optim.lr=0.001,optim.warmup=1"
     # A sweep is known by its settings in any order.
     sweep = sweep_name(["seed=1,2", "model.heads=2", "workers=2", "allow=[seed]"])
-    assert sweep == sweep_name(["model.heads=2", "seed=1,2"]) != sweep_name(["model.heads=2", "seed=1,3"])
+    assert (
+        sweep
+        == sweep_name(["model.heads=2", "seed=1,2"])
+        != sweep_name(["model.heads=2", "seed=1,3"])
+    )
 
 
 @pytest.mark.slow
@@ -41,10 +57,18 @@ def test_values_survive_the_trial_s_command_line() -> None:
     rates, path = [1e-12, 0.25], 'it\'s my [book], a=b (1)* {x}: "日本".txt'
     names = ["a b,c=d", "it's {x: [1]}", ' "q" #~&é😀', "", "null"]
     quoted = ["'" + name.replace("'", "\\'") + "'" for name in names]
-    typed = ["optim.min_lr=choice(1e-12,0.25)", "optim.betas=[1e-7,0.5]", "optim.lr=1", f"data.path='{path}'"]
+    typed = [
+        "optim.min_lr=choice(1e-12,0.25)",
+        "optim.betas=[1e-7,0.5]",
+        "optim.lr=1",
+        f"data.path='{path}'",
+    ]
     typed += ["logger=wandb", f"logger.wandb.project={','.join(quoted)}"]
     command = read_command(["-m", *typed])
-    trials = [make_trial("s", varied_keys(command), [each.text for each in run]) for run in command.runs()]
+    trials = [
+        make_trial("s", varied_keys(command), [each.text for each in run])
+        for run in command.runs()
+    ]
     made = []
     for trial in trials:
         config = compose(trial.command[2:])
@@ -75,34 +99,50 @@ def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Pa
     assert [row["val_loss"] for row in finished] == sorted(row["val_loss"] for row in finished)
     for row in finished:
         whole = summary(Path(row["directory"]).absolute())
-        assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}" and row["status"] == "finished"
+        assert (
+            row["directory"] == f"runs/s/optim.lr={row['optim.lr']}"
+            and row["status"] == "finished"
+        )
         assert all(float(row[key]) == whole[key] for key in ("val_loss", "val_bpc", "seconds"))
     assert f"{finished[0]['directory']}/checkpoints/best.safetensors" in sample("s").err
     # A trial is a run like any other.
-    assert train(f"resume={finished[1]['directory']}", "trainer.max_steps=31", defaults=False).status == 0
+    assert (
+        train(f"resume={finished[1]['directory']}", "trainer.max_steps=31", defaults=False).status
+        == 0
+    )
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train: Call, workplace: Path) -> None:
+def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(
+    train: Call, workplace: Path
+) -> None:
     given, name = ["-m", "model.dropout=0.1,0.2"], sweep_name([*tiny(("model.dropout=0.1,0.2",))])
 
     def signalled(number: int, trial: str) -> Ended:
-        return Process(*given, fault=(faults.in_trial, f"{name}/{trial}", faults.signal_parent_at, 15, number)).ends()
+        return Process(
+            *given, fault=(faults.in_trial, f"{name}/{trial}", faults.signal_parent_at, 15, number)
+        ).ends()
 
     ended = signalled(signal.SIGINT, "model.dropout=0.1")
     assert ended.status == 130 and ended.err == "" and not processes_in(workplace), ended
-    assert {row["model.dropout"]: row["status"] for row in table(name)} == {"0.1": "interrupted", "0.2": "waiting"}
+    assert {row["model.dropout"]: row["status"] for row in table(name)} == {
+        "0.1": "interrupted",
+        "0.2": "waiting",
+    }
     assert last(f"{name}/model.dropout=0.1")["global_step"] == 16
     assert signalled(signal.SIGKILL, "model.dropout=0.2").status == -signal.SIGKILL
     wait_for(lambda: not processes_in(workplace))  # no trial goes on without its sweep
     assert summary(f"{name}/model.dropout=0.2")["status"] == "running"
     ended = run(*given)
-    assert ended.status == 0 and ended.err == "" and ended.out.count(": finished before") == 1, ended
+    assert ended.status == 0 and ended.err == "" and ended.out.count(": finished before") == 1, (
+        ended
+    )
     assert [path.name for path in Path("runs").iterdir()] == [name]
     for dropout in (0.1, 0.2):
         assert train(f"model.dropout={dropout}", f"name=alone{dropout}").status == 0
         assert_same_weights(f"{name}/model.dropout={dropout}", f"alone{dropout}")
-    # A larger grid of the same name runs what is missing; other settings of what is there are refused.
+    # A larger grid of the same name runs what is missing; other settings of what is there are
+    # refused.
     before = sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts)
     one_line(train(*given, f"name={name}", "seed=1"), 2, "seed=1 (the run has 0)")
     one_line(train("-m", "seed=1,2", "name=alone0.1"), 2, "name=alone0.1: ", "is not a sweep")
@@ -132,9 +172,21 @@ def test_a_second_command_on_a_running_sweep_is_refused(train: Call) -> None:
 
 @pytest.mark.slow
 def test_trials_of_several_devices_and_from_a_trained_model(trained: Path) -> None:
-    ended = run("-m", "init_from=first", "seed=range(1,2)", "trainer.devices=2", "trainer.max_steps=10", "name=s")
+    ended = run(
+        "-m",
+        "init_from=first",
+        "seed=range(1,2)",
+        "trainer.devices=2",
+        "trainer.max_steps=10",
+        "name=s",
+    )
     assert ended.status == 0, (ended, Path("runs/s/seed=1/console.log").read_text())
-    assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "sweep.csv", "report.html", ".lock"}
+    assert {path.name for path in Path("runs/s").iterdir()} == {
+        "seed=1",
+        "sweep.csv",
+        "report.html",
+        ".lock",
+    }
     conditions = last("s/seed=1")["conditions"]
     assert conditions["world_size"] == 2 and conditions["init_from"] == "first"
 
@@ -146,17 +198,30 @@ def test_when_losses_cannot_be_compared() -> None:
         (["data.path=a", "data.documents=line,null"], True),
         (["data.path=a", "init_from=h,s", "seed=1,2"], False),
     ):
-        configs = {Run(Path(f"run {n}")): config for n, config in enumerate(composed("-m", *arguments))}
+        configs = {
+            Run(Path(f"run {n}")): config for n, config in enumerate(composed("-m", *arguments))
+        }
         assert caution(configs).startswith("the validation texts differ") is differ, arguments
 
 
 def test_a_password_in_a_swept_address_is_not_in_names() -> None:
-    for value, shown in (("https://me:pw@a.org/b.txt", "https://***@a.org/b.txt"), ("a\x1b\n", "a\ufffd\ufffd")):
+    for value, shown in (
+        ("https://me:pw@a.org/b.txt", "https://***@a.org/b.txt"),
+        ("a\x1b\n", "a\ufffd\ufffd"),
+    ):
         trial = make_trial("s", ["data.path"], [f"data.path={value}"])
-        assert trial.varied == {"data.path": shown} and "pw" not in trial.name and trial.name.isprintable()
+        assert (
+            trial.varied == {"data.path": shown}
+            and "pw" not in trial.name
+            and trial.name.isprintable()
+        )
         assert f"data.path={value}" in trial.command
-    assert spelled(compose(["data.path=https://me:pw@a.org/b"]))["data.path"] == "https://***@a.org/b"
-    one, other = (make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n")
+    assert (
+        spelled(compose(["data.path=https://me:pw@a.org/b"]))["data.path"] == "https://***@a.org/b"
+    )
+    one, other = (
+        make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n"
+    )
     assert one.name != other.name
 
 
@@ -175,7 +240,11 @@ def test_a_finished_trial_whose_text_has_changed_is_refused(workplace: Path) -> 
     (2, "5,GPU-8a", 2, ["5", "GPU-8a"]),
 ])  # fmt: skip
 def test_which_gpus_the_workers_of_a_sweep_have(
-    monkeypatch: pytest.MonkeyPatch, number: int, visible: str | None, workers: int, expected: list[str]
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    visible: str | None,
+    workers: int,
+    expected: list[str],
 ) -> None:
     monkeypatch.setattr("torch.cuda.device_count", lambda: number)
     if visible:
@@ -183,7 +252,9 @@ def test_which_gpus_the_workers_of_a_sweep_have(
     assert gpus_for(workers) == expected
 
 
-def test_each_free_worker_has_a_gpu_of_its_own(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_free_worker_has_a_gpu_of_its_own(
+    workplace: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started = list[tuple[str, str]]()
 
     def popen(command: list[str], **options: Any) -> Mock:

@@ -31,7 +31,9 @@ def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any]]:
     from optuna.storages.journal import JournalFileBackend
 
     file = (directory / "runs/found/study.journal").absolute()
-    study = optuna.load_study(study_name=None, storage=optuna.storages.JournalStorage(JournalFileBackend(str(file))))
+    study = optuna.load_study(
+        study_name=None, storage=optuna.storages.JournalStorage(JournalFileBackend(str(file)))
+    )
     return [(each.params, each.state.name, each.value) for each in study.trials]
 
 
@@ -41,7 +43,9 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
     ended = run(*COMMAND)
     assert ended.status == 0 and ended.err == "", ended
     found, told = trials(workplace), [summary(f"found/trial-{number:03}") for number in (1, 2, 3)]
-    assert [(state, loss) for _, state, loss in found] == [("COMPLETE", each["val_bpc"]) for each in told]
+    assert [(state, loss) for _, state, loss in found] == [
+        ("COMPLETE", each["val_bpc"]) for each in told
+    ]
     assert len({values["optim.lr"] for values, *_ in found}) == 3
     best = min(range(3), key=lambda number: told[number]["val_loss"])
     rows = table("found")
@@ -64,7 +68,12 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         assert ended.out.count(": finished before") == 1
         assert trials(killed) == found and len(table("found")) == 3
         # Other settings of the same name are refused.
-        one_line(run(*COMMAND, "model.heads=1"), 2, "name=found: is a search with other settings", "model.heads=1")
+        one_line(
+            run(*COMMAND, "model.heads=1"),
+            2,
+            "name=found: is a search with other settings",
+            "model.heads=1",
+        )
         journal = Path("runs/found/study.journal")
         journal.write_text("no journal\n" * 1000)
         one_line(run(*COMMAND), 2, "study.journal: cannot be read")
@@ -73,13 +82,24 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
 @pytest.mark.slow
 def test_two_at_a_time_and_a_bad_combination(workplace: Path) -> None:
     command = [each for each in COMMAND if not each.startswith(("optim.lr=", "hparams_search.s"))]
-    # Each choice occurs in a combination that is checked before the search; 3 heads of 32 is found by a trial only.
-    command += ["model.heads=2,3", "model.dim=32,24", "optim.lr=0.01", "workers=2", "hparams_search.trials=6"]
+    # Each choice occurs in a combination that is checked before the search; 3 heads of 32 is found
+    # by a trial only.
+    command += [
+        "model.heads=2,3",
+        "model.dim=32,24",
+        "optim.lr=0.01",
+        "workers=2",
+        "hparams_search.trials=6",
+    ]
     ended = run(*command)
     assert ended.status == 0, ended.err
     found, text = trials(workplace), Path("runs/found/sweep.csv").read_text()
-    bad = [number for number, (values, *_) in enumerate(found) if list(values.values()) == ["3", "32"]]
-    assert bad and all((found[number][1] == "COMPLETE") == (number not in bad) for number in range(6))
+    bad = [
+        number for number, (values, *_) in enumerate(found) if list(values.values()) == ["3", "32"]
+    ]
+    assert bad and all(
+        (found[number][1] == "COMPLETE") == (number not in bad) for number in range(6)
+    )
     assert "failed: model.heads=3: must divide model.dim=32; " in ended.out
     assert len(re.findall(r"^3,32,failed,", text, re.MULTILINE)) == len(bad)
     assert run(*command).out.count(": failed before") == len(bad)
@@ -114,7 +134,11 @@ def test_what_is_wrong_is_said_before_anything_exists(train: Call) -> None:
         ended = train("hparams_search=default", *shlex.split(typed))
         one_line(ended, 2)
         assert re.search(said, ended.err) and not Path("runs").exists(), (typed, ended)
-    one_line(train("hparams_search.trials=5"), 2, "hparams_search.trials: only works with hparams_search=default")
+    one_line(
+        train("hparams_search.trials=5"),
+        2,
+        "hparams_search.trials: only works with hparams_search=default",
+    )
 
 
 def test_a_search_needs_a_directory_of_its_own(train: Call) -> None:

@@ -19,7 +19,9 @@ def store(name: str, *settings: str, steps: int | None = None) -> None:
     """A finished run with these settings, in which `steps` is what `minutes` has chosen."""
     config = compose(["trainer.precision=32-true", *settings])
     if steps:
-        config = replace(config, trainer=replace(config.trainer, max_steps=steps, val_check_interval=steps))
+        config = replace(
+            config, trainer=replace(config.trainer, max_steps=steps, val_check_interval=steps)
+        )
     loss = 1 + config.seed / 10
     found = {"status": "finished", "val_loss": loss, "val_bpc": loss, "seconds": 9}
     make(Path("runs", name), {"config.yaml": to_yaml(config), "summary.json": json.dumps(found)})
@@ -34,12 +36,24 @@ def tables(train: Call, pattern: str) -> list[list[list[str]]]:
 
 def test_what_was_chosen_for_the_machine_does_not_separate_settings(train: Call) -> None:
     for seed in (0, 1):
-        machine = [f"threads={seed + 1}", f"compile={('false', 'true')[seed]}", f"trainer.num_nodes={seed + 1}"]
-        store(f"arr-{seed}", f"seed={seed}", *machine, f"logger={('none', 'csv')[seed]}", "trainer.max_steps=9")
+        machine = [
+            f"threads={seed + 1}",
+            f"compile={('false', 'true')[seed]}",
+            f"trainer.num_nodes={seed + 1}",
+        ]
+        store(
+            f"arr-{seed}",
+            f"seed={seed}",
+            *machine,
+            f"logger={('none', 'csv')[seed]}",
+            "trainer.max_steps=9",
+        )
         store(f"timed-{seed}", f"seed={seed}", *machine, "minutes=2", steps=900 + seed)
     for pattern in ("arr-*", "timed-*"):
         averages, runs = tables(train, pattern)
-        assert averages[0] == ["runs", "mean", "loss", "spread"] and averages[1:] == [["2", "1.0500", "0.0707"]]
+        assert averages[0] == ["runs", "mean", "loss", "spread"] and averages[1:] == [
+            ["2", "1.0500", "0.0707"]
+        ]
         assert runs[0] == ["run", "seed", "loss", "bpc", "parameters", "time"] and len(runs) == 3
 
 
@@ -63,7 +77,11 @@ def test_losses_of_different_modes_are_not_compared(train: Call) -> None:
     """Such as those of two versions: a list was once read in disjoint windows."""
     for number, mode in enumerate(["documents", "disjoint", "disjoint"]):
         store(name := f"modes-{number}", f"model.layers={number + 1}")
-        found = summary(name) | {"val_loss": 3 - number, "val_bpc": 3 - number, "evaluation": {"mode": mode}}
+        found = summary(name) | {
+            "val_loss": 3 - number,
+            "val_bpc": 3 - number,
+            "evaluation": {"mode": mode},
+        }
         make(Path("runs", name), {"summary.json": json.dumps(found)})
     (head, *rows), (caution,) = tables(train, "modes-*")
     assert [row[head.index("mode")] for row in rows] == ["disjoint", "disjoint", "documents"]
@@ -76,14 +94,19 @@ def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
     for seed in (0, 1):
         store(f"abl/seed={seed}", f"seed={seed}")
     assert tables(train, "abl") == tables(train, "abl/*") and len(tables(train, "abl")[1]) == 3
-    one_line(train("--runs", "ab", defaults=False), 2, "--runs ab: no run in runs/ matches this name")
+    one_line(
+        train("--runs", "ab", defaults=False), 2, "--runs ab: no run in runs/ matches this name"
+    )
 
 
 def test_a_sweep_s_table_has_means_over_seeds(workplace: Path) -> None:
     runs = {f"lr={rate},seed={seed}": (rate, seed) for rate in ("1", "2") for seed in ("0", "1")}
     for name, (rate, seed) in runs.items():
         store(f"abl/{name}", f"seed={seed}", f"optim.lr={rate}")
-    settings = {Run(Path("runs/abl", name)): {"optim.lr": rate, "seed": seed} for name, (rate, seed) in runs.items()}
+    settings = {
+        Run(Path("runs/abl", name)): {"optim.lr": rate, "seed": seed}
+        for name, (rate, seed) in runs.items()
+    }
     for given in (settings, {}):  # then from the file
         write_table(Path("runs/abl"), given, {})
         rows = table("abl")
@@ -91,7 +114,10 @@ def test_a_sweep_s_table_has_means_over_seeds(workplace: Path) -> None:
         for row in rows[:2]:
             assert (row["runs"], row["seed"], row["directory"]) == ("2", "", "")
             spread = pytest.approx(0.1 / 2**0.5)
-            assert float(row["val_loss"]) == pytest.approx(1.05) and float(row["val_loss_spread"]) == spread
+            assert (
+                float(row["val_loss"]) == pytest.approx(1.05)
+                and float(row["val_loss_spread"]) == spread
+            )
 
 
 def test_seeds_that_are_added_later_join_their_setting(workplace: Path) -> None:
@@ -105,7 +131,10 @@ def test_seeds_that_are_added_later_join_their_setting(workplace: Path) -> None:
         later[Run(Path("runs", name))] = {"seed": seed}
     write_table(Path("runs/abl"), later, {})
     means = [row for row in table("abl") if row["status"] == "mean"]
-    assert sorted((float(row["optim.lr"]), row["runs"]) for row in means) == [(1.0, "4"), (2.0, "2")]
+    assert sorted((float(row["optim.lr"]), row["runs"]) for row in means) == [
+        (1.0, "4"),
+        (2.0, "2"),
+    ]
 
 
 def test_a_split_of_the_runs_of_a_pattern(workplace: Path, score: Call) -> None:
@@ -120,8 +149,15 @@ def test_a_split_of_the_runs_of_a_pattern(workplace: Path, score: Call) -> None:
     assert summary("abl/optim.lr=0.0001")["test_loss"] is None
     ended = score("abl/*", "--split", "test")
     losses = [summary(f"abl/optim.lr={rate}")["test_loss"] for rate in ("0.001", "0.0001")]
-    assert ended.status == 0 and all(f"{loss:.4f}" in ended.out.split("\n\n")[-1] for loss in losses), ended
-    one_line(score("abl/*", "--split", "test", "--per-char"), 2, "abl/*: no such model", program="score.py")
+    assert ended.status == 0 and all(
+        f"{loss:.4f}" in ended.out.split("\n\n")[-1] for loss in losses
+    ), ended
+    one_line(
+        score("abl/*", "--split", "test", "--per-char"),
+        2,
+        "abl/*: no such model",
+        program="score.py",
+    )
     one_line(score("brr-*", "--split", "test"), 2, "brr-*: no such model", program="score.py")
 
 

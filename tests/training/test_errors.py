@@ -20,7 +20,9 @@ def test_an_error_that_ends_a_run_says_how_to_continue(workplace: Path) -> None:
         raise Diverged("seen")
     run.directory.mkdir(parents=True)
     write_text(run.config, "")
-    assert resume_hint(run, "seed=1").endswith("starts at step 0: python train.py resume=runs/a seed=1")
+    assert resume_hint(run, "seed=1").endswith(
+        "starts at step 0: python train.py resume=runs/a seed=1"
+    )
     run.checkpoints.mkdir()
     write_text(run.checkpoints / "last.ckpt", "")
     assert "the newest checkpoint is runs/a/checkpoints/last.ckpt" in resume_hint(run)

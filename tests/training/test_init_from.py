@@ -16,7 +16,8 @@ from tests.faults.processes import run
 from tests.faults.test_resume import assert_as_if_never_touched
 
 BASE = "runs/first/checkpoints/best.safetensors"
-# What the next text has that the first one lacks: characters that sort before, between and after those.
+# What the next text has that the first one lacks: characters that sort before, between and after
+# those.
 ACCENTED = str.maketrans({"a": "á", "o": "ö", "q": "\t", "z": "語", "\n": "~"})
 FINE = ["init_from=runs/first", "data.path=new.txt"]
 
@@ -37,28 +38,42 @@ def naive_loss(characters: str, text: str, context: int) -> float:
     for place in range(1, len(text)):
         window = text[(place - 1) // context * context : place]
         logits = model(torch.tensor([[old.index(each) for each in window]]))[0, -1].double()
-        widened = torch.stack([logits[old.index(each)] if each in old else logits.mean() for each in characters])
+        widened = torch.stack(
+            [logits[old.index(each)] if each in old else logits.mean() for each in characters]
+        )
         total -= float(widened.log_softmax(-1)[characters.index(text[place])])
     return total / len(text)
 
 
 @pytest.mark.slow
 def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
-    Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")  # in the test split alone
+    # in the test split alone
+    Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")
     ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]", "trainer.max_steps=1")
     text = (prose[-6000:] + "ß" * 500)[4550:5200]
     expected = naive_loss("".join(sorted({*prose, "ß"})), text, 32)
-    assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (expected, ended.out)
+    assert ended.status == 0 and f"step 0/1  validation loss {expected:.4f}" in ended.out, (
+        expected,
+        ended.out,
+    )
 
 
-def test_a_model_that_was_trained_on_the_text_under_another_split_is_named(workplace: Path, prose: str) -> None:
+def test_a_model_that_was_trained_on_the_text_under_another_split_is_named(
+    workplace: Path, prose: str
+) -> None:
     for name, content in {"a": prose, "c": prose[:3000]}.items():
         Path(f"{name}.txt").write_text(content, "utf-8")
 
     def opened(path: str, *split: float, extra: str = "", **others: Any) -> Text:
-        return open_text(DataConfig(path=path, **({"split": list(split)} if split else {}), **others), 16, extra)
+        return open_text(
+            DataConfig(path=path, **({"split": list(split)} if split else {}), **others), 16, extra
+        )
 
-    plain, other, lines = opened("a.txt"), opened("a.txt", 0.8, 0.1, 0.1), opened("a.txt", documents="line")
+    plain, other, lines = (
+        opened("a.txt"),
+        opened("a.txt", 0.8, 0.1, 0.1),
+        opened("a.txt", documents="line"),
+    )
     through = opened("c.txt").read_before(plain.texts)
     for text, read, seen in (
         (plain, plain, False), (opened("a.txt", extra="é"), plain, False), (other, plain, True), (lines, plain, True),
@@ -66,10 +81,13 @@ def test_a_model_that_was_trained_on_the_text_under_another_split_is_named(workp
         (plain, opened("a.txt", overfit=100), True), (other, through, True), (plain, through, False),
     ):  # fmt: skip
         assert (SEEN in text.read_before(read.texts).notes) is seen, (text.texts, read.texts)
-    assert [len(text.texts) for text in (through, plain.read_before(through.texts))] == [2, 2], "a text counts once"
+    assert [len(text.texts) for text in (through, plain.read_before(through.texts))] == [2, 2], (
+        "a text counts once"
+    )
 
 
-COPIES = {  # what a model was trained on, the text that begins from it, and whether that one holds it out
+# what a model was trained on, the text that begins from it, and whether that one holds it out
+COPIES = {
     "a file of a list": ("[a.txt,c.txt]", {"path": "a.txt"}, True),
     "a file of a folder": ("folder", {"path": "a.txt"}, True),
     "other line ends": ("a.txt", {"path": "crlf.txt"}, True),
@@ -80,7 +98,9 @@ COPIES = {  # what a model was trained on, the text that begins from it, and whe
 
 
 @pytest.mark.parametrize("kind", COPIES)
-def test_a_model_that_was_trained_on_what_is_held_out_is_named(workplace: Path, prose: str, kind: str) -> None:
+def test_a_model_that_was_trained_on_what_is_held_out_is_named(
+    workplace: Path, prose: str, kind: str
+) -> None:
     Path("folder").mkdir()
     for name in ("a.txt", "folder/x.txt"):
         Path(name).write_text(prose)
@@ -91,7 +111,8 @@ def test_a_model_that_was_trained_on_what_is_held_out_is_named(workplace: Path, 
     model = open_text(DataConfig(path=trained_on), 16)
     text = open_text(DataConfig(**given), 16).read_before(model.texts)
     assert (SEEN in text.notes) is seen
-    old = [{key: each[key] for key in ("sha256", "split")} for each in model.texts]  # a file of an earlier version
+    # a file of an earlier version
+    old = [{key: each[key] for key in ("sha256", "split")} for each in model.texts]
     assert SEEN not in open_text(DataConfig(**given), 16).read_before(old).notes
 
 
@@ -100,11 +121,29 @@ def test_what_a_run_started_from_is_said(base: Call) -> None:
     assert ended.status == 0 and ended.err == ""
     assert f"from       {BASE}, step 30, 5 new characters '\\t~áö語'\n" in ended.out
     assert summary("fine")["init_from"] == "runs/first"
-    meta, old = load_checkpoint("runs/fine")[1], load_checkpoint(BASE)[1]["vocabulary"]["characters"]
-    assert meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"})) and meta["step"] > 0
-    for resume, init_from, had in (("fine", "other", "runs/first"), ("first", "runs/fine", "none")):
-        ended = base(f"resume=runs/{resume}", f"init_from={init_from}", "trainer.max_steps=90", defaults=False)
-        one_line(ended, 2, f"cannot change init_from={init_from} (the run has {had}); allow= cannot permit")
+    meta, old = (
+        load_checkpoint("runs/fine")[1],
+        load_checkpoint(BASE)[1]["vocabulary"]["characters"],
+    )
+    assert (
+        meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"}))
+        and meta["step"] > 0
+    )
+    for resume, init_from, had in (
+        ("fine", "other", "runs/first"),
+        ("first", "runs/fine", "none"),
+    ):
+        ended = base(
+            f"resume=runs/{resume}",
+            f"init_from={init_from}",
+            "trainer.max_steps=90",
+            defaults=False,
+        )
+        one_line(
+            ended,
+            2,
+            f"cannot change init_from={init_from} (the run has {had}); allow= cannot permit",
+        )
 
 
 def test_a_run_says_that_its_initial_model_has_read_the_text(base: Call, prose: str) -> None:
@@ -114,7 +153,9 @@ def test_a_run_says_that_its_initial_model_has_read_the_text(base: Call, prose: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", [["model.dropout=0.1", "data.micro_batch=2"], ["callbacks=ema", "optim=adamw"]])
+@pytest.mark.parametrize(
+    "recipe", [["model.dropout=0.1", "data.micro_batch=2"], ["callbacks=ema", "optim=adamw"]]
+)
 def test_killed_and_resumed(base: Call, recipe: list[str]) -> None:
     given = ["data.path=new.txt", *recipe]
     assert run("name=whole", "init_from=first", *given).status == 0

@@ -25,9 +25,12 @@ from tests.faults.processes import run, run_ranks
 from tests.model_files import nats_of
 
 pytestmark = pytest.mark.slow
-EXACT = (
-    "trainer.precision=32-true trainer.max_steps=20 trainer.val_check_interval=20 trainer.log_every_n_steps=1".split()
-)
+EXACT = [
+    "trainer.precision=32-true",
+    "trainer.max_steps=20",
+    "trainer.val_check_interval=20",
+    "trainer.log_every_n_steps=1",
+]
 
 
 @pytest.fixture
@@ -65,7 +68,9 @@ def mean_of_halves(config: Config, text: Text) -> list[float]:
             loss = F.cross_entropy(model(half[:, :-1]).flatten(0, 1), half[:, 1:].flatten())
             parts.append((loss.item(), torch.autograd.grad(loss, weights)))
         losses.append(sum(loss for loss, _ in parts) / 2)
-        means = [sum(each) / 2 for each in zip(*(gradients for _, gradients in parts), strict=True)]
+        means = [
+            sum(each) / 2 for each in zip(*(gradients for _, gradients in parts), strict=True)
+        ]
         norm = sum(float(mean.double().square().sum()) for mean in means) ** 0.5
         for weight, mean in zip(weights, means, strict=True):
             weight.grad = mean * min(1.0, config.optim.clip / norm)
@@ -89,7 +94,13 @@ def test_losses_are_those_of_one_device(letters: None) -> None:
 def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
     split = ["data.split=[0.6,0.3,0.1]", "trainer.precision=32-true"]
     assert run("name=trained", *split).status == 0
-    same = [*split, "init_from=trained", "trainer.max_steps=1", "optim.lr=1e-12", "optim.muon_lr=1e-12"]
+    same = [
+        *split,
+        "init_from=trained",
+        "trainer.max_steps=1",
+        "optim.lr=1e-12",
+        "optim.muon_lr=1e-12",
+    ]
     found = {"one": run("name=one", *same)}
     for devices in (2, 4):
         found[f"of{devices}"] = run_ranks(devices, f"name=of{devices}", *same)
@@ -99,26 +110,52 @@ def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
     for name, ended in found.items():
         assert ended.status == 0, ended
         training = last(name)["history"]["best_loss"]
-        assert (training, summary(name)["val_loss"]) == pytest.approx([np.mean(nats)] * 2, abs=1e-6), name
+        assert (training, summary(name)["val_loss"]) == pytest.approx(
+            [np.mean(nats)] * 2, abs=1e-6
+        ), name
 
 
 def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
-    recipe = [*EXACT, "optim=adamw", "logger=csv", "trainer.max_steps=24", "trainer.val_check_interval=24"]
+    recipe = [
+        *EXACT,
+        "optim=adamw",
+        "logger=csv",
+        "trainer.max_steps=24",
+        "trainer.val_check_interval=24",
+    ]
     assert run("name=whole", *recipe).status == 0
     expected = logged("whole")
     for leg, devices in enumerate((1, 2, 4, 1), start=1):
-        given = ["name=cut", "resume=auto", *recipe, f"trainer.devices={devices}", *["allow=[world_size]"] * (leg > 1)]
+        given = [
+            "name=cut",
+            "resume=auto",
+            *recipe,
+            f"trainer.devices={devices}",
+            *["allow=[world_size]"] * (leg > 1),
+        ]
         stop = (faults.at_step, 4 * leg - 1, signal.SIGTERM)
-        ended = run(*given, fault=stop) if devices == 1 else run_ranks(devices, *given, fault={devices - 1: stop})
+        ended = (
+            run(*given, fault=stop)
+            if devices == 1
+            else run_ranks(devices, *given, fault={devices - 1: stop})
+        )
         assert ended.status == 143, ended
         contents = last("cut")
         assert contents["global_step"] == 4 * leg
         assert contents["conditions"].pop("world_size") == devices
         history = contents["history"]
         assert [step for step, _ in history["losses"]["entries"]] == list(range(1, 4 * leg + 1))
-        assert sample("runs/cut/checkpoints/last.ckpt", "--prompt", "bead", "--num-chars", "5").status == 0
+        assert (
+            sample("runs/cut/checkpoints/last.ckpt", "--prompt", "bead", "--num-chars", "5").status
+            == 0
+        )
         load_checkpoint("runs/cut/checkpoints/last.ckpt")
-    assert run("name=cut", "resume=auto", "trainer.devices=2", "allow=[world_size]", defaults=False).status == 0
+    assert (
+        run(
+            "name=cut", "resume=auto", "trainer.devices=2", "allow=[world_size]", defaults=False
+        ).status
+        == 0
+    )
     assert logged("cut") == pytest.approx(expected, abs=1e-6)
 
 

@@ -6,7 +6,9 @@ import pytest
 from training.loggers import Curves
 
 
-def test_what_was_logged_is_on_the_disk_after_a_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_logged_is_on_the_disk_after_a_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     synced = {}
 
     def fsync(handle: int) -> None:

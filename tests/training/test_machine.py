@@ -17,7 +17,15 @@ from training.choosing import hardware, time_budget
 from training.choosing.choose import Choice, choose, with_constants
 from training.choosing.time_budget import SHORT_TEXT
 from training.launch import _may_differ
-from training.machine import Gpu, Hardware, Machine, StartUp, choose_accelerator, choose_devices, has_kernels
+from training.machine import (
+    Gpu,
+    Hardware,
+    Machine,
+    StartUp,
+    choose_accelerator,
+    choose_devices,
+    has_kernels,
+)
 from training.resume import is_other_gpu
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")  # of torch 2.13
@@ -31,11 +39,36 @@ GPU_BUILD = {"pytorch": "2.13.0+cu130", "cuda": "13.0"}  # that sees no GPU
 MACHINES: dict[str, tuple[Hardware, str, str, str]] = {
     "a CPU": (Hardware(**CPU_BUILD), "cpu", "", "cpu, "),
     "one T4": (Hardware((T4,), **BUILT), "cuda", "32-true (the GPU has no bf16)", "cuda, 32-true"),
-    "one H200": (Hardware((H200,), **BUILT), "cuda", "bf16-mixed (the GPU has bf16)", "cuda, bf16-mixed"),
-    "two T4s": (Hardware((T4, T4), **BUILT), "cuda", "32-true", "cuda (1 of 2 GPUs; trainer.devices=2 uses all), 32"),
-    "four GPUs": (Hardware((RTX,) * 4, **BUILT), "cuda", "bf16", "cuda (1 of 4 GPUs; trainer.devices=4 uses all), bf"),
-    "three GPUs": (Hardware((RTX,) * 3, **BUILT), "cuda", "bf16-mixed", "cuda (1 of 3 GPUs), bf16"),
-    "eight GPUs": (Hardware((H200,) * 8, **BUILT), "cuda", "bf16", "cuda (1 of 8 GPUs; trainer.devices=8 uses all)"),
+    "one H200": (
+        Hardware((H200,), **BUILT),
+        "cuda",
+        "bf16-mixed (the GPU has bf16)",
+        "cuda, bf16-mixed",
+    ),
+    "two T4s": (
+        Hardware((T4, T4), **BUILT),
+        "cuda",
+        "32-true",
+        "cuda (1 of 2 GPUs; trainer.devices=2 uses all), 32",
+    ),
+    "four GPUs": (
+        Hardware((RTX,) * 4, **BUILT),
+        "cuda",
+        "bf16",
+        "cuda (1 of 4 GPUs; trainer.devices=4 uses all), bf",
+    ),
+    "three GPUs": (
+        Hardware((RTX,) * 3, **BUILT),
+        "cuda",
+        "bf16-mixed",
+        "cuda (1 of 3 GPUs), bf16",
+    ),
+    "eight GPUs": (
+        Hardware((H200,) * 8, **BUILT),
+        "cuda",
+        "bf16",
+        "cuda (1 of 8 GPUs; trainer.devices=8 uses all)",
+    ),
     "a P100": (Hardware((P100,), **BUILT), "cpu", "", "cpu, "),
     "a CPU build": (Hardware(driver="550.54", **CPU_BUILD), "cpu", "", "cpu, "),
     "an old driver": (Hardware(driver="550.54", **GPU_BUILD), "cpu", "", "cpu, "),
@@ -71,9 +104,13 @@ def test_what_the_first_command_does_on_a_machine(pretended: str) -> None:
     found, choice = chosen()
     assert (found.device, found.devices, found.local) == (device, 1, 1)
     assert choice.machine.startswith(line) and precision in choice.machine
-    assert found.note.startswith(NOTES.get(pretended, "")) and bool(found.note) is (pretended in NOTES)
+    assert found.note.startswith(NOTES.get(pretended, "")) and bool(found.note) is (
+        pretended in NOTES
+    )
     trainer = choice.config.trainer
-    assert trainer.devices == trainer.num_nodes == trainer.accelerator == "auto", "resuming elsewhere decides anew"
+    assert trainer.devices == trainer.num_nodes == trainer.accelerator == "auto", (
+        "resuming elsewhere decides anew"
+    )
 
 
 @pytest.mark.parametrize("name", NOTES)
@@ -85,7 +122,9 @@ def test_a_gpu_that_is_asked_for_and_cannot_be_used_is_refused_with_the_reason(n
 def test_apple_s_gpu_is_used_only_if_asked_for() -> None:
     device, note = choose_accelerator("mps", MACHINES["a Mac"][0])
     assert device == "mps" and "untried" in note
-    assert refusal(InputError, choose_accelerator, "mps", Hardware()).endswith("this machine has only cpu")
+    assert refusal(InputError, choose_accelerator, "mps", Hardware()).endswith(
+        "this machine has only cpu"
+    )
 
 
 @pytest.mark.parametrize(("capability", "architectures", "runs"), [
@@ -99,7 +138,8 @@ def test_which_gpus_a_build_has_kernels_for(
     assert has_kernels(capability, architectures) is runs
 
 
-DEVICES: list[tuple[Any, str, int, Any]] = [  # trainer.devices, device, GPUs, and what is used or said
+# trainer.devices, device, GPUs, and what is used or said
+DEVICES: list[tuple[Any, str, int, Any]] = [
     ("auto", "cuda", 4, 1), (2, "cuda", 4, 2), ([1, 3], "cuda", 4, [1, 3]), ("auto", "cpu", 0, 1), (3, "cpu", 0, 3),
     (4, "cuda", 2, "trainer.devices=4: this machine has 2 GPUs"),
     ([2], "cuda", 2, "trainer.devices=[2]: this machine has 2 GPUs, from 0 on"),
@@ -119,7 +159,12 @@ def test_each_rank_uses_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     used = list[int]()
     monkeypatch.setattr(machine, "look", lambda: Hardware((H200,) * 4, **BUILT))
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
-    for name, value in {"RANK": "6", "LOCAL_RANK": "2", "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4"}.items():
+    for name, value in {
+        "RANK": "6",
+        "LOCAL_RANK": "2",
+        "WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+    }.items():
         monkeypatch.setenv(name, value)
     found = machine.find_machine(compose([]))
     assert (found.devices, found.local, found.nodes, used) == (8, 4, 2, [2])
@@ -138,17 +183,28 @@ COMPILED = {  # what a run on a GPU chooses, without minutes; a slower card save
     "a short run on a fast GPU": (H200, ["trainer.max_steps=1500"], "false"),
     "a long run on a fast GPU": (H200, ["model=base", "trainer.max_steps=100000"], "true"),
     "a run of minutes on a slow GPU": (T4, ["model=small", "trainer.max_steps=20000"], "true"),
-    "an unknown GPU is like a T4": (Gpu("A new one", (9, 0)), ["model=small", "trainer.max_steps=20000"], "true"),
+    "an unknown GPU is like a T4": (
+        Gpu("A new one", (9, 0)),
+        ["model=small", "trainer.max_steps=20000"],
+        "true",
+    ),
 }
 
 
 @pytest.mark.parametrize("kind", COMPILED)
-def test_a_gpu_compiles_if_that_saves_more_than_it_costs(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_gpu_compiles_if_that_saves_more_than_it_costs(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     gpu, arguments, expected = COMPILED[kind]
     monkeypatch.setattr(hardware, "available", lambda device: 1e15)
     monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
     config = compose(["threads=1", *arguments])
-    assert choose(config, a_text(SHORT_TEXT), Machine("cuda", gpu=gpu, gpus=1), StartUp(0.0)).config.compile == expected
+    assert (
+        choose(
+            config, a_text(SHORT_TEXT), Machine("cuda", gpu=gpu, gpus=1), StartUp(0.0)
+        ).config.compile
+        == expected
+    )
 
 
 def test_one_minute_on_a_gpu_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +237,9 @@ def test_the_first_step_does_not_count_as_timing() -> None:
 
 
 def test_another_gpu_of_a_resumed_run_is_another_only_to_the_bit() -> None:
-    a, b, cpu = ({"device": name} for name in ("cuda NVIDIA H200", "cuda Tesla T4", "cpu with AVX512"))
+    a, b, cpu = (
+        {"device": name} for name in ("cuda NVIDIA H200", "cuda Tesla T4", "cpu with AVX512")
+    )
     assert is_other_gpu(a, b) and not is_other_gpu(a, a) and not is_other_gpu(a, cpu)
 
 
@@ -198,7 +256,9 @@ def test_memory_that_runs_out_is_recognised(message: str) -> None:
     assert is_out_of_memory(RuntimeError(message)) and not is_out_of_memory(RuntimeError("a bug"))
 
 
-def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
     answer = subprocess.CompletedProcess([], 0, "550.54.15\n550.54.15\n")
     monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: answer)
@@ -207,7 +267,9 @@ def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(monkeypatch: pyte
     assert machine.nvidia_driver() is None
 
 
-def test_a_run_of_two_devices_can_be_resumed_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_of_two_devices_can_be_resumed_again_and_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     stored = compose(["trainer.devices=2"])
     for number, expected in (("2", 2), ("4", "auto")):
         for name, value in {"RANK": "0", "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}.items():
@@ -217,12 +279,30 @@ def test_a_run_of_two_devices_can_be_resumed_again_and_again(monkeypatch: pytest
 
 def test_without_a_time_limit_compiling_depends_on_no_clock() -> None:
     config = with_constants(compose(["threads=1"]), "32-true", 1)
-    assert len({hardware.compiling_seconds(config, Machine("cpu"), seconds) for seconds in (1.0, 7.0, 40.0)}) == 1
+    assert (
+        len(
+            {
+                hardware.compiling_seconds(config, Machine("cpu"), seconds)
+                for seconds in (1.0, 7.0, 40.0)
+            }
+        )
+        == 1
+    )
     timed = replace(config, minutes=5.0)
-    assert len({hardware.compiling_seconds(timed, Machine("cpu"), seconds) for seconds in (1.0, 7.0, 40.0)}) == 3
+    assert (
+        len(
+            {
+                hardware.compiling_seconds(timed, Machine("cpu"), seconds)
+                for seconds in (1.0, 7.0, 40.0)
+            }
+        )
+        == 3
+    )
 
 
-def test_more_devices_than_there_are_is_said_before_any_process_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_devices_than_there_are_is_said_before_any_process_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(launch, "look", lambda: Hardware((T4, T4), **BUILT))
     said = refusal(InputError, launch.check_launch, compose(["trainer.devices=4"]))
     assert said == "trainer.devices=4: this machine has 2 GPUs"

@@ -53,14 +53,21 @@ def settings(shape: str) -> list[str]:
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit elsewhere")
 def test_the_estimate_is_near_the_peak_of_a_step() -> None:
     arguments = [json.dumps(list(map(settings, SHAPES))), str(ROOT)]
-    printed = subprocess.run([sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True)
+    printed = subprocess.run(
+        [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True
+    )
     peaks = [int(line) for line in printed.stdout.split()]
     for shape, peak in zip(SHAPES, peaks, strict=True):
         config = compose(settings(shape))
-        assert 1 / 1.5 < config.data.batch * memory.step_memory(config, 65, "cpu") / peak < 1.5, (shape, peak)
+        assert 1 / 1.5 < config.data.batch * memory.step_memory(config, 65, "cpu") / peak < 1.5, (
+            shape,
+            peak,
+        )
 
 
-def test_what_cannot_fit_is_refused_with_the_setting_to_lower(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_fit_is_refused_with_the_setting_to_lower(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert 2**28 < memory.available("cpu") < 2**50
     config = compose(settings(""))
     state = 16 * GPT(config.model, 11).num_parameters()
@@ -68,7 +75,9 @@ def test_what_cannot_fit_is_refused_with_the_setting_to_lower(monkeypatch: pytes
 
     def refused(fits: float, *changes: str) -> str:
         monkeypatch.setattr(memory, "available", lambda device: memory.LOADED_BYTES + fits)
-        return refusal(InputError, memory.check_memory, compose([*settings(""), *changes]), 11, CPU)
+        return refusal(
+            InputError, memory.check_memory, compose([*settings(""), *changes]), 11, CPU
+        )
 
     monkeypatch.setattr(memory, "available", lambda device: memory.LOADED_BYTES + state + 8 * row)
     memory.check_memory(config, 11, CPU)

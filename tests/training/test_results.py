@@ -40,7 +40,12 @@ def test_what_samples_copy(train: Call) -> None:
         return [longest_copy(row, trained) for row in rows]
 
     lengths = copied(given[:1].expand(20, -1))
-    expected = {"median": statistics.median(lengths), "longest": max(lengths), "samples": 20, "length": 40}
+    expected = {
+        "median": statistics.median(lengths),
+        "longest": max(lengths),
+        "samples": 20,
+        "length": 40,
+    }
     assert record == expected | {"temperature": 0.9}
     assert ended.out.index("\nsample ") < ended.out.index("\nvalidation loss")
     words = f"median {record['median']:g}, maximum {max(lengths)} of 40 characters (20 samples, temperature 0.9)"
@@ -49,8 +54,12 @@ def test_what_samples_copy(train: Call) -> None:
 
 
 def test_what_a_run_writes_of_documents(train: Call) -> None:
-    Path("names.txt").write_text("%".join(map("".join, itertools.permutations("ab\ncdef", 3))), encoding="utf-8")
-    ended = train("name=a", "data.path=names.txt", "data.documents=%", "watch.sample_length=60", *STEPS)
+    Path("names.txt").write_text(
+        "%".join(map("".join, itertools.permutations("ab\ncdef", 3))), encoding="utf-8"
+    )
+    ended = train(
+        "name=a", "data.path=names.txt", "data.documents=%", "watch.sample_length=60", *STEPS
+    )
     assert "names.txt: 210 parts" in ended.out
     model, meta = load_checkpoint("a")
 
@@ -67,10 +76,14 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     step, texts = last("a")["callbacks"]["Watch"]["history"]["entries"][-1]
     assert step == summary("a")["best_step"] == 12
     assert texts == [[0.9, "", written(60, seed)] for seed in (0, 1)]
-    assert "names.txt: 210 parts, 30 of them repeated; " in Path("runs/a/report.html").read_text("utf-8")
+    assert "names.txt: 210 parts, 30 of them repeated; " in Path("runs/a/report.html").read_text(
+        "utf-8"
+    )
     assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in card(model, meta, MODELS[1])
 
 
 def test_the_commit_of_the_code_is_known_where_there_is_one() -> None:
-    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True).stdout.strip()
+    head = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
+    ).stdout.strip()
     assert (results.commit() or "").removesuffix("-dirty") == head

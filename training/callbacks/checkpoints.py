@@ -22,10 +22,11 @@ PREVIOUS = "previous.ckpt"
 class Checkpoints(L.Callback):
     """Saves the checkpoint `last.ckpt` after every validation, and renames the old `last.ckpt` to `previous.ckpt`.
 
-    A checkpoint is also saved after a step if the last save was `checkpoint_minutes` ago, or if a process (rank) has
-    received a signal. Several GPUs decide together whether to save, but only after steps whose losses have been
-    fetched, which happens at least every `MAX_PENDING` steps. If the validation loss is the lowest so far,
-    `AtomicCheckpointIO` also writes the model to `best.safetensors`.
+    A checkpoint is also saved after a step if the last save was `checkpoint_minutes` ago, or if a
+    process (rank) has received a signal. Several GPUs decide together whether to save, but only
+    after steps whose losses have been fetched, which happens at least every `MAX_PENDING` steps.
+    If the validation loss is the lowest so far, `AtomicCheckpointIO` also writes the model to
+    `best.safetensors`.
     """
 
     def __init__(self, directory: Path, config: TrainerConfig, stops: StopSignals) -> None:
@@ -52,7 +53,9 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking:  # before the first step
             return
-        pl_module.history.stopped_early = trainer.should_stop and trainer.global_step != trainer.max_steps
+        pl_module.history.stopped_early = (
+            trainer.should_stop and trainer.global_step != trainer.max_steps
+        )
         self.save(trainer)
 
     def save(self, trainer: L.Trainer) -> None:
@@ -67,23 +70,27 @@ class Checkpoints(L.Callback):
 class Snapshots(L.Callback):
     """At each validation, writes the evaluated weights to `checkpoints/step-N.safetensors`, where N is the step.
 
-    If another callback averages the weights, the module contains the average only during validation. So `Snapshots`
-    copies the weights before the first validation batch and writes them when the validation has ended. `Checkpoints`
-    saves after `Snapshots`, so if a run is killed between the two, the resumed run repeats the validation and writes
-    the same file.
+    If another callback averages the weights, the module contains the average only during
+    validation. So `Snapshots` copies the weights before the first validation batch and writes them
+    when the validation has ended. `Checkpoints` saves after `Snapshots`, so if a run is killed
+    between the two, the resumed run repeats the validation and writes the same file.
     """
 
     def __init__(self) -> None:
         self.weights: dict[str, Any] = {}
 
-    def on_validation_batch_start(self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any) -> None:
+    def on_validation_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, *_: Any
+    ) -> None:
         if trainer.is_global_zero and not self.weights and not trainer.sanity_checking:
-            self.weights = {name: weight.cpu().clone() for name, weight in pl_module.state_dict().items()}
+            self.weights = {
+                name: weight.cpu().clone() for name, weight in pl_module.state_dict().items()
+            }
 
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+    def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         if not self.weights:
             return
-        folder = next(each.directory for each in trainer.callbacks if isinstance(each, Checkpoints))  # type: ignore[attr-defined]
+        (folder,) = [each.directory for each in trainer.callbacks if isinstance(each, Checkpoints)]
         contents = {"state_dict": self.weights, "global_step": trainer.global_step}
         pl_module.on_save_checkpoint(contents)  # adds the description of the model
         write_model(folder / f"step-{trainer.global_step}.safetensors", contents)
@@ -93,25 +100,31 @@ class Snapshots(L.Callback):
 class AtomicCheckpointIO(TorchCheckpointIO):
     """Lightning's `CheckpointIO` for our checkpoint format, which `gpt.checkpoint` reads and writes.
 
-    A file is written atomically and flushed to the disk, which Lightning's own writer does not do. Reading a file
-    executes no code from the file.
+    A file is written atomically and flushed to the disk, which Lightning's own writer does not do.
+    Reading a file executes no code from the file.
     """
 
     def __init__(self, resumed: ResumePoint | None) -> None:
         self.resumed = resumed  # the checkpoint to continue from, already read
         # If last.ckpt is damaged, it must not replace previous.ckpt.
         self.last_is_damaged = resumed is not None and resumed.path.name == PREVIOUS
-        self.saved: dict[str, Any] = {}  # the last checkpoint; its tensors are those in training, not copies
+        # the last checkpoint; its tensors are those in training, not copies
+        self.saved: dict[str, Any] = {}
 
-    def save_checkpoint(self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None) -> None:
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
+    ) -> None:
         """Write a checkpoint, and before it the model best.safetensors if the validation loss is the lowest so far.
 
         If the process is killed between the two writes, the resumed run repeats the validation.
         """
-        # What callbacks store may be infinite: the best score of EarlyStopping is, until the first validation.
+        # What callbacks store may be infinite: the best score of EarlyStopping is, until the first
+        # validation.
         if not is_finite({key: part for key, part in checkpoint.items() if key != "callbacks"}):
             step = checkpoint["global_step"]
-            raise Diverged(f"step {step} left weights that are NaN or infinite, so they were not saved")
+            raise Diverged(
+                f"step {step} left weights that are NaN or infinite, so they were not saved"
+            )
         if checkpoint["history"]["best_step"] == checkpoint["global_step"]:
             write_model(Path(path).with_name("best.safetensors"), checkpoint)
         previous = None if self.last_is_damaged else Path(path).with_name(PREVIOUS)
@@ -119,6 +132,8 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.last_is_damaged = False
         self.saved = checkpoint
 
-    def load_checkpoint(self, path: Any, map_location: Any = None, weights_only: bool | None = None) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: Any, map_location: Any = None, weights_only: bool | None = None
+    ) -> dict[str, Any]:
         assert self.resumed
         return self.resumed.take()

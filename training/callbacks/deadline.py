@@ -19,11 +19,14 @@ from training.choosing.time_budget import EVALUATING, VALIDATING, num_validation
 from training.run_plan import RunPlan
 
 TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
-WINDOW = 0.1  # after the choice, that mean is over this fraction of the steps left, so that a busy second counts little
+# after the choice, that mean is over this fraction of the steps left, so that a busy second counts
+# little
+WINDOW = 0.1
 END_SECONDS = 2.0  # min seconds reserved to count n-grams, write samples and the report, and exit
-END_SHARE = 0.5  # on a slow machine, this fraction of the seconds of importing PyTorch is reserved instead
-# If the run would end earlier or later by more than this fraction of its time, and by more than so many seconds, the
-# number is chosen again.
+# on a slow machine, this fraction of the seconds of importing PyTorch is reserved instead
+END_SHARE = 0.5
+# If the run would end earlier or later by more than this fraction of its time, and by more than so
+# many seconds, the number is chosen again.
 OFF = 0.05
 OFF_SECONDS = 2.0
 
@@ -31,17 +34,19 @@ OFF_SECONDS = 2.0
 class Deadline(L.Callback):
     """Chooses the number of steps of a run with a time limit when its learning rate must begin to fall (cooldown).
 
-    The choice can wait until the cooldown, because the learning rates of a trapezoid schedule do not depend on the
-    number of steps before. If k steps are done and r more fit into the remaining time, the cooldown is due as soon as k
-    >= (1 - cooldown) (k + r). The run then has k / (1 - cooldown) steps in all, so that it trains like a run whose
-    number of steps was set at the start, even if the machine has just paused. If the machine becomes slower later, the
-    number is lowered and the learning rate falls faster; if it becomes faster, the number is raised, but never above
-    the steps that the text needs.
+    The choice can wait until the cooldown, because the learning rates of a trapezoid schedule do
+    not depend on the number of steps before. If k steps are done and r more fit into the remaining
+    time, the cooldown is due as soon as k >= (1 - cooldown) (k + r). The run then has k / (1 -
+    cooldown) steps in all, so that it trains like a run whose number of steps was set at the
+    start, even if the machine has just paused. If the machine becomes slower later, the number is
+    lowered and the learning rate falls faster; if it becomes faster, the number is raised, but
+    never above the steps that the text needs.
     """
 
     def __init__(self, plan: RunPlan, checkpoints: Checkpoints) -> None:
         minutes = plan.config.minutes or 0
-        trained = plan.resume_point.history.seconds if plan.resume_point else 0.0  # in earlier processes
+        # in earlier processes
+        trained = plan.resume_point.history.seconds if plan.resume_point else 0.0
         self.plan = plan
         self.checkpoints = checkpoints
         self.cooldown = plan.config.optim.cooldown
@@ -49,7 +54,8 @@ class Deadline(L.Callback):
         self.ends_at = plan.startup.began + self.seconds - trained
         self.end_seconds = max(END_SECONDS, END_SHARE * plan.startup.import_seconds)
         self.chooses_interval = plan.config.trainer.val_check_interval == "auto"
-        self.began: tuple[int, float] | None = None  # step and time after the first step, which is slow
+        # step and time after the first step, which is slow
+        self.began: tuple[int, float] | None = None
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
         self.step_seconds = 0.0  # of all steps since `began`
         self.seconds_per_token: float | None = None  # of the last validation
@@ -98,7 +104,8 @@ class Deadline(L.Callback):
         trainer.should_stop = steps == step
         if self.chooses_interval:
             trainer.val_check_batch = self._interval(trainer, steps)
-        self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))  # empty: a pause counts once
+        # empty: a pause counts once
+        self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))
         self.save(steps, trainer.val_check_batch)
         log.info(f"minutes    {count(steps, 'step')} in all: {why}")
 
@@ -133,7 +140,8 @@ class Deadline(L.Callback):
         """
         if not self.recent:  # the time is over after the first step
             return steps
-        phase = 1 - self.cooldown if trainer.max_steps < 0 else self.cooldown  # a fraction of all steps
+        # a fraction of all steps
+        phase = 1 - self.cooldown if trainer.max_steps < 0 else self.cooldown
         interval = phase * steps / (num_validations(self.seconds) / 2)
         seconds = trainer.datamodule.num_validated() * self._seconds_per_token(trainer)
         shortest = seconds / (VALIDATING * self._per_step(trainer))
@@ -153,7 +161,8 @@ class Deadline(L.Callback):
         seconds = time.perf_counter() - first_ended
         if trainer.max_steps < 0:
             return seconds / steps
-        # After the choice, the last steps count, because the machine may have become slower or faster.
+        # After the choice, the last steps count, because the machine may have become slower or
+        # faster.
         return sum(self.recent) / len(self.recent) + (seconds - self.step_seconds) / steps
 
     def fitting(self, trainer: Any) -> int:

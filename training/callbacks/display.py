@@ -19,7 +19,8 @@ LINES_SO_FAR = 20
 class Display(L.Callback):
     """Shows the steps, the losses that `Metrics` measures, and what a run waits for.
 
-    It comes before the other callbacks, so that it can show after a validation that they are at work.
+    It comes before the other callbacks, so that it can show after a validation that they are at
+    work.
     """
 
     def __init__(self, unit: str, deadline: Deadline | None = None) -> None:
@@ -75,7 +76,9 @@ class Display(L.Callback):
         tokens = trainer.datamodule.num_validated()  # type: ignore[attr-defined]
         self.show("validating", tokens // trainer.world_size)
 
-    def on_validation_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any) -> None:
+    def on_validation_batch_end(
+        self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
+    ) -> None:
         assert self.waiting is not None
         self.waiting.update(batch[0].numel())
 

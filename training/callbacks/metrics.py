@@ -44,13 +44,20 @@ class Metrics(L.Callback):
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.loggers and self._is_logged(trainer, trainer.global_step + 1):
-            self.before = {name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()}
+            self.before = {
+                name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()
+            }
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         step = trainer.global_step
         is_first = step == self.start_step + 1
         is_logged = self._is_logged(trainer, step)
-        if is_first or is_logged or not pl_module.asynchronous or len(pl_module.pending_losses) >= MAX_PENDING:
+        if (
+            is_first
+            or is_logged
+            or not pl_module.asynchronous
+            or len(pl_module.pending_losses) >= MAX_PENDING
+        ):
             pl_module.fetch_losses()
         if is_first:  # it is slow, so it is not timed
             pl_module.history.begin_step()
@@ -59,7 +66,8 @@ class Metrics(L.Callback):
         if is_logged:
             self._log(trainer, pl_module, step)
         if step == trainer.max_steps:
-            trainer.should_stop = True  # makes Lightning validate after the last step, whatever the interval
+            # makes Lightning validate after the last step, whatever the interval
+            trainer.should_stop = True
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if pl_module.history.is_training:
@@ -118,7 +126,12 @@ def group_of(name: str) -> str:
     """Return the kind of layer to which the parameter `name` belongs: embedding, attention, mlp, norm or head."""
     layers = name.split(".")
     layer = layers[2] if layers[0] == "blocks" else layers[0]
-    return {"shift": "embedding", "position_embedding": "embedding", "norm1": "norm", "norm2": "norm"}.get(layer, layer)
+    return {
+        "shift": "embedding",
+        "position_embedding": "embedding",
+        "norm1": "norm",
+        "norm2": "norm",
+    }.get(layer, layer)
 
 
 def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
@@ -130,4 +143,5 @@ def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
         weights.setdefault(group_of(name), []).append(old.float())
         moves.setdefault(group_of(name), []).append((parameter.detach() - old).float())
     ratios = [get_total_norm(moves[group]) / get_total_norm(weights[group]) for group in weights]
-    return dict(zip(weights, torch.stack(ratios).tolist(), strict=True))  # a single GPU synchronization
+    # a single GPU synchronization
+    return dict(zip(weights, torch.stack(ratios).tolist(), strict=True))

@@ -10,16 +10,22 @@ from base.jobs.slurm import STOPS
 from training.errors import Stopped
 
 
-def any_rank(trainer: L.Trainer, decision: bool) -> bool:  # a reduction, so all processes (ranks) must call it
-    return decision if trainer.world_size == 1 else trainer.strategy.reduce_boolean_decision(decision, all=False)
+# a reduction, so all processes (ranks) must call it
+def any_rank(trainer: L.Trainer, decision: bool) -> bool:
+    return (
+        decision
+        if trainer.world_size == 1
+        else trainer.strategy.reduce_boolean_decision(decision, all=False)
+    )
 
 
 class StopSignals(L.Callback):
     """Ends the run after Ctrl-C, SIGTERM or SLURM's SIGUSR1: the step is finished and saved, then `Stopped` is raised.
 
-    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`, which raises `Stopped`. After a
-    validation, `on_validation_end` calls `stop_if_asked`. Before and after training there is nothing to save, so the
-    signal handler itself raises `Stopped`. A second Ctrl-C during training exits at once.
+    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`, which raises
+    `Stopped`. After a validation, `on_validation_end` calls `stop_if_asked`. Before and after
+    training there is nothing to save, so the signal handler itself raises `Stopped`. A second
+    Ctrl-C during training exits at once.
     """
 
     def __init__(self) -> None:

@@ -17,9 +17,12 @@ from training.loggers import boards
 SAMPLE_LENGTH = 100  # tokens of each text during training
 
 
-def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> tuple[np.ndarray, list[list[Any]]]:
+def written(
+    model: GPT, text: Text, prompts: Tensor, length: int, seed: int
+) -> tuple[np.ndarray, list[list[Any]]]:
     """Generate a continuation of each prompt, and return the new tokens and the decoded texts."""
-    rows = generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()  # (B, T0 + length)
+    # (B, T0 + length)
+    rows = generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()
     prompt_length = prompts.shape[1]
     shown = [as_shown(text, row[:prompt_length], row[prompt_length:]) for row in rows]
     return rows[:, prompt_length:], [[TEMPERATURE, *parts] for parts in shown]
@@ -28,9 +31,9 @@ def written(model: GPT, text: Text, prompts: Tensor, length: int, seed: int) -> 
 class Watch(L.Callback):
     """Generates sample texts at each validation and plots the model's attention within a passage of the text.
 
-    The prompts, the random seed and the passage are the same at each validation, so that validations can be compared.
-    The samples go to TensorBoard and into checkpoints, the plots only to TensorBoard. If the run has no logger, this
-    callback does nothing.
+    The prompts, the random seed and the passage are the same at each validation, so that
+    validations can be compared. The samples go to TensorBoard and into checkpoints, the plots only
+    to TensorBoard. If the run has no logger, this callback does nothing.
     """
 
     def __init__(self, config: WatchConfig, text: Text) -> None:
@@ -47,7 +50,9 @@ class Watch(L.Callback):
         _, texts = written(model, self.text, self.prompts, length, seed=0)
         pl_module.history.samples.add([step, texts])
         for board in boards(trainer):
-            board.experiment.add_text("samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step)
+            board.experiment.add_text(
+                "samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step
+            )
             if self.config.pictures:
                 for tag, picture in plots(model, self.text, step):
                     board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")

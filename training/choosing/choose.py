@@ -27,7 +27,8 @@ from training.machine import Machine, StartUp, describe
 
 SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
 
-# The choices for the default model, by training characters; docs/experiments/short_texts.csv lists the runs.
+# The choices for the default model, by training characters; docs/experiments/short_texts.csv lists
+# the runs.
 #   characters     16,000    54,000    180,000    690,000 and more
 #   steps             230       420        770    1,500
 #   dropout           0.2       0.2          0    0
@@ -58,8 +59,8 @@ class Choice:
 def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
-    With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while the run trains, at
-    most `steps_needed`.
+    With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while
+    the run trains, at most `steps_needed`.
     """
     precision, why_precision = hardware.choose_precision(config.trainer.precision, machine)
     threads, why_threads = hardware.choose_threads(config.threads)
@@ -118,7 +119,9 @@ class Length:
         return self.steps * self.batch * self.model.context
 
 
-def choose_length(config: Config, default: Config, text: Text, machine: Machine, startup: StartUp) -> Length:
+def choose_length(
+    config: Config, default: Config, text: Text, machine: Machine, startup: StartUp
+) -> Length:
     """Choose the steps by the length of the text or, with `minutes`, also model and batch by the time that is left."""
     is_short = len(text.train) < SHORT_TEXT and config.data.overfit is None
     if config.minutes is not None and config.trainer.max_steps == "auto":
@@ -155,7 +158,9 @@ def choose_timed_length(
         fitting.model,
         fitting.batch,
         is_short,
-        interval=steps_between_validations(fitting, steps, len(text.validation), default.data.val_tokens),
+        interval=steps_between_validations(
+            fitting, steps, len(text.validation), default.data.val_tokens
+        ),
         by_clock=by_clock,
         steps_needed=max(1, int(min(fitting.steps_needed, sys.maxsize))),
         share=1.0 if by_clock else steps / fitting.steps,
@@ -163,11 +168,17 @@ def choose_timed_length(
     )
 
 
-def describe_time(minutes: float, fitting: Fitting, by_clock: bool, startup: StartUp) -> Iterator[str]:
+def describe_time(
+    minutes: float, fitting: Fitting, by_clock: bool, startup: StartUp
+) -> Iterator[str]:
     """Yield lines about the time limit."""
     if not by_clock:
         seconds = startup.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING
-        duration = count(round(seconds / 60), "minute") if seconds >= 90 else count(round(seconds), "second")
+        duration = (
+            count(round(seconds / 60), "minute")
+            if seconds >= 90
+            else count(round(seconds), "second")
+        )
         yield f"minutes    {minutes:g}: this text is learned in about {duration} (more text would help)"
     else:
         yield f"minutes    {minutes:g}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"
@@ -181,7 +192,8 @@ def share_of_steps(config: Config) -> float:
 
 
 def choose_dropout(config: Config, length: Length, text: Text) -> float:
-    timed = config.minutes is not None and config.trainer.max_steps == "auto"  # then it was chosen with the size
+    # then it was chosen with the size
+    timed = config.minutes is not None and config.trainer.max_steps == "auto"
     if timed or config.model.dropout != "auto" or config.init_from or not length.is_short:
         return length.model.dropout
     weights = untrained(length.model, text.tokenizer.size).num_parameters()
@@ -223,11 +235,15 @@ def describe_short(config: Config, chosen: Config, length: Length, text: Text) -
 
 def fill(config: Any, **values: Any) -> Any:
     """Return a copy of `config` in which `values` replace those of its fields that are `auto`."""
-    return replace(config, **{key: value for key, value in values.items() if getattr(config, key) == "auto"})
+    return replace(
+        config, **{key: value for key, value in values.items() if getattr(config, key) == "auto"}
+    )
 
 
 def with_defaults(config: Any) -> Any:
-    return fill(config, **{each.name: each.default for each in fields(config) if each.metadata["auto"]})
+    return fill(
+        config, **{each.name: each.default for each in fields(config) if each.metadata["auto"]}
+    )
 
 
 def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
@@ -243,13 +259,20 @@ def _adapted(config: Config, chosen: Config) -> Iterator[str]:
         yield f"{chosen.trainer.max_steps} steps"
     if config.model.dropout == "auto" and chosen.model.dropout:
         yield f"dropout {chosen.model.dropout:g}"
-    if config.trainer.val_check_interval != chosen.trainer.val_check_interval < TrainerConfig.val_check_interval:
+    if (
+        config.trainer.val_check_interval
+        != chosen.trainer.val_check_interval
+        < TrainerConfig.val_check_interval
+    ):
         yield f"validation every {chosen.trainer.val_check_interval}"
 
 
 def steps_for(tokens: int, share: float) -> int:
     """Return the number of training steps for a text of `tokens` training tokens; `share` is a fraction of them."""
-    return max(1, round(TrainerConfig.max_steps * min(1.0, tokens / SHORT_TEXT) ** 0.5 * share / 10)) * 10
+    return (
+        max(1, round(TrainerConfig.max_steps * min(1.0, tokens / SHORT_TEXT) ** 0.5 * share / 10))
+        * 10
+    )
 
 
 def dropout_for(weights: int, tokens: int, read: float) -> float:
@@ -262,7 +285,10 @@ def dropout_for(weights: int, tokens: int, read: float) -> float:
 def interval_for(tokens: int, share: float, steps: int) -> int:
     """Return the number of steps between two validations of a run on a short text (fewer than `SHORT_TEXT` tokens)."""
     rising = min(steps, steps_for(tokens, share))  # the loss may rise from about here on
-    return min(TrainerConfig.val_check_interval, max(-(-rising // MIN_VALIDATIONS), steps // MAX_VALIDATIONS))
+    return min(
+        TrainerConfig.val_check_interval,
+        max(-(-rising // MIN_VALIDATIONS), steps // MAX_VALIDATIONS),
+    )
 
 
 def choose_callbacks(config: Config, short: bool) -> dict[str, Any]:

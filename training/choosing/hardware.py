@@ -22,29 +22,32 @@ from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model import untrained
 from training.machine import Machine, StartUp
 
-# A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products, the more of the step
-# is what compiling fuses (docs/experiments.md).
+# A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products,
+# the more of the step is what compiling fuses (docs/experiments.md).
 COMPILED = {"bf16-mixed": 0.7, "32-true": 0.82}
-# Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which depend on the CPU in the
-# same way: without, and with the compiled code in torch's cache.
+# Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which
+# depend on the CPU in the same way: without, and with the compiled code in torch's cache.
 COLD, WARM = 3.2, 0.3
-# The same on a GPU, where the step is a CUDA graph with and without compiling, and seconds (docs/results.md, an H200;
-# the fraction is an estimate).
+# The same on a GPU, where the step is a CUDA graph with and without compiling, and seconds
+# (docs/results.md, an H200; the fraction is an estimate).
 COMPILED_ON_GPU = 0.55
 COLD_ON_GPU, WARM_ON_GPU = 33.0, 3.0
-LAPTOP_FLOPS = 1.5e11  # FLOP/s of two laptop cores; a constant, so that every CPU makes the same choice
-REACHED = 0.1  # fraction of its peak FLOP/s that a GPU reaches in an uncompiled step (docs/results.md, an H200)
+# FLOP/s of two laptop cores; a constant, so that every CPU makes the same choice
+LAPTOP_FLOPS = 1.5e11
+# fraction of its peak FLOP/s that a GPU reaches in an uncompiled step (docs/results.md, an H200)
+REACHED = 0.1
 
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # in a container, its limit
 LOADED_BYTES = 0.45 * 2**30  # of PyTorch and Lightning
-# A training step needs so many fp32 numbers (docs/experiments/memory.csv): per position and channel, what each layer
-# stores for its backward pass and what one backward pass needs; per score of explicit attention, likewise; per logit.
+# A training step needs so many fp32 numbers (docs/experiments/memory.csv): per position and
+# channel, what each layer stores for its backward pass and what one backward pass needs; per score
+# of explicit attention, likewise; per logit.
 CHANNEL, CHANNELS_ONCE, SCORE, SCORES_ONCE, LOGIT = 28, 20, 1, 2, 3
 COMPILED_CHANNEL, BF16_CHANNEL, BF16_SCORE = 0.66, 0.74, 0.5  # fractions of them
-# Dense TFLOP/s by CUDA's device name: bf16 with fp32 accumulation, and fp32 without TF32. Data sheets print twice the
-# bf16 figure, for sparse matrices. None: the device has no bf16, or several official figures exist.
-# Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4, L40S, V100 and T4; for GeForce the white
-# papers on GA102 and Ada, appendix A.
+# Dense TFLOP/s by CUDA's device name: bf16 with fp32 accumulation, and fp32 without TF32. Data
+# sheets print twice the bf16 figure, for sparse matrices. None: the device has no bf16, or several
+# official figures exist. Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4,
+# L40S, V100 and T4; for GeForce the white papers on GA102 and Ada, appendix A.
 TFLOPS: dict[str, tuple[float | None, float | None]] = {
     r"B200": (2250, None),
     r"H200|GH200 480GB|H100 80GB HBM3": (989.4, 66.9),
@@ -69,19 +72,26 @@ def choose_precision(precision: str, machine: Machine) -> tuple[str, str]:
     gpu = machine.gpu
     if precision != "auto":
         if gpu and precision == "bf16-mixed" and not gpu.has_bf16:
-            way = "use trainer.precision=32-true, and 'allow=[trainer.precision]' to resume with it"
+            way = (
+                "use trainer.precision=32-true, and 'allow=[trainer.precision]' to resume with it"
+            )
             raise InputError(f"trainer.precision={precision}: {gpu.name} has no bf16; {way}")
         return precision, ""
     if gpu:
-        return ("bf16-mixed", "the GPU has bf16") if gpu.has_bf16 else ("32-true", "the GPU has no bf16")
+        return (
+            ("bf16-mixed", "the GPU has bf16")
+            if gpu.has_bf16
+            else ("32-true", "the GPU has no bf16")
+        )
     if machine.device == "cpu":
         flags = torch.cpu.get_capabilities()
         if flags.get("amx_bf16"):
             return "bf16-mixed", "the CPU has amx_bf16"
         if not flags.get("avx512_bf16"):
             return "32-true", "the CPU has no bf16 arithmetic"
-        # A Xeon whose AMX is disabled multiplies half as fast in bf16 as in fp32 (docs/experiments/speed.csv). Cores
-        # with avx512_bf16 but without avx512_fp16, such as Zen 4, are faster in bf16.
+        # A Xeon whose AMX is disabled multiplies half as fast in bf16 as in fp32
+        # (docs/experiments/speed.csv). Cores with avx512_bf16 but without avx512_fp16, such as Zen
+        # 4, are faster in bf16.
         if flags.get("avx512_fp16"):
             return "32-true", "the CPU has no AMX, and its avx512_bf16 is slow"
         return "bf16-mixed", "the CPU has avx512_bf16"
@@ -116,10 +126,10 @@ def compiled_fraction(precision: str, device: str) -> float:
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
     """Set the number of threads of torch, and return the number and the reason for it.
 
-    The reason is "" unless other programs are using some of the cores and the number is therefore lower. A thread
-    without a core of its own slows down all others, because they wait for it at the end of each operation. In processes
-    that a launcher such as torchrun has started, `auto` is returned unchanged, and the launcher's number of threads
-    stays.
+    The reason is "" unless other programs are using some of the cores and the number is therefore
+    lower. A thread without a core of its own slows down all others, because they wait for it at
+    the end of each operation. In processes that a launcher such as torchrun has started, `auto` is
+    returned unchanged, and the launcher's number of threads stays.
     """
     why = ""
     if isinstance(threads, str):
@@ -148,7 +158,15 @@ def missing_to_compile() -> str:
     with TemporaryDirectory() as folder:
         source = Path(folder, "try.cpp")
         source.write_text("#include <cmath>\n#include <Python.h>\n")
-        command = [compiler, "-shared", "-fPIC", f"-I{include}", str(source), "-o", str(source.with_suffix(".so"))]
+        command = [
+            compiler,
+            "-shared",
+            "-fPIC",
+            f"-I{include}",
+            str(source),
+            "-o",
+            str(source.with_suffix(".so")),
+        ]
         attempt = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if attempt.returncode:
         return f"working C++ compiler ({compiler}: {one_line(attempt.stderr)[:100] or 'failed'})"
@@ -159,16 +177,25 @@ def compiled_marker(config: Config, machine: Machine) -> Path:
     """Return the path of a marker file in torch's cache, which exists if this training step was compiled before."""
     trainer = config.trainer
     rows = config.data.rows(machine.devices)
-    shape = (vars(config.model), rows, trainer.precision, trainer.deterministic, torch.get_num_threads())
+    shape = (
+        vars(config.model),
+        rows,
+        trainer.precision,
+        trainer.deterministic,
+        torch.get_num_threads(),
+    )
     device = machine.gpu or torch.backends.cpu.get_cpu_capability()
-    name = hashlib.sha256(repr((shape, torch.__version__, device, sys.version)).encode()).hexdigest()[:16]
+    name = hashlib.sha256(
+        repr((shape, torch.__version__, device, sys.version)).encode()
+    ).hexdigest()[:16]
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")
 
 
 def compiling_seconds(config: Config, machine: Machine, import_seconds: float) -> float:
     """Return about how long torch.compile takes if importing PyTorch took `import_seconds`.
 
-    Without a time limit it is a constant, so that the same command trains the same bits, and all ranks alike.
+    Without a time limit it is a constant, so that the same command trains the same bits, and all
+    ranks alike.
     """
     is_warm = config.minutes is not None and compiled_marker(config, machine).exists()
     if machine.device == "cuda":
@@ -190,12 +217,15 @@ def estimated_flops(machine: Machine, precision: str) -> float:
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown."""
-    return peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+    return (
+        peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
+    )
 
 
 def peak_of(name: str, precision: str) -> float | None:
     for pattern, (bf16, fp32) in TFLOPS.items():
-        if re.fullmatch(rf"(NVIDIA )?({pattern})", name):  # the whole name, because a MIG slice is slower
+        # the whole name, because a MIG slice is slower
+        if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
             tflops = bf16 if precision == "bf16-mixed" else fp32
             return tflops and tflops * 1e12
     return None
@@ -217,12 +247,16 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     needed = state + rows * row
     if needed <= memory:
         return
-    fitting = [each for each in range(1, rows) if rows % each == 0 and state + each * row <= memory]
+    fitting = [
+        each for each in range(1, rows) if rows % each == 0 and state + each * row <= memory
+    ]
     lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
     if fitting:
         lower = f"use data.micro_batch={max(fitting)}"
     there = f"there are {max(0.0, memory) / 2**30:,.1f}"
-    raise InputError(f"a step needs about {needed / 2**30:,.1f} GiB of memory, but {there}; {lower}")
+    raise InputError(
+        f"a step needs about {needed / 2**30:,.1f} GiB of memory, but {there}; {lower}"
+    )
 
 
 def step_memory(config: Config, vocabulary: int, device: str) -> float:

@@ -4,11 +4,12 @@ With N weights, a dropout of p, and R epochs of a text of U tokens, the loss in 
 
     L = E + A (sqrt(1/N + 1/N') (1 + a p) + c D^-0.7) + m R^q (N/U)^b / (1 + h p)
 
-The first two terms are those of Hoffmann et al. 2022 (arXiv:2203.15556), equation 2, with what repetition is worth, as
-in Muennighoff et al. 2023 (arXiv:2305.16264), section 5: D is the number of tokens that the model would have to read
-once to learn as much, and N' is how many weights a text of this length can use. The last term is what a model loses
-because it memorises the text. Only E depends on the text otherwise, so it is left out. docs/experiments.md says from
-which runs the constants come.
+The first two terms are those of Hoffmann et al. 2022 (arXiv:2203.15556), equation 2, with what
+repetition is worth, as in Muennighoff et al. 2023 (arXiv:2305.16264), section 5: D is the number
+of tokens that the model would have to read once to learn as much, and N' is how many weights a
+text of this length can use. The last term is what a model loses because it memorises the text.
+Only E depends on the text otherwise, so it is left out. docs/experiments.md says from which runs
+the constants come.
 """
 
 import numpy as np
@@ -18,14 +19,18 @@ LEARNED = 0.001  # nats; a run may end where more steps would lower the loss by 
 
 SCALE = 80.0  # A
 TOKENS = 44.0  # c
-REPEATS = 40.0  # however often a text is read, the repetitions are worth at most so many readings of new text
-USABLE_WEIGHTS, USABLE_EXPONENT = 4.2e6, 0.36  # N' of a text of a million tokens, and how it grows with the text
+# however often a text is read, the repetitions are worth at most so many readings of new text
+REPEATS = 40.0
+# N' of a text of a million tokens, and how it grows with the text
+USABLE_WEIGHTS, USABLE_EXPONENT = 4.2e6, 0.36
 DROPPED = 2.0  # a
 MEMORISED, EPOCHS_EXPONENT, WEIGHTS_EXPONENT = 5.0e-4, 1.56, 1.41  # m, q, b
 PROTECTION = 50.0  # h
 
 
-def predicted_loss(weights: int, dropout: float, text_tokens: int, tokens_seen: np.ndarray | float) -> np.ndarray:
+def predicted_loss(
+    weights: int, dropout: float, text_tokens: int, tokens_seen: np.ndarray | float
+) -> np.ndarray:
     """Return the loss in nats per token, less E, of a model that sees so many tokens of a text, in whole or again."""
     epochs = np.asarray(tokens_seen) / text_tokens
     repetitions = np.maximum(epochs - 1, 0)
@@ -33,7 +38,11 @@ def predicted_loss(weights: int, dropout: float, text_tokens: int, tokens_seen: 
     data = TOKENS * (text_tokens * new_epochs) ** -0.7
     usable = USABLE_WEIGHTS * (text_tokens / 1e6) ** USABLE_EXPONENT
     size = (1 / weights + 1 / usable) ** 0.5 * (1 + DROPPED * dropout)
-    memorised = epochs**EPOCHS_EXPONENT * (weights / text_tokens) ** WEIGHTS_EXPONENT / (1 + PROTECTION * dropout)
+    memorised = (
+        epochs**EPOCHS_EXPONENT
+        * (weights / text_tokens) ** WEIGHTS_EXPONENT
+        / (1 + PROTECTION * dropout)
+    )
     return SCALE * (size + data) + MEMORISED * memorised
 
 

@@ -17,7 +17,12 @@ from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
 from reports.history import History
-from training.choosing.hardware import check_memory, choose_compile, compiled_fraction, compiling_seconds
+from training.choosing.hardware import (
+    check_memory,
+    choose_compile,
+    compiled_fraction,
+    compiling_seconds,
+)
 from training.choosing.scaling_law import DROPOUTS, predicted_loss, tokens_needed
 from training.machine import Machine, StartUp
 from training.module import LitGPT
@@ -25,23 +30,26 @@ from training.module import LitGPT
 MIN_STEPS = 100  # in fewer, a model learns next to nothing, so the run says so
 # Models smaller than every preset, for short budgets.
 SMALLER = [ModelConfig(layers=2, heads=1, dim=64), ModelConfig(dim=64), ModelConfig(dim=96)]
-# From this many steps on, half of them with twice the batch reach at least as low a loss; but not with a text that is
-# read more often, whose loss is lower with small batches (docs/experiments.md).
+# From this many steps on, half of them with twice the batch reach at least as low a loss; but not
+# with a text that is read more often, whose loss is lower with small batches
+# (docs/experiments.md).
 DOUBLED_FROM = 4000
 DOUBLED_UP_TO_EPOCHS = 10.0
-# A model larger than the default must read this many characters per weight, of a text that has half a character per
-# weight (docs/experiments.md).
+# A model larger than the default must read this many characters per weight, of a text that has
+# half a character per weight (docs/experiments.md).
 CHARACTERS_PER_WEIGHT = 6.0
 TEXT_PER_WEIGHT = 0.5
 WORSE = 1.05  # no larger model is timed if one's predicted loss is so many times the lowest
-TRAINING = 0.85  # fraction of the seconds left that are training steps; the rest is for validations and the end
+# fraction of the seconds left that are training steps; the rest is for validations and the end
+TRAINING = 0.85
 UNTIMED_STEPS = 2  # the first steps are slower
 TIMED_SECONDS = 0.4  # of the steps after them
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
 
 
 SHORT_TEXT = 690_000  # a run is adapted to a text of fewer training tokens
-START_SHARE = 0.25  # fraction of the steps that a run on a short text needs if it starts from a trained model
+# fraction of the steps that a run on a short text needs if it starts from a trained model
+START_SHARE = 0.25
 # A run with a time limit validates once a minute, within these limits.
 MIN_VALIDATIONS = 12
 MAX_VALIDATIONS = 40
@@ -64,11 +72,16 @@ class _Clock(L.Callback):
     def on_train_batch_start(self, *_: Any) -> None:
         self.started = time.perf_counter()
 
-    def on_train_batch_end(self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, *_: Any
+    ) -> None:
         float(outputs["loss"])  # waits for a GPU
         self.steps.append(time.perf_counter() - self.started)
-        # The first step does not count: on a GPU it starts CUDA and its libraries, which takes seconds.
-        trainer.should_stop = sum(self.steps[1:]) > self.limit or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
+        # The first step does not count: on a GPU it starts CUDA and its libraries, which takes
+        # seconds.
+        trainer.should_stop = (
+            sum(self.steps[1:]) > self.limit or sum(self.steps[UNTIMED_STEPS:]) > TIMED_SECONDS
+        )
 
 
 def time_step(config: Config, text: Text, machine: Machine, limit: float) -> float:
@@ -123,7 +136,9 @@ def steps_between_validations(fitting: Fitting, steps: int, split: int, most: in
     return max(fewest, math.ceil(EVALUATING * tokens / (VALIDATING * tokens_per_step)))
 
 
-def fit_into_minutes(config: Config, default: Config, text: Text, machine: Machine, startup: StartUp) -> Fitting:
+def fit_into_minutes(
+    config: Config, default: Config, text: Text, machine: Machine, startup: StartUp
+) -> Fitting:
     """Choose model size, dropout and batch, where `config` has `auto`, so that the loss is lowest in the time.
 
     In `default` each `auto` is replaced by a default.
@@ -169,17 +184,29 @@ def candidates(config: Config, default: Config) -> list[ModelConfig]:
     if not config.model.layers == config.model.heads == config.model.dim == "auto":
         return [default.model]
     sizes = [*SMALLER, *presets()]
-    return [replace(default.model, layers=each.layers, heads=each.heads, dim=each.dim) for each in sizes]
+    return [
+        replace(default.model, layers=each.layers, heads=each.heads, dim=each.dim)
+        for each in sizes
+    ]
 
 
 def fit_model(
-    model: ModelConfig, config: Config, default: Config, text: Text, machine: Machine, startup: StartUp
+    model: ModelConfig,
+    config: Config,
+    default: Config,
+    text: Text,
+    machine: Machine,
+    startup: StartUp,
 ) -> Fitting:
     """Time a step of a model, and choose its dropout for the steps that fit into the time left, compiled if it pays."""
     candidate = replace(default, model=model, compile="false")
     batch = default.data.batch
     largest_batch = 2 * batch if config.data.batch == "auto" else batch  # it may be doubled
-    check_memory(replace(candidate, data=replace(default.data, batch=largest_batch)), text.tokenizer.size, machine)
+    check_memory(
+        replace(candidate, data=replace(default.data, batch=largest_batch)),
+        text.tokenizer.size,
+        machine,
+    )
     minutes = config.minutes or 0.0
     step_seconds = time_step(candidate, text, machine, TIMING * startup.seconds_left(minutes))
     seconds = TRAINING * startup.seconds_left(minutes)

@@ -25,14 +25,16 @@ def rotate(x, positions):
     frequency = 10_000.0 ** (-np.arange(half) / half)  # (D/2,)
     z = x[:, :half] + 1j * x[:, half:]  # (T, D/2)
     z = z * np.exp(1j * positions[:, None] * frequency)  # (T, D/2)
-    # In a logit, z at position s times the conjugate of w at t has the factor exp(i (s - t) frequency): the distance.
+    # In a logit, z at position s times the conjugate of w at t has the factor exp(i (s - t)
+    # frequency): the distance.
     return np.concatenate((z.real, z.imag), axis=1)  # (T, D)
 
 
 def fold(scale, shift, weight, bias):
     """The layer with the scale and shift of the norm before it folded in: (C,), (C,), (out, C), (out,)."""
     # W (scale * x + shift) + b: the scale multiplies the columns of W, and W shift is a constant.
-    # After a post-norm, the scaled vectors are the stream itself, which the next residual needs unchanged.
+    # After a post-norm, the scaled vectors are the stream itself, which the next residual needs
+    # unchanged.
     return weight * scale, bias + weight @ shift
 
 
@@ -41,8 +43,12 @@ def move(dim, distance):
     matrix = np.zeros((dim, dim))
     for i in range(0, dim, 2):
         angle = distance * 10_000.0 ** (-i / dim)
-        # sin(a + b) = sin a cos b + cos a sin b and cos(a + b) = cos a cos b - sin a sin b: a rotation of each pair.
-        matrix[i : i + 2, i : i + 2] = [[np.cos(angle), np.sin(angle)], [-np.sin(angle), np.cos(angle)]]
+        # sin(a + b) = sin a cos b + cos a sin b and cos(a + b) = cos a cos b - sin a sin b: a
+        # rotation of each pair.
+        matrix[i : i + 2, i : i + 2] = [
+            [np.cos(angle), np.sin(angle)],
+            [-np.sin(angle), np.cos(angle)],
+        ]
     return matrix
 
 
@@ -50,6 +56,7 @@ def norm_gradient(x, gradient):
     """The gradient of x, from that of its layer norm without scale and shift: (N, C), (N, C) -> (N, C)."""
     size = x.std(1, keepdims=True)  # (N, 1)
     y = (x - x.mean(1, keepdims=True)) / size  # (N, C)
-    # Remove the part along the mean and the part along y, which the norm does not pass on; divide the rest by the size.
+    # Remove the part along the mean and the part along y, which the norm does not pass on; divide
+    # the rest by the size.
     along = (gradient * y).mean(1, keepdims=True)  # (N, 1)
     return (gradient - gradient.mean(1, keepdims=True) - along * y) / size

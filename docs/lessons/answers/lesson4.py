@@ -32,11 +32,13 @@ def linear_recurrence(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray
     return out
 
 
-def merge(out1: np.ndarray, l1: np.ndarray, out2: np.ndarray, l2: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def merge(
+    out1: np.ndarray, l1: np.ndarray, out2: np.ndarray, l2: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Average the two results with the weights e^l1 and e^l2, divided by their sum.
 
-    Only differences of logarithms are exponentiated, and none is above 0. logaddexp(l1, l2) computes ln(e^l1 + e^l2) in
-    the same way.
+    Only differences of logarithms are exponentiated, and none is above 0. logaddexp(l1, l2)
+    computes ln(e^l1 + e^l2) in the same way.
     """
     both = np.logaddexp(l1, l2)
     weight1, weight2 = np.exp(l1 - both), np.exp(l2 - both)

@@ -15,9 +15,13 @@ from tests.stores import make
 from training.resume import newest_unfinished
 
 
-def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_that_cannot_be_found_made_or_resumed(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     files = "model/config.yaml model/checkpoints/best.safetensors ../elsewhere/config.yaml sweep/sweep.csv"
-    make(Path("runs"), dict.fromkeys([*files.split(), "begun/config.yaml", "lost/summary.json"], ""))
+    make(
+        Path("runs"), dict.fromkeys([*files.split(), "begun/config.yaml", "lost/summary.json"], "")
+    )
     Path("runs/bare/checkpoints").mkdir(parents=True)
     for file in ("config.yaml", "checkpoints/best.safetensors"):
         os.utime(Path("runs/model", file), (0, 1))
@@ -33,12 +37,20 @@ def test_runs_that_cannot_be_found_made_or_resumed(trained: Path, monkeypatch: p
         assert said in refusal(InputError, to_resume, resume, name), resume
     for resume in ("elsewhere", "runs/begun"):  # their checkpoints folder is empty or missing
         assert to_resume(resume, None) in (Run(Path(resume)), Run(Path(resume).resolve()))
-    assert to_resume("auto", "begun") == Run(Path("runs/begun")) and to_resume("auto", "bare") is None
-    for name, said in (("sweep", "is a sweep"), ("first/x", "is a run"), ("first", "name=first resume=auto continues")):
+    assert (
+        to_resume("auto", "begun") == Run(Path("runs/begun")) and to_resume("auto", "bare") is None
+    )
+    for name, said in (
+        ("sweep", "is a sweep"),
+        ("first/x", "is a run"),
+        ("first", "name=first resume=auto continues"),
+    ):
         assert said in refusal(InputError, check_free, name)
     assert newest_unfinished() == Run(Path("runs/begun")), "not runs/bare, nor what has finished"
     first = Run(Path("runs/first"))
-    assert to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == first
+    assert (
+        to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == first
+    )
     assert to_resume("first", None) == to_resume("first/checkpoints/last.ckpt", None) == first
     assert "no trial of this sweep has finished yet" in refusal(InputError, find_model, "sweep")
     monkeypatch.setenv("RANK", "0")
@@ -53,13 +65,17 @@ def test_what_is_not_a_model_hides_no_run(trained: Path) -> None:
     for name in ("docs", "book", "last.ckpt"):
         Path("runs/first").rename(f"runs/{name}")
         run = Path("runs", name)
-        assert find_model(name) == run / "checkpoints/best.safetensors" and to_resume(name, None) == Run(run)
+        assert find_model(name) == run / "checkpoints/best.safetensors" and to_resume(
+            name, None
+        ) == Run(run)
         run.rename("runs/first")
     make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
     assert find_model("first") == trained and to_resume("first", None) == Run(Path("runs/first"))
     assert find_model("./first") == Path("first/best.safetensors")
     assert to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
-    assert find_model("runs/first") == trained and to_resume("runs/first", None) == Run(Path("runs/first"))
+    assert find_model("runs/first") == trained and to_resume("runs/first", None) == Run(
+        Path("runs/first")
+    )
 
 
 def test_a_start_waits_for_a_process_that_only_looks(tmp_path: Path) -> None:
@@ -77,7 +93,9 @@ def test_a_start_waits_for_a_process_that_only_looks(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove a file that is open")
 def test_a_run_stays_locked_without_its_lock_file(tmp_path: Path) -> None:
-    program = "import sys, pathlib; from base.jobs.run_lock import lock; lock(pathlib.Path(sys.argv[1]))"
+    program = (
+        "import sys, pathlib; from base.jobs.run_lock import lock; lock(pathlib.Path(sys.argv[1]))"
+    )
     command = [sys.executable, "-c", program, str(tmp_path)]
     lock(tmp_path)
     try:

@@ -22,7 +22,12 @@ from tests.reference.models import MIXED, PLACES, fill, name, third, tiny
 
 LETTERS = "".join(sorted("\t\n\r !#'.<>ABadeknu|~\x00\x85\xa0é\u0301\u200b中\ufeff😀"))
 CHARACTERS, BYTES = {"kind": "char", "characters": LETTERS}, {"kind": "byte"}
-CONFIGS = [*MIXED[:12], *third(PLACES), MIXED[-1], *(tiny(positions="learned", context=context) for context in (1, 2))]
+CONFIGS = [
+    *MIXED[:12],
+    *third(PLACES),
+    MIXED[-1],
+    *(tiny(positions="learned", context=context) for context in (1, 2)),
+]
 
 
 def written(path: Path, config: ModelConfig, vocabulary: dict[str, Any], **changes: Any) -> GPT:
@@ -74,7 +79,12 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
     needs("transformers", "tokenizers")
     place = tmp_path_factory.mktemp("elsewhere")
     (empty := place / "empty").mkdir()
-    own = {"HF_HOME": str(place), "HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "warning", "TQDM_DISABLE": "1"}
+    own = {
+        "HF_HOME": str(place),
+        "HF_HUB_OFFLINE": "1",
+        "TRANSFORMERS_VERBOSITY": "warning",
+        "TQDM_DISABLE": "1",
+    }
     kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     command, pipe = [sys.executable, "-c", ELSEWHERE], subprocess.PIPE
     complaints = place / "stderr"
@@ -121,11 +131,22 @@ def test_transformers_reads_and_writes_as_we_do(tmp_path: Path, elsewhere: Elsew
         tokens = [[rng.randrange(V) for _ in range(T)] for _ in range(3)]
         prompts = [[tokens[0][:1]], [[*line, *line[:2], *line][: 2 * T + 1] for line in tokens]]
         letters, count = "".join(rng.choices(LETTERS, k=1000)), 3 * T + 2
-        texts, decode = [letters, *LETTERS, "A B\n\n  \t a .", " ", ""], [tokenizer.encode(letters).tolist(), tokens[1]]
-        asked = {"tokens": tokens, "prompts": prompts, "count": count, "texts": texts, "decode": decode}
+        texts, decode = (
+            [letters, *LETTERS, "A B\n\n  \t a .", " ", ""],
+            [tokenizer.encode(letters).tolist(), tokens[1]],
+        )
+        asked = {
+            "tokens": tokens,
+            "prompts": prompts,
+            "count": count,
+            "texts": texts,
+            "decode": decode,
+        }
         answer = elsewhere(READS, asked | {"folder": str(folder)})
         logits = model(torch.tensor(tokens))
-        torch.testing.assert_close(torch.tensor(answer["logits"]), logits, rtol=0, atol=1e-5, msg=what)
+        torch.testing.assert_close(
+            torch.tensor(answer["logits"]), logits, rtol=0, atol=1e-5, msg=what
+        )
         expected = [generate(model, each, count, temperature=0).tolist() for each in prompts]
         assert answer["written"] == expected, what
         assert answer["encoded"] == [tokenizer.encode(text).tolist() for text in texts], what
@@ -167,7 +188,9 @@ def test_transformers_trains_saves_and_refuses(tmp_path: Path, elsewhere: Elsewh
     assert grown and same and padded.startswith("attention_mask: has zeros")
     tokenizer = tokenizer_from(CHARACTERS)
     assert unknown == tokenizer.encode("ABé").tolist(), "unknown characters are left out"
-    assert text == tokenizer.decode(generate(ours, tokenizer.encode("dad "), 9, temperature=0).numpy())
+    assert text == tokenizer.decode(
+        generate(ours, tokenizer.encode("dad "), 9, temperature=0).numpy()
+    )
 
 
 DOCUMENTS = """
@@ -185,19 +208,35 @@ answer = [texts, batch, spelled, tokenizer.decode(spelled), tokenizer.eos_token,
 def test_transformers_begins_and_ends_a_document(tmp_path: Path, elsewhere: Elsewhere) -> None:
     letters = {"kind": "char", "characters": "\x03\nab"}
     for i, (vocabulary, kind, end) in enumerate(
-        [(letters, "line", "\n"), (letters, "paragraph", "\n\n"), (letters, "file", "\x03"), (BYTES, "line", "\n")]
+        [
+            (letters, "line", "\n"),
+            (letters, "paragraph", "\n\n"),
+            (letters, "file", "\x03"),
+            (BYTES, "line", "\n"),
+        ]
     ):
         folder, tokenizer = tmp_path / f"model.{i}", tokenizer_from(vocabulary)
-        written(folder, tiny(positions="learned"), vocabulary, documents={"kind": kind, "end": end, "name": ""})
+        written(
+            folder,
+            tiny(positions="learned"),
+            vocabulary,
+            documents={"kind": kind, "end": end, "name": ""},
+        )
         prompts = [tokenizer.encode(text).tolist() for text in ("ab", "a\n", "ba")]
         texts, batch, spelled, decoded, *special = elsewhere(DOCUMENTS, [str(folder), prompts])
         one = tokenizer.unit == "character" and len(end) == 1
         assert special == ([end, end] if one else [None, None])
         assert spelled == tokenizer.encode(decoded).tolist() and decoded == "a\n\n\x03b"
         if tokenizer.unit == "byte":
-            assert all(text[0] == 10 and text[1:].index(10) == len(text) - 2 for text in texts if text[-1] == 10)
+            assert all(
+                text[0] == 10 and text[1:].index(10) == len(text) - 2
+                for text in texts
+                if text[-1] == 10
+            )
             continue
         for text in map(tokenizer.decode, texts):
             assert text.startswith(end) and text.index(end, 1) == len(text) - len(end), (end, text)
         for text in map(tokenizer.decode, batch):
-            assert set(text[text.index(end, 3 - len(end)) + len(end) :]) <= {end[-1]}, "ended texts are padded"
+            assert set(text[text.index(end, 3 - len(end)) + len(end) :]) <= {end[-1]}, (
+                "ended texts are padded"
+            )

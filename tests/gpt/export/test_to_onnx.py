@@ -15,7 +15,8 @@ from tests.conftest import ROOT, needs, refusal
 from tests.model_files import filled
 from tests.reference.models import MIXED, name, tiny
 
-# Every value of every option; windows shorter than most texts, as long as some and longer than all.
+# Every value of every option; windows shorter than most texts, as long as some and longer than
+# all.
 CONFIGS = [
     MIXED[0], MIXED[-1], tiny(positions="learned", window=3, context=48, attention="sdpa"),
     tiny(positions="sinusoidal", window=20, token_shift=True), tiny(positions="none", window=1, context=2, tied=True),
@@ -26,7 +27,11 @@ CONFIGS = [
 
 def shapes(config: ModelConfig) -> list[tuple[int, int]]:
     border = config.window or 3
-    lengths = {length for length in (1, 2, 3, border, border + 1, config.context) if length <= config.context}
+    lengths = {
+        length
+        for length in (1, 2, 3, border, border + 1, config.context)
+        if length <= config.context
+    }
     return list(itertools.product((1, 2, 5), sorted(lengths)))
 
 
@@ -54,13 +59,23 @@ def test_logits_are_those_of_the_model(tmp_path: Path, capfd: pytest.CaptureFixt
         assert {key: json.loads(value) for key, value in described.items()} == meta(model)
         (tokens,), (logits,) = session.get_inputs(), session.get_outputs()
         length = "length" if config.context > 1 else 1
-        assert (tokens.name, tokens.type, tokens.shape) == ("tokens", "tensor(int64)", ["batch", length])
-        assert (logits.name, logits.type, logits.shape[1:]) == ("logits", "tensor(float)", [length, 11])
+        assert (tokens.name, tokens.type, tokens.shape) == (
+            "tokens",
+            "tensor(int64)",
+            ["batch", length],
+        )
+        assert (logits.name, logits.type, logits.shape[1:]) == (
+            "logits",
+            "tensor(float)",
+            [length, 11],
+        )
         for shape in shapes(config):
             given = np.random.default_rng(0).integers(11, size=shape)
             (found,) = session.run(None, {"tokens": given})
             expected = model(torch.from_numpy(given)).numpy()
-            np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5, err_msg=f"{name(config)} {shape}")
+            np.testing.assert_allclose(
+                found, expected, rtol=0, atol=1e-5, err_msg=f"{name(config)} {shape}"
+            )
 
 
 @torch.no_grad()
@@ -70,10 +85,16 @@ def test_the_difference_is_a_share_of_the_largest_logit_in_every_shape() -> None
     assert largest_difference(model, model) == 0.0
     found = largest_difference(model, lambda tokens: model(tokens) * (1 + 0.5 * TOLERANCE))
     assert found == pytest.approx(0.5 * TOLERANCE, rel=0.05)
-    for differs in (lambda _, length: length == 1, lambda _, length: length == context, lambda batch, _: batch > 1):
+    for differs in (
+        lambda _, length: length == 1,
+        lambda _, length: length == context,
+        lambda batch, _: batch > 1,
+    ):
         for factor in (1 + 2 * TOLERANCE, torch.nan):
             with pytest.raises(InputError):
-                largest_difference(model, lambda x, f=factor, at=differs: model(x) * (f if at(*x.shape) else 1))
+                largest_difference(
+                    model, lambda x, f=factor, at=differs: model(x) * (f if at(*x.shape) else 1)
+                )
 
 
 def test_what_one_file_cannot_hold_is_refused_before_the_work(tmp_path: Path) -> None:

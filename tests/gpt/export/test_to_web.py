@@ -31,11 +31,23 @@ CHARACTERS = "\n aebcd.é😀"
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 Show, Meta = Callable[..., Any], dict[str, Any]
 pytestmark = pytest.mark.slow
-SLIDING = tiny(conv_taps=4, key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True)
-RENEWED = tiny(conv_taps=3, key_offset=True, token_shift=True, heads=3, positions="learned", tied=True, bias=True)
+SLIDING = tiny(
+    conv_taps=4, key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True
+)
+RENEWED = tiny(
+    conv_taps=3,
+    key_offset=True,
+    token_shift=True,
+    heads=3,
+    positions="learned",
+    tied=True,
+    bias=True,
+)
 # Keys are kept for three windows: for nine places, and for six of the seven of the context.
 WINDOWED = tiny(key_offset=True, token_shift=True, heads=3, positions="none", window=3)
-WINDOWED_RENEWED = tiny(key_offset=True, token_shift=True, heads=3, positions="sinusoidal", window=2)
+WINDOWED_RENEWED = tiny(
+    key_offset=True, token_shift=True, heads=3, positions="sinusoidal", window=2
+)
 
 
 def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT, Meta]:
@@ -43,17 +55,30 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
     char = {"kind": "char", "characters": "".join(sorted(set(characters or "")))}
     vocabulary = char if characters else {"kind": "byte"}
     model = filled(config, tokenizer_from(vocabulary).size).bfloat16().float()
-    return model, {"vocabulary": vocabulary, "text": "a text", "step": 12, "val_loss": None, "documents": None}
+    return model, {
+        "vocabulary": vocabulary,
+        "text": "a text",
+        "step": 12,
+        "val_loss": None,
+        "documents": None,
+    }
 
 
 @pytest.fixture
 def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
     with pages(browser) as open_file:
 
-        def open_page(model: GPT, meta: Meta, *passages: Any, title: str | None = None, **options: Any) -> Any:
+        def open_page(
+            model: GPT, meta: Meta, *passages: Any, title: str | None = None, **options: Any
+        ) -> Any:
             write_page(model, meta, tmp_path / "model.html", *passages, title=title)
-            page = open_file(tmp_path / "model.html", ready="#clear:enabled", reduced_motion="reduce", **options)
-            until(page, "document.querySelector('#status').textContent === 'Written by this model, seed 1'")
+            page = open_file(
+                tmp_path / "model.html", ready="#clear:enabled", reduced_motion="reduce", **options
+            )
+            until(
+                page,
+                "document.querySelector('#status').textContent === 'Written by this model, seed 1'",
+            )
             hidden = len(meta["documents"]["end"]) if meta["documents"] else 1
             assert page.evaluate("chargpt.model.tokens.length") == hidden + 300
             page.click("#settings summary")
@@ -91,8 +116,13 @@ def until(page: Any, condition: str) -> None:
 
 def read(model: GPT, tokens: list[int]) -> tuple[np.ndarray, int, np.ndarray]:
     """By NumPy: logits (T, V) after each token, where the last window begins, attention in it, (layers, H, n, n)."""
-    logits, start, seen = naive.text(model.state_dict(), model.config, tokens, eps=2**-23)  # that of torch in fp32
-    return logits, start, np.array(seen).reshape(model.config.layers, model.config.heads, *seen[0].shape)
+    # that of torch in fp32
+    logits, start, seen = naive.text(model.state_dict(), model.config, tokens, eps=2**-23)
+    return (
+        logits,
+        start,
+        np.array(seen).reshape(model.config.layers, model.config.heads, *seen[0].shape),
+    )
 
 
 LOGITS = """([config, vocabulary, weights, tokens]) => {
@@ -116,10 +146,14 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
     page = show(*make(tiny()))
     for config in configs:
         model, _ = make(config)
-        tokens = torch.randint(model.vocabulary, (3 * config.context + 20,), generator=torch.manual_seed(1)).tolist()
+        tokens = torch.randint(
+            model.vocabulary, (3 * config.context + 20,), generator=torch.manual_seed(1)
+        ).tolist()
         weights = {key: value.flatten().tolist() for key, value in model.named_parameters()}
         logits = page.evaluate(LOGITS, [vars(config), model.vocabulary, weights, tokens])
-        np.testing.assert_allclose(logits, read(model, tokens)[0], rtol=1e-5, atol=1e-5, err_msg=str(config))
+        np.testing.assert_allclose(
+            logits, read(model, tokens)[0], rtol=1e-5, atol=1e-5, err_msg=str(config)
+        )
 
 
 def test_weights_in_two_bytes(show: Show) -> None:
@@ -161,7 +195,9 @@ def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
     for temperature, top_k in ((1.5, None), (0.6, 4)):
         text = write(page, "a", length=8000, temperature=temperature, top_k=top_k or "", seed=7)
         tokens = tokenizer_from(meta["vocabulary"]).encode(text)
-        shares = np.array([sampling.probabilities(row, temperature, top_k) for row in logits.tolist()])
+        shares = np.array(
+            [sampling.probabilities(row, temperature, top_k) for row in logits.tolist()]
+        )
         expected = shares * np.bincount(tokens[:-1], minlength=len(logits))[:, None]
         counted = np.zeros_like(expected)
         np.add.at(counted, (tokens[:-1], tokens[1:]), 1)
@@ -175,7 +211,11 @@ def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
 def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Show) -> None:
     page = show(*make(SLIDING))
     whole = write(page, "abc", length=60, seed=3)
-    assert write(page, "abc", length=20, seed=3) == whole[:23] != write(page, "abc", length=20, seed=4)
+    assert (
+        write(page, "abc", length=20, seed=3)
+        == whole[:23]
+        != write(page, "abc", length=20, seed=4)
+    )
     fill(page, seed=3)
     page.press("#seed", "Control+Enter")
     until(page, f"document.querySelector('#text').textContent === {json.dumps(whole[:23])}")
@@ -205,14 +245,23 @@ def test_documents_begin_after_a_hidden_end_mark_and_end_visibly(show: Show, end
     model, meta = make(SLIDING, CHARACTERS + "\x03")
     page = show(model, meta | {"documents": {"kind": "line", "end": end, "name": ""}})
     tokenizer = tokenizer_from(meta["vocabulary"])
-    assert page.evaluate("chargpt.model.tokens") == tokenizer.encode(end).tolist() and page.text_content("#text") == ""
-    assert_bars(page, softmax(read(model, tokenizer.encode(end).tolist())[0][-1] / 0.9), lambda token: None)
+    assert (
+        page.evaluate("chargpt.model.tokens") == tokenizer.encode(end).tolist()
+        and page.text_content("#text") == ""
+    )
+    assert_bars(
+        page, softmax(read(model, tokenizer.encode(end).tolist())[0][-1] / 0.9), lambda token: None
+    )
     for prompt in ("bad", ""):
         text = write(page, prompt, length=100, temperature=2)
         assert page.evaluate("chargpt.model.tokens") == tokenizer.encode(end + text).tolist()
         assert text.startswith(prompt) and len(text) == len(prompt) + 100
-        ends = page.locator("#text i.end").evaluate_all("all => all.map((i) => [i.offsetWidth, i.offsetHeight])")
-        assert len(ends) == text.count("\x03") > 1 and all(width > 200 and height == 1 for width, height in ends)
+        ends = page.locator("#text i.end").evaluate_all(
+            "all => all.map((i) => [i.offsetWidth, i.offsetHeight])"
+        )
+        assert len(ends) == text.count("\x03") > 1 and all(
+            width > 200 and height == 1 for width, height in ends
+        )
 
 
 def test_bytes(show: Show) -> None:
@@ -224,10 +273,17 @@ def test_bytes(show: Show) -> None:
         assert page.text_content("#text") == prompt
         text = write(page, prompt, length=150, temperature=2)
         tokens = page.evaluate("chargpt.model.tokens")
-        assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(prompt.encode())
+        assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(
+            prompt.encode()
+        )
         page.fill("#temperature", "1")
-        assert_bars(page, softmax(read(model, tokens)[0][-1]), lambda token: chr(token) if 32 < token < 127 else None)
-    page = show(model, meta)  # an emoji of four bytes that come one by one, and what is no character
+        assert_bars(
+            page,
+            softmax(read(model, tokens)[0][-1]),
+            lambda token: chr(token) if 32 < token < 127 else None,
+        )
+    # an emoji of four bytes that come one by one, and what is no character
+    page = show(model, meta)
     come = b""
     for more in (b"a\xf0\x9f\x98", b"\x80", b"\xc3b\xff\xc3\xe2\x80"):
         page.evaluate("bytes => bytes.forEach(append)", list(more))
@@ -249,14 +305,25 @@ def assert_bars(page: Any, shares: np.ndarray, label: Callable[[int], str | None
         assert length == pytest.approx(shares[token], abs=1e-3)
         assert float(percent.strip("< %")) == pytest.approx(100 * shares[token], abs=0.051)
     others = page.text_content("#others") if page.is_visible("#others") else "0 %"
-    assert float(others.split()[-2].strip("<")) == pytest.approx(100 * shares[order[12:]].sum(), abs=0.051)
+    assert float(others.split()[-2].strip("<")) == pytest.approx(
+        100 * shares[order[12:]].sum(), abs=0.051
+    )
 
 
 def test_bars_are_the_probabilities(show: Show) -> None:
     model, meta = make(SLIDING, CHARACTERS + "\t\u0301\u00adxyzw")
     tokenizer = tokenizer_from(meta["vocabulary"])
-    called = {"\n": "newline", " ": "space", "\t": "tab", "\u0301": "\u25cc\u0301", "\u00ad": "U+00AD"}
-    labels = [called.get(letter, letter) for letter in map(tokenizer.decode, [[k] for k in range(tokenizer.size)])]
+    called = {
+        "\n": "newline",
+        " ": "space",
+        "\t": "tab",
+        "\u0301": "\u25cc\u0301",
+        "\u00ad": "U+00AD",
+    }
+    labels = [
+        called.get(letter, letter)
+        for letter in map(tokenizer.decode, [[k] for k in range(tokenizer.size)])
+    ]
     page = show(model, meta)
     page.fill("#prompt", "bee")
     logits = read(model, tokenizer.encode("bee").tolist())[0][-1]
@@ -282,7 +349,11 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
     page, tokenizer = show(model, meta), tokenizer_from(meta["vocabulary"])
     page.fill("#prompt", "bad")
     for length in (0, 3, 62):
-        text = page.text_content("#text") if length == 0 else write(page, "bad", length=length, temperature=2)
+        text = (
+            page.text_content("#text")
+            if length == 0
+            else write(page, "bad", length=length, temperature=2)
+        )
         _, start, shares = read(model, tokenizer.encode(text).tolist())
         for back, layer in ((0, 0), (0, 1), (2, 1)):
             place = len(text) - 1 - back
@@ -293,10 +364,13 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
                 row = np.concatenate([np.zeros(start), shares[layer, head, place - start]])
                 np.testing.assert_allclose(page.evaluate(SHADES), row / row.max(), atol=0.006)
                 said = page.text_content("#looking")
-                assert said.endswith(" %") and float(said.split()[-2]) == pytest.approx(100 * row.max(), abs=0.051)
+                assert said.endswith(" %") and float(said.split()[-2]) == pytest.approx(
+                    100 * row.max(), abs=0.051
+                )
     if config in (RENEWED, WINDOWED_RENEWED):
         return
-    # What the page has forgotten it does not invent; the last characters that attention sees it always knows.
+    # What the page has forgotten it does not invent; the last characters that attention sees it
+    # always knows.
     known = "place => Boolean(chargpt.model.attention(1, 2, place))"
     places = [page.evaluate(known, place) for place in range(len(text))]
     assert places == sorted(places) and config.attention_window <= sum(places) < len(text)
@@ -311,11 +385,15 @@ def test_the_keyboard_and_unknown_characters(show: Show) -> None:
         assert page.text_content("#looking").startswith(f"“{character}” looks most at “")
         assert page.text_content("#text .looked") == character
     page.fill("#prompt", "baZ🤖d\u200bZ")
-    assert page.text_content("#unknown").endswith(": Z, 🤖, U+200B") and page.is_visible("#unknown")
+    assert page.text_content("#unknown").endswith(": Z, 🤖, U+200B") and page.is_visible(
+        "#unknown"
+    )
     assert page.text_content("#text") == "bad"
     page = show(*make(SLIDING, "éóe\u0301 "))
     page.fill("#prompt", "o\u0301 e\u0301")
-    assert not page.is_visible("#unknown") and page.text_content("#text") == "ó e\u0301", "the form that is known"
+    assert not page.is_visible("#unknown") and page.text_content("#text") == "ó e\u0301", (
+        "the form that is known"
+    )
 
 
 def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
@@ -331,15 +409,24 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     assert page.text_content("#name") == meta["text"] == page.title().removesuffix(" · chargpt")
 
 
-def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, score: Callable[..., Any]) -> None:
+def test_nothing_but_its_own_script_and_style(
+    browser: Any, workplace: Path, score: Callable[..., Any]
+) -> None:
     write_page(*make(tiny()), Path("model.html"))
     report(file="report.html")
     Path("text.txt").write_text(TEXT, encoding="utf-8")
-    assert score(write_model("model.st"), "text.txt", "--window", "disjoint", "--html", "score.html").status == 0
+    assert (
+        score(
+            write_model("model.st"), "text.txt", "--window", "disjoint", "--html", "score.html"
+        ).status
+        == 0
+    )
     for file in ("model", "report", "score"):
         page, failures, refused = browser.new_context(offline=True).new_page(), [], []
         page.goto((workplace / f"{file}.html").as_uri())
-        page.on("requestfailed", lambda request, failures=failures: failures.append(request.failure))
+        page.on(
+            "requestfailed", lambda request, failures=failures: failures.append(request.failure)
+        )
         page.on("console", lambda message, refused=refused: refused.append(message.text))
         page.evaluate(
             """() => {
@@ -353,8 +440,14 @@ def test_nothing_but_its_own_script_and_style(browser: Any, workplace: Path, sco
         )
         assert page.evaluate("window.harm.tagName") == "P"
         assert set(failures) == {"csp"}, "not for want of a network"
-        assert page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color") != "rgb(255, 0, 0)"
-        assert len(refused) >= 4 and all("Content Security Policy" in each for each in refused), (file, refused)
+        assert (
+            page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color")
+            != "rgb(255, 0, 0)"
+        )
+        assert len(refused) >= 4 and all("Content Security Policy" in each for each in refused), (
+            file,
+            refused,
+        )
         page.context.close()
 
 
@@ -419,7 +512,9 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
         nats.append(surprisal(logits[at - 1].tolist(), tokens[at]))
         if at in (100, 103, 150, 199):
             bars = page.locator("#model-bars .bar")
-            shown = bars.evaluate_all("all => all.map((bar) => Number(bar.style.getPropertyValue('--share')))")
+            shown = bars.evaluate_all(
+                "all => all.map((bar) => Number(bar.style.getPropertyValue('--share')))"
+            )
             assert shown == pytest.approx(np.sort(softmax(logits[at - 1]))[::-1][:5], rel=1e-4)
             assert f"its guess {rank}." in page.text_content("#compared")
             assert page.text_content("#progress") == f"{at - 99} of 100"
@@ -427,7 +522,9 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
             for id, needed in (("you", you), ("them", them)):
                 lower, upper = shannon_bounds(needed, 5, model.vocabulary)
                 assert page.text_content(f"#{id}-bits") == f"{lower:.2f} to {upper:.2f}"
-            assert float(page.text_content("#exact")) == pytest.approx(np.mean(nats) / math.log(2), abs=0.0051)
+            assert float(page.text_content("#exact")) == pytest.approx(
+                np.mean(nats) / math.log(2), abs=0.0051
+            )
     if not end:
         page.click("#finish")
     counted = f"You guessed {you.count(1)} of {len(you)} characters on the first try, the model {them.count(1)}."
@@ -439,13 +536,19 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
     page.click("#finish")
     assert page.text_content("#meaning").startswith("You guessed 0 of 40 ")
     page.click("#again")  # after the last passage the first
-    assert page.evaluate("passage.join('')") == text and page.evaluate("document.activeElement.id") == "typed"
+    assert (
+        page.evaluate("passage.join('')") == text
+        and page.evaluate("document.activeElement.id") == "typed"
+    )
 
 
 def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
     page = show(*make(tiny()))
     assert not page.is_visible("#game") and not page.is_visible("#to-game")
-    for characters, why in ((None, "a token of this model is a byte"), (CHARACTERS, "no passage was found")):
+    for characters, why in (
+        (None, "a token of this model is a byte"),
+        (CHARACTERS, "no passage was found"),
+    ):
         page = show(*make(tiny(), characters), [], title="My <words>")
         assert f"There is no game here: {why}" in page.inner_text("#game")
     assert page.inner_text("h1") == "My <words>" and page.title() == "My <words> · chargpt"

@@ -16,7 +16,8 @@ from tests.reference import model as reference
 from tests.reference.models import MIXED, fill, name, tiny
 
 V = 11
-# Options that meet in the cache; each kind of place with no window, one shorter than the context, of one place, longer.
+# Options that meet in the cache; each kind of place with no window, one shorter than the context,
+# of one place, longer.
 CONFIGS = MIXED[:16] + [
     tiny(
         positions=positions, window=window, key_offset=i % 3 != 0, token_shift=i % 3 != 1, qk_norm=i % 4 < 2, heads=3,
@@ -32,7 +33,9 @@ CONFIGS = MIXED[:16] + [
     tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
 ]  # fmt: skip
 SOME, OTHERS = CONFIGS[1::6], [config for i, config in enumerate(CONFIGS) if i % 6 != 1]
-EACH = pytest.mark.parametrize("configs", [SOME, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"])
+EACH = pytest.mark.parametrize(
+    "configs", [SOME, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"]
+)
 
 
 @pytest.fixture(autouse=True)
@@ -47,7 +50,9 @@ def build(config: ModelConfig) -> GPT:
 
 def weights(config: ModelConfig, tensors: bool = False) -> Weights:
     state = build(config).state_dict()
-    return Weights(config, state if tensors else {key: value.numpy() for key, value in state.items()})
+    return Weights(
+        config, state if tensors else {key: value.numpy() for key, value in state.items()}
+    )
 
 
 def text(config: ModelConfig, seed: int = 3) -> np.ndarray:
@@ -61,7 +66,9 @@ def expected(config: ModelConfig, seed: int = 3) -> np.ndarray:
 
 
 def same(result: np.ndarray, wanted: np.ndarray, config: ModelConfig) -> None:
-    np.testing.assert_allclose(result, wanted, rtol=1e-10, atol=1e-10, err_msg=f"{name(config)}-{config.context}")
+    np.testing.assert_allclose(
+        result, wanted, rtol=1e-10, atol=1e-10, err_msg=f"{name(config)}-{config.context}"
+    )
 
 
 def check(config: ModelConfig, tensors: bool = False) -> None:
@@ -97,7 +104,12 @@ def test_texts_of_different_lengths_side_by_side(configs: list[ModelConfig]) -> 
         k = 0
         while k < 4 * T:
             n = 1 + k % 3  # one token at a time, and a few at once
-            tokens = np.array([each[length + k : length + k + n] for each, length in zip(texts, lengths, strict=True)])
+            tokens = np.array(
+                [
+                    each[length + k : length + k + n]
+                    for each, length in zip(texts, lengths, strict=True)
+                ]
+            )
             logits = decoder.read(tokens)
             for row, length in enumerate(lengths):
                 same(logits[row], expected(config, row)[length + k : length + k + n], config)
@@ -113,12 +125,16 @@ def test_a_long_prompt_is_read_from_where_it_matters() -> None:
             reach = config.layers * (config.attention_window + config.conv_taps - 1) + 2
             held = config.context if config.absolute else reach
             assert 0 <= start < length and length - start <= held, (name(config), length)
-            same(Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1], config)
+            same(
+                Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1], config
+            )
 
 
 def test_a_long_text_is_read_in_pieces_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     for config in (CONFIGS[-1], CONFIGS[0]):
-        monkeypatch.setattr(gpt.inference.decoder, "MAX_SCORES", 2 * config.heads * config.context * 3)
+        monkeypatch.setattr(
+            gpt.inference.decoder, "MAX_SCORES", 2 * config.heads * config.context * 3
+        )
         same(Decoder(weights(config)).read(text(config)[None])[0], expected(config), config)
 
 
@@ -133,4 +149,7 @@ def test_queries_of_zeros_large_ones_and_gelu() -> None:
     wanted = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(gelu(x), wanted, rtol=1e-12, atol=1e-13)
     single = gelu(x.astype(np.float32))
-    assert single.dtype == np.float32 and (np.abs(single - wanted) <= 1e-6 * np.maximum(1, np.abs(x))).all()
+    assert (
+        single.dtype == np.float32
+        and (np.abs(single - wanted) <= 1e-6 * np.maximum(1, np.abs(x))).all()
+    )

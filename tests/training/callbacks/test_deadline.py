@@ -22,20 +22,31 @@ class Clock:
     """Steps of a pretended run, by a clock of its own."""
 
     def __init__(
-        self, monkeypatch: pytest.MonkeyPatch, minutes: float, cooldown: float, steps_needed: int = 10**9
+        self,
+        monkeypatch: pytest.MonkeyPatch,
+        minutes: float,
+        cooldown: float,
+        steps_needed: int = 10**9,
     ) -> None:
         self.now = 0.0
         self.chosen = list[int]()
         self.validated = list[int]()  # the steps of the validations
         monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        trainer, optim = SimpleNamespace(val_check_interval="auto"), SimpleNamespace(cooldown=cooldown)
+        trainer, optim = (
+            SimpleNamespace(val_check_interval="auto"),
+            SimpleNamespace(cooldown=cooldown),
+        )
         config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
         plan: Any = SimpleNamespace(
             config=config, startup=StartUp(0.0, 0.0), resume_point=None, steps_needed=steps_needed
         )
         self.callback = Deadline(plan, checkpoints=None)  # type: ignore[arg-type]
-        monkeypatch.setattr(self.callback, "save", lambda steps, interval: self.chosen.append(steps))
-        data = SimpleNamespace(num_validated=lambda last_step=0: 1000 if last_step else 100, tokens_per_step=10)
+        monkeypatch.setattr(
+            self.callback, "save", lambda steps, interval: self.chosen.append(steps)
+        )
+        data = SimpleNamespace(
+            num_validated=lambda last_step=0: 1000 if last_step else 100, tokens_per_step=10
+        )
         loop = SimpleNamespace(epoch_loop=self)
         self.max_steps, self.global_step, self.should_stop = -1, 0, False
         self.datamodule, self.fit_loop = data, loop
@@ -94,9 +105,13 @@ def test_a_run_ends_when_the_text_is_learned(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_machine_that_becomes_slower_or_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for begins, before, after in itertools.product((12, 27, 33, 48), (0.1, 0.2), (0.1, 0.104, 0.2)):
+    for begins, before, after in itertools.product(
+        (12, 27, 33, 48), (0.1, 0.2), (0.1, 0.104, 0.2)
+    ):
         clock = Clock(monkeypatch, 1.0, 0.5)
-        ended = clock.train(lambda clock, *, b=begins, was=before, now=after: now if clock.now > b else was)
+        ended = clock.train(
+            lambda clock, *, b=begins, was=before, now=after: now if clock.now > b else was
+        )
         assert 60 * (1 - 2 * OFF) < ended < 60 * (1 + 2 * OFF), (begins, before, after)
 
 
@@ -108,29 +123,44 @@ SMALL = (
 
 @pytest.mark.promise
 @pytest.mark.slow
-def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("training.choosing.time_budget.tokens_needed", lambda *_: math.inf)  # the clock decides
+def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(
+    train: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the clock decides
+    monkeypatch.setattr("training.choosing.time_budget.tokens_needed", lambda *_: math.inf)
     monkeypatch.setattr(deadline, "OFF", math.inf)  # a busy machine may not change the number
     started = time.monotonic()
     ended = train("name=timed", "minutes=0.2", *SMALL, defaults=False)
     assert ended.status == 0 and 9 < time.monotonic() - started < 21, ended
     config = read_config(Path("runs/timed"))
     steps = config.trainer.max_steps
-    (said,) = re.findall(r"^minutes    ([\d,]+) steps in all: the learning rate falls from step", ended.out, re.M)
+    (said,) = re.findall(
+        r"^minutes    ([\d,]+) steps in all: the learning rate falls from step", ended.out, re.M
+    )
     assert summary("timed")["steps"] == steps == int(said.replace(",", "")) > 100
     assert 3 < ended.out.count("validation loss") < 15, "at equal times"
-    again = train("name=steps", *overrides(config), "callbacks=[]", "model.dropout=0", defaults=False)
+    again = train(
+        "name=steps", *overrides(config), "callbacks=[]", "model.dropout=0", defaults=False
+    )
     assert again.status == 0, again
     assert_same_weights("timed", "steps")
     assert "is finished" in train("resume=timed", defaults=False).out
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(train: Call, workplace: Path) -> None:
-    Path("long.txt").write_text(26 * Path("book.txt").read_text())  # a short one needs less than the time
+def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(
+    train: Call, workplace: Path
+) -> None:
+    # a short one needs less than the time
+    Path("long.txt").write_text(26 * Path("book.txt").read_text())
     often = "trainer.checkpoint_minutes=1e-6"
     killed = run(
-        "name=cut", "minutes=0.5", *SMALL, often, "data.path=long.txt", fault=(faults.before_rename, 12, "last.ckpt")
+        "name=cut",
+        "minutes=0.5",
+        *SMALL,
+        often,
+        "data.path=long.txt",
+        fault=(faults.before_rename, 12, "last.ckpt"),
     )
     assert killed.status < 0 and read_config(Path("runs/cut")).trainer.max_steps == "auto"
     started = time.monotonic()

@@ -29,10 +29,16 @@ GROUPS = {
 
 def moved(name: str, key: str = "state_dict") -> dict[str, float]:
     """||after - before|| / ||before|| of the last step of a run that has saved after every step, by group."""
-    older, newer = (torch.load(f"runs/{name}/checkpoints/{which}.ckpt")[key] for which in ("previous", "last"))
+    older, newer = (
+        torch.load(f"runs/{name}/checkpoints/{which}.ckpt")[key] for which in ("previous", "last")
+    )
     sums = {group: [0.0, 0.0] for group in GROUPS}
     for full in (full for full in older if "net." in full):
-        (group,) = [group for group, names in GROUPS.items() if re.fullmatch(names, full.rpartition("net.")[2])]
+        (group,) = [
+            group
+            for group, names in GROUPS.items()
+            if re.fullmatch(names, full.rpartition("net.")[2])
+        ]
         before, after = older[full].double(), newer[full].double()
         sums[group][0] += float((after - before).square().sum())
         sums[group][1] += float(before.square().sum())
@@ -46,20 +52,29 @@ EVERY = ["trainer.max_steps=3", "trainer.val_check_interval=1", "trainer.log_eve
 def test_updates_are_those_between_two_checkpoints(train: Call) -> None:
     for key, recipe in (
         ("state_dict", "optim=adamw model.positions=learned model.bias=true optim.clip=0"),
-        ("current_model_state", "optim=muon data.micro_batch=2 callbacks=ema trainer.precision=32-true"),
+        (
+            "current_model_state",
+            "optim=muon data.micro_batch=2 callbacks=ema trainer.precision=32-true",
+        ),
     ):
         assert train(f"name={key}", *EVERY, *recipe.split()).status == 0
         expected = moved(key, key)
         assert min(expected.values()) > 1e-5
         for group in GROUPS:
-            assert scalars(key, f"update/{group}") == pytest.approx({3: expected[group]}, rel=1e-4), group
+            assert scalars(key, f"update/{group}") == pytest.approx(
+                {3: expected[group]}, rel=1e-4
+            ), group
 
 
 def test_a_run_that_goes_on_has_one_history(trained: Path, train: Call) -> None:
     """The checkpoint knows what was logged up to there, the validation that it was saved for included."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     history = last("first")["history"]
-    losses, bits, steps = scalars("first", "val/loss"), scalars("first", "val/bpc"), scalars("first", "train/loss")
+    losses, bits, steps = (
+        scalars("first", "val/loss"),
+        scalars("first", "val/bpc"),
+        scalars("first", "train/loss"),
+    )
     assert list(losses) == [10, 20, 30, 40] and list(steps) == list(range(5, 41, 5))
     expected = [pytest.approx([step, losses[step], bits[step]], rel=1e-6) for step in losses]
     assert history["validations"]["entries"] == expected

@@ -26,16 +26,27 @@ TAGS = [f"view_attention/L{layer}H{head}" for layer in range(2) for head in rang
 def images(name: str) -> dict[tuple[str, int], bytes]:
     """The pictures that TensorBoard shows, by tag and step."""
     shown = board(name)
-    found = [((tag, one.step), one.encoded_image_string) for tag in shown.Tags()["images"] for one in shown.Images(tag)]
+    found = [
+        ((tag, one.step), one.encoded_image_string)
+        for tag in shown.Tags()["images"]
+        for one in shown.Images(tag)
+    ]
     assert len(found) == len(dict(found)), "twice"
     return dict(found)
 
 
 @pytest.mark.slow
 def test_pictures_come_once_a_validation_and_change_nothing(workplace: Path) -> None:
-    assert run("name=whole", *WATCHED).status == run("name=unwatched", "trainer.max_steps=20").status == 0
+    assert (
+        run("name=whole", *WATCHED).status
+        == run("name=unwatched", "trainer.max_steps=20").status
+        == 0
+    )
     whole = images("whole")
-    assert sorted(whole) == sorted((tag, step) for tag in TAGS for step in (10, 20)) and images("unwatched") == {}
+    assert (
+        sorted(whole) == sorted((tag, step) for tag in TAGS for step in (10, 20))
+        and images("unwatched") == {}
+    )
     for png in whole.values():
         with Image.open(BytesIO(png)) as picture:
             assert picture.format == "PNG" and picture.size[0] == 720
@@ -67,7 +78,11 @@ def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
     assert [text.step for text in board("a").Tensors("samples/text_summary")] == [10]
 
 
-TEXTS = ["  two\n\n\n   lines  \n", "\x02\x1b", "<b>&amp;</b> `a` ```\n* x\n# y\n[l](javascript:x)</code></pre>"]
+TEXTS = [
+    "  two\n\n\n   lines  \n",
+    "\x02\x1b",
+    "<b>&amp;</b> `a` ```\n* x\n# y\n[l](javascript:x)</code></pre>",
+]
 
 
 def test_text_comes_through_markdown() -> None:
@@ -78,4 +93,7 @@ def test_text_comes_through_markdown() -> None:
     for text in TEXTS:
         made = markdown_to_safe_html(as_markdown([("a prompt", text), (text, text)]))
         codes = [html.unescape(code) for code in re.findall("<code>([^<]*)</code>", made)]
-        assert codes == ["a prompt", *3 * [text.replace("\x02\x1b", "␂␛")]] and made.count("<code") == 4, made
+        assert (
+            codes == ["a prompt", *3 * [text.replace("\x02\x1b", "␂␛")]]
+            and made.count("<code") == 4
+        ), made

@@ -26,7 +26,8 @@ from training.run_plan import RunPlan
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
 UNCOMPILED = ("compile=false", "trainer.precision=32-true")
-LETTERS = CharTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 96))))  # which the model in docs/demo does not know
+# which the model in docs/demo does not know
+LETTERS = CharTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 96))))
 
 
 def a_text(tokens: int) -> Text:
@@ -44,8 +45,16 @@ def chosen(tokens: int, *arguments: str, seconds: float = 60.0) -> Choice:
 def test_what_a_long_text_gets() -> None:
     found = chosen(SHORT_TEXT)
     config = found.config
-    assert (config.model, config.data.batch, config.callbacks) == (ModelConfig(), 8, {}) and found.notes == ()
-    assert (config.trainer.max_steps, config.trainer.val_check_interval, config.trainer.devices) == (1500, 300, "auto")
+    assert (config.model, config.data.batch, config.callbacks) == (
+        ModelConfig(),
+        8,
+        {},
+    ) and found.notes == ()
+    assert (
+        config.trainer.max_steps,
+        config.trainer.val_check_interval,
+        config.trainer.devices,
+    ) == (1500, 300, "auto")
     assert "auto" not in (config.trainer.precision, config.compile, config.threads)
     assert "as configured" not in found.machine
     again = choose(config, a_text(SHORT_TEXT), Machine("cpu"), StartUp(0.0))
@@ -58,13 +67,28 @@ def test_what_a_short_text_gets() -> None:
 
     def fitted(*arguments: str, tokens: int = 16_282) -> tuple[Any, ...]:
         config = chosen(tokens, *arguments).config
-        return config.trainer.max_steps, config.model.dropout, config.trainer.val_check_interval, [*config.callbacks]
+        return (
+            config.trainer.max_steps,
+            config.model.dropout,
+            config.trainer.val_check_interval,
+            [*config.callbacks],
+        )
 
     stopping = ["early_stopping"]
     assert fitted() == fitted("model.heads=4") == (230, 0.2, 20, stopping)
-    given = ["trainer.max_steps=900", "model.dropout=0", "trainer.val_check_interval=30", "callbacks=[]"]
+    given = [
+        "trainer.max_steps=900",
+        "model.dropout=0",
+        "trainer.val_check_interval=30",
+        "callbacks=[]",
+    ]
     assert fitted(*given) == (900, 0, 30, [])
-    assert fitted("callbacks=ema")[-1] == ["ema"] and fitted("trainer.max_steps=900") == (900, 0.2, 22, [])
+    assert fitted("callbacks=ema")[-1] == ["ema"] and fitted("trainer.max_steps=900") == (
+        900,
+        0.2,
+        22,
+        [],
+    )
     assert fitted("model.dim=16", "model.layers=1")[1] == 0, "too small to memorise"
     assert fitted("init_from=runs/a", "model.dropout=0.1")[0] < 230
     assert fitted("data.overfit=300", tokens=300) == (1500, 0, 300, [])
@@ -77,9 +101,15 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     model, trainer = learned.config.model, learned.config.trainer
     weights = untrained(model, LETTERS.size).num_parameters()
     needed = tokens_needed(weights, model.dropout, 16_282)
-    assert trainer.max_steps == int(needed / 8 / 256) and 2 < trainer.max_steps / trainer.val_check_interval < 41
+    assert (
+        trainer.max_steps == int(needed / 8 / 256)
+        and 2 < trainer.max_steps / trainer.val_check_interval < 41
+    )
     (note, _) = learned.notes
-    assert re.fullmatch(r"minutes    60: this text is learned in about \d+ (minute|second)s? \(more text .*\)", note)
+    assert re.fullmatch(
+        r"minutes    60: this text is learned in about \d+ (minute|second)s? \(more text .*\)",
+        note,
+    )
     by_clock = chosen(16_282, "minutes=1", seconds=3.0).config.trainer
     assert (by_clock.max_steps, by_clock.val_check_interval) == ("auto", "auto")
     overfitted = chosen(300, "data.overfit=300", "minutes=1", seconds=60.0).config
@@ -93,7 +123,9 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
         return 0.2 * untrained(config.model, 96).flops_per_token() / default
 
     def width(seconds: float, text: int = 10**9) -> int:
-        return chosen(text, f"minutes={seconds / 60}", *UNCOMPILED, seconds=seconds).config.model.dim
+        return chosen(
+            text, f"minutes={seconds / 60}", *UNCOMPILED, seconds=seconds
+        ).config.model.dim
 
     monkeypatch.setattr(time_budget, "time_step", time_step)
     state = torch.random.get_rng_state()
@@ -102,25 +134,46 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
     assert width(60_000, text=800_000) < widths[-1], "a larger one would memorise the text"
     with monkeypatch.context() as patched:
         patched.setattr(hardware, "available", lambda device: 2**30)
-        assert ModelConfig.dim < width(60_000) < widths[-1], "the largest that fits into the memory"
+        assert ModelConfig.dim < width(60_000) < widths[-1], (
+            "the largest that fits into the memory"
+        )
     assert torch.equal(state, torch.random.get_rng_state()), "nothing is drawn at random"
     monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
     compiled = chosen(10**9, "minutes=100", "compile=true", seconds=6000).config
     assert compiled.compile == "true" and compiled.model.dim >= width(6000), "a step is faster"
     with pytest.raises(InputError, match="GiB of memory"):
-        chosen(10**9, "minutes=1", "compile=false", "model.dim=16384", "model.layers=64", "model.heads=2")
+        chosen(
+            10**9,
+            "minutes=1",
+            "compile=false",
+            "model.dim=16384",
+            "model.layers=64",
+            "model.heads=2",
+        )
 
 
 def test_the_device_is_a_condition_of_a_run() -> None:
     a10 = Machine("cuda", gpu=Gpu("NVIDIA A10", (8, 6)))
-    for machine, named in ((a10, "cuda NVIDIA A10"), (Machine("mps"), "mps"), (Machine("cpu"), "cpu with ")):
+    for machine, named in (
+        (a10, "cuda NVIDIA A10"),
+        (Machine("mps"), "mps"),
+        (Machine("cpu"), "cpu with "),
+    ):
         choice, text = chosen(SHORT_TEXT), a_text(SHORT_TEXT)
-        plan = RunPlan(Run(Path("runs/a")), choice, text, machine, None, None, False, True, StartUp(0.0))
+        plan = RunPlan(
+            Run(Path("runs/a")), choice, text, machine, None, None, False, True, StartUp(0.0)
+        )
         assert str(plan.conditions["device"]).startswith(named)
 
 
 def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call) -> None:
-    given = ["minutes=0.01", "trainer.accelerator=cpu", "watch.pictures=false", "data.batch=4", "compile=false"]
+    given = [
+        "minutes=0.01",
+        "trainer.accelerator=cpu",
+        "watch.pictures=false",
+        "data.batch=4",
+        "compile=false",
+    ]
     ended = train("name=short", "data.path=book.txt", *given, defaults=False)
     assert ended.status == 0, ended
     assert summary("short")["steps"] == 1 and "learn next to nothing; allow more time" in ended.out

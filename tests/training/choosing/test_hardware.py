@@ -28,7 +28,8 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     (tmp_path / "Python.h").touch()
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)  # not cached
+    # not cached
+    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)
     monkeypatch.setattr(subprocess, "run", lambda command, **_: Mock(returncode=0))
     return monkeypatch
 
@@ -39,7 +40,10 @@ def test_other_programs_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.delenv("OMP_NUM_THREADS")
     for busy, threads in ((0.0, 4), (0.4, 4), (0.5, 3), (1.6, 2), (4.0, 1)):
         monkeypatch.setattr(processes, "busy_cores", lambda busy=busy: busy)
-        assert hardware.choose_threads("auto") == (threads, f"other programs use {busy:.1f} of 4 cores" * (threads < 4))
+        assert hardware.choose_threads("auto") == (
+            threads,
+            f"other programs use {busy:.1f} of 4 cores" * (threads < 4),
+        )
         assert hardware.choose_threads(3) == (3, ""), "what is typed or stored wins"
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     assert hardware.choose_threads("auto") == (4, "")
@@ -48,12 +52,19 @@ def test_other_programs_keep_their_cores(monkeypatch: pytest.MonkeyPatch) -> Non
     assert hardware.choose_threads("auto") == ("auto", ""), "a launcher has chosen"
 
 
-def test_a_container_s_quota_limits_the_cores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_container_s_quota_limits_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(processes, "CPU_MAX", tmp_path / "cpu.max")
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
     assert processes.cores() == 8
-    for quota, cores in (("max 100000", 8), ("150000 100000", 2), ("10000 100000", 1), ("1600000 100000", 8)):
+    for quota, cores in (
+        ("max 100000", 8),
+        ("150000 100000", 2),
+        ("10000 100000", 1),
+        ("1600000 100000", 8),
+    ):
         (tmp_path / "cpu.max").write_text(quota)
         assert processes.cores() == cores, quota
 
@@ -63,30 +74,44 @@ def test_compiling_pays_in_long_runs(complete: pytest.MonkeyPatch) -> None:
         ("auto", "cpu", 31.0, "true"), ("auto", "cpu", 19.0, "false"), ("auto", "cuda", 19.0, "false"),
         ("false", "cpu", 1e9, "false"), ("true", "cpu", 1.0, "true"),
     ):  # fmt: skip
-        assert hardware.choose_compile(asked, device, saved, 20.0)[0] == chosen, (asked, device, saved)
+        assert hardware.choose_compile(asked, device, saved, 20.0)[0] == chosen, (
+            asked,
+            device,
+            saved,
+        )
     # Without what it needs.
-    for missing, module, name, found in (("g++", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir")):
+    for missing, module, name, found in (
+        ("g++", shutil, "which", None),
+        ("Python.h", sysconfig, "get_path", "no/dir"),
+    ):
         with complete.context() as patched:
             patched.setattr(module, name, lambda _, found=found: found)
             chosen, why = hardware.choose_compile("auto", "cpu", 1e9, 20.0)
             assert chosen == "false" and missing in why
-            with pytest.raises(ValueError, match=f"^compile=true: there is no .*{re.escape(missing)}"):
+            with pytest.raises(
+                ValueError, match=f"^compile=true: there is no .*{re.escape(missing)}"
+            ):
                 hardware.choose_compile("true", "cpu", 1e9, 20.0)
     complete.setattr(sys, "platform", "darwin")  # nobody tried it there
     assert hardware.choose_compile("auto", "cpu", 1e9, 20.0)[0] == "false"
 
 
-def test_a_compiler_that_fails_is_a_missing_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiler_that_fails_is_a_missing_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     needs_compiler()
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'cc1plus: not found' >&2\nexit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)  # not cached
+    # not cached
+    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)
     monkeypatch.setenv("CXX", str(broken))
     chosen, why = hardware.choose_compile("auto", "cpu", 1e9, 20.0)
     assert chosen == "false" and "working C++ compiler" in why and "cc1plus: not found" in why
     said = refusal(InputError, hardware.choose_compile, "true", "cpu", 1e9, 20.0)
-    assert said.startswith("compile=true: there is no working C++ compiler") and said.endswith("use compile=false")
+    assert said.startswith("compile=true: there is no working C++ compiler") and said.endswith(
+        "use compile=false"
+    )
 
 
 def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,14 +119,19 @@ def test_precision_by_what_the_hardware_says(monkeypatch: pytest.MonkeyPatch) ->
         ("amx_bf16 avx512_bf16 avx512_fp16", "bf16-mixed"), ("avx512_bf16", "bf16-mixed"),
         ("avx512_bf16 avx512_fp16", "32-true"), ("avx512_f", "32-true"),
     ):  # fmt: skip
-        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda flags=flags: dict.fromkeys(flags.split(), True))
+        monkeypatch.setattr(
+            torch.cpu, "get_capabilities", lambda flags=flags: dict.fromkeys(flags.split(), True)
+        )
         assert hardware.choose_precision("auto", Machine("cpu"))[0] == precision, flags
     assert hardware.choose_precision("bf16-mixed", Machine("cpu"))[0] == "bf16-mixed"
     assert hardware.choose_precision("auto", Machine("mps"))[0] == "32-true"
 
 
 def test_a_gpu_is_known_by_its_whole_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, peak in (("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None)):
+    for name, peak in (
+        ("NVIDIA H100 80GB HBM3", 989.4e12),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
+    ):
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda _, name=name: name)
         assert hardware.peak_flops(torch.device("cuda"), "bf16-mixed") == peak
 
@@ -110,9 +140,19 @@ def test_the_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30 - 2**20, 2**40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**20)
     assert hardware.available("cuda") == 2**30, "what other programs leave"
-    large = compose(["threads=1", "trainer.precision=32-true", "model.layers=24", "model.heads=2", "model.dim=2048"])
+    large = compose(
+        [
+            "threads=1",
+            "trainer.precision=32-true",
+            "model.layers=24",
+            "model.heads=2",
+            "model.dim=2048",
+        ]
+    )
     filled = replace(large, model=with_defaults(large.model), data=with_defaults(large.data))
-    with pytest.raises(InputError, match=r"GiB of memory, but there are 1\.0; lower model\.dim=2048"):
+    with pytest.raises(
+        InputError, match=r"GiB of memory, but there are 1\.0; lower model\.dim=2048"
+    ):
         hardware.check_memory(filled, 65, Machine("cuda", 1))
     monkeypatch.setattr(sys, "platform", "win32")
     assert hardware.available("cpu") == math.inf, "unknown there"

@@ -32,8 +32,12 @@ class PretendedClock:
     """A clock by which a step of the default model takes `milliseconds`, and steps of others in proportion."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, milliseconds: float) -> None:
-        self.seconds_per_flop = milliseconds / 1000 / untrained(ModelConfig(), VOCABULARY).flops_per_token()
-        monkeypatch.setattr(time_budget, "time_step", lambda config, *_: self.step_seconds(config.model))
+        self.seconds_per_flop = (
+            milliseconds / 1000 / untrained(ModelConfig(), VOCABULARY).flops_per_token()
+        )
+        monkeypatch.setattr(
+            time_budget, "time_step", lambda config, *_: self.step_seconds(config.model)
+        )
         monkeypatch.setattr(hardware, "available", lambda device: 2**40)
 
     def step_seconds(self, model: ModelConfig) -> float:
@@ -45,11 +49,17 @@ class PretendedClock:
 
     def choose(self, characters: int, minutes: float) -> Fitting:
         config, default = self.configs(minutes)
-        text: Any = SimpleNamespace(train=range(characters), tokenizer=SimpleNamespace(size=VOCABULARY))
-        startup: Any = SimpleNamespace(seconds_left=lambda minutes: 60 * minutes, import_seconds=7.0)
+        text: Any = SimpleNamespace(
+            train=range(characters), tokenizer=SimpleNamespace(size=VOCABULARY)
+        )
+        startup: Any = SimpleNamespace(
+            seconds_left=lambda minutes: 60 * minutes, import_seconds=7.0
+        )
         return fit_into_minutes(config, default, text, Machine("cpu"), startup)
 
-    def losses_of_smaller(self, chosen: ModelConfig, characters: int, minutes: float) -> list[float]:
+    def losses_of_smaller(
+        self, chosen: ModelConfig, characters: int, minutes: float
+    ) -> list[float]:
         """What each smaller model would reach in the time, with each dropout."""
         losses = []
         for model in candidates(*self.configs(minutes)):
@@ -57,21 +67,30 @@ class PretendedClock:
                 break
             steps = TRAINING * 60 * minutes / self.step_seconds(model)
             for dropout in DROPOUTS:
-                tokens = min(steps * TOKENS_PER_STEP, tokens_needed(weights_of(model), dropout, characters))
-                losses.append(float(predicted_loss(weights_of(model), dropout, characters, tokens)))
+                tokens = min(
+                    steps * TOKENS_PER_STEP, tokens_needed(weights_of(model), dropout, characters)
+                )
+                losses.append(
+                    float(predicted_loss(weights_of(model), dropout, characters, tokens))
+                )
         return losses
 
 
 @pytest.mark.parametrize("characters", [TINY, CORPUS])
 @pytest.mark.parametrize("milliseconds", MILLISECONDS)
-def test_more_time_is_never_worse(characters: int, milliseconds: float, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_time_is_never_worse(
+    characters: int, milliseconds: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = PretendedClock(monkeypatch, milliseconds)
     choices = [clock.choose(characters, minutes) for minutes in MINUTES]
     losses = [choice.loss for choice in choices]
     assert losses == sorted(losses, reverse=True)
     for choice, minutes in zip(choices, MINUTES, strict=True):
         model = choice.model
-        assert choice.tokens_seen <= tokens_needed(weights_of(model), model.dropout, characters) * 1.001
+        assert (
+            choice.tokens_seen
+            <= tokens_needed(weights_of(model), model.dropout, characters) * 1.001
+        )
         assert choice.loss <= min(clock.losses_of_smaller(model, characters, minutes)) + 1e-9
 
 
@@ -91,7 +110,10 @@ def table(monkeypatch: pytest.MonkeyPatch) -> str:
     for characters, megabytes in ((TINY, "1.1 MB"), (CORPUS, "7.2 MB")):
         for milliseconds in (222, 45, 3):
             clock = PretendedClock(monkeypatch, milliseconds)
-            cells = [described(clock.choose(characters, minutes), characters) for minutes in (2, 10, 60, 480)]
+            cells = [
+                described(clock.choose(characters, minutes), characters)
+                for minutes in (2, 10, 60, 480)
+            ]
             lines.append(f"| {megabytes}, {milliseconds} ms | {' | '.join(cells)} |")
     return "\n".join(lines)
 
