@@ -73,7 +73,7 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     shown = "\n\n".join(written(60, seed).strip("\n") for seed in (0, 1))
     first, second, *_ = filter(str.strip, shown.splitlines())
     assert f"\n\nsample     {first}\n           {second}\n\nvalidation loss" in ended.out
-    step, texts = last("a")["callbacks"]["Watch"]["history"]["entries"][-1]
+    step, texts = last("a")["history"]["samples"]["entries"][-1]
     assert step == summary("a")["best_step"] == 12
     assert texts == [[0.9, "", written(60, seed)] for seed in (0, 1)]
     assert "names.txt: 210 parts, 30 of them repeated; " in Path("runs/a/report.html").read_text(
