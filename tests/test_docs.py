@@ -101,7 +101,7 @@ def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.Monkey
         ended = train(*arguments, *["data.path=book.txt"] * small, defaults=False)
         assert (ended.status, ended.err) == (0, ""), arguments
     assert len(begun) == len([each for each in every if each != ["--runs"]]) > 35
-    assert (begun.count("train.begin_sweep"), begun.count("sweeps.search.begin_search")) == (6, 2)
+    assert (begun.count("train.begin_sweep"), begun.count("sweeps.search.begin_search")) == (5, 2)
 
 
 def test_every_other_command_is_taken() -> None:
