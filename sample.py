@@ -378,7 +378,7 @@ def write_one(sampler: Sampler, prompt: str, seed: int, out: TextIO) -> Sample:
 def write_all(
     sampler: Sampler, rows: list[tuple[str, int]], trained: np.ndarray | None, out: TextIO
 ) -> tuple[list[Sample], list[Novelty]]:
-    """Write each text when it is complete; return all, and their novelties if lines of JSON contain these."""
+    """Write each text when it is complete, or all at the end if lines of JSON contain their novelties; return both."""
     options = sampler.options
     if options.new and trained is not None:
         samples = sampler.generate_new(rows, trained)

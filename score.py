@@ -84,10 +84,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """Find the models, check the options, and score the text."""
     trials = trials_of(options.checkpoint) if options.split else []
-    single = any(
-        (options.compare, options.per_char, options.html, options.per_document, options.csv)
-    )
-    if trials and options.file is None and not single:
+    details = (
+        options.compare, options.per_char, options.html, options.per_document, options.csv
+    )  # fmt: skip
+    wants_one_model = any(details)
+    if trials and options.file is None and not wants_one_model:
         score_trials(trials, options)
         return
     names = [options.checkpoint]
@@ -95,6 +96,7 @@ def run(options: argparse.Namespace) -> None:
         names.append(options.compare)
     checkpoints = [find_model(name) for name in names]
     check_options(options)
+    # The output names the trial that stands for a sweep.
     options.checkpoint = best_trial(options.checkpoint, checkpoints[0])
     if options.compare is not None:
         options.compare = best_trial(options.compare, checkpoints[1])

@@ -36,10 +36,9 @@ def adopt_srun() -> None:
     if tasks % machines or "," in layout:
         on = f"{tasks} tasks on {machines} machines ({layout})"
         raise JobError(f"srun: {on}: give every machine the same number of tasks")
-    # The first machine in the list: node5 in node[5-7,9],other1.
-    first = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"]).partition(",")[
-        0
-    ]
+    # The first machine in the list: node[5-7,9],other1 -> node5,other1 -> node5.
+    nodes = re.sub(r"\[([^],-]*)[^]]*\]", r"\1", os.environ["SLURM_STEP_NODELIST"])
+    first = nodes.partition(",")[0]
     # A port that all tasks of a step compute alike, and that differs in the next step.
     port = 15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000
     os.environ |= {

@@ -74,11 +74,12 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
 
 
 def _copies_of_last_time(error: Exception, listing: Path, folder: Path) -> dict[str, Path]:
-    """Return the copies that an earlier start of train.py downloaded: a dict from each file's address to its path."""
+    """Return the copies that an earlier start of train.py downloaded, address -> path, if no server can be reached."""
     # fsspec raises `FileNotFoundError` from whatever fails on the web
     causes = (error, error.__cause__)
-    if UNREACHABLE.isdisjoint(kind.__name__ for cause in causes for kind in type(cause).__mro__):
-        return {}
+    kinds = {kind.__name__ for cause in causes for kind in type(cause).__mro__}
+    if UNREACHABLE.isdisjoint(kinds):
+        return {}  # another error, which old copies must not hide
     with suppress(OSError, ValueError):
         names = json.loads(listing.read_text("utf-8"))
         copies = {address: folder / name for address, name in names.items()}
@@ -102,12 +103,14 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
     if not is_web and glob.has_magic(root) and not store.exists(root):
         matches = store.glob(root, detail=True)
     else:
-        folder = store.info(root)
-        if folder["type"] != "directory":
-            return {root: folder}
+        described = store.info(root)
+        if described["type"] != "directory":
+            return {root: described}
         matches = {}
         for name, info in store.find(root, detail=True).items():
-            if "/." not in "/" + name.removeprefix(folder["name"]):
+            below = name.removeprefix(described["name"])
+            is_hidden = "/." in "/" + below
+            if not is_hidden:
                 matches[name] = info
         matches = texts_first(matches, notes, to_read_all(entry))
     files = {name: info for name, info in matches.items() if info["type"] == "file"}

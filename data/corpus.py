@@ -216,7 +216,7 @@ def _unzipped(files: list[SourceFile], notes: list[str]) -> list[SourceFile]:
     for source in files:
         members = {member.name: member for member in source.unzip()}
         unzipped += texts_first(members, notes, f"unpack {source.label} to read all").values()
-    if len(files) == 1:
+    if len(files) == 1:  # the names in it need not say from which zip file they come
         unzipped = [replace(source, name=source.member or source.name) for source in unzipped]
     return unzipped
 

@@ -118,7 +118,8 @@ def probabilities(train: np.ndarray, text: np.ndarray, size: int) -> Iterator[np
         occurrences = high - low  # (M,), m of the context
         is_new = np.concatenate(([False], ngrams[1:] != ngrams[:-1]))
         index = is_new.cumsum(dtype=np.int32)  # counts distinct n-grams from 0
-        distinct = index[high - 1] - index[low * seen] + 1  # (M,), if the context occurs
+        first = np.where(seen, low, 0)  # (M,); where nothing occurs, `low` may lie past the end
+        distinct = index[high - 1] - index[first] + 1  # (M,), meaningless where nothing occurs
         followers = np.where(seen, distinct, 0)  # (M,), k of the context
 
         ends = slice(order - 1, None)  # the last tokens of the n-grams that end in the text

@@ -65,12 +65,13 @@ def fields(
 
 
 def columns(file: IO[bytes], label: str, encoding: str) -> list[str]:
-    """Return what `data.field` may name in a table: fields of text that occur several times; none if unreadable."""
+    """Return what `data.field` may name: the header of CSV, or paths of text in JSON; none of an unreadable file."""
     kind = suffix(label)
     chunks = decode(file, label, encoding)
     try:
         if kind in (".csv", ".tsv"):
             return _header(_reader(_lines(chunks), kind))
+        # In JSON, a path that occurs once does not lead to the documents of a list.
         first_megabyte = "".join(islice(chunks, 2**20 // CHUNK))
         counts = Counter(_paths(_parse_beginning(first_megabyte)))
         return [path for path, number in counts.items() if number > 1]

@@ -54,7 +54,7 @@ def position_tables(
     # As long as needed, because a stranger's model may declare a huge context; the whole context
     # for a symbolic T.
     longest = length if isinstance(length, int) else config.context
-    rows = 1 << max(longest - 1, 63).bit_length()
+    rows = 1 << max(longest - 1, 63).bit_length()  # a power of two: few tables are cached
     tables = _tables(config.positions, config.rotary_dims or config.dim, rows, device)
     return tuple(table[:length] for table in tables)
 

@@ -183,6 +183,7 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     if not space:
         every = "the command fixes every key that has a range"
         raise InputError(f"hparams_search: nothing is left to search: {every}")
+    # What a continuing command must repeat; a hash of it names the directory.
     same = [f"hparams_search.{key}={getattr(config, key)}" for key in ("seed", "startup")]
     same += [str(override.input_line) for override in swept]
     for override in fixed:

@@ -119,10 +119,11 @@ def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> 
             started.close(stop.sigval, SAVE_SECONDS)
         except SignalException:  # a second one: end at once
             started.close(getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
-        first = cast(SubprocessContext, started).subprocess_handlers[0].proc.returncode
-        if first is None or first < 0:
-            first = 128 + stop.sigval
-        raise SystemExit(first) from None
+        # The status of rank 0, which saves, is that of the command.
+        status = cast(SubprocessContext, started).subprocess_handlers[0].proc.returncode
+        if status is None or status < 0:
+            status = 128 + stop.sigval
+        raise SystemExit(status) from None
     if not result or not result.failures:
         return 0
     failure = min(result.failures.values(), key=lambda each: each.timestamp)

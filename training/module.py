@@ -263,7 +263,7 @@ class LitGPT(L.LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the history, and descriptions of the model, the text and the last validation, to `checkpoint`."""
-        self.fetch_losses()
+        self.fetch_losses()  # so that the history includes the last step
         score = self.score if self.scored_step == self.global_step else None
         mode = self.trainer.datamodule.text.mode  # type: ignore[attr-defined]
         checkpoint |= {

@@ -154,7 +154,8 @@ def new_name(config: object) -> str:
     # all processes of the job generate the same name, and a restarted job finds its runs
     if identity is not None:
         return f"{identity}_{hashlib.sha256(repr(config).encode()).hexdigest()[:6]}"
-    if ranks.launched() not in (None, (1, 1)):
+    is_alone = ranks.launched() in (None, (1, 1))  # one process on one machine
+    if not is_alone:
         raise InputError(
             "name=null: processes on several machines need one directory; give name=…"
         )

@@ -25,7 +25,7 @@ from training.choosing.time_budget import (
 )
 from training.machine import Machine, StartUp, describe
 
-SURE = 0.7  # fraction of the estimated steps in `minutes` that a run is sure to reach
+SURE_TO_REACH = 0.7  # fraction of the steps that fit into `minutes`, as estimated
 
 # The choices for the default model, by training characters; docs/experiments/short_texts.csv lists
 # the runs.
@@ -151,7 +151,7 @@ def choose_timed_length(
         way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
         raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
     fitting = fit_into_minutes(config, default, text, machine, startup)
-    by_clock = fitting.steps_needed > SURE * fitting.steps
+    by_clock = fitting.steps_needed > SURE_TO_REACH * fitting.steps_in_time
     steps = max(1, int(fitting.chosen_steps))
     return Length(
         steps,
@@ -163,7 +163,7 @@ def choose_timed_length(
         ),
         by_clock=by_clock,
         steps_needed=max(1, int(min(fitting.steps_needed, sys.maxsize))),
-        share=1.0 if by_clock else steps / fitting.steps,
+        share=1.0 if by_clock else steps / fitting.steps_in_time,
         notes=tuple(describe_time(config.minutes, fitting, by_clock, startup)),
     )
 
@@ -174,17 +174,16 @@ def describe_time(
     """Yield lines about the time limit."""
     if not by_clock:
         seconds = startup.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING
-        duration = (
-            count(round(seconds / 60), "minute")
-            if seconds >= 90
-            else count(round(seconds), "second")
-        )
-        yield f"minutes    {minutes:g}: this text is learned in about {duration} (more text would help)"
-    else:
-        yield f"minutes    {minutes:g}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"
-        if fitting.steps < MIN_STEPS:
-            few = count(int(fitting.steps), "step")
-            yield f"minutes={minutes:g}: {few} will learn next to nothing; allow more time"
+        duration = count(round(seconds), "second")
+        if seconds >= 90:
+            duration = count(round(seconds / 60), "minute")
+        learned = f"this text is learned in about {duration}"
+        yield f"minutes    {minutes:g}: {learned} (more text would help)"
+        return
+    yield f"minutes    {minutes:g}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"
+    if fitting.steps_in_time < MIN_STEPS:
+        few = count(int(fitting.steps_in_time), "step")
+        yield f"minutes={minutes:g}: {few} will learn next to nothing; allow more time"
 
 
 def share_of_steps(config: Config) -> float:

@@ -114,14 +114,14 @@ class Fitting:
 
     model: ModelConfig
     batch: int
-    steps: float  # how many steps fit into the time
+    steps_in_time: float  # how many steps fit into the time
     step_seconds: float
     steps_needed: float  # more steps would not lower the loss
     loss: float  # as predicted
 
     @property
     def chosen_steps(self) -> float:
-        return min(self.steps, self.steps_needed)
+        return min(self.steps_in_time, self.steps_needed)
 
     @property
     def tokens_seen(self) -> float:
@@ -173,7 +173,7 @@ def with_larger_batch(fitting: Fitting, text_tokens: int) -> Fitting:
     return replace(
         fitting,
         batch=2 * fitting.batch,
-        steps=fitting.steps / 2,
+        steps_in_time=fitting.steps_in_time / 2,
         step_seconds=2 * fitting.step_seconds,
         steps_needed=fitting.steps_needed / 2,
     )

@@ -97,7 +97,7 @@ def test_more_time_is_never_worse(
 def described(choice: Fitting, characters: int) -> str:
     epochs = choice.tokens_seen / characters
     dropout = f", dropout {choice.model.dropout:g}" if choice.model.dropout else ""
-    if choice.steps <= choice.steps_needed:
+    if choice.steps_in_time <= choice.steps_needed:
         return f"{choice.model.dim} wide{dropout}, {epochs:.2g} epochs"
     minutes = choice.steps_needed * choice.step_seconds / TRAINING / 60
     duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{60 * minutes:.0f} seconds"
