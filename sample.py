@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -385,13 +384,14 @@ def write_all(
     else:
         samples = sampler.generate(rows)
     novelties: list[Novelty] = []
+    compared: Iterable[tuple[Sample, Novelty | None]] = ((sample, None) for sample in samples)
     if options.json and options.novelty and trained is not None:
         complete = list(samples)
         novelties = sampler.compare(complete, trained)
-        samples = iter(complete)
+        compared = zip(complete, novelties, strict=True)
     separated = sampler.document != "line" or options.no_stop  # otherwise each text is one line
     written: list[Sample] = []
-    for sample, novelty in zip(samples, novelties or repeat(None), strict=False):
+    for sample, novelty in compared:
         written.append(sample)
         if options.json:
             line = as_json(sampler, sample, novelty)

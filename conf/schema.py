@@ -152,7 +152,7 @@ class Config:
     )
     minutes: float | None = option(
         None,
-        "time budget in minutes, start to end; sets trainer.max_steps",
+        "time budget in minutes, start to end, or until the text is learned; sets trainer.max_steps",
         above=0,
         most=525_600,
         on_resume="fixed",

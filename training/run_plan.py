@@ -51,10 +51,6 @@ class RunPlan:
             lines += self.choice.notes
         return lines
 
-    @property
-    def steps_needed(self) -> int:
-        return self.choice.steps_needed
-
     def with_steps(self, steps: int, interval: int) -> "RunPlan":
         """Return the plan with the steps and the interval of validations that `Deadline` has chosen."""
         trainer = self.config.trainer

@@ -178,5 +178,5 @@ class Deadline(L.Callback):
             validated = trainer.datamodule.num_validated(last_step=step + steps)
             return steps * per_step + validated * per_token
 
-        most = min(max(0, int(left / per_step)), max(0, self.plan.steps_needed - step))
+        most = min(max(0, int(left / per_step)), max(0, self.plan.choice.steps_needed - step))
         return step + max(0, bisect_right(range(most + 1), left, key=seconds) - 1)

@@ -11,9 +11,9 @@ from base.progress import LINE_SECONDS, Progress, clock, load_tqdm
 from gpt.facts import in_nats
 from training.callbacks.deadline import Deadline
 
-# From 20 minutes on, a line a minute is enough.
+# A line is due after this fraction of the time so far, so from 20 minutes on there is one a minute.
+LINE_SHARE = 0.05
 MAX_LINE_SECONDS = 60.0
-LINES_SO_FAR = 20
 
 
 class Display(L.Callback):
@@ -111,5 +111,5 @@ class Display(L.Callback):
 
     def _line_is_due(self) -> bool:
         now = time.perf_counter()
-        interval = min(MAX_LINE_SECONDS, max(LINE_SECONDS, (now - self.began) / LINES_SO_FAR))
+        interval = min(MAX_LINE_SECONDS, max(LINE_SECONDS, LINE_SHARE * (now - self.began)))
         return now - self.last_line >= interval

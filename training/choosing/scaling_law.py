@@ -7,9 +7,9 @@ With N weights, a dropout of p, and R epochs of a text of U tokens, the loss in 
 The first two terms are those of Hoffmann et al. 2022 (arXiv:2203.15556), equation 2, with what
 repetition is worth, as in Muennighoff et al. 2023 (arXiv:2305.16264), section 5: D is the number
 of tokens that the model would have to read once to learn as much, and N' is how many weights a
-text of this length can use. The last term is what a model loses because it memorises the text.
-Only E depends on the text otherwise, so it is left out. docs/experiments.md says from which runs
-the constants come.
+text of this length can use. The last term is what a model
+loses because it memorises the text. E and A depend on the text; E is left out, and A is about 75 for
+English and 91 for source code. docs/experiments.md says from which runs the constants come.
 """
 
 import numpy as np
@@ -19,12 +19,14 @@ LEARNED = 0.001  # nats; a run may end where more steps would lower the loss by 
 
 SCALE = 80.0  # A
 TOKENS = 44.0  # c
-# however often a text is read, the repetitions are worth at most so many readings of new text
+# However often a text is read, the repetitions are worth at most so many readings of new text.
 REPEATS = 40.0
-# N' of a text of a million tokens, and how it grows with the text
-USABLE_WEIGHTS, USABLE_EXPONENT = 4.2e6, 0.36
+USABLE_WEIGHTS = 4.2e6  # N' of a text of a million tokens
+USABLE_EXPONENT = 0.36  # how N' grows with the length of the text
 DROPPED = 2.0  # a
-MEMORISED, EPOCHS_EXPONENT, WEIGHTS_EXPONENT = 5.0e-4, 1.56, 1.41  # m, q, b
+MEMORISED = 5.0e-4  # m
+EPOCHS_EXPONENT = 1.56  # q
+WEIGHTS_EXPONENT = 1.41  # b
 PROTECTION = 50.0  # h
 
 

@@ -38,7 +38,10 @@ class Clock:
         )
         config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
         plan: Any = SimpleNamespace(
-            config=config, startup=StartUp(0.0, 0.0), resume_point=None, steps_needed=steps_needed
+            config=config,
+            startup=StartUp(0.0, 0.0),
+            resume_point=None,
+            choice=SimpleNamespace(steps_needed=steps_needed),
         )
         self.callback = Deadline(plan, checkpoints=None)  # type: ignore[arg-type]
         monkeypatch.setattr(
