@@ -13,12 +13,11 @@ from tests.faults.test_resume import assert_as_if_never_touched
 LONGEST = 180  # seconds, on a machine that is busy with other tests, too
 # a command over two lines is one
 PAGE = (ROOT / "docs/cluster.md").read_text("utf-8").replace("\\\n", "")
-STATIC = [
-    line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--node-rank" in line
-]
-ELASTIC = [
-    line for line in PAGE.splitlines() if line.startswith("torchrun ") and "--max-restarts" in line
-] * 2
+COMMANDS = [line for line in PAGE.splitlines() if line.startswith("torchrun --nnodes")]
+(FIRST_HOST,) = [command for command in COMMANDS if "--node-rank=0" in command]
+STATIC = [FIRST_HOST, FIRST_HOST.replace("--node-rank=0", "--node-rank=1")]
+(EVERY_HOST,) = [command for command in COMMANDS if "--max-restarts" in command]
+ELASTIC = [EVERY_HOST, EVERY_HOST]
 
 
 def start_both(
