@@ -15,17 +15,17 @@ English and 91 for source code. docs/experiments.md says from which runs the con
 import numpy as np
 
 DROPOUTS = (0.0, 0.1, 0.2, 0.3)
-LEARNED = 0.001  # nats; a run may end where more steps would lower the loss by less
+LEARNED = 0.0003  # nats; a run may end where more steps would lower the loss by less
 
 SCALE = 80.0  # A
 TOKENS = 44.0  # c
 # However often a text is read, the repetitions are worth at most so many readings of new text.
 REPEATS = 40.0
-USABLE_WEIGHTS = 4.2e6  # N' of a text of a million tokens
+USABLE_WEIGHTS = 2.0e6  # N' of a text of a million tokens
 USABLE_EXPONENT = 0.36  # how N' grows with the length of the text
 DROPPED = 2.0  # a
-MEMORISED = 5.0e-4  # m
-EPOCHS_EXPONENT = 1.56  # q
+MEMORISED = 2.2e-4  # m
+EPOCHS_EXPONENT = 1.8  # q
 WEIGHTS_EXPONENT = 1.41  # b
 PROTECTION = 50.0  # h
 

@@ -17,9 +17,9 @@ def slow(weights: float, dropout: float, text: float, seen: float) -> float:
     """The formula of docs/experiments.md, number by number."""
     epochs = seen / text
     new = epochs if epochs <= 1 else 1 + 40 * (1 - math.exp(-(epochs - 1) / 40))
-    usable = 4.2e6 * (text / 1e6) ** 0.36
+    usable = 2e6 * (text / 1e6) ** 0.36
     size = math.sqrt(1 / weights + 1 / usable) * (1 + 2 * dropout)
-    memorised = 0.0005 * epochs**1.56 * (weights / text) ** 1.41 / (1 + 50 * dropout)
+    memorised = 0.00022 * epochs**1.8 * (weights / text) ** 1.41 / (1 + 50 * dropout)
     return 80 * (size + 44 * (text * new) ** -0.7) + memorised
 
 
