@@ -66,10 +66,11 @@ def at_documents(
     `context` - 1 positions before, as in a long document.
     """
     places = starts[:, None] - np.arange(context)  # (windows, context)
-    found = places >= 0
+    is_end_mark = places >= 0  # (windows, context)
     for offset, token in enumerate(end):
-        found &= tokens.take(places + offset, mode="clip") == token
-    return starts - found.argmax(1) * found.any(1)
+        is_end_mark &= tokens.take(places + offset, mode="clip") == token
+    distance = is_end_mark.argmax(1)  # (windows,), to the nearest
+    return starts - distance * is_end_mark.any(1)
 
 
 @dataclass(frozen=True)

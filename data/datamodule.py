@@ -64,7 +64,7 @@ class TextDataModule(L.LightningDataModule):
             step, windows = trainer.global_step, self.windows
             if isinstance(tokens, Tensor):
                 return batches_on_device(tokens, windows, step, mine)
-            return (train_batch(windows, each, mine) for each in count(step))
+            return (train_batch(windows, number, mine) for number in count(step))
 
         return DataLoader(_EndlessBatches(batches), batch_size=None)
 

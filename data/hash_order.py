@@ -164,7 +164,7 @@ def encode_documents(
         repeated += len(order) - distinct
         blank += blank_here
         if split == "train":
-            copied = sum(_count_common(each, hashes) for each in held_out)
+            copied = sum(_count_common(other_hashes, hashes) for other_hashes in held_out)
         elif split:
             held_out.append(hashes)
         del hashes  # because the arrays of `_locate` need the memory

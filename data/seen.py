@@ -47,7 +47,7 @@ def file_hashes(corpus: Corpus, parts_of: Sequence[Sequence[Part]] | None) -> di
     hashes: dict[str, set[str]] = {"train": set(), "held_out": set()}
     for number, source in enumerate(corpus.files):
         with source.open() as file:
-            found = text_hash(file, corpus.encoding or "utf-8")
+            digest = text_hash(file, corpus.encoding or "utf-8")
         if source.split:
             splits = {source.split}
         elif parts_of is None:
@@ -55,15 +55,15 @@ def file_hashes(corpus: Corpus, parts_of: Sequence[Sequence[Part]] | None) -> di
         else:
             splits = {split for split, begin, end in parts_of[number] if begin < end}
         if "train" in splits:
-            hashes["train"].add(found)
+            hashes["train"].add(digest)
         if splits - {"train"}:
-            hashes["held_out"].add(found)
+            hashes["held_out"].add(digest)
     return {where: sorted(those)[:MAX_HASHES] for where, those in hashes.items()}
 
 
 def was_read(texts: Iterable[TextRead], sha256: str, files: Iterable[str]) -> bool:
     """Return whether a model that was trained on `texts` has read the text `sha256` or one of the `files`, by hash."""
-    wanted = set(files)
+    files = set(files)
     return any(
-        each["sha256"] == sha256 or not wanted.isdisjoint(each.get("files", [])) for each in texts
+        text["sha256"] == sha256 or not files.isdisjoint(text.get("files", [])) for text in texts
     )

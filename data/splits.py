@@ -112,8 +112,8 @@ def describe_files(
     corpus: Corpus, digests: Sequence[str], shares: Sequence[float]
 ) -> tuple[str, ...]:
     """Say how a text of several files is split, and how many of them are copies of others."""
-    number = len(digests)
-    if number == 1 or corpus.python:
+    num_files = len(digests)
+    if num_files == 1 or corpus.python:
         return ()
     if corpus.files[0].split:
         # those for training come first
@@ -126,15 +126,15 @@ def describe_files(
         what = f"{copies:,} of {len(held_out):,} files for validation and test"
         return (f"{what} are copies of training files: their text is not held out",)
     how = "each whole in one split"
-    if number < BY_FILE:
+    if num_files < BY_FILE:
         parts = "/".join(f"{100 * share:g}" for share in shares)
         how = f"each divided {parts} into training, validation and test"
-    summary = f"{number:,} files, {how}"
+    summary = f"{num_files:,} files, {how}"
     full = [digest for digest in digests if digest != EMPTY]
     copies = len(full) - len(set(full))
     if not copies:
         return (summary,)
-    return (summary, f"{copies:,} of {number:,} files are copies of others; copies share a split")
+    return (summary, f"{copies:,} of {num_files:,} files are copies of others; copies share a split")
 
 
 def about_roles(files: list[SourceFile]) -> list[str]:

@@ -81,16 +81,16 @@ class Text:
 
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
         """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
-        own = self.texts[0]
+        this = self.texts[0]
         others = [
-            each
-            for each in texts
-            if (each["sha256"], each["split"]) != (own["sha256"], own["split"])
+            text
+            for text in texts
+            if (text["sha256"], text["split"]) != (this["sha256"], this["split"])
         ]
         notes = self.notes
-        if own["split"] and was_read(others, self.sha256, self.held_out):
+        if this["split"] and was_read(others, self.sha256, self.held_out):
             notes += (SEEN,)
-        return replace(self, texts=[own, *others], notes=notes)
+        return replace(self, texts=[this, *others], notes=notes)
 
 
 def open_text(config: DataConfig, context: int, extra_chars: str = "") -> Text:
@@ -117,8 +117,8 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     fingerprint = hashlib.sha256(json.dumps([FORMAT, *settings, extra_chars]).encode()).hexdigest()
     folder = corpus.cache / "encoded" / fingerprint
     with Progress("checking the encoded text"):
-        found = _load(folder)
-    arrays, tokenizer, meta = found or _encode(
+        cached = _load(folder)
+    arrays, tokenizer, meta = cached or _encode(
         corpus, rule, stamps, digests, config.split, extra_chars, folder
     )
     check_lengths(arrays, config, context, corpus)
@@ -157,8 +157,8 @@ def text_of_run(model: Path) -> Text:
     # A run with init_from= also has the characters of the model from which it started.
     extra_chars = "" if is_first else meta["vocabulary"].get("characters", "")
     text = open_text(config, architecture.context, extra_chars)
-    trained_on = [(each["sha256"], each["split"]) for each in meta["texts"][:1]]
-    opened = [(each["sha256"], each["split"]) for each in text.texts]
+    trained_on = [(read["sha256"], read["split"]) for read in meta["texts"][:1]]
+    opened = [(read["sha256"], read["split"]) for read in text.texts]
     if trained_on != opened or text.tokenizer.vocabulary != meta["vocabulary"]:
         raise InputError(
             f"{text.name} has changed since {printable(run.name)} was trained, and so have its splits"
@@ -180,8 +180,12 @@ def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
     part = train[:length]  # of training, and all of validation and test
 
     characters_of = text.tokenizer.token_sizes[:, 0]  # (V,), characters of each token
-    number = int(characters_of[part].sum())
-    characters = {"train": int(characters_of[train].sum()), "validation": number, "test": number}
+    held_out = int(characters_of[part].sum())
+    characters = {
+        "train": int(characters_of[train].sum()),
+        "validation": held_out,
+        "test": held_out,
+    }
     texts: list[TextRead] = [{**text.texts[0], "split": ""}]  # because no text is held out
     return replace(
         text, train=train, validation=part, test=part, characters=characters, texts=texts
@@ -252,7 +256,7 @@ def _encode(
                 end = rule.end
             else:
                 filled = [
-                    each.split for each, size in zip(corpus.files, sizes, strict=True) if size
+                    source.split for source, size in zip(corpus.files, sizes, strict=True) if size
                 ]
                 end = "\n" * (len(filled) > len(set(filled)))  # joins the files of a split
             tokenizer = _make_tokenizer(corpus, characters, end, extra_chars)

@@ -89,12 +89,12 @@ def _first_token(text: EvaluationText) -> TokenSurprisals:
     vocabulary = len(text.token_sizes)
     top = min(NUM_TOP, vocabulary)
     tokens = [] if text.first_token is None else [text.first_token]
-    number = len(tokens)  # 0 or 1
+    num_tokens = len(tokens)  # 0 or 1
     return TokenSurprisals(
         tokens=np.array(tokens, np.int64),
-        nats=np.full(number, math.log(vocabulary)),
-        top=np.zeros((number, top), np.int64),
-        probabilities=np.zeros((number, top), np.float32),
+        nats=np.full(num_tokens, math.log(vocabulary)),
+        top=np.zeros((num_tokens, top), np.int64),
+        probabilities=np.zeros((num_tokens, top), np.float32),
     )
 
 

@@ -65,22 +65,22 @@ class EvaluationText:
             return windows
         begins, lengths, first_counted = windows  # 3 x (W,)
         if self.end is None:
-            number = 1 + (most - context) // stride
+            num_windows = 1 + (most - context) // stride
         else:
-            number = most * len(begins) // len(self.tokens)
-        number = max(1, number)
-        chosen = np.arange(number) * len(begins) // number  # (number,), evenly spaced
+            num_windows = most * len(begins) // len(self.tokens)
+        num_windows = max(1, num_windows)
+        chosen = np.arange(num_windows) * len(begins) // num_windows  # evenly spaced
         return EvaluationWindows(begins[chosen], lengths[chosen], first_counted[chosen])
 
 
 def windows_of_text(length: int, context: int, stride: int) -> EvaluationWindows:
     """Return windows that cover a text of `length` tokens except for the first: all but the first count `stride`."""
-    number = 0
+    num_windows = 0
     if length > 1:
         # targets that the first window does not contain
         beyond_first = max(0, length - 1 - context)
-        number = 1 + math.ceil(beyond_first / stride)
-    begins = stride * np.arange(number)  # (W,)
+        num_windows = 1 + math.ceil(beyond_first / stride)
+    begins = stride * np.arange(num_windows)  # (W,)
     lengths = np.minimum(context, length - 1 - begins)  # (W,)
     first_counted = np.where(begins == 0, 0, context - stride)  # (W,)
     return EvaluationWindows(begins, lengths, first_counted)

@@ -105,13 +105,13 @@ def gpus_for(workers: int) -> list[str]:
         return []
     import torch  # takes a second, which is little beside a sweep
 
-    number = torch.cuda.device_count()
-    if number < 2:
+    num_gpus = torch.cuda.device_count()
+    if num_gpus < 2:
         return []
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible:
-        return visible.split(",")[:number]
-    return [str(index) for index in range(number)]
+        return visible.split(",")[:num_gpus]
+    return [str(index) for index in range(num_gpus)]
 
 
 def start(trial: Trial, workers: int, gpu: str | None = None) -> subprocess.Popen:

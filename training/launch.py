@@ -60,15 +60,15 @@ def check_same_start(start: dict[str, Any]) -> None:
     everyone: list[Any] = [None] * distributed.get_world_size()  # (machine, start) by rank
     distributed.all_gather_object(everyone, (platform.node(), start))
     (first, expected), *others = everyone
-    for rank, (machine, found) in enumerate(others, start=1):
+    for rank, (machine, reported) in enumerate(others, start=1):
         for name, value in expected.items():
-            if found.get(name) == value or _may_differ(name, value):
+            if reported.get(name) == value or _may_differ(name, value):
                 continue
             same = (
                 "use equal GPUs" if name == "device" else f"see the same text and the same {RUNS}/"
             )
             raise InputError(
-                f"{name}: rank {rank} on {machine} has {spell(found.get(name))}, rank 0 on {first} has "
+                f"{name}: rank {rank} on {machine} has {spell(reported.get(name))}, rank 0 on {first} has "
                 f"{spell(value)}: all machines must {same}"
             )
 
@@ -126,7 +126,7 @@ def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> 
         raise SystemExit(status) from None
     if not result or not result.failures:
         return 0
-    failure = min(result.failures.values(), key=lambda each: each.timestamp)
+    failure = min(result.failures.values(), key=lambda failure: failure.timestamp)
     if failure.exitcode < 0:
         advice = f"; {resume_hint()}" if failure.local_rank == 0 else ""
         name = signal.Signals(-failure.exitcode).name

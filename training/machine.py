@@ -78,15 +78,15 @@ def look() -> Hardware:
     """Return what this machine has. It is torch that looks, so the first call loads it."""
     import torch
 
-    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = [torch.cuda.get_device_name(index) for index in range(number)]
-    capabilities = [torch.cuda.get_device_capability(index) for index in range(number)]
+    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    names = [torch.cuda.get_device_name(index) for index in range(num_gpus)]
+    capabilities = [torch.cuda.get_device_capability(index) for index in range(num_gpus)]
     return Hardware(
         gpus=tuple(map(Gpu, names, capabilities)),
-        architectures=tuple(torch.cuda.get_arch_list()) if number else (),
+        architectures=tuple(torch.cuda.get_arch_list()) if num_gpus else (),
         pytorch=torch.__version__,
         cuda=torch.version.cuda,
-        driver=None if number else nvidia_driver(),
+        driver=None if num_gpus else nvidia_driver(),
         has_mps=torch.backends.mps.is_available(),
     )
 
@@ -193,19 +193,19 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
             )
         return devices
     if launched:
-        number = launched[0]
+        num_devices = launched[0]
     elif devices == "auto":
-        number = 1
+        num_devices = 1
     else:
-        number = int(devices)
-    if device == "cuda" and number > present:
+        num_devices = int(devices)
+    if device == "cuda" and num_devices > present:
         what = (
-            f"torchrun or srun started {number} ranks here"
+            f"torchrun or srun started {num_devices} ranks here"
             if launched
-            else f"trainer.devices={number}"
+            else f"trainer.devices={num_devices}"
         )
         raise InputError(f"{what}: this machine has {count(present, 'GPU')}")
-    return number
+    return num_devices
 
 
 def find_machine(config: Config) -> Machine:

@@ -213,7 +213,7 @@ def write_report(
             "copied": summary.copies
             and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": log_lines.verdict(plan.run, summary, history.losses.entries, MIN_STEPS),
-            "differences": [tuple(map(public, each)) for each in differences(config)],
+            "differences": [tuple(map(public, difference)) for difference in differences(config)],
             "command": public(shlex.join(["python", "train.py", *overrides(config)])),
             "config": public(to_yaml(config)),
         }

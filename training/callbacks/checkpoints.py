@@ -90,7 +90,11 @@ class Snapshots(L.Callback):
     def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
         if not self.weights:
             return
-        (folder,) = [each.directory for each in trainer.callbacks if isinstance(each, Checkpoints)]
+        (folder,) = [
+            callback.directory
+            for callback in trainer.callbacks
+            if isinstance(callback, Checkpoints)
+        ]
         contents = {"state_dict": self.weights, "global_step": trainer.global_step}
         pl_module.on_save_checkpoint(contents)  # adds the description of the model
         write_model(folder / f"step-{trainer.global_step}.safetensors", contents)

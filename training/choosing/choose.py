@@ -241,7 +241,7 @@ def fill(config: Any, **values: Any) -> Any:
 
 def with_defaults(config: Any) -> Any:
     return fill(
-        config, **{each.name: each.default for each in fields(config) if each.metadata["auto"]}
+        config, **{field.name: field.default for field in fields(config) if field.metadata["auto"]}
     )
 
 
@@ -292,10 +292,10 @@ def interval_for(tokens: int, share: float, steps: int) -> int:
 
 def choose_callbacks(config: Config, short: bool) -> dict[str, Any]:
     """Return the configured callbacks; one with `patience: auto` stays only if a short text has chosen the steps."""
-    found = {}
-    for name, each in config.callbacks.items():
-        if each.get("patience") != "auto":
-            found[name] = each
+    callbacks = {}
+    for name, callback in config.callbacks.items():
+        if callback.get("patience") != "auto":
+            callbacks[name] = callback
         elif short and config.trainer.max_steps == "auto":
-            found[name] = each | {"patience": PATIENCE}
-    return found
+            callbacks[name] = callback | {"patience": PATIENCE}
+    return callbacks

@@ -248,7 +248,7 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     if needed <= memory:
         return
     fitting = [
-        each for each in range(1, rows) if rows % each == 0 and state + each * row <= memory
+        part for part in range(1, rows) if rows % part == 0 and state + part * row <= memory
     ]
     lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
     if fitting:

@@ -185,8 +185,8 @@ def candidates(config: Config, default: Config) -> list[ModelConfig]:
         return [default.model]
     sizes = [*SMALLER, *presets()]
     return [
-        replace(default.model, layers=each.layers, heads=each.heads, dim=each.dim)
-        for each in sizes
+        replace(default.model, layers=size.layers, heads=size.heads, dim=size.dim)
+        for size in sizes
     ]
 
 
