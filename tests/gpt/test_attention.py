@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 
@@ -15,40 +13,37 @@ def build(config: ModelConfig) -> Attention:
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("positions", ["rotary", "none"])
+@pytest.mark.parametrize("window", [1, 5, 39])
 def test_blocks_have_the_gradients_of_the_whole_band(
-    kernel: str, monkeypatch: pytest.MonkeyPatch
+    kernel: str, positions: str, window: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Three blocks, and one square with a band in it."""
-    for positions, window in itertools.product(("rotary", "none"), (1, 5, 39)):
-        module = build(
-            tiny(heads=3, positions=positions, window=window, context=40, attention=kernel)
-        )
-        results = []
-        for least in (1000, 16):
-            monkeypatch.setattr("gpt.attention.MIN_BLOCK", least)
-            module.zero_grad()
-            x = normal(2, 40, 12).requires_grad_()
-            out = module.train()(x)
-            out.backward(normal(2, 40, 12, seed=9))
-            results.append(
-                [
-                    out,
-                    module.eval()(x),
-                    x.grad,
-                    *(parameter.grad for parameter in module.parameters()),
-                ]
-            )
-        for other in results[1:]:
-            torch.testing.assert_close(other, results[0], rtol=0, atol=1e-11)
+    options = {"positions": positions, "window": window, "attention": kernel}
+    module = build(tiny(heads=3, context=40, **options))
+
+    def results(least: int) -> list[torch.Tensor]:
+        monkeypatch.setattr("gpt.attention.MIN_BLOCK", least)
+        module.zero_grad()
+        x = normal(2, 40, 12).requires_grad_()
+        out = module.train()(x)
+        out.backward(normal(2, 40, 12, seed=9))
+        gradients = [parameter.grad for parameter in module.parameters()]
+        return [out, module.eval()(x), x.grad, *gradients]
+
+    torch.testing.assert_close(results(16), results(1000), rtol=0, atol=1e-11)
 
 
-def test_large_scores_and_queries_of_zeros_stay_finite() -> None:
-    for kernel, (qk_norm, scale) in itertools.product(KERNELS, ((False, 1e4), (True, 0))):
-        module = build(tiny(qk_norm=qk_norm, attention=kernel)).float()
-        x = (scale * normal(1, 7, 12)).float().requires_grad_()
-        out = module(x)
-        out.sum().backward()
-        assert out.isfinite().all() and x.grad.isfinite().all(), qk_norm
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize(
+    ("qk_norm", "scale"), [(False, 1e4), (True, 0)], ids=["large scores", "queries of zeros"]
+)
+def test_extremes_stay_finite(kernel: str, qk_norm: bool, scale: float) -> None:
+    module = build(tiny(qk_norm=qk_norm, attention=kernel)).float()
+    x = (scale * normal(1, 7, 12)).float().requires_grad_()
+    out = module(x)
+    out.sum().backward()
+    assert out.isfinite().all() and x.grad.isfinite().all()
 
 
 CASES = [

@@ -3,6 +3,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from conf.resume_rules import conditions_of
@@ -21,7 +22,7 @@ from gpt.model import GPT
 from gpt.model_file import FORMAT, CheckpointError
 from tests.conftest import refusal
 from tests.model_files import LETTERS
-from tests.reference.models import SOME, fill, tiny
+from tests.reference.models import SOME, fill, name, tiny
 
 EVALUATION = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
 
@@ -38,57 +39,78 @@ def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]
     }  # fmt: skip
 
 
-def test_a_model_file_is_made_of_a_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize("config", [tiny(tied=True, heads=3), *SOME[::3]], ids=name)
+def test_a_model_file_is_made_of_a_checkpoint(config: ModelConfig, tmp_path: Path) -> None:
     """The model that is read is the one that was saved: with its own memory for every weight, its head tied."""
-    path, tokens = tmp_path / "last.safetensors", torch.arange(14).reshape(2, 7) % 11
-    for config in [tiny(tied=True, heads=3), *SOME[::3]]:
-        save_training_checkpoint(tmp_path / "step.ckpt", contents(config))
-        write_model(path, torch.load(tmp_path / "step.ckpt", weights_only=True))
-        torch.manual_seed(9)
-        before = torch.get_rng_state()
-        model, meta = load_checkpoint(path)
-        same, tokenizer = load(path)
-        assert torch.equal(same(tokens), model(tokens)) and tokenizer.vocabulary == LETTERS
-        assert torch.equal(torch.get_rng_state(), before)
-        expected = fill(GPT(config, 11)).eval()
-        assert all(parameter.requires_grad for parameter in model.parameters())
-        assert (model.head.weight is model.embedding.weight) is config.tied
-        assert not any(module.training for module in model.modules())
-        assert torch.equal(model(tokens), expected(tokens)), config
-        model(tokens).sum().backward()
-        assert ModelConfig(**meta.pop("model_config")) == config
-        assert meta == {
-            "format": FORMAT, "vocabulary": LETTERS, "step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
-            "text": "b\ufffdok.txt", "documents": None,
-            "texts": [{"sha256": "ab12", "split": "cd34"}],
-        }  # fmt: skip
-    divided = contents()["data"] | {"divided": {"kind": "line", "end": "a", "name": ""}}
-    write_model(path, contents() | {"data": divided})
-    _, meta = load_checkpoint(path)
-    assert meta["documents"] == {"kind": "line", "end": "a", "name": ""}
+    path = tmp_path / "last.safetensors"
+    tokens = torch.arange(14).reshape(2, 7) % 11
+    save_training_checkpoint(tmp_path / "step.ckpt", contents(config))
+    write_model(path, torch.load(tmp_path / "step.ckpt", weights_only=True))
+    torch.manual_seed(9)
+    before = torch.get_rng_state()
+    model, meta = load_checkpoint(path)
+    same, tokenizer = load(path)
+    assert torch.equal(same(tokens), model(tokens)) and tokenizer.vocabulary == LETTERS
+    assert torch.equal(torch.get_rng_state(), before)
+    expected = fill(GPT(config, 11)).eval()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    assert (model.head.weight is model.embedding.weight) is config.tied
+    assert not any(module.training for module in model.modules())
+    assert torch.equal(model(tokens), expected(tokens))
+    model(tokens).sum().backward()
+    assert ModelConfig(**meta.pop("model_config")) == config
+    assert meta == {
+        "format": FORMAT, "vocabulary": LETTERS, "step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
+        "text": "b\ufffdok.txt", "documents": None,
+        "texts": [{"sha256": "ab12", "split": "cd34"}],
+    }  # fmt: skip
     assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "step.ckpt"]
 
 
-def test_others_learn_the_name_of_a_text_and_not_where_it_lies() -> None:
-    for given, said in {
-        "book.txt": "book.txt", "/letters/book.txt": "book.txt", "C:\\letters\\book.txt": "book.txt",
-        "letters/": "letters", "https://host/books/a.txt?token=SECRET": "a.txt", "[a.txt,dir/b.txt]": "a.txt, b.txt",
-        "Python 3.11.7 standard library": "Python 3.11.7 standard library",
-    }.items():  # fmt: skip
-        assert without_folders(given) == said
+def test_a_model_file_says_how_documents_end(tmp_path: Path) -> None:
+    lines = {"kind": "line", "end": "a", "name": ""}
+    path = tmp_path / "last.safetensors"
+    write_model(path, contents() | {"data": contents()["data"] | {"divided": lines}})
+    _, meta = load_checkpoint(path)
+    assert meta["documents"] == lines
 
 
-def test_what_is_no_checkpoint_is_refused_in_one_line(tmp_path: Path) -> None:
-    later = {**contents(), "format": CHECKPOINT_FORMAT + 1}
-    for name, content, said in (
-        ("later", later, f"has format {CHECKPOINT_FORMAT + 1}"), ("none", None, "no such checkpoint"),
-        ("tensor", torch.zeros(3), "is not a chargpt checkpoint"),
-        ("path", Path("x"), "is damaged or not a checkpoint"),
-    ):  # fmt: skip
-        if content is not None:
-            torch.save(content, tmp_path / name)
-        message = refusal(CheckpointError, read_training_checkpoint, tmp_path / name)
-        assert name in message and said in message, message
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("book.txt", "book.txt"),
+        ("/letters/book.txt", "book.txt"),
+        ("C:\\letters\\book.txt", "book.txt"),
+        ("letters/", "letters"),
+        ("https://host/books/a.txt?token=SECRET", "a.txt"),
+        ("[a.txt,dir/b.txt]", "a.txt, b.txt"),
+        ("Python 3.11.7 standard library", "Python 3.11.7 standard library"),
+    ],
+)
+def test_others_learn_the_name_of_a_text_and_not_where_it_lies(given: str, said: str) -> None:
+    assert without_folders(given) == said
+
+
+LATER = CHECKPOINT_FORMAT + 1
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        pytest.param(contents() | {"format": LATER}, f"format {LATER}", id="a later format"),
+        pytest.param(None, "no such checkpoint", id="no file"),
+        pytest.param(torch.zeros(3), "not a chargpt checkpoint", id="a tensor"),
+        pytest.param(Path("x"), "damaged or not a checkpoint", id="another class"),
+    ],
+)
+def test_what_is_no_checkpoint_is_refused_in_one_line(
+    content: Any, said: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "step.ckpt"
+    if content is not None:
+        torch.save(content, path)
+    message = refusal(CheckpointError, read_training_checkpoint, path)
+    assert "step.ckpt" in message and said in message, message
 
 
 def test_another_model_or_other_settings_are_another_format() -> None:

@@ -35,23 +35,21 @@ def run(model: GPT, batch: int = 3) -> Score:
     return evaluate(model, SCORED, windows(batch))
 
 
-def test_sums_of_surprisals_equal_the_loop_for_every_kind_of_number() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("share", [0.6, 0.0], ids=["some are counted", "none is counted"])
+def test_sums_of_surprisals_equal_the_loop(dtype: torch.dtype, share: float) -> None:
     characters, sizes = [1, 1, 0, 2, 3, 1], [1, 2, 3, 5, 7, 4]
     generator = torch.Generator().manual_seed(1)
-    for dtype in (torch.float32, torch.float64, torch.bfloat16):
-        logits = (5 * torch.randn(3, 5, 6, generator=generator)).to(dtype)
-        targets = torch.randint(6, (3, 5), generator=generator)
-        counted = torch.rand(3, 5, generator=generator) < 0.6
-        for mask in (counted, counted & False):
-            expected = losses.totals(
-                [(logits.double().numpy(), targets.numpy(), mask.numpy())], characters, sizes
-            )
-            hidden = logits.masked_fill(~mask[..., None], torch.nan)
-            found = window_totals(hidden, targets, mask, np.array([characters, sizes]).T)
-            assert found.shape == (4,) and found.dtype == torch.float64
-            assert found.tolist() == pytest.approx(expected, rel=1e-6) and found[
-                1:
-            ].tolist() == list(expected[1:])
+    logits = (5 * torch.randn(3, 5, 6, generator=generator)).to(dtype)
+    targets = torch.randint(6, (3, 5), generator=generator)
+    counted = torch.rand(3, 5, generator=generator) < share
+    batch = logits.double().numpy(), targets.numpy(), counted.numpy()
+    expected = losses.totals([batch], characters, sizes)
+    hidden = logits.masked_fill(~counted[..., None], torch.nan)
+    found = window_totals(hidden, targets, counted, np.array([characters, sizes]).T)
+    assert found.shape == (4,) and found.dtype == torch.float64
+    assert found.tolist() == pytest.approx(expected, rel=1e-6)
+    assert found[1:].tolist() == list(expected[1:])
 
 
 def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision() -> None:
@@ -60,43 +58,63 @@ def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_prec
     logits, targets = torch.zeros(1, count, 3), torch.zeros(1, count, dtype=torch.int64)
     logits[0, 0] = torch.tensor([0.0, 1e7, 0.0])
     result = window_totals(logits, targets, targets == 0, ones)
-    assert (
-        result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8)
-        and result[1].item() == count
-    )
+    assert result[0].item() == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8)
+    assert result[1].item() == count
 
 
-@pytest.mark.parametrize("end", [(0,), (0, 0), (3, 0)])
-@pytest.mark.parametrize("context, stride", [(1, 1), (2, 1), (7, 7), (7, 3), (8, 4)])
-def test_windows_of_documents_are_those_of_a_loop(
-    context: int, stride: int, end: tuple[int, ...]
-) -> None:
+MIXED_SIZES = 3 * [(0, 0), (0, 1), (1, -1), (1, 0), (1, 1), (10, 0)]
+EACH_WAY = pytest.mark.parametrize("context, stride", [(1, 1), (2, 1), (7, 7), (7, 3), (8, 4)])
+EACH_END = pytest.mark.parametrize("end", [(0,), (0, 0), (3, 0)], ids=str)
+EACH_LENGTH = pytest.mark.parametrize(
+    "sizes",  # of documents: how many contexts, and how many tokens more
+    [[(0, 3)], [(10, 0)], MIXED_SIZES, 40 * [(0, 1), (0, 2)]],
+    ids=["short", "long", "mixed", "many short ones"],
+)
+
+
+def documents_of(
+    sizes: list[tuple[int, int]], context: int, end: tuple[int, ...]
+) -> list[tuple[int, ...]]:
     random = np.random.default_rng(context)
-    for sizes in (
-        [3],
-        [10 * context],
-        3 * [0, 1, context - 1, context, context + 1, 10 * context],
-        40 * [1, 2],
-    ):
-        documents = [
-            (*random.integers(1, 3, size).tolist(), *end) for size in random.permutation(sizes)
+    lengths = [contexts * context + more for contexts, more in sizes]
+    documents = [
+        (*random.integers(1, 3, length).tolist(), *end) for length in random.permutation(lengths)
+    ]
+    documents[-1] = documents[-1][: -len(end)] or (1,)  # the last end mark may be missing
+    return documents
+
+
+@EACH_END
+@EACH_WAY
+@EACH_LENGTH
+def test_windows_of_documents_are_those_of_a_loop(
+    context: int, stride: int, end: tuple[int, ...], sizes: list[tuple[int, int]]
+) -> None:
+    documents = documents_of(sizes, context, end)
+    tokens = np.array(sum(documents, ()), np.uint8)
+    options = {"stride": stride, "end": np.array(end)}
+    expected = losses.read_by_document(documents, end, context, stride)
+    assert [target for _, target in expected] == tokens.tolist()
+    assert windows_read(tokens, context, 3, in_order=True, **options) == expected
+    for ranks in (1, 2, 3):
+        parts = [
+            windows_read(tokens, context, 2, rank=rank, ranks=ranks, **options)
+            for rank in range(ranks)
         ]
-        documents[-1] = documents[-1][: -len(end)] or (1,)  # the last end mark may be missing
-        tokens, mark = np.array(sum(documents, ()), np.uint8), np.array(end)
-        expected = losses.read_by_document(documents, end, context, stride)
-        assert [target for _, target in expected] == tokens.tolist()
-        found = windows_read(tokens, context, 3, stride=stride, end=mark, in_order=True)
-        assert found == expected
-        for ranks in (1, 2, 3):
-            options = {"stride": stride, "end": mark, "ranks": ranks}
-            parts = [
-                windows_read(tokens, context, 2, rank=rank, **options) for rank in range(ranks)
-            ]
-            assert sorted(sum(parts, [])) == sorted(expected)
-        some = windows_read(tokens, context, 3, end=mark, most=len(tokens) // 3)
-        assert 0 < len(some) <= len(tokens) // 3 + 10 * context and set(some) <= set(
-            expected if stride == context else some
-        )
+        assert sorted(sum(parts, [])) == sorted(expected), ranks
+
+
+@EACH_END
+@pytest.mark.parametrize("context", [1, 2, 7, 8])
+@EACH_LENGTH
+def test_some_windows_of_documents_are_those_of_all(
+    context: int, end: tuple[int, ...], sizes: list[tuple[int, int]]
+) -> None:
+    documents = documents_of(sizes, context, end)
+    tokens = np.array(sum(documents, ()), np.uint8)
+    some = windows_read(tokens, context, 3, end=np.array(end), most=len(tokens) // 3)
+    assert 0 < len(some) <= len(tokens) // 3 + 10 * context
+    assert set(some) <= set(losses.read_by_document(documents, end, context, context))
 
 
 def windows_read(
@@ -119,21 +137,21 @@ def windows_read(
     return found
 
 
-def test_mode_is_restored_also_after_an_error_and_dropout_is_off() -> None:
+@pytest.mark.parametrize("training", [False, True])
+def test_mode_is_restored_also_after_an_error_and_dropout_is_off(training: bool) -> None:
     expected = run(build())
-    for training in (False, True):
-        model = build(dropout=0.5).train(training)
-        state = torch.get_rng_state()
-        assert run(model) == expected
-        assert all(module.training is training for module in model.modules())
-        assert torch.equal(torch.get_rng_state(), state)
-        model.register_forward_pre_hook(Mock(side_effect=OSError("gone")))
-        with pytest.raises(OSError, match="gone"):
-            run(model)
-        assert model.training is training
+    model = build(dropout=0.5).train(training)
+    state = torch.get_rng_state()
+    assert run(model) == expected
+    assert all(module.training is training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), state)
+    model.register_forward_pre_hook(Mock(side_effect=OSError("gone")))
+    with pytest.raises(OSError, match="gone"):
+        run(model)
+    assert model.training is training
 
 
-def test_forward_is_in_full_precision_without_gradients_one_window_at_a_time() -> None:
+def test_forward_is_in_full_precision_without_gradients() -> None:
     model, seen = build(), []
     expected = run(model)
     model.register_forward_hook(
@@ -147,8 +165,19 @@ def test_forward_is_in_full_precision_without_gradients_one_window_at_a_time() -
     assert all(
         parameter.requires_grad and parameter.grad is None for parameter in model.parameters()
     )
-    # A split need not fit in memory: batch n + 1 is asked for after batch n was computed.
-    seen.clear()
-    asked = (seen.append("asked") or window for window in windows(1))
-    evaluate(model, SCORED, asked)
-    assert len(seen) >= 8 and set(seen[::2]) == {"asked"} and "asked" not in seen[1::2]
+
+
+def test_a_split_need_not_fit_in_memory() -> None:
+    """Batch n + 1 is asked for after batch n was computed."""
+    model = build()
+    seen = []
+    model.register_forward_hook(lambda *_: seen.append("computed"))
+
+    def asked() -> Iterator[tuple[torch.Tensor, ...]]:
+        for window in windows(1):
+            seen.append("asked")
+            yield window
+
+    evaluate(model, SCORED, asked())
+    assert len(seen) >= 8
+    assert seen == ["asked", "computed"] * (len(seen) // 2)

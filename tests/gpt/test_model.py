@@ -1,7 +1,6 @@
 import copy
 import itertools
 import math
-import re
 from dataclasses import replace
 
 import numpy as np
@@ -43,27 +42,23 @@ def draw(*shape: int, seed: int = 5, vocabulary: int = V) -> torch.Tensor:
     return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def close(one: torch.Tensor, other: torch.Tensor, atol: float, config: object = None) -> None:
-    torch.testing.assert_close(one, other, rtol=0, atol=atol, msg=lambda text: f"{config}: {text}")
+def close(one: torch.Tensor, other: torch.Tensor, atol: float) -> None:
+    torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
-def test_equals_numpy() -> None:
-    # Heads of 9, 3 and 1 channels: the half that is offset is the smaller one, of one channel
-    # none.
-    odd = [tiny(dim=9, heads=heads, positions="learned", key_offset=True) for heads in (1, 3, 9)]
-    for config in [
-        *ALL,
-        *odd,
-        ModelConfig(1, 1, 2, 1, positions="learned"),
-        ModelConfig(3, 4, 16, 12),
-    ]:
-        model, tokens = build(config), draw(2, config.context)
-        expected = reference.gpt(model.state_dict(), config, tokens.numpy())
-        assert expected.std() > 0.01
-        found = model(tokens).detach().numpy()
-        np.testing.assert_allclose(
-            found, expected, rtol=0, atol=tolerance(config), err_msg=name(config)
-        )
+# Heads of 9, 3 and 1 channels: the half that is offset is the smaller one, of one channel none.
+ODD = [tiny(dim=9, heads=heads, positions="learned", key_offset=True) for heads in (1, 3, 9)]
+EXTREMES = [ModelConfig(1, 1, 2, 1, positions="learned"), ModelConfig(3, 4, 16, 12)]
+
+
+@pytest.mark.parametrize("config", ALL + ODD + EXTREMES, ids=name)
+def test_equals_numpy(config: ModelConfig) -> None:
+    model = build(config)
+    tokens = draw(2, config.context)
+    expected = reference.gpt(model.state_dict(), config, tokens.numpy())
+    assert expected.std() > 0.01
+    found = model(tokens).detach().numpy()
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config))
 
 
 @pytest.mark.parametrize(
@@ -91,17 +86,29 @@ def test_a_training_step_stays_on_its_device_and_reads_no_number(config: ModelCo
     assert all(value.is_meta for state in optimizer.state.values() for value in state.values())
 
 
+@pytest.mark.parametrize("config", SOME, ids=name)
 @torch.no_grad()
-def test_rows_lengths_and_another_context_do_not_matter() -> None:
-    for config in SOME:
-        model, tokens = build(config), draw(3, config.context)
-        whole = model(tokens)
-        close(model(tokens[1:2, :3]), whole[1:2, :3], 1e-11, name(config))
-        for context in (3, 4 * config.context):
-            if context < config.context or config.positions != "learned":
-                other = with_context(model, context).eval()
-                assert other.config == replace(config, context=context)
-                close(other(tokens[:, :context]), whole[:, :context], 1e-11, name(config))
+def test_other_rows_and_later_tokens_do_not_matter(config: ModelConfig) -> None:
+    model = build(config)
+    tokens = draw(3, config.context)
+    close(model(tokens[1:2, :3]), model(tokens)[1:2, :3], 1e-11)
+
+
+LONGER = [config for config in SOME if config.positions != "learned"]
+
+
+@pytest.mark.parametrize(
+    ("config", "context"),
+    [(config, 3) for config in SOME] + [(config, 4 * config.context) for config in LONGER],
+    ids=lambda value: name(value) if isinstance(value, ModelConfig) else None,
+)
+@torch.no_grad()
+def test_another_context_does_not_matter(config: ModelConfig, context: int) -> None:
+    model = build(config)
+    tokens = draw(3, config.context)
+    other = with_context(model, context).eval()
+    assert other.config == replace(config, context=context)
+    close(other(tokens[:, :context]), model(tokens)[:, :context], 1e-11)
 
 
 @pytest.mark.parametrize("branch", ["attention", "mlp"])
@@ -123,124 +130,128 @@ def test_dropout_on_each_branch(branch: str) -> None:
     close(added[added != 0], whole[added != 0] / kept, 1e-10)
 
 
-def test_dropout_on_the_embeddings() -> None:
-    for positions in ("learned", "rotary"):
-        model, tokens, seen = build(tiny(dropout=0.3, positions=positions)), draw(300, 7), []
-        assert torch.equal(model(tokens), build(tiny(positions=positions))(tokens)), (
-            "none while it is not trained"
-        )
-        model.train()
-        model.blocks[0].register_forward_pre_hook(
-            lambda module, args, seen=seen: seen.append(args[0].detach())
-        )
-        torch.manual_seed(1)
-        model(tokens)
-        kept = seen[0] != 0
-        embedded = model.embedding.weight[tokens].detach()
-        if positions == "learned":
-            embedded = embedded + model.position_embedding.weight.detach()
-        assert kept.double().mean().item() == pytest.approx(0.7, abs=0.02), positions
-        close(seen[0][kept], embedded[kept] / 0.7, 1e-7, positions)
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+def test_dropout_on_the_embeddings(positions: str) -> None:
+    model = build(tiny(dropout=0.3, positions=positions))
+    tokens = draw(300, 7)
+    plain = build(tiny(positions=positions))
+    assert torch.equal(model(tokens), plain(tokens)), "none while it is not trained"
+    seen = []
+    model.train()
+    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    torch.manual_seed(1)
+    model(tokens)
+    kept = seen[0] != 0
+    embedded = model.embedding.weight[tokens].detach()
+    if positions == "learned":
+        embedded = embedded + model.position_embedding.weight.detach()
+    assert kept.double().mean().item() == pytest.approx(0.7, abs=0.02)
+    close(seen[0][kept], embedded[kept] / 0.7, 1e-7)
 
 
-def test_initialisation() -> None:
+@pytest.mark.parametrize(("layers", "tied"), [(1, True), (8, False)])
+def test_initialisation(layers: int, tied: bool) -> None:
     """GPT-2's: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2 layers)), biases and the token shift 0, scales 1."""
-    for layers, tied in ((1, True), (8, False)):
-        torch.manual_seed(0)
-        model = GPT(
-            ModelConfig(
-                layers, 4, 96, 128, bias=True, norm="layernorm", positions="learned", tied=tied
-            ),
-            100,
-        )
-        for key, value in model.named_parameters():
-            if value.ndim == 1:
-                assert (
-                    value == (not (key.endswith(("bias", "shift")) or ".taps." in key))
-                ).all(), key
-                continue
-            residual = key.endswith(("attention.proj.weight", "mlp.down.weight"))
-            count, unit = (
-                value.numel(),
-                value.detach().double() / (0.02 / math.sqrt(2 * layers) if residual else 0.02),
-            )
-            assert unit.std().item() == pytest.approx(1, abs=5 / math.sqrt(2 * count)), key
-            assert unit.mean().item() == pytest.approx(0, abs=5 / math.sqrt(count)), key
-            assert (unit**4).mean().item() == pytest.approx(3, abs=5 * math.sqrt(96 / count)), (
-                f"{key}: not normal"
-            )
+    torch.manual_seed(0)
+    options = {"bias": True, "norm": "layernorm", "positions": "learned", "tied": tied}
+    model = GPT(ModelConfig(layers, 4, 96, 128, **options), 100)
+    for key, value in model.named_parameters():
+        if value.ndim == 1:
+            zero = key.endswith(("bias", "shift")) or ".taps." in key
+            assert (value == (not zero)).all(), key
+            continue
+        residual = key.endswith(("attention.proj.weight", "mlp.down.weight"))
+        std = 0.02 / math.sqrt(2 * layers) if residual else 0.02
+        count = value.numel()
+        unit = value.detach().double() / std
+        assert unit.std().item() == pytest.approx(1, abs=5 / math.sqrt(2 * count)), key
+        assert unit.mean().item() == pytest.approx(0, abs=5 / math.sqrt(count)), key
+        fourth = (unit**4).mean().item()  # 3 of a normal distribution
+        assert fourth == pytest.approx(3, abs=5 * math.sqrt(96 / count)), key
 
 
-def test_flops_are_those_that_torch_counts() -> None:
+@pytest.mark.parametrize(
+    "changes",
+    [{"tied": True}, {"positions": "learned", "bias": True, "heads": 4}],
+    ids=["tied", "learned positions"],
+)
+def test_flops_are_those_that_torch_counts(changes: dict) -> None:
     tokens = draw(5, 12)
-    for changes in ({"tied": True}, {"positions": "learned", "bias": True, "heads": 4}):
-        model = build(
-            tiny(**{"layers": 3, "dim": 16, "context": 12, "attention": "explicit", **changes})
-        )
-        with FlopCounterMode(display=False) as counter:
-            F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
-        assert counter.get_total_flops() == model.flops_per_token() * tokens.numel(), changes
+    model = build(tiny(layers=3, dim=16, context=12, attention="explicit", **changes))
+    with FlopCounterMode(display=False) as counter:
+        F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
+    assert counter.get_total_flops() == model.flops_per_token() * tokens.numel()
 
 
-def test_wrong_tokens_and_wrong_configurations_are_named() -> None:
-    zeros, model = torch.zeros, build(tiny())
-    for tokens, named in (
-        (zeros(1, 8).long(), "tokens: 8 per window, must be 1 to 7"), (zeros(1, 0).long(), "tokens: 0 per window"),
-        (torch.tensor([[0, 11, 3]]), "tokens: 11 is outside the vocabulary, must be 0 to 10"),
-        (torch.tensor([[0, -1, 3]]), "tokens: -1 is outside"), (zeros(1, 3), "float32"),
-        (zeros(3).long(), r"must be \(B, T\) int64, not \(3,\)"),
-    ):  # fmt: skip
-        assert re.search(named, message := refusal(ValueError, model, tokens)), message
-    for changes, *named in (
-        ({"heads": 4}, "model.heads=4", "model.dim=12", "multiple of 2"),
-        (
-            {"heads": 2, "key_offset": True},
-            "model.heads=2",
-            "multiple of 4",
-            "try 1, model.dim=16",
-        ),
-    ):
-        message = refusal(ValueError, tiny, positions="rotary", **changes)
-        assert all(word in message for word in named), message
+@pytest.mark.parametrize(
+    ("tokens", "named"),
+    [
+        pytest.param(draw(1, 8), ["8", "1 to 7"], id="beyond the context"),
+        pytest.param(draw(1, 0), ["0", "1 to 7"], id="none"),
+        pytest.param(torch.tensor([[0, 11, 3]]), ["11", "0 to 10"], id="beyond the vocabulary"),
+        pytest.param(torch.tensor([[0, -1, 3]]), ["-1", "0 to 10"], id="negative"),
+        pytest.param(torch.zeros(1, 3), ["int64", "float32"], id="floats"),
+        pytest.param(draw(3), ["(B, T)", "(3,)"], id="no batch"),
+    ],
+)
+def test_wrong_tokens_are_named(tokens: torch.Tensor, named: list[str]) -> None:
+    message = refusal(ValueError, build(tiny()), tokens)
+    assert all(word in message for word in ["tokens", *named]), message
 
 
+@pytest.mark.parametrize(
+    ("heads", "key_offset", "named"),
+    [
+        (4, False, ["model.heads=4", "model.dim=12", "multiple of 2"]),
+        (2, True, ["model.heads=2", "multiple of 4", "try 1, model.dim=16"]),
+    ],
+    ids=["rotary", "an offset half"],
+)
+def test_heads_that_do_not_fit_are_named(heads: int, key_offset: bool, named: list[str]) -> None:
+    options = {"positions": "rotary", "heads": heads, "key_offset": key_offset}
+    message = refusal(ValueError, tiny, **options)
+    assert all(word in message for word in named), message
+
+
+@pytest.mark.parametrize("config", SOME[:16], ids=name)
+@pytest.mark.parametrize("characters", ["bdf", "abcdefg"])
 @torch.no_grad()
-def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are() -> None:
+def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are(
+    config: ModelConfig, characters: str
+) -> None:
     """Whatever is added before, between and after the old characters; a new one gets the mean of their logits."""
-    for config in SOME[:16]:
-        trained, tokens = build(config, vocabulary=3), draw(4, config.context, vocabulary=3)
-        old = trained(tokens)
-        for characters in ("bdf", "abcdefg"):
-            model, places = (
-                build(config, 1, len(characters)),
-                torch.tensor([characters.index(old) for old in "bdf"]),
-            )
-            copy_weights(model, trained, places)
-            new = model(places[tokens])
-            for place, character in enumerate(characters):
-                expected = old[..., "bdf".index(character)] if character in "bdf" else old.mean(-1)
-                close(new[..., place], expected, 1e-12, (name(config), characters))
-            assert (model.head.weight is model.embedding.weight) == config.tied
-            dearer = new.logsumexp(-1) - old.logsumexp(-1)
-            assert dearer.max() <= math.log(len(characters) / 3) + 1e-12, (
-                "what is promised of the loss of old text"
-            )
+    trained = build(config, vocabulary=3)
+    tokens = draw(4, config.context, vocabulary=3)
+    old = trained(tokens)
+    model = build(config, 1, len(characters))
+    places = torch.tensor([characters.index(character) for character in "bdf"])
+    copy_weights(model, trained, places)
+    new = model(places[tokens])
+    expected = old.mean(-1, keepdim=True).repeat(1, 1, len(characters))
+    expected[..., places] = old
+    close(new, expected, 1e-12)
+    assert (model.head.weight is model.embedding.weight) == config.tied
+    # What is promised of the loss of old text.
+    dearer = new.logsumexp(-1) - old.logsumexp(-1)
+    assert dearer.max() <= math.log(len(characters) / 3) + 1e-12
 
 
-def test_the_models_of_the_oracles_have_every_value_of_every_choice() -> None:
+@pytest.mark.parametrize("field", CHOICES)
+@pytest.mark.parametrize("models", [ALL, SOME, third(PLACES)], ids=["all", "some", "third"])
+def test_the_models_of_the_oracles_have_every_value_of_every_choice(
+    models: list[ModelConfig], field: str
+) -> None:
     """Each consumer is compared on some of these models, so that a value which one of them lacks fails there."""
-    for models in (ALL, SOME, third(PLACES)):
-        for field, values in CHOICES.items():
-            assert {getattr(config, field) for config in models} == set(values), field
+    assert {getattr(config, field) for config in models} == set(CHOICES[field])
 
 
-def test_attention_maps_equal_loops() -> None:
-    for config in ALL:
-        model = fill(GPT(config, V).double(), std=1.0)  # with less, they look everywhere alike
-        tokens, seen = draw(config.context), list[np.ndarray]()
-        reference.gpt(model.state_dict(), config, tokens[None].numpy(), seen=seen)
-        expected = np.reshape(seen, (config.layers, config.heads, config.context, config.context))
-        found = attention_maps(model, tokens)
-        assert found.dtype == torch.float32
-        # scores in fp32
-        np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5, err_msg=name(config))
+@pytest.mark.parametrize("config", ALL, ids=name)
+def test_attention_maps_equal_loops(config: ModelConfig) -> None:
+    model = fill(GPT(config, V).double(), std=1.0)  # with less, they look everywhere alike
+    tokens = draw(config.context)
+    seen: list[np.ndarray] = []
+    reference.gpt(model.state_dict(), config, tokens[None].numpy(), seen=seen)
+    expected = np.reshape(seen, (config.layers, config.heads, config.context, config.context))
+    found = attention_maps(model, tokens)
+    assert found.dtype == torch.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2e-5)  # scores in fp32

@@ -12,61 +12,78 @@ ALPHABETS = [
     "".join(map(chr, range(256))), "".join(map(chr, range(32, 1000))),
     *("".join(map(chr, POINTS[-size:])) for size in (256, 257, 65_536)),
 ]  # fmt: skip
+EACH_ALPHABET = pytest.mark.parametrize(
+    "alphabet", ALPHABETS, ids=lambda alphabet: f"{len(alphabet)} from {alphabet[0]!a}"
+)
 
 
-def test_characters_are_numbered_as_a_dictionary_would():
+def shuffled(alphabet):
+    """A tokenizer of these characters in any order, some of them twice."""
     rng = random.Random(1)
-    for alphabet in ALPHABETS:
-        tokenizer = CharTokenizer("".join(rng.sample(alphabet, len(alphabet))) + alphabet)
-        number = {character: place for place, character in enumerate(sorted(alphabet))}
-        for text in [
-            "",
-            "x",
-            "azé",
-            alphabet,
-            *("".join(rng.choices(alphabet, k=length)) for length in (1, 2, 300)),
-        ]:
-            if set(text) <= set(alphabet):
-                tokens, packed = tokenizer.encode(text), tokenizer.pack(text)
-                assert tokens.dtype == np.int64
-                assert (
-                    tokens.tolist() == packed.tolist() == [number[character] for character in text]
-                )
-                assert (
-                    packed.dtype
-                    == tokenizer.dtype
-                    == (np.uint8 if len(alphabet) <= 256 else np.uint16)
-                )
-                assert tokenizer.decode(tokens) == text == tokenizer.decode(tokens.tolist())
-                assert tokenizer.utf8(tokens) == text.encode()
-        assert tokenizer.size == len(alphabet)
-        assert tokenizer_from(tokenizer.vocabulary).characters == tokenizer.characters
-        assert tokenizer.token_sizes[:, 1].tolist() == [
-            len(character.encode()) for character in sorted(alphabet)
-        ]
-        assert tokenizer.token_sizes[:, 0].tolist() == [1] * len(alphabet)
+    return CharTokenizer("".join(rng.sample(alphabet, len(alphabet))) + alphabet)
 
 
-def test_what_is_no_vocabulary():
+@pytest.mark.parametrize("length", [0, 1, 2, 300, "all"])
+@EACH_ALPHABET
+def test_characters_are_numbered_as_a_dictionary_would(alphabet, length):
+    tokenizer = shuffled(alphabet)
+    number = {character: place for place, character in enumerate(sorted(alphabet))}
+    text = alphabet if length == "all" else "".join(random.Random(2).choices(alphabet, k=length))
+    tokens = tokenizer.encode(text)
+    packed = tokenizer.pack(text)
+    assert tokens.dtype == np.int64
+    assert tokens.tolist() == packed.tolist() == [number[character] for character in text]
+    assert packed.dtype == tokenizer.dtype
+    assert tokenizer.decode(tokens) == text == tokenizer.decode(tokens.tolist())
+    assert tokenizer.utf8(tokens) == text.encode()
+
+
+@EACH_ALPHABET
+def test_a_vocabulary_is_sorted_and_as_small_as_it_can_be(alphabet):
+    tokenizer = shuffled(alphabet)
+    assert tokenizer.size == len(alphabet)
+    assert tokenizer.dtype == (np.uint8 if len(alphabet) <= 256 else np.uint16)
+    assert tokenizer_from(tokenizer.vocabulary).characters == tokenizer.characters
+    sizes = [[1, len(character.encode())] for character in sorted(alphabet)]
+    assert tokenizer.token_sizes.tolist() == sizes
+
+
+def test_too_many_characters_are_told_of_bytes():
     with pytest.raises(ValueError, match=r"65,537 .*data\.tokenizer=byte"):
         CharTokenizer("".join(map(chr, POINTS[:65_537])))
-    for vocabulary in [
+
+
+@pytest.mark.parametrize(
+    "vocabulary",
+    [
         {}, {"kind": "word"}, {"kind": "char"}, None, {"kind": "char", "characters": ["a", "b"]},
         *({"kind": "char", "characters": wrong} for wrong in ("", "a\ud800", "ba")),
         {"kind": "char", "characters": "a", "more": 1},
-    ]:  # fmt: skip
-        with pytest.raises(ValueError):
-            tokenizer_from(vocabulary)
+    ],
+    ids=ascii,
+)  # fmt: skip
+def test_what_is_no_vocabulary(vocabulary):
+    with pytest.raises(ValueError):
+        tokenizer_from(vocabulary)
 
 
-def test_an_unknown_character_is_named():
-    for text, code, position in [
-        ("abc!a?", "U+0021", 3), ("\U0001f600", "U+1F600", 0), ("a\ud83d", "U+D83D", 1),
-        ("a" * 100_000 + "z", "U+007A", 100_000),
-    ]:  # fmt: skip
-        message = refusal(UnknownCharacter, CharTokenizer("abcd").encode, text)
-        assert code in message and f"position {position} " in message
-        message.encode()  # can be printed
+@pytest.mark.parametrize(
+    ("text", "code", "position"),
+    [
+        ("abc!a?", "U+0021", 3),
+        ("\U0001f600", "U+1F600", 0),
+        ("a\ud83d", "U+D83D", 1),
+        pytest.param("a" * 100_000 + "z", "U+007A", 100_000, id="far"),
+    ],
+    ids=ascii,
+)
+def test_an_unknown_character_is_named(text, code, position):
+    message = refusal(UnknownCharacter, CharTokenizer("abcd").encode, text)
+    assert code in message and f"position {position} " in message
+    message.encode()  # can be printed
+
+
+def test_the_nearest_character_differs_in_case_or_accent():
     assert [CharTokenizer("aE").nearest(each) for each in "Aéeß"] == ["a", "E", "E", ""]
 
 
@@ -91,26 +108,33 @@ def test_straight_and_typographic_forms_replace_each_other(known, text, form):
     )
 
 
-def test_canonically_equal_characters_are_the_same():
-    for characters, text, form in [
-        ("nabé e", "né bé", "né bé"), ("nabé e", "ne\u0301 a", "né a"), ("nae\u0301 ", "né a", "ne\u0301 a"),
-        ("éóe\u0301 ", "e\u0301 é", "e\u0301 é"),  # a known word stays as it is
-        ("éóe\u0301 ", "o\u0301 e\u0301", "ó e\u0301"),  # and here only the other one changes
-        ("\u1112\u1161\u11ab국", "한국", "\u1112\u1161\u11ab국"), ("e\u0323\u0302", "ệ", "e\u0323\u0302"),
-    ]:  # fmt: skip
-        tokenizer = CharTokenizer(characters)
-        assert tokenizer.decode(tokenizer.encode(text)) == form, (characters, text)
-        for replace in (True, False):
-            assert tokenizer.adapt(text, replace=replace) == form
-        with pytest.raises(UnknownCharacter, match="U\\+005A"):
-            tokenizer.encode(f"{text}Z")
-    # has neither form, so that the accent is lost or refused as ever
+@pytest.mark.parametrize(
+    ("characters", "text", "form"),
+    [
+        pytest.param("nabé e", "né bé", "né bé", id="known as it is"),
+        pytest.param("nabé e", "ne\u0301 a", "né a", id="composed"),
+        pytest.param("nae\u0301 ", "né a", "ne\u0301 a", id="decomposed"),
+        pytest.param("éóe\u0301 ", "e\u0301 é", "e\u0301 é", id="both are known"),
+        pytest.param("éóe\u0301 ", "o\u0301 e\u0301", "ó e\u0301", id="one of two words changes"),
+        pytest.param(
+            "\u1112\u1161\u11ab국", "한국", "\u1112\u1161\u11ab국", id="a syllable in three parts"
+        ),
+        pytest.param("e\u0323\u0302", "ệ", "e\u0323\u0302", id="two accents"),
+    ],
+)
+def test_canonically_equal_characters_are_the_same(characters, text, form):
+    tokenizer = CharTokenizer(characters)
+    assert tokenizer.decode(tokenizer.encode(text)) == form
+    assert tokenizer.adapt(text, replace=True) == tokenizer.adapt(text, replace=False) == form
+    with pytest.raises(UnknownCharacter, match="U\\+005A"):
+        tokenizer.encode(f"{text}Z")
+
+
+def test_a_character_of_which_neither_form_is_known_is_lost_or_refused():
     tokenizer = CharTokenizer("ne")
-    assert (
-        tokenizer.adapt("né", replace=True) == "ne" and tokenizer.adapt("né", replace=False) == "n"
-    )
+    assert tokenizer.adapt("né", replace=True) == "ne"
+    assert tokenizer.adapt("né", replace=False) == "n"
     assert refusal(UnknownCharacter, tokenizer.encode, "né").endswith("nearest: 'e'")
-    assert ByteTokenizer().canonical("e\u0301") == "e\u0301"
 
 
 def test_bytes():
@@ -120,10 +144,9 @@ def test_bytes():
     tokens = tokenizer.encode(text)
     assert tokens.dtype == np.int64 and tokens.tolist() == list(text.encode())
     assert tokenizer.decode(tokens) == text
-    assert (
-        tokenizer.decode([0xE8, 0xAA]) == "\N{REPLACEMENT CHARACTER}"
-        and tokenizer.utf8([0xE8, 0xAA]) == b"\xe8\xaa"
-    )
+    assert tokenizer.decode([0xE8, 0xAA]) == "\N{REPLACEMENT CHARACTER}"
+    assert tokenizer.utf8([0xE8, 0xAA]) == b"\xe8\xaa"
+    assert tokenizer.canonical("e\u0301") == "e\u0301"
     assert tokenizer.size == 256 and tokenizer.dtype == np.uint8
     assert tokenizer.token_sizes[:, 0][tokens].sum() == len(text)
     assert tokenizer.token_sizes[:, 1][tokens].sum() == len(text.encode())

@@ -23,6 +23,7 @@ from tests.reference.models import MIXED, PLACES, fill, name, third, tiny
 LETTERS = "".join(sorted("\t\n\r !#'.<>ABadeknu|~\x00\x85\xa0é\u0301\u200b中\ufeff😀"))
 CHARACTERS, BYTES = {"kind": "char", "characters": LETTERS}, {"kind": "byte"}
 CONFIGS = [
+    ModelConfig(layers=2, dim=32, context=16),
     *MIXED[:12],
     *third(PLACES),
     MIXED[-1],
@@ -120,37 +121,33 @@ answer = {"logits": logits, "written": written, "encoded": encoded, "decoded": d
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("config", "vocabulary"),
+    [(config, BYTES if i in (1, 2) else CHARACTERS) for i, config in enumerate(CONFIGS)],
+    ids=lambda value: name(value) if isinstance(value, ModelConfig) else value["kind"],
+)
 @torch.no_grad()
-def test_transformers_reads_and_writes_as_we_do(tmp_path: Path, elsewhere: Elsewhere) -> None:
+def test_transformers_reads_and_writes_as_we_do(
+    config: ModelConfig, vocabulary: dict[str, Any], tmp_path: Path, elsewhere: Elsewhere
+) -> None:
     rng = random.Random(0)
-    for i, config in enumerate([ModelConfig(layers=2, dim=32, context=16), *CONFIGS]):
-        vocabulary = BYTES if i in (1, 2) else CHARACTERS
-        tokenizer, folder, what = tokenizer_from(vocabulary), tmp_path / f"model.{i}", name(config)
-        model = written(folder, config, vocabulary)
-        V, T = tokenizer.size, config.context
-        tokens = [[rng.randrange(V) for _ in range(T)] for _ in range(3)]
-        prompts = [[tokens[0][:1]], [[*line, *line[:2], *line][: 2 * T + 1] for line in tokens]]
-        letters, count = "".join(rng.choices(LETTERS, k=1000)), 3 * T + 2
-        texts, decode = (
-            [letters, *LETTERS, "A B\n\n  \t a .", " ", ""],
-            [tokenizer.encode(letters).tolist(), tokens[1]],
-        )
-        asked = {
-            "tokens": tokens,
-            "prompts": prompts,
-            "count": count,
-            "texts": texts,
-            "decode": decode,
-        }
-        answer = elsewhere(READS, asked | {"folder": str(folder)})
-        logits = model(torch.tensor(tokens))
-        torch.testing.assert_close(
-            torch.tensor(answer["logits"]), logits, rtol=0, atol=1e-5, msg=what
-        )
-        expected = [generate(model, each, count, temperature=0).tolist() for each in prompts]
-        assert answer["written"] == expected, what
-        assert answer["encoded"] == [tokenizer.encode(text).tolist() for text in texts], what
-        assert answer["decoded"] == [tokenizer.decode(each) for each in decode], what
+    tokenizer = tokenizer_from(vocabulary)
+    model = written(tmp_path / "model", config, vocabulary)
+    V, T = tokenizer.size, config.context
+    tokens = [[rng.randrange(V) for _ in range(T)] for _ in range(3)]
+    prompts = [[tokens[0][:1]], [[*line, *line[:2], *line][: 2 * T + 1] for line in tokens]]
+    letters = "".join(rng.choices(LETTERS, k=1000))
+    texts = [letters, *LETTERS, "A B\n\n  \t a .", " ", ""]
+    decode = [tokenizer.encode(letters).tolist(), tokens[1]]
+    asked = {"tokens": tokens, "prompts": prompts, "texts": texts, "decode": decode}
+    count = 3 * T + 2
+    answer = elsewhere(READS, {"folder": str(tmp_path / "model"), "count": count, **asked})
+    logits = model(torch.tensor(tokens))
+    torch.testing.assert_close(torch.tensor(answer["logits"]), logits, rtol=0, atol=1e-5)
+    expected = [generate(model, each, count, temperature=0).tolist() for each in prompts]
+    assert answer["written"] == expected
+    assert answer["encoded"] == [tokenizer.encode(text).tolist() for text in texts]
+    assert answer["decoded"] == [tokenizer.decode(each) for each in decode]
 
 
 TRAINS = """
@@ -205,38 +202,35 @@ answer = [texts, batch, spelled, tokenizer.decode(spelled), tokenizer.eos_token,
 
 
 @pytest.mark.slow
-def test_transformers_begins_and_ends_a_document(tmp_path: Path, elsewhere: Elsewhere) -> None:
-    letters = {"kind": "char", "characters": "\x03\nab"}
-    for i, (vocabulary, kind, end) in enumerate(
-        [
-            (letters, "line", "\n"),
-            (letters, "paragraph", "\n\n"),
-            (letters, "file", "\x03"),
-            (BYTES, "line", "\n"),
-        ]
-    ):
-        folder, tokenizer = tmp_path / f"model.{i}", tokenizer_from(vocabulary)
-        written(
-            folder,
-            tiny(positions="learned"),
-            vocabulary,
-            documents={"kind": kind, "end": end, "name": ""},
-        )
-        prompts = [tokenizer.encode(text).tolist() for text in ("ab", "a\n", "ba")]
-        texts, batch, spelled, decoded, *special = elsewhere(DOCUMENTS, [str(folder), prompts])
-        one = tokenizer.unit == "character" and len(end) == 1
-        assert special == ([end, end] if one else [None, None])
-        assert spelled == tokenizer.encode(decoded).tolist() and decoded == "a\n\n\x03b"
-        if tokenizer.unit == "byte":
-            assert all(
-                text[0] == 10 and text[1:].index(10) == len(text) - 2
-                for text in texts
-                if text[-1] == 10
-            )
-            continue
-        for text in map(tokenizer.decode, texts):
-            assert text.startswith(end) and text.index(end, 1) == len(text) - len(end), (end, text)
-        for text in map(tokenizer.decode, batch):
-            assert set(text[text.index(end, 3 - len(end)) + len(end) :]) <= {end[-1]}, (
-                "ended texts are padded"
-            )
+@pytest.mark.parametrize(
+    ("characters", "kind", "end"),
+    [
+        ("\x03\nab", "line", "\n"),
+        ("\x03\nab", "paragraph", "\n\n"),
+        ("\x03\nab", "file", "\x03"),
+        (None, "line", "\n"),
+    ],
+    ids=["lines", "paragraphs", "files", "lines of bytes"],
+)
+def test_transformers_begins_and_ends_a_document(
+    characters: str | None, kind: str, end: str, tmp_path: Path, elsewhere: Elsewhere
+) -> None:
+    vocabulary = {"kind": "char", "characters": characters} if characters else BYTES
+    tokenizer = tokenizer_from(vocabulary)
+    folder = tmp_path / "model"
+    documents = {"kind": kind, "end": end, "name": ""}
+    written(folder, tiny(positions="learned"), vocabulary, documents=documents)
+    prompts = [tokenizer.encode(text).tolist() for text in ("ab", "a\n", "ba")]
+    texts, batch, spelled, decoded, *special = elsewhere(DOCUMENTS, [str(folder), prompts])
+    one_token = characters and len(end) == 1
+    assert special == ([end, end] if one_token else [None, None])
+    assert spelled == tokenizer.encode(decoded).tolist() and decoded == "a\n\n\x03b"
+    if characters is None:
+        ended = [text for text in texts if text[-1] == 10]
+        assert all(text[0] == 10 and text[1:].index(10) == len(text) - 2 for text in ended)
+        return
+    for text in map(tokenizer.decode, texts):
+        assert text.startswith(end) and text.index(end, 1) == len(text) - len(end), text
+    for text in map(tokenizer.decode, batch):
+        padding = text[text.index(end, 3 - len(end)) + len(end) :]
+        assert set(padding) <= {end[-1]}, "ended texts are padded"

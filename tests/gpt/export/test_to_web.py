@@ -208,14 +208,11 @@ def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
         assert freedom > 10 and abs(square - freedom) < 4 * math.sqrt(2 * freedom)
 
 
-def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Show) -> None:
+def test_a_seed_is_a_text_in_one_go_or_in_several(show: Show) -> None:
     page = show(*make(SLIDING))
     whole = write(page, "abc", length=60, seed=3)
-    assert (
-        write(page, "abc", length=20, seed=3)
-        == whole[:23]
-        != write(page, "abc", length=20, seed=4)
-    )
+    assert write(page, "abc", length=20, seed=3) == whole[:23]
+    assert write(page, "abc", length=20, seed=4) != whole[:23]
     fill(page, seed=3)
     page.press("#seed", "Control+Enter")
     until(page, f"document.querySelector('#text').textContent === {json.dumps(whole[:23])}")
@@ -223,21 +220,25 @@ def test_a_seed_is_a_text_in_one_go_or_in_several_and_it_can_be_stopped(show: Sh
     assert written(page) == whole[:43]
     page.click("#dice")
     assert written(page) != whole[:23] and page.input_value("#seed") != "3"
+
+
+@pytest.mark.parametrize("stop", ["a click", "another prompt"])
+def test_a_text_can_be_stopped(show: Show, stop: str) -> None:
+    page = show(*make(SLIDING))
     fill(page, prompt="bad", length=100000)
-    for stop in ("a click", "another prompt"):
+    page.click("#generate")
+    until(page, "chargpt.model.tokens.length > 500")
+    assert page.text_content("#generate") == "Stop"
+    if stop == "a click":
         page.click("#generate")
-        until(page, "chargpt.model.tokens.length > 500")
-        assert page.text_content("#generate") == "Stop"
-        if stop == "a click":
-            page.click("#generate")
-            text = written(page)
-            page.wait_for_timeout(100)
-            assert 500 < len(text) < 90_000 and page.text_content("#text") == text
-        else:
-            page.fill("#prompt", "bee")
-            until(page, "chargpt.model.tokens.length === 3")
-            assert page.text_content("#text") == "bee"
-        assert page.text_content("#generate") == "Generate"
+        text = written(page)
+        page.wait_for_timeout(100)
+        assert 500 < len(text) < 90_000 and page.text_content("#text") == text
+    else:
+        page.fill("#prompt", "bee")
+        until(page, "chargpt.model.tokens.length === 3")
+        assert page.text_content("#text") == "bee"
+    assert page.text_content("#generate") == "Generate"
 
 
 @pytest.mark.parametrize("end", ["\n\n", "\x03"])
@@ -245,26 +246,21 @@ def test_documents_begin_after_a_hidden_end_mark_and_end_visibly(show: Show, end
     model, meta = make(SLIDING, CHARACTERS + "\x03")
     page = show(model, meta | {"documents": {"kind": "line", "end": end, "name": ""}})
     tokenizer = tokenizer_from(meta["vocabulary"])
-    assert (
-        page.evaluate("chargpt.model.tokens") == tokenizer.encode(end).tolist()
-        and page.text_content("#text") == ""
-    )
-    assert_bars(
-        page, softmax(read(model, tokenizer.encode(end).tolist())[0][-1] / 0.9), lambda token: None
-    )
+    mark = tokenizer.encode(end).tolist()
+    assert page.evaluate("chargpt.model.tokens") == mark
+    assert page.text_content("#text") == ""
+    assert_bars(page, softmax(read(model, mark)[0][-1] / 0.9), lambda token: None)
     for prompt in ("bad", ""):
         text = write(page, prompt, length=100, temperature=2)
         assert page.evaluate("chargpt.model.tokens") == tokenizer.encode(end + text).tolist()
         assert text.startswith(prompt) and len(text) == len(prompt) + 100
-        ends = page.locator("#text i.end").evaluate_all(
-            "all => all.map((i) => [i.offsetWidth, i.offsetHeight])"
-        )
-        assert len(ends) == text.count("\x03") > 1 and all(
-            width > 200 and height == 1 for width, height in ends
-        )
+        sizes = "all => all.map((i) => [i.offsetWidth, i.offsetHeight])"
+        ends = page.locator("#text i.end").evaluate_all(sizes)
+        assert len(ends) == text.count("\x03") > 1
+        assert all(width > 200 and height == 1 for width, height in ends)
 
 
-def test_bytes(show: Show) -> None:
+def test_bytes_are_written_and_shown_as_characters(show: Show) -> None:
     model, meta = make(tiny(token_shift=True), None)
     page = show(model, meta)
     for prompt in ("ἄειδε 😀 né", "\ufeffa"):
@@ -273,17 +269,15 @@ def test_bytes(show: Show) -> None:
         assert page.text_content("#text") == prompt
         text = write(page, prompt, length=150, temperature=2)
         tokens = page.evaluate("chargpt.model.tokens")
-        assert bytes(tokens).decode(errors="replace") == text and len(tokens) == 150 + len(
-            prompt.encode()
-        )
+        assert bytes(tokens).decode(errors="replace") == text
+        assert len(tokens) == 150 + len(prompt.encode())
         page.fill("#temperature", "1")
-        assert_bars(
-            page,
-            softmax(read(model, tokens)[0][-1]),
-            lambda token: chr(token) if 32 < token < 127 else None,
-        )
-    # an emoji of four bytes that come one by one, and what is no character
-    page = show(model, meta)
+        shares = softmax(read(model, tokens)[0][-1])
+        assert_bars(page, shares, lambda token: chr(token) if 32 < token < 127 else None)
+
+
+def test_bytes_of_an_emoji_come_one_by_one_and_some_are_no_character(show: Show) -> None:
+    page = show(*make(tiny(), None))
     come = b""
     for more in (b"a\xf0\x9f\x98", b"\x80", b"\xc3b\xff\xc3\xe2\x80"):
         page.evaluate("bytes => bytes.forEach(append)", list(more))
@@ -305,9 +299,8 @@ def assert_bars(page: Any, shares: np.ndarray, label: Callable[[int], str | None
         assert length == pytest.approx(shares[token], abs=1e-3)
         assert float(percent.strip("< %")) == pytest.approx(100 * shares[token], abs=0.051)
     others = page.text_content("#others") if page.is_visible("#others") else "0 %"
-    assert float(others.split()[-2].strip("<")) == pytest.approx(
-        100 * shares[order[12:]].sum(), abs=0.051
-    )
+    rest = 100 * shares[order[12:]].sum()
+    assert float(others.split()[-2].strip("<")) == pytest.approx(rest, abs=0.051)
 
 
 def test_bars_are_the_probabilities(show: Show) -> None:
@@ -363,20 +356,23 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
                 page.select_option("#head", index=head)
                 row = np.concatenate([np.zeros(start), shares[layer, head, place - start]])
                 np.testing.assert_allclose(page.evaluate(SHADES), row / row.max(), atol=0.006)
-                said = page.text_content("#looking")
-                assert said.endswith(" %") and float(said.split()[-2]) == pytest.approx(
-                    100 * row.max(), abs=0.051
-                )
-    if config in (RENEWED, WINDOWED_RENEWED):
-        return
-    # What the page has forgotten it does not invent; the last characters that attention sees it
-    # always knows.
+                *_, percent, sign = page.text_content("#looking").split(" ")
+                assert float(percent) == pytest.approx(100 * row.max(), abs=0.051) and sign == "%"
+
+
+@pytest.mark.parametrize("config", [SLIDING, WINDOWED], ids=name)
+def test_attention_that_the_page_has_forgotten_is_not_invented(
+    show: Show, config: ModelConfig
+) -> None:
+    """Of the last characters, those that attention sees, it is always known."""
+    page = show(*make(config))
+    text = write(page, "bad", length=62, temperature=2)
     known = "place => Boolean(chargpt.model.attention(1, 2, place))"
     places = [page.evaluate(known, place) for place in range(len(text))]
     assert places == sorted(places) and config.attention_window <= sum(places) < len(text)
 
 
-def test_the_keyboard_and_unknown_characters(show: Show) -> None:
+def test_arrow_keys_choose_the_character_whose_attention_is_shown(show: Show) -> None:
     page = show(*make(SLIDING))
     page.fill("#prompt", "bad")
     page.focus("#text")
@@ -384,16 +380,20 @@ def test_the_keyboard_and_unknown_characters(show: Show) -> None:
         page.press("#text", key)
         assert page.text_content("#looking").startswith(f"“{character}” looks most at “")
         assert page.text_content("#text .looked") == character
+
+
+def test_unknown_characters_are_named_and_left_out(show: Show) -> None:
+    page = show(*make(SLIDING))
     page.fill("#prompt", "baZ🤖d\u200bZ")
-    assert page.text_content("#unknown").endswith(": Z, 🤖, U+200B") and page.is_visible(
-        "#unknown"
-    )
+    assert page.is_visible("#unknown")
+    assert page.text_content("#unknown").endswith(": Z, 🤖, U+200B")
     assert page.text_content("#text") == "bad"
+
+
+def test_a_canonically_equal_character_is_taken(show: Show) -> None:
     page = show(*make(SLIDING, "éóe\u0301 "))
     page.fill("#prompt", "o\u0301 e\u0301")
-    assert not page.is_visible("#unknown") and page.text_content("#text") == "ó e\u0301", (
-        "the form that is known"
-    )
+    assert not page.is_visible("#unknown") and page.text_content("#text") == "ó e\u0301"
 
 
 def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
@@ -409,46 +409,40 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
     assert page.text_content("#name") == meta["text"] == page.title().removesuffix(" · chargpt")
 
 
+@pytest.mark.parametrize("kind", ["model", "report", "score"])
 def test_nothing_but_its_own_script_and_style(
-    browser: Any, workplace: Path, score: Callable[..., Any]
+    kind: str, browser: Any, workplace: Path, score: Callable[..., Any]
 ) -> None:
-    write_page(*make(tiny()), Path("model.html"))
-    report(file="report.html")
-    Path("text.txt").write_text(TEXT, encoding="utf-8")
-    assert (
-        score(
-            write_model("model.st"), "text.txt", "--window", "disjoint", "--html", "score.html"
-        ).status
-        == 0
+    if kind == "model":
+        write_page(*make(tiny()), Path("page.html"))
+    elif kind == "report":
+        report(file="page.html")
+    else:
+        Path("text.txt").write_text(TEXT, encoding="utf-8")
+        options = "--window", "disjoint", "--html", "page.html"
+        assert score(write_model("model.st"), "text.txt", *options).status == 0
+    page = browser.new_context(offline=True).new_page()
+    page.goto((workplace / "page.html").as_uri())
+    failures, refused = [], []
+    page.on("requestfailed", lambda request: failures.append(request.failure))
+    page.on("console", lambda message: refused.append(message.text))
+    page.evaluate(
+        """() => {
+          const script = document.createElement("script");
+          script.textContent = "window.harm = 1";
+          document.body.append(script);
+          document.body.insertAdjacentHTML(
+            "beforeend", "<p id=harm style='color: red'><img src=https://example.com onerror='harm = 1'>");
+          return fetch("https://example.com").catch(() => 0);
+        }"""
     )
-    for file in ("model", "report", "score"):
-        page, failures, refused = browser.new_context(offline=True).new_page(), [], []
-        page.goto((workplace / f"{file}.html").as_uri())
-        page.on(
-            "requestfailed", lambda request, failures=failures: failures.append(request.failure)
-        )
-        page.on("console", lambda message, refused=refused: refused.append(message.text))
-        page.evaluate(
-            """() => {
-              const script = document.createElement("script");
-              script.textContent = "window.harm = 1";
-              document.body.append(script);
-              document.body.insertAdjacentHTML(
-                "beforeend", "<p id=harm style='color: red'><img src=https://example.com onerror='harm = 1'>");
-              return fetch("https://example.com").catch(() => 0);
-            }"""
-        )
-        assert page.evaluate("window.harm.tagName") == "P"
-        assert set(failures) == {"csp"}, "not for want of a network"
-        assert (
-            page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color")
-            != "rgb(255, 0, 0)"
-        )
-        assert len(refused) >= 4 and all("Content Security Policy" in each for each in refused), (
-            file,
-            refused,
-        )
-        page.context.close()
+    assert page.evaluate("window.harm.tagName") == "P"
+    assert set(failures) == {"csp"}, "not for want of a network"
+    colour = page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color")
+    assert colour != "rgb(255, 0, 0)"
+    assert len(refused) >= 4, refused
+    assert all("Content Security Policy" in each for each in refused), refused
+    page.context.close()
 
 
 def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
@@ -542,13 +536,22 @@ def test_the_game_is_played_to_its_end(show: Show, end: str) -> None:
     )
 
 
-def test_a_page_without_passages_or_of_bytes_has_no_game(show: Show) -> None:
+def test_without_a_text_nothing_is_said_of_a_game(show: Show) -> None:
     page = show(*make(tiny()))
     assert not page.is_visible("#game") and not page.is_visible("#to-game")
-    for characters, why in (
-        (None, "a token of this model is a byte"),
-        (CHARACTERS, "no passage was found"),
-    ):
-        page = show(*make(tiny(), characters), [], title="My <words>")
-        assert f"There is no game here: {why}" in page.inner_text("#game")
+
+
+@pytest.mark.parametrize(
+    ("characters", "why"),
+    [(None, "byte"), (CHARACTERS, "no passage")],
+    ids=["bytes", "no passage"],
+)
+def test_why_there_is_no_game(show: Show, characters: str | None, why: str) -> None:
+    page = show(*make(tiny(), characters), [])
+    said = page.inner_text("#game")
+    assert "no game" in said and why in said
+
+
+def test_a_title_is_shown_as_it_is(show: Show) -> None:
+    page = show(*make(tiny()), title="My <words>")
     assert page.inner_text("h1") == "My <words>" and page.title() == "My <words> · chargpt"

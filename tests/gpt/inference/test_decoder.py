@@ -32,9 +32,13 @@ CONFIGS = MIXED[:16] + [
     tiny(positions="learned", context=1, bias=True, conv_taps=3, key_offset=True, token_shift=True),
     tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
 ]  # fmt: skip
-SOME, OTHERS = CONFIGS[1::6], [config for i, config in enumerate(CONFIGS) if i % 6 != 1]
 EACH = pytest.mark.parametrize(
-    "configs", [SOME, pytest.param(OTHERS, marks=pytest.mark.slow)], ids=["some", "others"]
+    "config",
+    [
+        config if i % 6 == 1 else pytest.param(config, marks=pytest.mark.slow)
+        for i, config in enumerate(CONFIGS)
+    ],
+    ids=name,
 )
 
 
@@ -65,10 +69,8 @@ def expected(config: ModelConfig, seed: int = 3) -> np.ndarray:
     return reference.text(build(config).state_dict(), config, text(config, seed))[0]
 
 
-def same(result: np.ndarray, wanted: np.ndarray, config: ModelConfig) -> None:
-    np.testing.assert_allclose(
-        result, wanted, rtol=1e-10, atol=1e-10, err_msg=f"{name(config)}-{config.context}"
-    )
+def same(result: np.ndarray, wanted: np.ndarray) -> None:
+    np.testing.assert_allclose(result, wanted, rtol=1e-10, atol=1e-10)
 
 
 def check(config: ModelConfig, tensors: bool = False) -> None:
@@ -76,80 +78,78 @@ def check(config: ModelConfig, tensors: bool = False) -> None:
     for prompt in sorted({0, 1, T // 2, T - 1, T, T + 1, 2 * T, 5 * T + 2}):
         decoder = Decoder(weights(config, tensors))
         if prompt:
-            same(decoder.read(tokens[None, :prompt])[0], wanted[:prompt], config)
+            same(decoder.read(tokens[None, :prompt])[0], wanted[:prompt])
         for t in range(prompt, min(len(tokens), prompt + 2 * T) if prompt else len(tokens)):
-            same(decoder.read(tokens[None, t : t + 1])[0, 0], wanted[t], config)
+            same(decoder.read(tokens[None, t : t + 1])[0, 0], wanted[t])
 
 
 @EACH
-def test_every_place_equals_one_forward_pass(configs: list[ModelConfig]) -> None:
-    for i, config in enumerate(configs):
-        check(config)
-        if i % 8 == 0:
-            check(config, tensors=True)  # by torch
+def test_every_place_equals_one_forward_pass(config: ModelConfig) -> None:
+    check(config)
+
+
+@pytest.mark.parametrize("config", CONFIGS[1::8], ids=name)
+def test_every_place_equals_one_forward_pass_by_torch(config: ModelConfig) -> None:
+    check(config, tensors=True)
 
 
 @EACH
-def test_texts_of_different_lengths_side_by_side(configs: list[ModelConfig]) -> None:
-    for config in configs:
-        T = config.context
-        lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
-        decoder = Decoder(weights(config), len(lengths))
-        texts = [text(config, seed) for seed in range(len(lengths))]
-        for length in set(lengths):
-            rows = np.array([row for row, each in enumerate(lengths) if each == length])
-            logits = decoder.read(np.stack([texts[row][:length] for row in rows]), rows)
-            for row, result in zip(rows, logits, strict=True):
-                same(result, expected(config, int(row))[:length], config)
-        k = 0
-        while k < 4 * T:
-            n = 1 + k % 3  # one token at a time, and a few at once
-            tokens = np.array(
-                [
-                    each[length + k : length + k + n]
-                    for each, length in zip(texts, lengths, strict=True)
-                ]
-            )
-            logits = decoder.read(tokens)
-            for row, length in enumerate(lengths):
-                same(logits[row], expected(config, row)[length + k : length + k + n], config)
-            k += n
+def test_texts_of_different_lengths_side_by_side(config: ModelConfig) -> None:
+    T = config.context
+    lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
+    decoder = Decoder(weights(config), len(lengths))
+    texts = [text(config, seed) for seed in range(len(lengths))]
+    for length in set(lengths):
+        rows = np.array([row for row, each in enumerate(lengths) if each == length])
+        logits = decoder.read(np.stack([texts[row][:length] for row in rows]), rows)
+        for row, result in zip(rows, logits, strict=True):
+            same(result, expected(config, int(row))[:length])
+    k = 0
+    while k < 4 * T:
+        n = 1 + k % 3  # one token at a time, and a few at once
+        parts = [slice(length + k, length + k + n) for length in lengths]
+        tokens = np.array([texts[row][part] for row, part in enumerate(parts)])
+        logits = decoder.read(tokens)
+        for row, part in enumerate(parts):
+            same(logits[row], expected(config, row)[part])
+        k += n
 
 
 @pytest.mark.slow
-def test_a_long_prompt_is_read_from_where_it_matters() -> None:
-    for config in CONFIGS:
-        tokens, wanted, ready = text(config), expected(config), weights(config)
-        for length in range(1, len(tokens) + 1):
-            start = first_needed(ready, length)
-            reach = config.layers * (config.attention_window + config.conv_taps - 1) + 2
-            held = config.context if config.absolute else reach
-            assert 0 <= start < length and length - start <= held, (name(config), length)
-            same(
-                Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1], config
-            )
+@pytest.mark.parametrize("config", CONFIGS, ids=name)
+def test_a_long_prompt_is_read_from_where_it_matters(config: ModelConfig) -> None:
+    tokens, wanted, ready = text(config), expected(config), weights(config)
+    reach = config.layers * (config.attention_window + config.conv_taps - 1) + 2
+    held = config.context if config.absolute else reach
+    for length in range(1, len(tokens) + 1):
+        start = first_needed(ready, length)
+        assert 0 <= start < length and length - start <= held, length
+        same(Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1])
 
 
-def test_a_long_text_is_read_in_pieces_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
-    for config in (CONFIGS[-1], CONFIGS[0]):
-        monkeypatch.setattr(
-            gpt.inference.decoder, "MAX_SCORES", 2 * config.heads * config.context * 3
-        )
-        same(Decoder(weights(config)).read(text(config)[None])[0], expected(config), config)
+@pytest.mark.parametrize("config", [CONFIGS[-1], CONFIGS[0]], ids=name)
+def test_a_long_text_is_read_in_pieces_that_fit(
+    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    most = 2 * config.heads * config.context * 3
+    monkeypatch.setattr(gpt.inference.decoder, "MAX_SCORES", most)
+    same(Decoder(weights(config)).read(text(config)[None])[0], expected(config))
 
 
-def test_queries_of_zeros_large_ones_and_gelu() -> None:
+@pytest.mark.parametrize(
+    ("qk_norm", "scale"), [(True, 0), (False, 100)], ids=["queries of zeros", "large scores"]
+)
+def test_extremes_stay_finite(qk_norm: bool, scale: float) -> None:
     """QK-norm divides zeros by its epsilon; without it, exponentials of scores would overflow."""
-    for qk_norm, scale in ((True, 0), (False, 100)):
-        config = tiny(qk_norm=qk_norm)
-        state = {key: scale * value.numpy() for key, value in build(config).state_dict().items()}
-        assert np.isfinite(Decoder(Weights(config, state)).read(text(config)[None])).all(), qk_norm
-    # GELU is torch's.
+    config = tiny(qk_norm=qk_norm)
+    state = {key: scale * value.numpy() for key, value in build(config).state_dict().items()}
+    assert np.isfinite(Decoder(Weights(config, state)).read(text(config)[None])).all()
+
+
+def test_gelu_is_that_of_torch() -> None:
     x = np.concatenate([np.linspace(-40, 40, 100_001), [0.0, -0.0, 9.0, -9.0, 1e30, -1e30]])
     wanted = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(gelu(x), wanted, rtol=1e-12, atol=1e-13)
     single = gelu(x.astype(np.float32))
-    assert (
-        single.dtype == np.float32
-        and (np.abs(single - wanted) <= 1e-6 * np.maximum(1, np.abs(x))).all()
-    )
+    assert single.dtype == np.float32
+    assert (np.abs(single - wanted) <= 1e-6 * np.maximum(1, np.abs(x))).all()

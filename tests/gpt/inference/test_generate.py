@@ -1,4 +1,4 @@
-import itertools
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -18,34 +18,43 @@ from tests.reference import sampling
 from tests.reference.models import normal, tiny
 
 
-def test_probabilities_equal_loops() -> None:
+@pytest.mark.parametrize("temperature", [0.0, 0.05, 0.7, 1.0, 3.0])
+@pytest.mark.parametrize("top_k", [None, 1, 3, 1000])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
+@pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])
+def test_probabilities_equal_loops(
+    temperature: float, top_k: int | None, top_p: float, min_p: float
+) -> None:
+    rules = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     logits = 3 * normal(4, 7).numpy()
     kept = logits.copy()
-    keys = "temperature", "top_k", "top_p", "min_p"
-    given = (0.0, 0.05, 0.7, 1.0, 3.0), (None, 1, 3, 1000), (1.0, 0.9, 0.3), (0.0, 0.05, 1.0)
-    for values in itertools.product(*given):
-        rules = dict(zip(keys, values, strict=True))
-        expected = [sampling.probabilities(row.tolist(), **rules) for row in logits]
-        result = probabilities(logits, SamplingParams(**rules))
-        np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-15, err_msg=str(rules))
-        assert np.array_equal(logits, kept), rules
+    expected = [sampling.probabilities(row.tolist(), **rules) for row in logits]
+    result = probabilities(logits, SamplingParams(**rules))
+    np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-15)
+    assert np.array_equal(logits, kept)
 
 
-def test_ties_nearly_greedy_temperatures_and_extreme_random_numbers() -> None:
-    for top_k in (1, 2, 3):  # of an untrained head that is all zeros: top_k=1 is still greedy
-        result = probabilities(np.zeros((2, 5)), SamplingParams(top_k=top_k))
-        assert ((result > 0).sum(-1) == top_k).all(), top_k
-        np.testing.assert_allclose(result.sum(-1), 1)
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_of_ties_no_more_than_top_k_are_left(top_k: int) -> None:
+    """An untrained head is all zeros: top_k=1 is still greedy."""
+    result = probabilities(np.zeros((2, 5)), SamplingParams(top_k=top_k))
+    assert ((result > 0).sum(-1) == top_k).all()
+    np.testing.assert_allclose(result.sum(-1), 1)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-38, 1e-307])
+@pytest.mark.parametrize("top_k", [None, 3])
+def test_a_temperature_near_zero_is_greedy(temperature: float, top_k: int | None) -> None:
     logits = 50 * normal(4, 7).numpy()
-    for temperature, top_k in itertools.product((1e-3, 1e-38, 1e-307), (None, 3)):
-        result = probabilities(logits, SamplingParams(temperature=temperature, top_k=top_k))
-        np.testing.assert_allclose(
-            result, probabilities(logits, SamplingParams(temperature=0.0)), atol=1e-12
-        )
-    for number, token in ((0.0, 1), (0.2499, 1), (0.25, 2), (np.nextafter(1, 0), 2)):
-        assert sample_tokens(np.array([[0.0, 0.25, 0.75, 0.0]]), np.array([number])) == token, (
-            number
-        )
+    result = probabilities(logits, SamplingParams(temperature=temperature, top_k=top_k))
+    greedy = probabilities(logits, SamplingParams(temperature=0.0))
+    np.testing.assert_allclose(result, greedy, atol=1e-12)
+
+
+def test_a_random_number_chooses_a_token_that_has_a_probability() -> None:
+    numbers = np.array([0.0, 0.2499, 0.25, np.nextafter(1, 0)])
+    shares = np.tile([0.0, 0.25, 0.75, 0.0], (4, 1))
+    assert sample_tokens(shares, numbers).tolist() == [1, 1, 2, 2]
 
 
 def test_seed_decides() -> None:
@@ -63,54 +72,69 @@ def test_seed_decides() -> None:
     )
 
 
-def test_many_texts_are_done_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    weights = weights_of(build(tiny()))
-    for rows, most, threads in itertools.product((1, 7, 8, 16, 200), (64, 10), ("1", "2")):
-        monkeypatch.setenv("OMP_NUM_THREADS", threads)
-        monkeypatch.setattr("gpt.inference.generate.MAX_ROWS", most)
-        parts = list(
-            generate_many(
-                lambda part: iter([[], list(range(part.start, part.stop))]), rows, weights
-            )
-        )
-        assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
+@pytest.mark.parametrize("rows", [1, 7, 8, 16, 200])
+@pytest.mark.parametrize("most", [64, 10])
+@pytest.mark.parametrize("threads", ["1", "2"])
+def test_many_texts_are_done_in_parts(
+    rows: int, most: int, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr("gpt.inference.generate.MAX_ROWS", most)
+
+    def write(part: slice) -> Iterator[list[int]]:
+        yield []
+        yield list(range(part.start, part.stop))
+
+    parts = list(generate_many(write, rows, weights_of(build(tiny()))))
+    assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
 
 
 def test_model_prompt_and_random_state_are_left_as_they_were() -> None:
-    model, prompt = build(tiny(dropout=0.5)), torch.tensor([[1, 2, 3]])
-    weights, random = (
-        {key: value.clone() for key, value in model.state_dict().items()},
-        torch.get_rng_state(),
-    )
+    model = build(tiny(dropout=0.5))
+    prompt = torch.tensor([[1, 2, 3]])
+    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    random = torch.get_rng_state()
     out = generate(model, prompt, 30, seed=1)
     assert not model.training
     model.train()
     assert torch.equal(generate(model, prompt, 30, seed=1), out)
     generate(model, prompt, 3, temperature=0)
-    assert all(module.training for module in model.modules()) and torch.equal(
-        torch.get_rng_state(), random
-    )
-    assert all(torch.equal(value, weights[key]) for key, value in model.state_dict().items())
-    assert (
-        prompt.tolist() == [[1, 2, 3]]
-        and out[:, :3].tolist() == [[1, 2, 3]]
-        and out.shape == (1, 33)
-    )
-    assert not out.is_inference(), "an ordinary tensor, usable afterwards"
-    # The text has the shape of its prompt, and nothing asked is nothing added.
-    for given in (prompt[0], prompt[0].numpy(), prompt[0].tolist()):
-        assert torch.equal(generate(model, given, 30, seed=1), out[0])
-    assert generate(model, prompt, 0).tolist() == [[1, 2, 3]]
+    assert all(module.training for module in model.modules())
+    assert torch.equal(torch.get_rng_state(), random)
+    torch.testing.assert_close(dict(model.state_dict()), weights, rtol=0, atol=0)
+    assert prompt.tolist() == [[1, 2, 3]]
 
 
-def test_wrong_arguments_are_named() -> None:
-    nan, model = float("nan"), build(tiny())
-    for tokens, count, options, named in (
-        ([[1]], -1, {}, "count=-1"), ([[1]], 3, {"temperature": nan}, "temperature=nan"),
-        ([[1]], 3, {"top_k": 0}, "top_k=0"), ([[1]], 3, {"top_p": 0.0}, "top_p=0"),
+@pytest.mark.parametrize(
+    "given",
+    [torch.tensor([1, 2, 3]), np.array([1, 2, 3]), [1, 2, 3]],
+    ids=["tensor", "array", "list"],
+)
+def test_a_text_begins_with_its_prompt_and_has_its_shape(given: Sequence[int]) -> None:
+    model = build(tiny())
+    prompts = torch.tensor([[1, 2, 3]])
+    texts = generate(model, prompts, 30, seed=1)
+    assert texts[:, :3].tolist() == [[1, 2, 3]] and texts.shape == (1, 33)
+    assert not texts.is_inference(), "an ordinary tensor, usable afterwards"
+    assert torch.equal(generate(model, given, 30, seed=1), texts[0])
+    assert generate(model, prompts, 0).tolist() == [[1, 2, 3]], "nothing asked is nothing added"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "count", "options", "named"),
+    [
+        ([[1]], -1, {}, "count=-1"),
+        ([[1]], 3, {"temperature": float("nan")}, "temperature=nan"),
+        ([[1]], 3, {"top_k": 0}, "top_k=0"),
+        ([[1]], 3, {"top_p": 0.0}, "top_p=0"),
         ([[1]], 3, {"min_p": 1.1}, "min_p=1.1"),
-        ([[1, -1]], 3, {}, "tokens: -1"), ([[1, 11]], 3, {}, "tokens: 11"), ([], 3, {}, "prompt"),
-    ):  # fmt: skip
-        assert named in refusal(
-            ValueError, generate, model, torch.tensor(tokens).long(), count, **options
-        )
+        ([[1, -1]], 3, {}, "tokens: -1"),
+        ([[1, 11]], 3, {}, "tokens: 11"),
+        ([], 3, {}, "prompt"),
+    ],
+)
+def test_wrong_arguments_are_named(
+    tokens: list, count: int, options: dict[str, float], named: str
+) -> None:
+    given = torch.tensor(tokens).long()
+    assert named in refusal(ValueError, generate, build(tiny()), given, count, **options)
