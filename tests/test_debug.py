@@ -1,4 +1,5 @@
 import json
+import os
 import re
 from pathlib import Path
 
@@ -19,34 +20,55 @@ SMALL = [
 ]
 
 
+FAST = ["debug=fast", *SMALL]
+RUN = Path("runs/debug-fast")
+
+
 @pytest.mark.slow
-def test_fast_goes_through_every_part_and_leaves_one_directory(train: Call, sample: Call) -> None:
-    fast, run = ["debug=fast", *SMALL], Path("runs/debug-fast")
-    for _ in range(2):
-        ended = train(*fast, defaults=False)
-        assert ended.status == 0 and ended.err == ""
-        assert [path.name for path in Path("runs").iterdir()] == ["debug-fast"]
-        assert not (run / "left").exists() and not list(run.glob("events.*"))
-        (run / "left").write_text("of the run before")
+def test_fast_goes_through_every_part(train: Call, sample: Call) -> None:
+    ended = train(*FAST, defaults=False)
+    assert (ended.status, ended.err) == (0, "")
     assert re.findall(r"^step (\d)/4  validation loss", ended.out, re.MULTILINE) == ["2", "4"]
-    assert {"best.safetensors", "last.ckpt"} < {
-        path.name for path in (run / "checkpoints").iterdir()
-    }
-    assert summary("debug-fast")["status"] == "finished" and summary("debug-fast")["val_loss"] > 0
-    assert yaml.safe_load((run / "config.yaml").read_text())["trainer"]["detect_anomaly"] is True
-    # Only its name leads there.
+    assert {"best.safetensors", "last.ckpt"} < set(os.listdir(RUN / "checkpoints"))
+    assert not list(RUN.glob("events.*"))
+    assert summary("debug-fast")["status"] == "finished"
+    assert summary("debug-fast")["val_loss"] > 0
+    assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["detect_anomaly"] is True
+    assert sample("debug-fast", "--num-chars", "5").status == 0
+
+
+@pytest.fixture
+def run_before(trained: Path) -> Path:
+    """A run that `debug=fast` would replace."""
+    return Path("runs/first").rename(RUN)
+
+
+@pytest.mark.slow
+def test_fast_leaves_one_directory(run_before: Path, train: Call) -> None:
+    (run_before / "left").write_text("of the run before")
+    assert train(*FAST, defaults=False).status == 0
+    assert os.listdir("runs") == [RUN.name]
+    assert not (run_before / "left").exists()
+    assert not list(run_before.glob("events.*"))
+
+
+def test_only_its_name_leads_to_a_debug_run(run_before: Path, train: Call, sample: Call) -> None:
     assert "no run in runs/" in sample().err
     assert sample("debug-fast", "--num-chars", "5").status == 0
-    write_text(run / "summary.json", '{"status": "running"}')
+    write_text(run_before / "summary.json", '{"status": "running"}')
     one_line(train("resume=auto"), 2, "no unfinished run")
-    # It replaces none that another process is training.
-    before = sorted(run.rglob("*"))
-    run_lock.lock(run.resolve())  # under another name: as another process would
+
+
+def test_fast_replaces_no_run_that_another_process_is_training(
+    run_before: Path, train: Call
+) -> None:
+    before = sorted(run_before.rglob("*"))
+    run_lock.lock(run_before.resolve())  # under another name: as another process would
     try:
-        one_line(train(*fast, defaults=False), 2, "another process is training there")
+        one_line(train(*FAST, defaults=False), 2, "another process is training there")
     finally:
         run_lock.release()
-    assert sorted(run.rglob("*")) == before
+    assert sorted(run_before.rglob("*")) == before
 
 
 @pytest.mark.slow
@@ -55,35 +77,40 @@ def test_overfit_learns_the_text_by_heart(train: Call) -> None:
     assert summary("debug-overfit")["val_loss"] < 1
 
 
-def test_what_is_learned_by_heart_is_what_is_validated(train: Call) -> None:
+def test_what_is_learned_by_heart_is_what_is_validated(workplace: Path) -> None:
     whole, part = (open_text(DataConfig(path="book.txt", overfit=n), 32) for n in (None, 500))
-    assert np.array_equal(part.validation, whole.train[:500]) and np.array_equal(
-        part.test, whole.train[:500]
-    )
-    assert np.array_equal(part.train[:500], whole.train[:500]) and len(part.train) == 500 + 2 * 32
+    by_heart = whole.train[:500]
+    np.testing.assert_array_equal(part.validation, by_heart, strict=True)
+    np.testing.assert_array_equal(part.test, by_heart, strict=True)
+    np.testing.assert_array_equal(part.train[:500], by_heart, strict=True)
+    assert len(part.train) == 500 + 2 * 32
     assert part.characters == {"train": 564, "validation": 500, "test": 500}
-    one_line(train("data.overfit=32"), 2, "data.overfit=32: must be above model.context=32\n")
+
+
+def test_a_text_to_learn_by_heart_is_longer_than_a_context(train: Call) -> None:
+    one_line(train("data.overfit=32"), 2, "data.overfit=32: ", "above model.context=32")
     assert not Path("runs").exists()
 
 
 @pytest.mark.slow
-def test_profile_records_the_last_steps(train: Call) -> None:
-    """Three, or one of a short run, without the validation at its end."""
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        pytest.param([], 3, id="three steps"),
+        pytest.param(
+            ["trainer.max_steps=2", "trainer.val_check_interval=1"], 1, id="one of a short run"
+        ),
+    ],
+)
+def test_profile_records_the_last_steps(train: Call, options: list[str], steps: int) -> None:
+    """Without the validation at its end."""
+    exact = ["data.batch=8", "trainer.precision=32-true"]
+    ended = train("debug=profile", *SMALL, *exact, *options, defaults=False)
+    assert (ended.status, ended.err) == (0, "")
+    trace = json.loads(Path("runs/debug-profile/trace.json").read_text("utf-8"))
     # products in a forward pass of two layers: two of attention, two of the MLP, and the head
     linear = 4 * 2 + 1
-    for typed, steps in (([], 3), (["trainer.max_steps=2", "trainer.val_check_interval=1"], 1)):
-        ended = train(
-            "debug=profile",
-            *SMALL,
-            "data.batch=8",
-            "trainer.precision=32-true",
-            *typed,
-            defaults=False,
-        )
-        assert (ended.status, ended.err) == (0, "")
-        events = json.loads(Path("runs/debug-profile/trace.json").read_text("utf-8"))[
-            "traceEvents"
-        ]
-        assert sum(event.get("name") == "aten::linear" for event in events) == steps * linear
-        (row,) = re.findall(r"^ +aten::mm .* (\d+) *$", ended.out, re.MULTILINE)
-        assert int(row) == 3 * steps * linear, "a product forward and two backward"
+    products = [event for event in trace["traceEvents"] if event.get("name") == "aten::linear"]
+    assert len(products) == steps * linear
+    (row,) = re.findall(r"^ +aten::mm .* (\d+) *$", ended.out, re.MULTILINE)
+    assert int(row) == 3 * steps * linear, "a product forward and two backward"

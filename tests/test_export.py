@@ -1,3 +1,4 @@
+import errno
 import importlib.util
 import io
 import json
@@ -41,143 +42,170 @@ def checkpoint(workplace: Path) -> Path:
     return make("runs/first/checkpoints/best.safetensors")
 
 
-def test_a_page_with_passages_to_guess(trained: Path, export: Call) -> None:
-    text, characters = (
-        Path("book.txt").read_text(),
-        load_checkpoint(trained)[1]["vocabulary"]["characters"],
-    )
-    train, validation = (
-        text[: int(0.9 * len(text))],
-        text[int(0.9 * len(text)) : int(0.95 * len(text))],
-    )
+def guessing(export: Call, guess: str) -> tuple[list[str], str]:
+    """The passages in the page, and what is printed."""
+    options = ["--guess", guess, "--overwrite", "--title", "My <words>"]
+    ended = export("first", "--to", "web", "page.html", *options)
+    assert ended.status == 0, ended
+    found = re.search(r'id="model">(.*)</script>', Path("page.html").read_text("utf-8"))
+    return json.loads(found[1])["passages"], ended.out
 
-    def game(guess: str) -> tuple[list[str], str]:
-        """The passages in the page, and what is printed."""
-        ended = export(
-            "first",
-            "--to",
-            "web",
-            "page.html",
-            "--guess",
-            guess,
-            "--overwrite",
-            "--title",
-            "My <words>",
-        )
-        assert ended.status == 0, ended
-        found = re.search(r'id="model">(.*)</script>', Path("page.html").read_text("utf-8"))
-        return json.loads(found[1])["passages"], ended.out
 
-    shown, said = game("validation")
-    assert (
-        f"{len(shown)} passages of validation to guess, which anyone with the page can read\n"
-        in said
-    )
-    assert len(shown) > 1 and all(
-        len(passage) == 200 and "\n" + passage in validation for passage in shown
-    )
-    # Of a file: what occurs in the training text, even in part, and what has other characters is
-    # left out.
-    fresh = [
-        "".join(random.Random(i).choices(sorted(set(characters) - {"\n", " "}), k=200))
-        for i in range(8)
-    ]
-    copied = max(train.split("\n"), key=len)[:200]
-    Path("new.txt").write_text(
-        "\n".join(["", copied, *fresh[:7], fresh[7][:100] + copied[:100], "é" * 200])
-    )
-    shown, _ = game("new.txt")
-    assert len(shown) >= 4 and set(shown) <= set(fresh[:7])
-    Path("one.txt").write_text(fresh[0])  # the first line begins a line, too
-    assert game("one.txt")[0] == [fresh[0]]
+def fresh_passages(model: Path) -> list[str]:
+    """Eight passages of the characters that a model knows, which no text has."""
+    characters = load_checkpoint(model)[1]["vocabulary"]["characters"]
+    letters = sorted(set(characters) - {"\n", " "})
+    return ["".join(random.Random(i).choices(letters, k=200)) for i in range(8)]
+
+
+def test_passages_of_validation_to_guess(trained: Path, export: Call) -> None:
+    text = Path("book.txt").read_text()
+    validation = text[int(0.9 * len(text)) : int(0.95 * len(text))]
+    shown, printed = guessing(export, "validation")
+    notice = f"{len(shown)} passages of validation to guess, which anyone with the page can read\n"
+    assert notice in printed
+    assert len(shown) > 1
+    assert all(len(passage) == 200 and "\n" + passage in validation for passage in shown)
     assert "<title>My &lt;words&gt; · chargpt</title>" in Path("page.html").read_text("utf-8")
-    # A text without a passage costs the game, not the page.
-    shown, said = game("runs/first/config.yaml")
-    assert (
-        shown == []
-        and "\nno game: runs/first/config.yaml has no passage of 200 characters that starts a"
-        in said
-    )
-    Path("book.txt").write_text(text + "more")
-    assert "not compared with the training text" in game("new.txt")[1]
+
+
+def test_passages_of_a_file_are_new_to_the_model_and_of_its_characters(
+    trained: Path, export: Call
+) -> None:
+    text = Path("book.txt").read_text()
+    fresh = fresh_passages(trained)
+    copied = max(text[: int(0.9 * len(text))].split("\n"), key=len)[:200]
+    in_part = fresh[7][:100] + copied[:100]
+    Path("new.txt").write_text("\n".join(["", copied, *fresh[:7], in_part, "é" * 200]))
+    shown, _ = guessing(export, "new.txt")
+    assert len(shown) >= 4
+    assert set(shown) <= set(fresh[:7])
+
+
+def test_the_first_line_of_a_file_begins_a_line(trained: Path, export: Call) -> None:
+    passage = fresh_passages(trained)[0]
+    Path("one.txt").write_text(passage)
+    assert guessing(export, "one.txt")[0] == [passage]
+
+
+def test_a_text_without_a_passage_costs_the_game_and_not_the_page(
+    trained: Path, export: Call
+) -> None:
+    shown, printed = guessing(export, "runs/first/config.yaml")
+    assert shown == []
+    assert "\nno game: runs/first/config.yaml " in printed
+
+
+def test_passages_are_not_compared_with_a_training_text_that_has_changed(
+    trained: Path, export: Call
+) -> None:
+    Path("new.txt").write_text(fresh_passages(trained)[0])
+    Path("book.txt").write_text("Another text.")
+    assert "not compared with the training text" in guessing(export, "new.txt")[1]
+
+
+@pytest.mark.parametrize(
+    ("guess", "words"), [("validation", "has changed since"), ("binary.txt", "byte 128 (line 2)")]
+)
+def test_passages_of_a_text_that_cannot_be_read_are_refused(
+    trained: Path, export: Call, guess: str, words: str
+) -> None:
+    Path("book.txt").write_text("Another text.\n" * 1000)
     Path("binary.txt").write_bytes(bytes(range(256)))
-    for guess, words in {
-        "validation": "has changed since",
-        "binary.txt": "byte 128 (line 2) is not utf-8",
-    }.items():
-        one_line(
-            export("first", "--to", "web", "no.html", "--guess", guess),
-            2,
-            guess,
-            words,
-            program="export.py",
-        )
+    ended = export("first", "--to", "web", "no.html", "--guess", guess)
+    one_line(ended, 2, guess, words, program="export.py")
     assert not Path("no.html").exists()
 
 
-def test_passages_to_guess_begin_with_documents(workplace: Path) -> None:
-    tokenizer, sizes = CharTokenizer("abcd\n\x03"), (150, 320, 250, 60, 400)
-    documents = ["".join(random.Random(i).choices("abcd", k=size)) for i, size in enumerate(sizes)]
-    lines = [document[:100] + "\n" + document[100:] for document in documents]
-    long = [lines[i][:200] for i in (1, 2, 4)]
-    for kind, end, files, expected in (
-        ("line", "\n", ["\n".join(documents)], [("\n".join(documents[i:]))[:200] for i in range(5)]),
-        ("paragraph", "\n\n", ["\n\n\n".join(lines)], [("\n\n\n".join(lines[i:]))[:200] for i in range(5)]),
-        ("file", "\x03", lines, long), ("part", "\x03", ["%%\n".join(lines)], long), ("file", "\x03", lines[:1], []),
-    ):  # fmt: skip
-        shutil.rmtree("texts", ignore_errors=True)
-        make_files(Path("texts"), {f"{i}.txt": text for i, text in enumerate(files)})
-        rule = {"kind": kind, "end": end, "name": "%%" * (kind == "part")}
-        found, said = game_passages("texts", Path("none/best.safetensors"), tokenizer, rule)
-        assert set(found) <= set(expected) and bool(found) == bool(expected), kind
-        assert end != "\x03" or found == expected
-        assert (
-            "passages of texts to guess" if expected else "characters that starts a document, uses"
-        ) in said
+SIZES = (150, 320, 250, 60, 400)
+TEXTS = ["".join(random.Random(i).choices("abcd", k=size)) for i, size in enumerate(SIZES)]
+LINES = [text[:100] + "\n" + text[100:] for text in TEXTS]
+LONG = [LINES[i][:200] for i in (1, 2, 4)]
 
 
+@pytest.mark.parametrize(
+    ("kind", "end", "files", "expected"),
+    [
+        pytest.param(
+            "line", "\n", ["\n".join(TEXTS)], [("\n".join(TEXTS[i:]))[:200] for i in range(5)], id="line"
+        ),
+        pytest.param(
+            "paragraph", "\n\n", ["\n\n\n".join(LINES)], [("\n\n\n".join(LINES[i:]))[:200] for i in range(5)],
+            id="paragraph",
+        ),
+        pytest.param("file", "\x03", LINES, LONG, id="file"),
+        pytest.param("part", "\x03", ["%%\n".join(LINES)], LONG, id="part"),
+        pytest.param("file", "\x03", LINES[:1], [], id="none is long enough"),
+    ],
+)  # fmt: skip
+def test_passages_to_guess_begin_with_documents(
+    workplace: Path, kind: str, end: str, files: list[str], expected: list[str]
+) -> None:
+    make_files(Path("texts"), {f"{i}.txt": text for i, text in enumerate(files)})
+    rule = {"kind": kind, "end": end, "name": "%%" * (kind == "part")}
+    model = Path("none/best.safetensors")
+    passages, printed = game_passages("texts", model, CharTokenizer("abcd\n\x03"), rule)
+    assert set(passages) <= set(expected)
+    assert bool(passages) == bool(expected) == ("passages of texts to guess" in printed)
+    assert end != "\x03" or passages == expected
+
+
+def contents() -> dict[Path, bytes | None]:
+    return {path: path.read_bytes() if path.is_file() else None for path in Path().rglob("*")}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("nothing --to onnx model.onnx", ("nothing: no such model",)),
+        ("first --to onnx model.bin", ("model.bin: ", ".onnx")),
+        ("first --to onnx none/model.onnx", ("OUT none/model.onnx: ",)),
+        ("first --to onnx old.onnx", ("OUT old.onnx: already exists", "--overwrite")),
+        ("first --to onnx model.onnx", ("pip install -c constraints.txt -e '.[export]'",)),
+        ("first --to onnx model.onnx --guess new.txt", ("--guess new.txt: ", "--to web")),
+        ("first --to gguf new", ("--to: ", "'gguf'")),
+        ("first --to hf old.onnx", ("OUT old.onnx: ", "folder")),
+        ("first --to hf full --overwrite", ("OUT full: ", "not empty")),
+        ("first --to web page.html --guess none.txt", ("--guess none.txt: ",)),
+    ],
+)
 def test_wrong_words_leave_nothing(
-    checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch
+    checkpoint: Path,
+    export: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: str,
+    words: tuple[str, ...],
 ) -> None:
     Path("old.onnx").write_text("mine")
-    Path("full").mkdir()
-    Path("full/mine").touch()
-    before = {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")}
+    make_files(Path("full"), {"mine": ""})
+    before = contents()
     monkeypatch.setitem(sys.modules, "onnx", None)  # importing None fails
-    for arguments, said in {
-        "nothing --to onnx model.onnx": "nothing: no such model, nor a run in runs/",
-        "first --to onnx model.bin": "model.bin: must end in .onnx",
-        "first --to onnx none/model.onnx": "OUT none/model.onnx: No such file or directory",
-        "first --to onnx old.onnx": "OUT old.onnx: already exists; give another name, or --overwrite to replace it",
-        "first --to onnx model.onnx": "onnx is not installed: pip install -c constraints.txt -e '.[export]'",
-        "first --to onnx model.onnx --guess new.txt": "--guess new.txt: only works with --to web, not onnx",
-        "first --to gguf new": "argument --to: invalid choice: 'gguf'",
-        "first --to hf old.onnx": "OUT old.onnx: must be the name of a folder",
-        "first --to hf full --overwrite": "OUT full: is not empty; give another name",
-        "first --to web page.html --guess none.txt": "--guess none.txt: no such file",
-    }.items():
-        ended = export(*arguments.split())
-        one_line(ended, 2, said, program="export.py")
-        assert ended.out == ""
-        assert {path: path.is_file() and path.read_bytes() for path in Path().rglob("*")} == before
+    ended = export(*arguments.split())
+    one_line(ended, 2, *words, program="export.py")
+    assert ended.out == ""
+    assert contents() == before
+
+
+@pytest.mark.parametrize("empty", [True, False], ids=["into an empty folder", "a new folder"])
+def test_a_folder_is_written(checkpoint: Path, export: Call, empty: bool) -> None:
+    if empty:
+        Path("out").mkdir()
+    ended = export("first", "--to", "hf", "out")
+    assert (ended.status, ended.err) == (0, "")
+    assert "kB, step 17 of runs/first" in ended.out
+    assert Path("out/README.md").read_text("utf-8").startswith("---\nlibrary_name: transformers\n")
+    assert Path("out/model.safetensors").exists()
 
 
 def test_a_folder_is_whole_or_not_there(
     checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Path("out").mkdir()
-    for folder in ("out", "new"):
-        ended = export("first", "--to", "hf", folder)
-        assert (ended.status, ended.err) == (0, "") and "kB, step 17 of runs/first" in ended.out
-    assert sorted(os.listdir("out")) == sorted(os.listdir("new"))
-    assert Path("out/README.md").read_text("utf-8").startswith("---\nlibrary_name: transformers\n")
-    monkeypatch.setattr(
-        "base.files.os.replace", Mock(side_effect=OSError(28, "No space left on device"))
-    )
-    one_line(
-        export("first", "--to", "hf", "other"), 1, "No space left on device", program="export.py"
-    )
-    assert sorted(os.listdir()) == ["book.txt", "new", "out", "runs"]
+    before = sorted(os.listdir())
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("base.files.os.replace", Mock(side_effect=full))
+    ended = export("first", "--to", "hf", "other")
+    one_line(ended, 1, "No space left on device", program="export.py")
+    assert sorted(os.listdir()) == before
 
 
 def test_the_card_of_a_run(trained: Path, export: Call) -> None:
@@ -185,20 +213,30 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
     assert export("first", "--to", "card", "first.md").status == 0
     card = Path("first.md").read_text("utf-8")
     train = round(said["characters"] / said["epochs"])
-    assert card.startswith("# first\n") and f", {train:,} characters for training, " in card
-    for part in (
-        f"| validation loss | {said['val_loss']:.4f} nats (", f"uniform {said['uniform_loss']:.2f}, ",
-        "| 2 layers, 2 heads, 32 wide, context 32 characters, rotary positions |", f" {said['device']}, ",
-        f"| {said['parameters']:,}, of step {said['best_step']} |", f"| 30 steps, {said['characters']:,} characters (",
-        "```text\npython train.py ", " data.path=book.txt",
-    ):  # fmt: skip
-        assert part in card, part
-    # Without its run, the file says less.
+    parts = (
+        f", {train:,} characters for training, ",
+        f"| validation loss | {said['val_loss']:.4f} nats (",
+        f"uniform {said['uniform_loss']:.2f}, ",
+        "| 2 layers, 2 heads, 32 wide, context 32 characters, rotary positions |",
+        f" {said['device']}, ",
+        f"| {said['parameters']:,}, of step {said['best_step']} |",
+        f"| 30 steps, {said['characters']:,} characters (",
+        "```text\npython train.py ",
+        " data.path=book.txt",
+    )
+    assert card.startswith("# first\n")
+    assert [part for part in parts if part not in card] == []
+
+
+def test_the_card_of_a_model_without_its_run_says_less(trained: Path, export: Call) -> None:
     shutil.copy(trained, "alone.safetensors")
-    assert export("alone.safetensors", "--to", "card", "alone.md").status == 0
-    alone = Path("alone.md").read_text("utf-8")
-    assert alone.startswith("# alone\n") and f"{said['val_loss']:.4f} nats" in alone
-    assert "uniform" not in alone and "train.py" not in alone and "machine" not in alone
+    for model in ("first", "alone.safetensors"):
+        export(model, "--to", "card", f"{model}.md")
+    card = Path("first.md").read_text("utf-8")
+    alone = Path("alone.safetensors.md").read_text("utf-8")
+    assert alone.startswith("# alone\n")
+    assert f"{summary('first')['val_loss']:.4f} nats" in alone
+    assert not re.search(r"uniform|train\.py|machine", alone)
     assert card.partition("## A sample")[2] == alone.partition("## A sample")[2] != ""
 
 

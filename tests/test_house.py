@@ -47,38 +47,43 @@ def modules() -> tuple[list[str], list[str]]:
     return sorted(ours), sorted(others - sys.stdlib_module_names)
 
 
-def test_every_package_that_is_imported_is_declared_and_each_is_pinned(
-    modules: tuple[list[str], list[str]],
-) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
-    development = [
-        Requirement(each)
-        for name in ("dev", "ci")
-        for each in extras.pop(name)
-        if "chargpt" not in each
-    ]
-    ordinary = [Requirement(each) for each in sum(extras.values(), project["dependencies"])]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS = {
+    name: [Requirement(each) for each in packages]
+    for name, packages in PROJECT["optional-dependencies"].items()
+}
+REQUIREMENTS = [Requirement(each) for each in PROJECT["dependencies"]]
+PINS = re.findall(r"^[^#].*", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+def test_every_package_that_is_imported_is_declared(modules: tuple[list[str], list[str]]) -> None:
+    ordinary = [*REQUIREMENTS]
+    for name in EXTRAS.keys() - {"dev", "ci"}:
+        ordinary += EXTRAS[name]
     declared = {canonicalize_name(each.name) for each in ordinary}
     declared |= {"aiohttp" for each in ordinary if each.name == "fsspec" and "http" in each.extras}
     # module -> distributions; a module that is not installed has its own name
     installed = packages_distributions()
-    for module in modules[1]:
-        names = [canonicalize_name(name) for name in installed.get(module, [module])]
-        assert set(names) & declared, (
-            f"{module}: pyproject.toml declares none of {', '.join(names)}"
-        )
-    # To an exact version of a public index, so to no local one.
-    pins = re.findall(r"^[^#].*", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
-    assert [
-        pin for pin in pins if not re.fullmatch(r"[\w.-]+==[0-9][0-9.]*(post\d+)?( ; .+)?", pin)
-    ] == []
-    pinned = {
-        canonicalize_name(name): version
-        for name, version in (pin.split(" ;")[0].split("==") for pin in pins)
-    }
+    packages = {module: installed.get(module, [module]) for module in modules[1]}
+    assert {
+        module: names
+        for module, names in packages.items()
+        if declared.isdisjoint(map(canonicalize_name, names))
+    } == {}
+
+
+def test_every_pin_is_an_exact_version_of_a_public_index() -> None:
+    exact = r"[\w.-]+==[0-9][0-9.]*(post\d+)?( ; .+)?"
+    assert [pin for pin in PINS if not re.fullmatch(exact, pin)] == []
+
+
+def test_every_package_that_is_declared_is_pinned() -> None:
+    pinned = {}
+    for pin in PINS:
+        name, version = pin.split(" ;")[0].split("==")
+        pinned[canonicalize_name(name)] = version
     # extras name extras
-    every = [each for each in ordinary + development if each.name != project["name"]]
+    every = [each for each in sum(EXTRAS.values(), REQUIREMENTS) if each.name != PROJECT["name"]]
     assert [
         str(each) for each in every if pinned[canonicalize_name(each.name)] not in each.specifier
     ] == []
@@ -144,11 +149,14 @@ def test_importing_does_nothing_else(modules: tuple[list[str], list[str]], tmp_p
     assert (json.loads(effects), printed, complained, os.listdir(empty)) == ([], "", "", [])
 
 
-def test_the_model_can_be_imported_in_any_folder(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("program", "status"), [("import gpt.config, base", 0), ("import data", 1), ("import conf", 1)]
+)
+def test_the_model_can_be_imported_in_any_folder(
+    tmp_path: Path, program: str, status: int
+) -> None:
     """The environment has `gpt`, and no package with a name such as `data`."""
-    programs = {"import gpt.config, base": 0, "import data": 1, "import conf": 1}
-    for program, status in programs.items():
-        done = subprocess.run(
-            [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True
-        )
-        assert done.returncode == status, done
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == status, done

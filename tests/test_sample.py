@@ -22,7 +22,7 @@ from gpt.inference.generate import random_numbers
 from gpt.tokenizer import CharTokenizer, tokenizer_from
 from sample import unescaped
 from tests.base.test_progress import Terminal
-from tests.conftest import ROOT, Call, less_progress, one_line
+from tests.conftest import ROOT, Call, Ended, less_progress, one_line
 from tests.model_files import filled, write_model_file
 from tests.reference import model as reference
 from tests.reference import sampling
@@ -31,57 +31,84 @@ from tests.reference.ngrams import longest_copy
 COMMAND = [sys.executable, str(ROOT / "sample.py")]
 
 
-RULES = [
-    {"temperature": 0.0}, {"temperature": 0.7}, {"temperature": 1.5, "top_k": 5}, {"temperature": 1.5, "top_p": 0.6},
-    {"temperature": 1.5, "min_p": 0.3},
-    {"temperature": 2.0, "top_k": 9, "top_p": 0.8, "min_p": 0.2},
-]  # fmt: skip
+RULES = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 0.7},
+    "top-k": {"temperature": 1.5, "top_k": 5},
+    "top-p": {"temperature": 1.5, "top_p": 0.6},
+    "min-p": {"temperature": 1.5, "min_p": 0.3},
+    "all": {"temperature": 2.0, "top_k": 9, "top_p": 0.8, "min_p": 0.2},
+}
 
 
-def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call) -> None:
+def refused(ended: Ended, *words: str) -> None:
+    one_line(ended, 2, *words, program="sample.py")
+
+
+def sampled(sample: Call, rules: dict[str, float]) -> str:
+    options = [f"--{key.replace('_', '-')}={value}" for key, value in rules.items()]
+    ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)
+    assert ended.status == 0, ended
+    return ended.out
+
+
+@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
+def test_text_is_that_of_a_naive_loop(
+    trained: Path, sample: Call, rules: dict[str, float]
+) -> None:
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
-    texts = set()
-    for rules in RULES:
-        tokens = tokenizer.encode("Abc de").tolist()
-        numbers = random_numbers(5, np.array(tokens)).random(36)
-        for number in numbers:
-            logits = reference.gpt(
-                model.state_dict(), model.config, np.array([tokens]), window=32
-            )[0, -1]
-            chances = sampling.probabilities(logits.tolist(), **rules)
-            tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
-        options = [f"--{key.replace('_', '-')}={value}" for key, value in rules.items()]
-        ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)
-        assert ended.status == 0 and ended.out == tokenizer.decode(np.array(tokens)) + "\n", rules
-        texts.add(ended.out)
-    assert len(texts) == len(RULES), "each rule has an effect"
+    tokens = tokenizer.encode("Abc de").tolist()
+    numbers = random_numbers(5, np.array(tokens)).random(36)
+    for number in numbers:
+        logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[
+            0, -1
+        ]
+        chances = sampling.probabilities(logits.tolist(), **rules)
+        tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
+    assert sampled(sample, rules) == tokenizer.decode(np.array(tokens)) + "\n"
 
 
-def test_seeds_and_what_may_stand_for_a_model(trained: Path, sample: Call, train: Call) -> None:
+def test_each_rule_has_an_effect(trained: Path, sample: Call) -> None:
+    texts = {sampled(sample, rules) for rules in RULES.values()}
+    assert len(texts) == len(RULES)
+
+
+def test_the_seed_that_is_printed_repeats_the_text(trained: Path, sample: Call) -> None:
     first = sample("--num-chars", "50")
     seed = re.search(r"--seed (\d+)", first.err)
     assert seed
     assert sample("--num-chars", "50", "--seed", seed[1]).out == first.out
     assert sample("--num-chars", "50", "--seed", str(int(seed[1]) + 1)).out != first.out
-    folder, settings = trained.parent, ["--num-chars", "40", "--seed", "1"]
-    checkpoint = str(folder / "last.ckpt")
-    every = ([], ["first"], ["runs/first"], [str(folder)], [str(trained)], [checkpoint])
+
+
+def test_what_may_stand_for_a_model(trained: Path, sample: Call) -> None:
+    settings = ["--num-chars", "40", "--seed", "1"]
+    folder = str(trained.parent)
+    checkpoint = f"{folder}/last.ckpt"
+    every = ([], ["first"], ["runs/first"], [folder], [str(trained)], [checkpoint])
     texts = {sample(*given, *settings).out for given in every}
-    (folder / "last.safetensors").unlink()
-    assert sample("first").status == sample(checkpoint).status == 0
-    train("name=second", "trainer.max_steps=1")
-    assert "runs/second/checkpoints/best.safetensors" in sample("--num-chars", "1").err
     trained.rename("mine.safetensors")  # the file alone is enough
     for gone in ("runs", "cache"):
         shutil.rmtree(gone)
     assert texts == {sample("mine.safetensors", *settings).out}
-    one_line(sample(), 2, "python train.py", program="sample.py")
+    refused(sample(), "python train.py")
 
 
-def test_as_a_command_it_starts_quickly_and_a_reader_that_leaves_early_is_no_error(
-    trained: Path,
+@pytest.mark.parametrize("model", ["first", "runs/first/checkpoints/last.ckpt"])
+def test_a_run_without_its_last_model_can_be_sampled(
+    trained: Path, sample: Call, model: str
 ) -> None:
+    trained.with_name("last.safetensors").unlink()
+    assert sample(model).status == 0
+
+
+def test_the_newest_run_is_sampled(trained: Path, sample: Call, train: Call) -> None:
+    train("name=second", "trainer.max_steps=1")
+    assert "runs/second/checkpoints/best.safetensors" in sample("--num-chars", "1").err
+
+
+def test_as_a_command_it_starts_quickly(trained: Path) -> None:
     code = "import sys, sample; status = sample.cli(['--num-chars', '3']); print(status, sorted("
     code += "{'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'aiohttp'} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -89,17 +116,18 @@ def test_as_a_command_it_starts_quickly_and_a_reader_that_leaves_early_is_no_err
         [sys.executable, "-c", code], capture_output=True, text=True, env=environment
     )
     assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
+
+
+def test_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
     command = (
         f"echo The | '{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 300000 | head -c 10"
     )
     ended = subprocess.run(
         ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True
     )
-    assert (
-        ended.returncode == 0
-        and len(ended.stdout) == 10
-        and "--prompt-file - uses it" in ended.stderr
-    )
+    assert ended.returncode == 0
+    assert len(ended.stdout) == 10
+    assert "--prompt-file - uses it" in ended.stderr
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
 
 
@@ -112,82 +140,92 @@ def test_where_a_prompt_comes_from(
     assert sample("--prompt-file", "p.txt", *settings).out == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     assert sample("--prompt-file", "-", *settings).out == expected
-    for content, said in (
-        (b"", "is empty"),
-        (b"\xff\xfe", "is not UTF-8"),
-        (None, "No such file"),
-    ):
-        Path("p.txt").unlink() if content is None else Path("p.txt").write_bytes(content)
-        one_line(
-            sample("--prompt-file", "p.txt"), 2, "--prompt-file p.txt: ", said, program="sample.py"
-        )
 
 
-def test_characters_of_a_prompt_that_the_model_does_not_know(trained: Path, sample: Call) -> None:
-    for choice, begin, said in (
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [("empty.txt", "empty"), ("bytes.txt", "UTF-8"), ("none.txt", "No such file")],
+)
+def test_a_file_without_a_prompt_is_refused(
+    trained: Path, sample: Call, name: str, words: str
+) -> None:
+    Path("empty.txt").touch()
+    Path("bytes.txt").write_bytes(b"\xff\xfe")
+    refused(sample("--prompt-file", name), f"--prompt-file {name}: ", words)
+
+
+@pytest.mark.parametrize(
+    ("choice", "begin", "changes"),
+    [
         (
             "replace",
             "ne fi",
             "'日' dropped (2 times), 'é' replaced by 'e' (1 time), 'ﬁ' replaced by 'fi' (1 time)",
         ),
         ("skip", "n ", "'日' dropped (2 times), 'é' dropped (1 time), 'ﬁ' dropped (1 time)"),
-    ):
-        ended = sample("--num-chars", "1", "--prompt", "né ﬁ日日", "--unknown", choice)
-        assert ended.out.startswith(begin) and ended.err.startswith(
-            f"--unknown {choice}: {said}\n"
-        )
-        assert (
-            "--unknown"
-            not in sample("--num-chars", "1", "--prompt", "ne", "--unknown", choice).err
-        )
-    for given, said in {
-        ("né",): "'é' (U+00E9) at position 1 is not in the vocabulary of this model; nearest: 'e'; --unknown skip",
-        ("日", "--unknown", "skip"): "--prompt: a prompt is empty", ("",): "--prompt: a prompt is empty",
-    }.items():  # fmt: skip
-        assert said in (ended := sample("--prompt", *given)).err and ended.status == 2
+    ],
+)
+def test_characters_of_a_prompt_that_the_model_does_not_know(
+    trained: Path, sample: Call, choice: str, begin: str, changes: str
+) -> None:
+    settings = ["--num-chars", "1", "--unknown", choice]
+    ended = sample(*settings, "--prompt", "né ﬁ日日")
+    assert ended.out.startswith(begin)
+    assert ended.err.startswith(f"--unknown {choice}: {changes}\n")
+    assert "--unknown" not in sample(*settings, "--prompt", "ne").err
+
+
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        (["né"], ["'é' (U+00E9)", "position 1", "nearest: 'e'", "--unknown skip"]),
+        (["日", "--unknown", "skip"], ["--prompt: ", "empty"]),
+        ([""], ["--prompt: ", "empty"]),
+    ],
+    ids=["unknown", "only unknown ones", "empty"],
+)
+def test_a_prompt_that_cannot_be_used_is_refused(
+    trained: Path, sample: Call, prompt: list[str], words: list[str]
+) -> None:
+    ended = sample("--prompt", *prompt)
+    assert ended.status == 2
+    error = ended.err.splitlines()[-1]
+    assert [word for word in words if word not in error] == []
 
 
 def test_json_lines_hold_the_texts(trained: Path, sample: Call) -> None:
-    settings = [
-        "--num-samples",
-        "9",
-        "--num-chars",
-        "20",
-        "--seed",
-        "3",
-        "--prompt",
-        "The ",
-        "--prompt",
-        "An",
-    ]
+    each_text = ["--num-chars", "20", "--seed"]
+    settings = [*each_text, "3", "--num-samples", "9", "--prompt", "The ", "--prompt", "An"]
     lines = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
     texts = re.split(r"^--- \d+\n", sample(*settings).out, flags=re.MULTILINE)[1:]
     assert [line["prompt"] + line["text"] + "\n" for line in lines] == texts
     assert [(line["prompt"], line["seed"]) for line in lines] == [
         (p, 3 + i) for p in ("The ", "An") for i in range(9)
     ]
-    for line in lines[::4]:  # each text is the one that is written alone
-        alone = sample(
-            "--num-chars", "20", "--seed", str(line["seed"]), "--prompt", line["prompt"]
-        ).out
-        assert alone == line["prompt"] + line["text"] + "\n"
+    alone = [
+        sample(*each_text, str(line["seed"]), "--prompt", line["prompt"]).out
+        for line in lines[::4]
+    ]
+    assert alone == texts[::4], "each text is the one that is written alone"
 
 
 def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
     settings = ["--num-chars", "800", "--seed", "2", "--prompt", "The"]
     whole = sample(*settings).out[3:-1]
-    for stop in (whole[40:43], "\n"):
-        ended = sample(*settings, "--stop", stop.replace("\n", r"\n"), "--stop", "\0never")
-        assert ended.out == "The" + whole[: whole.find(stop)] + "\n"
+    word = whole[40:43]
+    before_word = sample(*settings, "--stop", word.replace("\n", r"\n"), "--stop", "\0never")
+    assert before_word.out == "The" + whole[: whole.find(word)] + "\n"
+    before_line = sample(*settings, "--stop", r"\n", "--stop", "\0never")
+    assert before_line.out == "The" + whole[: whole.find("\n")] + "\n"
     assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
-    for typed, meant in (
-        (r"\n\t", "\n\t"),
-        (r"\\n", r"\n"),
-        (r"a\b\\", "a\\b\\"),
-        ("\n", "\n"),
-        ("\\", "\\"),
-    ):
-        assert unescaped(typed) == meant
+
+
+@pytest.mark.parametrize(
+    ("escaped", "text"),
+    [(r"\n\t", "\n\t"), (r"\\n", r"\n"), (r"a\b\\", "a\\b\\"), ("\n", "\n"), ("\\", "\\")],
+)
+def test_escapes_of_a_stop(escaped: str, text: str) -> None:
+    assert unescaped(escaped) == text
 
 
 @pytest.mark.parametrize("stops", [["ab"], ["aab", "c"], ["aba"]])
@@ -269,26 +307,23 @@ def test_documents(
 def test_how_many_documents_are_new(train: Call, sample: Call) -> None:
     names = ["".join(pair) for pair in itertools.permutations("abcdefgh", 3)]
     Path("names.txt").write_text("".join(f"{name}\n" for name in [*names, " "]), encoding="utf-8")
-    assert (
-        train(
-            "name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60"
-        ).status
-        == 0
-    )
+    ended = train("name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60")
+    assert ended.status == 0
     text = open_text(DataConfig(path="names.txt", documents="line"), 32)
     trained = text.tokenizer.decode(text.train).split("\n")[:-1]
     ended = sample(
         "a", *"--novelty --num-samples 40 --seed 1 --json --num-chars 3 --temperature 3".split()
     )
     lines = [json.loads(line) for line in ended.out.splitlines()]
-    # not cut short
-    whole = [line["text"] for line in lines if line["ended"] and line["text"].strip()]
-    assert 0 < len(whole) < 40
-    new = sum(name not in trained for name in whole)
-    for line in lines:
-        is_whole = line["ended"] and line["text"].strip()
-        assert line["new"] == (line["text"] not in trained if is_whole else None)
-    assert ended.err.splitlines()[-1] == f"{new} of {len(whole)} complete lines are new"
+    complete = [bool(line["ended"] and line["text"].strip()) for line in lines]
+    assert 0 < sum(complete) < 40
+    expected = [
+        line["text"] not in trained if whole else None
+        for line, whole in zip(lines, complete, strict=True)
+    ]
+    assert [line["new"] for line in lines] == expected
+    new = expected.count(True)
+    assert ended.err.splitlines()[-1] == f"{new} of {sum(complete)} complete lines are new"
 
 
 @pytest.mark.parametrize(
@@ -338,31 +373,26 @@ def test_only_new_documents(
         (document.replace("KNOWN", known), True) for document in written
     ]
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
-    one_line(
-        sample("a", "--new"), 2, "--new: the training text has more than 100", program="sample.py"
-    )
+    refused(sample("a", "--new"), "--new: ", "more than 100")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
-        ("lines.safetensors --new --no-stop", "--new: cannot be combined with --no-stop"),
-        ("lines.safetensors --new --interactive", "--interactive: cannot be combined with --new"),
-        ("lines.safetensors --new", "--new: lines.safetensors is not in a run directory"),
-        (
-            "text.safetensors --new",
-            "--new: text.safetensors was not trained on documents (data.documents, data.field)",
-        ),
+        ("lines.safetensors --new --no-stop", ("--new: ", "--no-stop")),
+        ("lines.safetensors --new --interactive", ("--interactive: ", "--new")),
+        ("lines.safetensors --new", ("--new: lines.safetensors", "run directory")),
+        ("text.safetensors --new", ("--new: text.safetensors", "data.documents", "data.field")),
     ],
 )
 def test_new_documents_need_a_run_that_was_trained_on_documents(
-    workplace: Path, sample: Call, arguments: str, said: str
+    workplace: Path, sample: Call, arguments: str, words: tuple[str, ...]
 ) -> None:
     vocabulary = {"kind": "char", "characters": "\nabc"}
     documents = {"kind": "line", "end": "\n", "name": ""}
     write_model_file("lines.safetensors", filled(vocabulary=4), vocabulary, documents=documents)
     write_model_file("text.safetensors", filled(vocabulary=4), vocabulary)
-    one_line(sample(*arguments.split()), 2, said, program="sample.py")
+    refused(sample(*arguments.split()), *words)
 
 
 PROMPT_FILES = {  # a kind of documents, a file, its content, and the prompts
@@ -396,22 +426,12 @@ def test_a_file_of_prompts_is_divided_as_the_text_was(
     assert [json.loads(line)["prompt"] for line in ended.out.splitlines()] == prompts
     if kind == "line":
         Path(name).write_bytes(b" \n\n")
-        one_line(
-            sample("m.st", "--prompt-file", name),
-            2,
-            f"--prompt-file {name}: has only",
-            program="sample.py",
-        )
+        refused(sample("m.st", "--prompt-file", name), f"--prompt-file {name}: ")
 
 
 def test_an_unknown_character_in_one_of_many_prompts(trained: Path, sample: Call) -> None:
     ended = sample("--prompt", "The", "--prompt", "n\né")
-    one_line(
-        ended,
-        2,
-        "prompt 'n é': character 'é' (U+00E9) at position 2 is not in",
-        program="sample.py",
-    )
+    refused(ended, "'n é'", "'é' (U+00E9)", "position 2")
     ended = sample("--prompt", "Té", "--prompt", "né", "--num-chars", "1", "--unknown", "replace")
     assert ended.err.startswith("--unknown replace: 'é' replaced by 'e' (2 times)\n")
 
@@ -435,68 +455,90 @@ def test_what_many_texts_copy_is_one_summary(trained: Path, sample: Call) -> Non
     assert longest.startswith(f'{number}: longest copy: {max(lengths)} of 30 characters, "')
 
 
-def test_what_is_copied(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_copied(trained: Path, sample: Call) -> None:
     text = open_text(DataConfig(path="book.txt"), 32)
     book = text.tokenizer.decode(text.train)
     ended = sample("--num-samples", "3", "--num-chars", "60", "--seed", "1", "--novelty", "--json")
-    _, *said = ended.err.splitlines()
-    for number, line in enumerate(map(json.loads, ended.out.splitlines())):
-        length = longest_copy(line["text"], book)
-        assert said[number].startswith(f'{number + 1}: longest copy: {length} of 60 characters, "')
+    texts = [json.loads(line)["text"] for line in ended.out.splitlines()]
+    assert [line.partition(', "')[0] for line in ended.err.splitlines()[1:]] == [
+        f"{number}: longest copy: {longest_copy(text, book)} of 60 characters"
+        for number, text in enumerate(texts, 1)
+    ]
+
+
+def test_copies_of_a_long_text_are_not_searched(
+    trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
-    assert (
-        "skipped, because the training text has more than 100"
-        in sample("--num-chars", "5", "--novelty").err
-    )
+    ended = sample("--num-chars", "5", "--novelty")
+    assert ended.status == 0
+    assert "skipped, because the training text has more than 100" in ended.err
+
+
+def test_copies_of_a_model_without_its_run_are_refused(trained: Path, sample: Call) -> None:
     shutil.copy(trained, "mine.safetensors")
-    one_line(
-        sample("mine.safetensors", "--novelty"),
-        2,
-        "--novelty: mine.safetensors",
-        program="sample.py",
-    )
+    refused(sample("mine.safetensors", "--novelty"), "--novelty: mine.safetensors")
+
+
+WRITING = ["--num-chars", "30", "--seed", "2", "--prompt", "The"]
 
 
 def test_output_to_a_file(trained: Path, sample: Call) -> None:
-    settings = ["--num-chars", "30", "--seed", "2", "--prompt", "The"]
-    expected = sample(*settings).out
-    ended = sample(*settings, "--output", "out.txt")
-    assert ended.status == 0 and ended.out == "" and Path("out.txt").read_text("utf-8") == expected
-    before = set(os.listdir())
-    assert sample(*settings, "--prompt", "é", "--output", "out.txt").status == 2
-    assert Path("out.txt").read_text("utf-8") == expected and set(os.listdir()) == before
-    Path("book.txt").write_text("The", encoding="utf-8")
-    for read in (str(trained), "book.txt"):
-        ended = sample("--prompt-file", "book.txt", "--output", read)
-        one_line(ended, 2, f"--output {read}: is also an input", program="sample.py")
-    Path("link.txt").symlink_to("out.txt")
-    one_line(
-        sample(*settings, "--output", "link.txt"),
-        2,
-        "--output link.txt: already exists",
-        program="sample.py",
-    )
+    expected = sample(*WRITING).out
+    ended = sample(*WRITING, "--output", "out.txt")
+    assert (ended.status, ended.out) == (0, "")
     assert Path("out.txt").read_text("utf-8") == expected
-    assert sample(*settings, "--num-chars", "9", "--output", "link.txt", "--overwrite").status == 0
-    assert (
-        Path("link.txt").is_symlink()
-        and Path("out.txt").read_text("utf-8") == expected[:12] + "\n"
-    )
+
+
+def test_output_that_fails_keeps_the_old_file(trained: Path, sample: Call) -> None:
+    Path("out.txt").write_text("old")
+    before = set(os.listdir())
+    refused(sample("--prompt", "é", "--output", "out.txt", "--overwrite"), "'é'")
+    assert Path("out.txt").read_text() == "old"
+    assert set(os.listdir()) == before
+
+
+@pytest.mark.parametrize("name", ["runs/first/checkpoints/best.safetensors", "book.txt"])
+def test_output_replaces_no_input(trained: Path, sample: Call, name: str) -> None:
+    Path("book.txt").write_text("The", encoding="utf-8")
+    ended = sample("--prompt-file", "book.txt", "--output", name)
+    refused(ended, f"--output {name}: ", "input")
+
+
+def test_output_replaces_a_file_only_if_told_to_and_follows_a_link(
+    trained: Path, sample: Call
+) -> None:
+    Path("out.txt").write_text("old")
+    Path("link.txt").symlink_to("out.txt")
+    into_link = [*WRITING, "--output", "link.txt"]
+    refused(sample(*into_link), "--output link.txt: already exists")
+    assert Path("out.txt").read_text() == "old"
+    assert sample(*into_link, "--overwrite").status == 0
+    assert Path("link.txt").is_symlink()
+    assert Path("out.txt").read_text("utf-8") == sample(*WRITING).out
+
+
+def interrupt(threads: str, *options: str) -> None:
+    command = [*COMMAND, "--num-chars", "100000000", *options]
+    environment = os.environ | {"OMP_NUM_THREADS": threads}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr and any(map(less_progress, process.stderr)), "it has begun"
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert less_progress(process.stderr.read()) == ""
+    assert not list(Path().glob(".*.tmp"))
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_what_was_written_and_ends_many_texts_at_once(trained: Path) -> None:
-    for threads, given in (("1", ["--output", "out.txt"]), ("2", ["--num-samples", "40"])):
-        command = [*COMMAND, "--num-chars", "100000000", *given]
-        environment = os.environ | {"OMP_NUM_THREADS": threads}
-        with subprocess.Popen(
-            command, stderr=subprocess.PIPE, text=True, env=environment
-        ) as process:
-            assert process.stderr and any(map(less_progress, process.stderr)), "it has begun"
-            time.sleep(1)
-            process.send_signal(signal.SIGINT)
-            assert process.wait(60) == 130 and less_progress(process.stderr.read()) == ""
-    assert len(Path("out.txt").read_text("utf-8")) > 100 and not list(Path().glob(".*.tmp"))
+def test_ctrl_c_leaves_what_was_written(trained: Path) -> None:
+    interrupt("1", "--output", "out.txt")
+    assert len(Path("out.txt").read_text("utf-8")) > 100
+
+
+@pytest.mark.slow
+def test_ctrl_c_ends_many_texts_at_once(trained: Path) -> None:
+    interrupt("2", "--num-samples", "40")
 
 
 def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:

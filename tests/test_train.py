@@ -29,102 +29,104 @@ from tests.reference.models import fill
 
 def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("training.callbacks.display.LINE_SECONDS", 0.0)
-    ended, run = train("name=first"), Path("runs/first")
-    assert ended.status == 0 and ended.err == "" and ended.out == (run / "train.log").read_text()
+    ended = train("name=first")
+    run = Path("runs/first")
+    assert (ended.status, ended.err) == (0, "")
+    assert ended.out == (run / "train.log").read_text()
     assert os.listdir("runs") == ["first"]
     assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= set(os.listdir(run))
     names = ["best.safetensors", "last.ckpt", "last.safetensors", "previous.ckpt"]
     assert sorted(os.listdir(run / "checkpoints")) == names
-    found, config = summary("first"), yaml.safe_load((run / "config.yaml").read_text())
-    assert (
-        found["status"] == "finished"
-        and found["steps"] == 30
-        and found["characters"] == 30 * 8 * 32
-    )
-    assert found["val_bpc"] == pytest.approx(found["val_loss"] / math.log(2))
-    assert found["text_sha256"] == hashlib.sha256(Path("book.txt").read_bytes()).hexdigest()
-    assert (
-        0 < found["seconds"] < 600 and found["characters_per_second"] > 0 and found["mfu"] is None
-    )
-    assert (
-        config["name"] == "first"
-        and config["model"]["dim"] == 32
-        and config["trainer"]["precision"] != "auto"
-    )
-    watch = f"tensorboard --logdir {shlex.quote(str(Path('runs').resolve()))}\n"
-    for said in (f"{found['val_loss']:.4f} nats", "sample.py runs/first", watch):
-        assert said in ended.out
-    assert (
-        len(
-            re.findall(
-                r"^step \d+/30  loss .* characters/s  \d:\d\d left$", ended.out, re.MULTILINE
-            )
-        )
-        == 6
-    )
+    assert f"{summary('first')['val_loss']:.4f} nats" in ended.out
+    assert "sample.py runs/first" in ended.out
+    assert f"tensorboard --logdir {shlex.quote(str(Path('runs').resolve()))}\n" in ended.out
+    step = r"^step \d+/30  loss .* characters/s  \d:\d\d left$"
+    assert len(re.findall(step, ended.out, re.MULTILINE)) == 6
 
 
-def test_what_a_finished_run_reports(trained: Path) -> None:
+def test_what_a_summary_and_a_configuration_say(trained: Path) -> None:
+    run = summary("first")
+    config = yaml.safe_load(Path("runs/first/config.yaml").read_text())
+    expected = {
+        "status": "finished",
+        "steps": 30,
+        "characters": 30 * 8 * 32,
+        "val_bpc": pytest.approx(run["val_loss"] / math.log(2)),
+        "text_sha256": hashlib.sha256(Path("book.txt").read_bytes()).hexdigest(),
+        "mfu": None,
+    }
+    assert {key: run[key] for key in expected} == expected
+    assert 0 < run["seconds"] < 600
+    assert run["characters_per_second"] > 0
+    assert (config["name"], config["model"]["dim"]) == ("first", 32)
+    assert config["trainer"]["precision"] != "auto"
+
+
+def test_the_loss_of_a_run_is_exact(trained: Path) -> None:
     model, meta = load_checkpoint(trained)
     text = open_text(DataConfig(path="book.txt"), 32)
-    found = summary("first")
-    assert found["val_loss"] == pytest.approx(np.mean(nats_of(model, text.validation)), abs=1e-6)
-    measured = {
-        "mode": "disjoint",
-        "context": 32,
-        "stride": 32,
-        "characters": len(text.validation),
+    run = summary("first")
+    assert run["val_loss"] == pytest.approx(np.mean(nats_of(model, text.validation)), abs=1e-6)
+    size = len(text.validation)
+    measured = {"mode": "disjoint", "context": 32, "stride": 32, "characters": size}
+    assert run["evaluation"] == measured | {"split_characters": size}
+    assert (meta["step"], meta["val_loss"]) == (run["best_step"], run["val_loss"])
+    assert (meta["evaluation"], meta["text"]) == (measured, "book.txt")
+
+
+@pytest.mark.parametrize("name", ["last", "previous"])
+def test_training_checkpoints_hold_plain_data(trained: Path, name: str) -> None:
+    path = trained.with_name(f"{name}.ckpt")
+    assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
+    contents = torch.load(path)
+    model, _ = load_checkpoint(trained)
+    assert set(contents["state_dict"]) == {f"net.{name}" for name in model.state_dict()}
+    assert not contents["callbacks"]
+    assert contents["format"] == CHECKPOINT_FORMAT
+    assert contents["data"]["name"] == "book.txt"
+
+
+def test_curves_are_losses_and_rates_by_step(trained: Path) -> None:
+    accumulator = board("first")
+    losses = {point.step: point.value for point in accumulator.Scalars("train/loss")}
+    validation = {
+        point.step: point.value for point in board("first/validation").Scalars("val/loss")
     }
-    assert found["evaluation"] == measured | {"split_characters": len(text.validation)}
-    assert (meta["step"], meta["val_loss"]) == (found["best_step"], found["val_loss"])
-    assert meta["evaluation"] == measured and meta["text"] == "book.txt"
-    # and training checkpoints hold plain data
-    names = {f"net.{name}" for name in model.state_dict()}
-    for path in trained.parent.glob("*.ckpt"):
-        assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
-        contents = torch.load(path)
-        assert set(contents["state_dict"]) == names
-        assert not contents["callbacks"]
-        assert contents["format"] == CHECKPOINT_FORMAT and contents["data"]["name"] == "book.txt"
-    accumulator, validation = board("first"), board("first/validation")
-    assert [point.step for point in accumulator.Scalars("train/loss")] == [5, 10, 15, 20, 25, 30]
-    assert [point.step for point in validation.Scalars("val/loss")] == [10, 20, 30]
-    assert validation.Scalars("val/loss")[-1].value == pytest.approx(
-        summary("first")["last_val_loss"], rel=1e-6
-    )
-    for point in accumulator.Scalars("optim/lr"):
-        assert point.value == pytest.approx(lr_at(point.step - 1, OptimConfig(), 30), rel=1e-6)
-    losses = [point.value for point in accumulator.Scalars("train/loss")]
+    rates = {point.step: point.value for point in accumulator.Scalars("optim/lr")}
+    assert list(losses) == list(rates) == [5, 10, 15, 20, 25, 30]
+    assert list(validation) == [10, 20, 30]
+    assert validation[30] == pytest.approx(summary("first")["last_val_loss"], rel=1e-6)
+    schedule = {step: lr_at(step - 1, OptimConfig(), 30) for step in rates}
+    assert rates == pytest.approx(schedule, rel=1e-6)
     guess = math.log(len(set(Path("book.txt").read_text())))
-    assert losses[0] == pytest.approx(guess, abs=0.5) and losses[-1] < losses[0]
+    assert losses[5] == pytest.approx(guess, abs=0.5)
+    assert losses[30] < losses[5]
 
 
+@pytest.mark.parametrize(
+    ("more_steps", "whole"), [(-1, False), (0, True)], ids=["a short run", "a run long enough"]
+)
 def test_a_short_run_evaluates_a_part_of_its_split(
-    train: Call, monkeypatch: pytest.MonkeyPatch
+    train: Call, monkeypatch: pytest.MonkeyPatch, more_steps: int, whole: bool
 ) -> None:
     monkeypatch.setattr("data.batches.VALIDATION_CHARACTERS", 64)
     split = len(open_text(DataConfig(path="book.txt"), 32).validation)
-    enough = math.ceil(split / (VALIDATED * 8 * 32))
-    for name, steps in (("short", enough - 1), ("long", enough)):
-        out = train(
-            f"name={name}", f"trainer.max_steps={steps}", "trainer.val_check_interval=1"
-        ).out
-        counted = summary(name)["evaluation"]
-        (line,) = re.findall("validation loss .*best checkpoint.*", out)
-        assert counted["split_characters"] == split and f"{counted['characters']:,}" in line
-        assert (counted["characters"] == split) == ("all" in line) == (name == "long")
-        assert (f"score.py runs/{name} --split validation" in out) == (name == "short")
-        entries = last(name)["history"]["validations"]["entries"]
-        assert entries[-1][1] == summary(name)["last_val_loss"], (
-            "the last validation is the final one"
-        )
+    steps = math.ceil(split / (VALIDATED * 8 * 32)) + more_steps
+    out = train("name=a", f"trainer.max_steps={steps}", "trainer.val_check_interval=1").out
+    counted = summary("a")["evaluation"]
+    (line,) = re.findall("validation loss .*best checkpoint.*", out)
+    assert counted["split_characters"] == split
+    assert f"{counted['characters']:,}" in line
+    assert (counted["characters"] == split) == ("all" in line) == whole
+    assert ("score.py runs/a --split validation" in out) != whole
+    entries = last("a")["history"]["validations"]["entries"]
+    assert entries[-1][1] == summary("a")["last_val_loss"], "the last validation is the final one"
 
 
 def test_a_summary_has_the_loss_of_each_validation(trained: Path) -> None:
     losses = summary("first")["validations"]
-    assert list(losses) == ["10", "20", "30"] and min(losses.values()) == pytest.approx(
-        summary("first")["val_loss"]
-    )
+    assert list(losses) == ["10", "20", "30"]
+    assert min(losses.values()) == pytest.approx(summary("first")["val_loss"])
 
 
 def test_a_run_continues_with_a_text_that_has_moved(trained: Path, train: Call) -> None:
@@ -148,17 +150,21 @@ def test_the_page_hparams_has_a_row_for_a_run(trained: Path) -> None:
     assert loss.value == pytest.approx(summary("first")["val_loss"])
 
 
-def test_other_loggers(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            "lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000")
-        )
-        one_line(train("logger=wandb"), 2, "pip install -c constraints.txt -e '.[wandb]'")
+def test_a_logger_that_is_not_installed_is_refused(
+    train: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000")
+    )
+    one_line(train("logger=wandb"), 2, "pip install -c constraints.txt -e '.[wandb]'")
     assert not Path("runs").exists()
-    for logger in ("csv", "none"):
-        assert train(f"logger={logger}", f"name={logger}", "trainer.max_steps=20").status == 0
-        files = {file.name.partition(".")[0] for file in Path("runs", logger).rglob("*")}
-        assert "events" not in files and ("metrics" in files) == (logger == "csv")
+
+
+@pytest.mark.parametrize(("logger", "written"), [("csv", {"metrics"}), ("none", set())])
+def test_other_loggers(train: Call, logger: str, written: set[str]) -> None:
+    assert train(f"logger={logger}", "name=a", "trainer.max_steps=20").status == 0
+    files = {file.name.partition(".")[0] for file in Path("runs/a").rglob("*")}
+    assert files & {"events", "metrics"} == written
 
 
 def test_nanogpt_s_settings_make_nanogpt_s_model(train: Call) -> None:
@@ -189,30 +195,30 @@ def test_nanogpt_s_settings_make_nanogpt_s_model(train: Call) -> None:
     torch.testing.assert_close(plain_loop.loss_of(plain, x, y), expected)
 
 
-def test_other_scripts_in_a_file_of_any_name(train: Call) -> None:
+@pytest.mark.parametrize(
+    ("tokenizer", "unit", "natural"),
+    [("char", "character", "val_bpc"), ("byte", "byte", "val_bpb")],
+    ids=["char", "byte"],
+)
+def test_other_scripts_in_a_file_of_any_name(
+    train: Call, tokenizer: str, unit: str, natural: str
+) -> None:
     name = "it's my [book], a=b (1) Ἰλιάς.txt"
     Path(name).write_text("μῆνιν ἄειδε θεὰ Πηληϊάδεω Ἀχιλῆος\n" * 200, encoding="utf-8")
-    for tokenizer, unit in (("char", "character"), ("byte", "byte")):
-        given = [f"name={tokenizer}", f"data.tokenizer={tokenizer}", "trainer.max_steps=5"]
-        ended = train(f"data.path={name}", *given)
-        assert ended.status == 0 and f" bits) per {unit}" in ended.out
-        assert read_config(Path("runs", tokenizer)).data.path == name
-        text = open_text(DataConfig(path=name, tokenizer=tokenizer), 32)
-        trained = text.tokenizer.decode(np.asarray(text.train))
-        tokens = len(trained) if tokenizer == "char" else len(trained.encode())
-        (loss,), (bits,) = (board(tokenizer).Scalars(f"train/{tag}") for tag in ("loss", "bpc"))
-        assert bits.value == pytest.approx(
-            loss.value / math.log(2) * tokens / len(trained), rel=1e-4
-        )
-    char, byte = summary("char"), summary("byte")
-    assert (
-        char["val_bpc"] == pytest.approx(char["val_loss"] / math.log(2))
-        and char["val_bpb"] < char["val_bpc"]
-    )
-    assert (
-        byte["val_bpb"] == pytest.approx(byte["val_loss"] / math.log(2))
-        and byte["val_bpb"] < byte["val_bpc"]
-    )
+    given = ["name=a", f"data.tokenizer={tokenizer}", "trainer.max_steps=5"]
+    ended = train(f"data.path={name}", *given)
+    assert ended.status == 0
+    assert f" bits) per {unit}" in ended.out
+    assert read_config(Path("runs/a")).data.path == name
+    text = open_text(DataConfig(path=name, tokenizer=tokenizer), 32)
+    trained = text.tokenizer.decode(np.asarray(text.train))
+    tokens = len(trained) if tokenizer == "char" else len(trained.encode())
+    (loss,), (bits,) = (board("a").Scalars(f"train/{tag}") for tag in ("loss", "bpc"))
+    expected = loss.value / math.log(2) * tokens / len(trained)
+    assert bits.value == pytest.approx(expected, rel=1e-4)
+    run = summary("a")
+    assert run[natural] == pytest.approx(run["val_loss"] / math.log(2))
+    assert run["val_bpb"] < run["val_bpc"]
 
 
 def test_minutes_need_one_device(workplace: Path) -> None:
@@ -222,11 +228,8 @@ def test_minutes_need_one_device(workplace: Path) -> None:
 
 def test_rates_that_ruin_the_model(train: Call) -> None:
     ended = train("optim.lr=1e30", "optim.muon_lr=1e30", "minutes=1")
-    assert ended.status == 1 and ended.err.count("\n") == 1, ended.err
-    assert "step 2: the loss is nan (batch 1 of seed 0): training has diverged" in ended.err
-    assert ended.err.endswith(
-        "; start again with lower rates, usually optim.lr=0.006 optim.muon_lr=0.01\n"
-    )
+    one_line(ended, 1, "step 2: the loss is nan (batch 1 of seed 0): training has diverged")
+    assert ended.err.endswith("optim.lr=0.006 optim.muon_lr=0.01\n")
     assert not Path("runs").exists(), (
         "found while steps are timed; tests/training/test_module.py: found in a run"
     )

@@ -18,22 +18,33 @@ def os_error(name: str, file: str | None) -> OSError:
     return OSError(number, os.strerror(number), file)
 
 
-def test_how_a_command_answers_what_goes_wrong(capsys: pytest.CaptureFixture) -> None:
-    to_console()
-    for error, status, said in (
+@pytest.mark.parametrize(
+    ("error", "status", "line"),
+    [
         (InputError("no\nsuch file"), 2, "x.py: no such file\n"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory"), 2, "x.py: out of memory: too large\n"),
         (RecursionError("maximum recursion depth"), 2, "x.py: a value or a file is nested too deeply\n"),
-        (MemoryError(), 2, "x.py: out of memory: too large\n"), (OSError("disk on fire"), 1, "x.py: disk on fire\n"),
+        (MemoryError(), 2, "x.py: out of memory: too large\n"),
+        (OSError("disk on fire"), 1, "x.py: disk on fire\n"),
         (KeyboardInterrupt(), 130, ""),
         (os_error("EACCES", "runs/x/.lock"), 1, "x.py: runs/x: Permission denied\n"),
         (os_error("ENOSPC", "a/b.st"), 1, "x.py: a/b.st: No space left on "),
         (os_error("ENOTDIR", "runs"), 1, "x.py: runs: Not a directory"),
         (os_error("EROFS", None), 1, "x.py: Read-only file system\n"),
-    ):  # fmt: skip
-        assert main("x.py", Mock(side_effect=error), out_of_memory="too large") == status, error
-        ended = capsys.readouterr()
-        assert ended.err.startswith(said) and ended.err.count("\n") == bool(said), ended
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_how_a_command_answers_what_goes_wrong(
+    capsys: pytest.CaptureFixture, error: BaseException, status: int, line: str
+) -> None:
+    to_console()
+    assert main("x.py", Mock(side_effect=error), out_of_memory="too large") == status
+    ended = capsys.readouterr()
+    assert ended.err.startswith(line)
+    assert ended.err.count("\n") == bool(line)
+
+
+def test_a_bug_keeps_its_traceback() -> None:
     with pytest.raises(RuntimeError, match="a bug"):
         main("x.py", Mock(side_effect=RuntimeError("a bug")), out_of_memory="too large")
 

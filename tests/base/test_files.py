@@ -16,47 +16,62 @@ def write_folder(path: Path, text: str) -> None:
         (temporary / "below/b.txt").write_text(text)
 
 
-def test_what_cannot_be_finished_leaves_the_old_one_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def assert_only_the_old_one(path: Path) -> None:
+    assert path.read_text() == "old"
+    assert os.listdir(path.parent) == [path.name]
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+def test_what_is_not_finished_leaves_the_old_one_alone(
+    tmp_path: Path, error: type[BaseException], folder: bool
 ) -> None:
-    path, broken = tmp_path / "name", OSError(errno.EIO, "the disk is broken")
+    path = tmp_path / "name"
     write_text(path, "old")
-    for error in (ValueError, KeyboardInterrupt, SystemExit):
-        for write in (
-            lambda new: new.write_text("new"),
-            lambda new: (new.mkdir(), (new / "a").write_text("new")),
-        ):
-            with pytest.raises(error), atomic(path) as temporary:
-                write(temporary)
-                raise error
-            assert path.read_text() == "old" and os.listdir(tmp_path) == ["name"]
-    for named in (None, "below/a.txt"):
-        with (
-            pytest.raises(OSError, match=re.escape(str(path))) as caught,
-            atomic(path) as temporary,
-        ):
-            raise OSError(errno.EIO, "the disk is broken", named and str(temporary / named))
-        assert caught.value.filename == str(path)
-    for call in ("fsync", "replace"):
-        with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is broken"):
-            patch.setattr(os, call, Mock(side_effect=broken))
-            write_text(path, "new")
-        assert path.read_text() == "old" and os.listdir(tmp_path) == ["name"], call
+    with pytest.raises(error), atomic(path) as temporary:
+        if folder:
+            temporary.mkdir()
+        (temporary / "a" if folder else temporary).write_text("new")
+        raise error
+    assert_only_the_old_one(path)
 
 
-def test_a_file_is_replaced_and_a_folder_is_made_once(tmp_path: Path) -> None:
-    for text in ("old", "new äλ語\r\n"):
-        write_text(tmp_path / "a", text)
-        assert (tmp_path / "a").read_bytes() == text.encode()
-    with pytest.raises(OSError), atomic(tmp_path / "both") as temporary:
+@pytest.mark.parametrize("call", ["fsync", "replace"])
+def test_what_cannot_be_written_leaves_the_old_one_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    path = tmp_path / "name"
+    write_text(path, "old")
+    broken = OSError(errno.EIO, "the disk is broken")
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="the disk is broken"):
+        patch.setattr(os, call, Mock(side_effect=broken))
+        write_text(path, "new")
+    assert_only_the_old_one(path)
+
+
+@pytest.mark.parametrize("below", [None, "below/a.txt"], ids=["no name", "a temporary name"])
+def test_an_error_names_what_was_to_be_written(tmp_path: Path, below: str | None) -> None:
+    path = tmp_path / "name"
+    with pytest.raises(OSError, match=re.escape(str(path))) as caught, atomic(path) as temporary:
+        raise OSError(errno.EIO, "the disk is broken", below and str(temporary / below))
+    assert caught.value.filename == str(path)
+
+
+def test_a_file_is_replaced(tmp_path: Path) -> None:
+    write_text(tmp_path / "a", "old")
+    write_text(tmp_path / "a", "new äλ語\r\n")
+    assert (tmp_path / "a").read_bytes() == "new äλ語\r\n".encode()
+    assert os.listdir(tmp_path) == ["a"]
+
+
+def test_a_folder_is_made_once(tmp_path: Path) -> None:
+    both = tmp_path / "both"
+    with pytest.raises(OSError), atomic(both) as temporary:
         temporary.mkdir()
-        write_folder(tmp_path / "both", "quicker")
-    assert (
-        (tmp_path / "both/a.txt").read_text()
-        == (tmp_path / "both/below/b.txt").read_text()
-        == "quicker"
-    )
-    assert sorted(os.listdir(tmp_path)) == ["a", "both"]
+        write_folder(both, "quicker")
+    assert (both / "a.txt").read_text() == "quicker"
+    assert (both / "below/b.txt").read_text() == "quicker"
+    assert os.listdir(tmp_path) == ["both"]
 
 
 def test_contents_reach_the_disk_before_the_name_does(

@@ -15,9 +15,9 @@ from tests.stores import make
 from training.resume import newest_unfinished
 
 
-def test_runs_that_cannot_be_found_made_or_resumed(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def runs(trained: Path) -> None:
+    """runs/first, which has finished, and what looks like a run but has not all of one."""
     files = "model/config.yaml model/checkpoints/best.safetensors ../elsewhere/config.yaml sweep/sweep.csv"
     make(
         Path("runs"), dict.fromkeys([*files.split(), "begun/config.yaml", "lost/summary.json"], "")
@@ -26,56 +26,96 @@ def test_runs_that_cannot_be_found_made_or_resumed(
     for file in ("config.yaml", "checkpoints/best.safetensors"):
         os.utime(Path("runs/model", file), (0, 1))
     Path("loop").symlink_to("loop")
-    for resume, name, said in (
+
+
+@pytest.mark.parametrize(
+    ("resume", "name", "words"),
+    [
         ("runs/first", "other", "name=other: cannot be combined with resume=runs/first"),
-        ("x" * 5000, None, "no such checkpoint"), ("loop", None, "resume=loop: no such checkpoint"),
+        pytest.param("x" * 5000, None, "no such checkpoint", id="a name too long"),
+        ("loop", None, "resume=loop: no such checkpoint"),
         ("runs/none", None, "no such checkpoint, nor a run in runs/"),
-        ("auto", "model", "name=model: has a model but no checkpoint"), ("auto", "lost", "has lost its config.yaml"),
-        ("runs/sweep", None, "is a sweep; repeat its command, or resume=runs/sweep/TRIAL for one trial"),
-        ("auto", "sweep", "name=sweep: is a sweep"), ("auto", "first/x", "runs/first is a run and cannot contain"),
-    ):  # fmt: skip
-        assert said in refusal(InputError, to_resume, resume, name), resume
-    for resume in ("elsewhere", "runs/begun"):  # their checkpoints folder is empty or missing
-        assert to_resume(resume, None) in (Run(Path(resume)), Run(Path(resume).resolve()))
-    assert (
-        to_resume("auto", "begun") == Run(Path("runs/begun")) and to_resume("auto", "bare") is None
-    )
-    for name, said in (
+        ("auto", "model", "name=model: has a model but no checkpoint"),
+        ("auto", "lost", "has lost its config.yaml"),
+        ("runs/sweep", None, "resume=runs/sweep/TRIAL for one trial"),
+        ("auto", "sweep", "name=sweep: is a sweep"),
+        ("auto", "first/x", "runs/first is a run"),
+    ],
+)
+def test_what_cannot_be_resumed(runs: None, resume: str, name: str | None, words: str) -> None:
+    assert words in refusal(InputError, to_resume, resume, name)
+
+
+@pytest.mark.parametrize(
+    ("resume", "name", "run"),
+    [
+        ("auto", "begun", "runs/begun"),
+        ("auto", "first", "runs/first"),
+        ("first", None, "runs/first"),
+        ("first/checkpoints/last.ckpt", None, "runs/first"),
+        ("runs/first/checkpoints/last.ckpt", None, "runs/first"),
+    ],
+)
+def test_what_can_be_resumed(runs: None, resume: str, name: str | None, run: str) -> None:
+    assert to_resume(resume, name) == Run(Path(run))
+
+
+@pytest.mark.parametrize("folder", ["elsewhere", "runs/begun"])
+def test_a_run_without_checkpoints_can_be_resumed(runs: None, folder: str) -> None:
+    assert to_resume(folder, None) in (Run(Path(folder)), Run(Path(folder).resolve()))
+
+
+def test_a_run_without_anything_is_begun_anew(runs: None) -> None:
+    assert to_resume("auto", "bare") is None
+
+
+def test_the_newest_unfinished_run(runs: None) -> None:
+    assert newest_unfinished() == Run(Path("runs/begun")), "not runs/bare, nor what has finished"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
         ("sweep", "is a sweep"),
         ("first/x", "is a run"),
         ("first", "name=first resume=auto continues"),
-    ):
-        assert said in refusal(InputError, check_free, name)
-    assert newest_unfinished() == Run(Path("runs/begun")), "not runs/bare, nor what has finished"
-    first = Run(Path("runs/first"))
-    assert (
-        to_resume("auto", "first") == to_resume("runs/first/checkpoints/last.ckpt", None) == first
-    )
-    assert to_resume("first", None) == to_resume("first/checkpoints/last.ckpt", None) == first
-    assert "no trial of this sweep has finished yet" in refusal(InputError, find_model, "sweep")
+    ],
+)
+def test_names_that_are_not_free(runs: None, name: str, words: str) -> None:
+    assert words in refusal(InputError, check_free, name)
+
+
+def test_a_sweep_without_a_finished_trial_has_no_model(runs: None) -> None:
+    assert "no trial of this sweep has finished" in refusal(InputError, find_model, "sweep")
+
+
+def test_processes_on_several_machines_need_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
     assert "processes on several machines need one directory" in refusal(InputError, new_name, {})
 
 
-def test_what_is_not_a_model_hides_no_run(trained: Path) -> None:
+@pytest.mark.parametrize("name", ["docs", "book", "last.ckpt"])
+def test_what_is_not_a_model_hides_no_run(trained: Path, name: str) -> None:
     Path("docs").mkdir()
     Path("book").write_text("a text")
-    for name in ("docs", "book", "last.ckpt"):
-        Path("runs/first").rename(f"runs/{name}")
-        run = Path("runs", name)
-        assert find_model(name) == run / "checkpoints/best.safetensors" and to_resume(
-            name, None
-        ) == Run(run)
-        run.rename("runs/first")
+    run = Path("runs/first").rename(f"runs/{name}")
+    assert find_model(name) == run / "checkpoints/best.safetensors"
+    assert to_resume(name, None) == Run(run)
+
+
+@pytest.mark.parametrize("name", ["first", "runs/first"])
+def test_the_name_of_a_run_is_that_of_a_folder_elsewhere(trained: Path, name: str) -> None:
     make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
-    assert find_model("first") == trained and to_resume("first", None) == Run(Path("runs/first"))
+    assert find_model(name) == trained
+    assert to_resume(name, None) == Run(Path("runs/first"))
+
+
+def test_a_dot_leads_to_the_folder_elsewhere(trained: Path) -> None:
+    make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
     assert find_model("./first") == Path("first/best.safetensors")
     assert to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
-    assert find_model("runs/first") == trained and to_resume("runs/first", None) == Run(
-        Path("runs/first")
-    )
 
 
 def test_a_start_waits_for_a_process_that_only_looks(tmp_path: Path) -> None:
