@@ -15,8 +15,9 @@ def scalars(name: str, tag: str) -> dict[int, float]:
 
 @pytest.mark.slow
 def test_watching_changes_nothing(train: Call) -> None:
-    for name, more in (("each", "trainer.log_every_n_steps=1"), ("none", "logger=none")):
-        assert train(f"name={name}", "optim.clip=0.95", "trainer.max_steps=20", more).status == 0
+    given = ("optim.clip=0.95", "trainer.max_steps=20")
+    assert train("name=each", *given, "trainer.log_every_n_steps=1").status == 0
+    assert train("name=none", *given, "logger=none").status == 0
     assert sorted(scalars("each", "optim/grad_norm")) == list(range(1, 21))
     assert_same_weights("each", "none")
 
