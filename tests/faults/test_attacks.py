@@ -1,5 +1,6 @@
 """Nobody gets in: model files made to do harm are refused in one line by every program, quickly, and have no effect."""
 
+import itertools
 import os
 import socket
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from tests.base.test_progress import Terminal
 from tests.conftest import ROOT, TINY, Ended
 from tests.faults import faults
-from tests.faults.hostile import HOSTILE, MB, ODD, chars, of
+from tests.faults.hostile import HOSTILE, ODD, chars, of
 from tests.faults.processes import Process
 from tests.model_files import filled, write_model_file
 
@@ -52,70 +53,71 @@ def is_refusal(ended: Ended, name: str) -> bool:
     )
 
 
-def two_programs(kind: str, kinds: dict[str, Any]) -> set[str]:
-    """All open a model in the same way, so each kind is given to sample.py and, in turn, to another one."""
-    return {"sample", list(PROGRAMS)[list(kinds).index(kind) % len(PROGRAMS)]}
+def pairs(kinds: dict[str, Any]) -> list[tuple[str, str]]:
+    """Each kind with sample.py and, in turn, with another program: all open a model in the same way."""
+    others = itertools.cycle(PROGRAMS)
+    each = [(kind, program) for kind in kinds for program in ("sample", next(others))]
+    return list(dict.fromkeys(each))
 
 
-def test_an_honest_model_needs_no_more_than_it_may() -> None:
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_an_honest_model_needs_no_more_than_it_may(program: str) -> None:
     write_model_file("honest.safetensors", filled())
-    for program in PROGRAMS:
-        assert call(program, "honest.safetensors").status == 0, program
+    assert call(program, "honest.safetensors").status == 0
 
 
-@pytest.mark.parametrize("kind", HOSTILE)
-def test_every_program_refuses_an_attack_in_one_line(kind: str) -> None:
+@pytest.mark.parametrize(("kind", "program"), pairs(HOSTILE))
+def test_every_program_refuses_an_attack_in_one_line(kind: str, program: str) -> None:
     Path(EVIL).write_bytes(HOSTILE[kind]())
     files = set(Path().rglob("*"))
-    for program in two_programs(kind, HOSTILE):
-        ended = call(program, EVIL)
-        assert is_refusal(ended, EVIL), (program, ended)
-        assert set(Path().rglob("*")) == files, f"{program} has made something"
+    ended = call(program, EVIL)
+    assert is_refusal(ended, EVIL), ended
+    assert set(Path().rglob("*")) == files, "it has made something"
 
 
-@pytest.mark.parametrize("kind", ODD)
-def test_what_is_odd_costs_no_more_than_it_may(kind: str) -> None:
+LONG = ("context 2^20, 1024 heads", "train")  # its weights would take their time
+
+
+@pytest.mark.parametrize(("kind", "program"), [pair for pair in pairs(ODD) if pair != LONG])
+def test_what_is_odd_costs_no_more_than_it_may(kind: str, program: str) -> None:
     """Each program works, or says in one line why not: a text shorter than the context, numbers that overflow."""
-    Path(EVIL).write_bytes(content := ODD[kind]())
-    for program in two_programs(kind, ODD):
-        if (program not in ("sample", "web") and "blocks" in kind) or (
-            program == "train" and len(content) > MB
-        ):
-            continue  # it would take its time for each block and each weight
-        ended = call(program, EVIL)
-        refused = ended.status == 2 and ended.err.count("\n") == 1
-        diverged = (
-            ended.status == 1
-            and "training has diverged" in ended.err
-            and "Traceback" not in ended.err
-        )
-        assert ended.status == 0 or refused or diverged, (program, ended)
+    Path(EVIL).write_bytes(ODD[kind]())
+    ended = call(program, EVIL)
+    refused = ended.status == 2 and ended.err.count("\n") == 1
+    diverged = (
+        ended.status == 1 and "training has diverged" in ended.err and "Traceback" not in ended.err
+    )
+    assert ended.status == 0 or refused or diverged, ended
 
 
-def test_what_is_no_file_is_refused() -> None:
+@pytest.fixture
+def no_files() -> None:
     os.mkfifo("pipe.safetensors")
     Path("folder.safetensors").mkdir()
     Path("loop.safetensors").symlink_to("loop.safetensors")
     with socket.socket(socket.AF_UNIX) as unix:
         unix.bind("socket.safetensors")
-        names = [f"{name}.safetensors" for name in ("pipe", "folder", "loop", "socket", "x" * 300)]
-        for path in [*names, "/dev/zero", "/dev/stdin", "/proc/self"]:
-            for program in ("sample", "train"):
-                ended = call(program, path)
-                assert is_refusal(ended, path[:80]), (program, ended)
+
+
+@pytest.mark.parametrize("program", ["sample", "train"])
+@pytest.mark.parametrize("path", [
+    "pipe.safetensors", "folder.safetensors", "loop.safetensors", "socket.safetensors",
+    pytest.param(f"{'x' * 300}.safetensors", id="a long name"), "/dev/zero", "/dev/stdin", "/proc/self",
+])  # fmt: skip
+def test_what_is_no_file_is_refused(no_files: None, path: str, program: str) -> None:
+    ended = call(program, path)
+    assert is_refusal(ended, path[:80]), ended
 
 
 # train.py quotes it, so that nobody types it unseen
 @pytest.mark.parametrize("program", ["sample", "score", "web"])
-def test_a_file_s_name_reaches_no_terminal_raw(program: str) -> None:
+@pytest.mark.parametrize(("data", "status"), [(b"x", 2), (of(), 0)], ids=["damaged", "whole"])
+def test_a_file_s_name_reaches_no_terminal_raw(program: str, data: bytes, status: int) -> None:
     name = "a\x1b[31m\x07\x9b\x7f.safetensors"
-    for data, status in ((b"x", 2), (of(), 0)):
-        Path(name).write_bytes(data)
-        ended = call(program, name)
-        assert ended.status == status, ended
-        assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err), (
-            ended
-        )
+    Path(name).write_bytes(data)
+    ended = call(program, name)
+    assert ended.status == status, ended
+    assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err), ended
 
 
 def on_a_terminal(*command: str) -> str:
@@ -123,30 +125,41 @@ def on_a_terminal(*command: str) -> str:
     return Terminal(*command).watch().replace("\x1b[A", "")
 
 
-def test_control_characters_reach_no_terminal() -> None:
-    turns = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # of the direction of the text
-    letters = "".join(map(chr, [*range(0xA0), *turns]))
+RAW = {"\x1b", "\x07", "\x9b", "\x7f", "\u202e", "\u2066"}
+TURNS = [*range(0x202A, 0x202F), *range(0x2066, 0x206A)]  # of the direction of the text
+SAMPLE = [str(ROOT / "sample.py"), EVIL, "--seed", "0", "--num-chars"]
+
+
+@pytest.fixture
+def controls() -> str:
+    """The letters of a model that writes each of them: control characters, Latin and turns."""
+    letters = "".join(map(chr, [*range(0xA0), *TURNS]))
     Path(EVIL).write_bytes(of(std=0, vocabulary=chars(letters)))
-    command = [str(ROOT / "sample.py"), EVIL, "--num-chars", "3000", "--seed", "0"]
+    return letters
+
+
+def test_control_characters_of_a_sample_reach_files_but_no_terminal(controls: str) -> None:
+    command = [*SAMPLE, "3000"]
     raw = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE).stdout.decode()
-    assert set(raw) == set(letters)
-    pictures = {code: chr(0x2400 + code) for code in range(32)} | {
-        code: f"\\x{code:x}" for code in range(128, 160)
-    }
-    pictures |= {code: f"\\u{code:x}" for code in turns}
-    seen = raw.translate({**pictures, 127: "␡", 9: "\t", 10: "\r\n"})
-    assert f"--- 1\r\n{seen}" in on_a_terminal(*command, "--num-samples", "2")
-    prompt = "a\x1b]0;x\x07\x9b31m\x7f\r"
-    assert "\na␛]0;x␇\\x9b31m␡␍" in on_a_terminal(
-        *command[:2], "--num-chars", "1", "--prompt", prompt
-    )
-    raw_ones = {"\x1b", "\x07", "\x9b", "\x7f", "\u202e", "\u2066"}
-    assert not raw_ones & set(on_a_terminal(*command, "--json"))
+    assert set(raw) == set(controls)
     subprocess.run(
         [sys.executable, *command, "--output", "out.txt"], check=True, stderr=subprocess.DEVNULL
     )
     assert Path("out.txt").read_bytes().decode() == raw
-    # Neither does training show those of its text.
+    pictures = {code: chr(0x2400 + code) for code in range(32)}
+    pictures |= {code: f"\\x{code:x}" for code in range(128, 160)}
+    pictures |= {code: f"\\u{code:x}" for code in TURNS}
+    seen = raw.translate({**pictures, 127: "␡", 9: "\t", 10: "\r\n"})
+    assert f"--- 1\r\n{seen}" in on_a_terminal(*command, "--num-samples", "2")
+    assert not RAW & set(on_a_terminal(*command, "--json"))
+
+
+def test_control_characters_of_a_prompt_reach_no_terminal(controls: str) -> None:
+    shown = on_a_terminal(*SAMPLE, "1", "--prompt", "a\x1b]0;x\x07\x9b31m\x7f\r")
+    assert "\na␛]0;x␇\\x9b31m␡␍" in shown
+
+
+def test_control_characters_of_a_training_text_reach_neither_terminal_nor_log() -> None:
     rng = np.random.default_rng(0)
     odd = "".join(rng.choice(list("ab \n\x1b\x07\x9b\x7f\u202e\u2066"), 200_000))
     # which looks like text at its beginning
@@ -155,6 +168,11 @@ def test_control_characters_reach_no_terminal() -> None:
         str(ROOT / "train.py"), *TINY, "data.path=odd.txt", "logger=none", "compile=false"
     )
     (log,) = Path("runs").glob("*/train.log")
-    for each in (shown, log.read_text("utf-8")):
-        assert all(symbol in each for symbol in ("␛", "␇", "␡", "\\x9b", "\\u202e", "\\u2066"))
-        assert not raw_ones & set(each)
+    assert_pictured(shown)
+    assert_pictured(log.read_text("utf-8"))
+
+
+def assert_pictured(text: str) -> None:
+    symbols = {"␛", "␇", "␡", "\\x9b", "\\u202e", "\\u2066"}
+    assert {symbol for symbol in symbols if symbol in text} == symbols
+    assert not RAW & set(text)

@@ -49,33 +49,39 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
     "data.cache_dir=~nosuch/x": "there is no such home directory", "init_from=nothing": "no such model",
     "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "nor a run in",
-    "callbacks=[early_stopping] callbacks.early_stopping.monitor=val_loss": "must be one of val/loss, val/bpc, val/bpb",
-    "callbacks=[early_stopping] callbacks.early_stopping.patience=-1": "callbacks.early_stopping.patience=-1: must be",
+    ("callbacks=[early_stopping]", "callbacks.early_stopping.monitor=val_loss"): "one of val/loss, val/bpc, val/bpb",
+    ("callbacks=[early_stopping]", "callbacks.early_stopping.patience=-1"): "callbacks.early_stopping.patience=-1: ",
     "resume=auto": "no unfinished run", "resume=book.txt": "is not a run that can continue",
 }  # fmt: skip
 
 
-@pytest.mark.promise
-def test_wrong_words(train: Call, workplace: Path) -> None:
+@pytest.fixture
+def odd_texts(workplace: Path) -> None:
+    """Texts that the commands of `WRONG` name."""
     Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
     Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
     make(
         Path("many"),
         {f"{number}.txt": "one\n" if number else "a long text\n" * 500 for number in range(40)},
     )
-    before = set(workplace.rglob("*"))
-    for typed, said in WRONG.items():
-        arguments = (
-            typed
-            if isinstance(typed, tuple)
-            else typed.split(" ")
-            if "callbacks" in typed
-            else [typed]
-        )
-        ended = train(*arguments)
-        one_line(ended, 2, said)
-        made = [path for path in set(workplace.rglob("*")) - before if "cache" not in path.parts]
-        assert ended.out == "" and not made, (typed, made)
+
+
+def files() -> set[Path]:
+    """What there is in the workplace but for its cache."""
+    return {path for path in Path().rglob("*") if "cache" not in path.parts}
+
+
+@pytest.mark.promise
+@pytest.mark.parametrize(
+    ("typed", "said"), WRONG.items(), ids=[ascii(typed)[:60] for typed in WRONG]
+)
+def test_wrong_words(
+    train: Call, odd_texts: None, typed: str | tuple[str, ...], said: str
+) -> None:
+    before = files()
+    ended = train(*([typed] if isinstance(typed, str) else typed))
+    one_line(ended, 2, said)
+    assert ended.out == "" and files() == before
 
 
 SAMPLE = {
@@ -90,67 +96,83 @@ SAMPLE = {
 }  # fmt: skip
 
 
-def test_every_option_of_sample(trained: Path, sample: Call, train: Call) -> None:
-    for argument, said in SAMPLE.items():
-        ended = sample("first", argument) if argument.startswith("-") else sample(argument)
-        one_line(ended, 2, said, program="sample.py")
-        assert ended.out == "", argument
+@pytest.mark.parametrize(
+    ("argument", "said"), SAMPLE.items(), ids=[ascii(argument)[:60] for argument in SAMPLE]
+)
+def test_every_option_of_sample(trained: Path, sample: Call, argument: str, said: str) -> None:
+    ended = sample("first", argument) if argument.startswith("-") else sample(argument)
+    one_line(ended, 2, said, program="sample.py")
+    assert ended.out == ""
+
+
+def test_a_word_too_many_is_not_taken(sample: Call) -> None:
+    one_line(sample("first", "ROMEO:"), 2, "unrecognized", "ROMEO:", program="sample.py")
+
+
+def test_commands_have_one_version(sample: Call, train: Call) -> None:
     assert sample("--version").out == train("--version").out != ""
-    one_line(sample("first", "ROMEO:"), 2, "unrecognized arguments: ROMEO:", program="sample.py")
 
 
-def test_variables_that_cannot_be(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
-    number = "this environment variable must be a whole number"
-    for variable, value, said in (
-        ("RANK", "abc", number), ("LOCAL_RANK", "", number), ("LOCAL_RANK", "-1", number),
-        ("RANK", "1", "is set without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset RANK, or start with"),
-        ("OMP_NUM_THREADS", "abc", number), ("OMP_NUM_THREADS", "0", number),
-    ):  # fmt: skip
-        with monkeypatch.context() as patch:
-            patch.setenv(variable, value)
-            one_line(train(), 2, f"{variable}={value}: ", said)
+@pytest.mark.parametrize(("variable", "value", "said"), [
+    ("RANK", "abc", "whole number"), ("LOCAL_RANK", "", "whole number"), ("LOCAL_RANK", "-1", "whole number"),
+    ("RANK", "1", "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset RANK, or start with"),
+    ("OMP_NUM_THREADS", "abc", "whole number"), ("OMP_NUM_THREADS", "0", "whole number"),
+])  # fmt: skip
+def test_variables_that_cannot_be(
+    train: Call, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
+) -> None:
+    monkeypatch.setenv(variable, value)
+    one_line(train(), 2, f"{variable}={value}: ", said)
+
+
+def test_threads_are_one_number_for_each_level_of_nesting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", " 2,1")
-    assert processes.cores() == 2, "one number for each level of nesting"
+    assert processes.cores() == 2
 
 
 @pytest.mark.slow
-def test_closed_standard_streams_change_nothing(trained: Path) -> None:
-    for command in (
-        "export.py first --to web out.html",
-        f"train.py data.path=book.txt name=second {' '.join(TINY)}",
-    ):
-        line = f"exec {sys.executable} {ROOT}/{command} <&- >&-"
-        ended = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
-        assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended
-    assert summary("second")["status"] == "finished" and Path("out.html").exists()
+@pytest.mark.parametrize(("command", "made"), [
+    pytest.param("export.py first --to web out.html", "out.html", id="export"),
+    pytest.param(f"train.py data.path=book.txt name=second {' '.join(TINY)}", "runs/second/report.html", id="train"),
+])  # fmt: skip
+def test_closed_standard_streams_change_nothing(trained: Path, command: str, made: str) -> None:
+    line = f"exec {sys.executable} {ROOT}/{command} <&- >&-"
+    ended = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
+    assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended
+    assert Path(made).exists()
 
 
-SWEEPS = [  # an environment variable, what is typed, and what is said of it
-    ("", "resume=runs/first seed=1,2", "resume=runs/first: to continue a sweep, repeat its command"),
-    ("", "seed=range(0,1000000)", "more than 10,000 values"), ("", "seed=5,range(1,3)", "either single values or one"),
-    ("", "model.heads=2,3 model.dim=48,32", "model.heads=3: must divide model.dim=32"),
-    ("", "data.batch=8,9 trainer.devices=2", "data.batch=9: must be a multiple of 2 devices"),
-    ("", "seed=1,2 model.context=20,20000", "model.context"), ("", "seed=1,2 name=a/b", "must not contain a slash"),
-    ("", "seed=1,2 init_from=nothing", "nothing: no such model, nor a run in runs/"),
-    ("", "init_from=first model.dim=32,64", "cannot change model.dim=64 (the model has 32)"),
-    ("", "seed=1,2 debug=fast", "debug: only works for one run"), ("", "seed=range(4,4)", "range(4,4): has no values"),
-    ("", "seed=1,2 workers=1,2", "workers: must have one value"),
-    ("", "optim.lr=interval(0.1,1)", "optim.lr=interval(0.1,1): an interval is for a search"),
-    ("TORCHELASTIC_RUN_ID", "seed=1,2", "-m: a sweep is one process"),
-    ("SLURM_STEP_NUM_TASKS", "seed=1,2", "-m: a sweep is one process"),
-]  # fmt: skip
+SWEEPS = {  # what is typed after -m, and what is said of it
+    "resume=runs/first seed=1,2": "resume=runs/first: to continue a sweep, repeat its command",
+    "seed=range(0,1000000)": "more than 10,000 values", "seed=5,range(1,3)": "either single values or one",
+    "model.heads=2,3 model.dim=48,32": "model.heads=3: must divide model.dim=32",
+    "data.batch=8,9 trainer.devices=2": "data.batch=9: must be a multiple of 2 devices",
+    "seed=1,2 model.context=20,20000": "model.context", "seed=1,2 name=a/b": "must not contain a slash",
+    "seed=1,2 init_from=nothing": "nothing: no such model, nor a run in runs/",
+    "init_from=first model.dim=32,64": "cannot change model.dim=64 (the model has 32)",
+    "seed=1,2 debug=fast": "debug: only works for one run", "seed=range(4,4)": "range(4,4): has no values",
+    "seed=1,2 workers=1,2": "workers: must have one value",
+    "optim.lr=interval(0.1,1)": "optim.lr=interval(0.1,1): an interval is for a search",
+}  # fmt: skip
 
 
-def test_sweeps_that_cannot_be(
-    train: Call, trained: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("typed", SWEEPS)
+def test_sweeps_that_cannot_be(train: Call, trained: Path, typed: str) -> None:
+    before = files()
+    one_line(train("-m", *typed.split()), 2, SWEEPS[typed])
+    assert files() == before
+
+
+@pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS"])
+def test_a_sweep_is_one_process(
+    train: Call, monkeypatch: pytest.MonkeyPatch, variable: str
 ) -> None:
-    before = set(Path().rglob("*"))
-    for variable, typed, said in SWEEPS:
-        with monkeypatch.context() as patch:
-            if variable:
-                patch.setenv(variable, "4")
-            one_line(train("-m", *typed.split()), 2, said)
-    assert not [path for path in set(Path().rglob("*")) - before if "cache" not in path.parts]
+    monkeypatch.setenv(variable, "4")
+    one_line(train("-m", "seed=1,2"), 2, "-m: a sweep is one process")
+    assert not Path("runs").exists()
+
+
+def test_values_after_commas_need_m(train: Call) -> None:
     one_line(train("data.path=book.txt,book.txt"), 2, "'data.path=[book.txt,book.txt]'", "add -m")
 
 
@@ -163,21 +185,24 @@ def test_a_file_name_that_is_not_utf8_works(
     assert "text       caf\ufffd.txt: " in Path("runs/cafe/train.log").read_text("utf-8")
     assert train("resume=runs/cafe", "trainer.max_steps=40", defaults=False).status == 0
     assert summary("cafe")["steps"] == 40 and summary("cafe")["text"] == "caf\ufffd.txt"
-    for words in ((name,), ("--split", "validation")):
-        assert score("cafe", *words, "--window", "disjoint").status == 0
-    assert sample("cafe", "--prompt-file", name, "--num-chars", "9", "--novelty").status == 0
-    for kind, out in (("card", "card.md"), ("web", "page.html")):
-        assert export("cafe", "--to", kind, out).status == 0
-    for path in (*Path("runs/cafe").glob("*.html"), Path("card.md"), Path("page.html")):
-        assert "\\udce9" not in path.read_text("utf-8")
+    read = {
+        "text": score("cafe", name, "--window", "disjoint"),
+        "split": score("cafe", "--split", "validation", "--window", "disjoint"),
+        "prompt": sample("cafe", "--prompt-file", name, "--num-chars", "9", "--novelty"),
+        "card": export("cafe", "--to", "card", "card.md"),
+        "web": export("cafe", "--to", "web", "page.html"),
+    }
+    assert {what: ended.status for what, ended in read.items()} == dict.fromkeys(read, 0)
+    pages = [*Path("runs/cafe").glob("*.html"), Path("card.md"), Path("page.html")]
+    assert not [page for page in pages if "\\udce9" in page.read_text("utf-8")]
 
 
+@pytest.mark.parametrize("given", [(), ("name=a",), ("-m", "seed=1,2")], ids=" ".join)
 def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(
-    train: Call,
+    train: Call, given: tuple[str, ...]
 ) -> None:
     Path("runs").touch()
-    for arguments in ((), ("name=a",), ("-m", "seed=1,2")):
-        one_line(train(*arguments), 2, "runs/", "cannot be created: ", "Not a directory")
+    one_line(train(*given), 2, "runs/", "cannot be created: ", "Not a directory")
     assert not Path("cache").exists()
 
 

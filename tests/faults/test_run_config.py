@@ -40,13 +40,13 @@ def changed(**values: Any) -> None:
     RUN.write_text(yaml.safe_dump({**yaml.safe_load(RUN.read_text()), **values}))
 
 
-def test_plug_ins_are_those_of_conf(train: Call) -> None:
-    whole = RUN.read_text()
-    for group, entries in REFUSED:
-        RUN.write_text(whole)
-        changed(**{group: entries})
-        one_line(train(*RESUME, defaults=False), 2, group)
-    RUN.write_text(whole)
+@pytest.mark.parametrize(("group", "entries"), REFUSED, ids=str)
+def test_plug_ins_are_those_of_conf(train: Call, group: str, entries: dict[str, Any]) -> None:
+    changed(**{group: entries})
+    one_line(train(*RESUME, defaults=False), 2, group)
+
+
+def test_a_plug_in_writes_into_its_run_only(train: Call) -> None:
     changed(logger={"csv": {"name": "../../escaped"}})
     one_line(train(*RESUME, defaults=False), 2, "logger.csv.name: no such key")
     changed(logger={"csv": {}})
@@ -94,44 +94,48 @@ NAMED = [  # classes on a command line, and what is said of them
 ]
 
 
-def test_a_command_line_names_no_class(train: Call) -> None:
-    files = set(Path("runs").rglob("*"))
-    for typed, said in NAMED:
-        one_line(train(*typed.split()), 2, said)
-        one_line(train("resume=runs/first", *typed.split(), defaults=False), 2, said)
-        one_line(train("-m", "seed=1,2", *typed.split()), 2, said)
-    assert set(Path("runs").rglob("*")) - {Path("runs/first/.lock")} == files - {
-        Path("runs/first/.lock")
-    }
+@pytest.mark.parametrize(("typed", "said"), NAMED)
+@pytest.mark.parametrize(
+    "given",
+    [(), ("resume=runs/first",), ("-m", "seed=1,2")],
+    ids=["a run", "a resumed run", "a sweep"],
+)
+def test_a_command_line_names_no_class(
+    train: Call, given: tuple[str, ...], typed: str, said: str
+) -> None:
+    files = {*Path("runs").rglob("*"), Path("runs/first/.lock")}
+    resumed = "resume=runs/first" in given
+    one_line(train(*given, *typed.split(), defaults=not resumed), 2, said)
+    assert {*Path("runs").rglob("*"), Path("runs/first/.lock")} == files
 
 
-def test_what_looks_like_an_interpolation_or_a_number_is_data(
+SECRET = "${oc.env:CHARGPT_SECRET}"
+
+
+@pytest.mark.parametrize("value", [SECRET, "3e-3", "1_0", "inf", "012", "yes"])
+def test_what_looks_like_an_interpolation_or_a_number_is_data(value: str) -> None:
+    config = replace(read_config(RUN.parent), name=value, logger={"wandb": {"project": value}})
+    RUN.write_text(to_yaml(config))
+    read = read_config(RUN.parent)
+    assert (read.name, read.logger["wandb"]["project"]) == (value, value)
+
+
+def test_a_path_that_looks_like_an_interpolation_is_a_file(
     train: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHARGPT_SECRET", "got-in")
-    text, whole = "${oc.env:CHARGPT_SECRET}", yaml.safe_load(RUN.read_text())
-    for value in (text, "3e-3", "1_0", "inf", "012", "yes"):
-        config = replace(read_config(RUN.parent), name=value, logger={"wandb": {"project": value}})
-        RUN.write_text(to_yaml(config))
-        read = read_config(RUN.parent)
-        assert (read.name, read.logger["wandb"]["project"]) == (value, value)
-    changed(data=whole["data"] | {"path": text}, logger={"csv": {}}, name="first")
+    changed(data=yaml.safe_load(RUN.read_text())["data"] | {"path": SECRET})
     ended = train(*RESUME, defaults=False)
-    one_line(ended, 2, text)
+    one_line(ended, 2, SECRET)
     assert "got-in" not in ended.err
-    Path("book.txt").rename(text)
+    Path("book.txt").rename(SECRET)
     ended = train(*RESUME, defaults=False)
-    assert ended.status == 0 and read_config(RUN.parent).data.path == text, ended
+    assert ended.status == 0 and read_config(RUN.parent).data.path == SECRET, ended
 
 
-def test_what_is_no_configuration(train: Call) -> None:
-    for text, said in WRONG:
-        RUN.write_text(text)
-        one_line(
-            train(*RESUME, defaults=False),
-            2,
-            "runs/first/config.yaml",
-            said,
-            "init_from=runs/first starts from",
-        )
-        assert not Path("got-in").exists()
+@pytest.mark.parametrize(("text", "said"), WRONG, ids=[ascii(text)[:60] for text, _ in WRONG])
+def test_what_is_no_configuration(train: Call, text: str, said: str) -> None:
+    RUN.write_text(text)
+    ended = train(*RESUME, defaults=False)
+    one_line(ended, 2, str(RUN), said, "init_from=runs/first starts from")
+    assert not Path("got-in").exists()

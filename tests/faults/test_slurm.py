@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -155,21 +155,35 @@ def test_the_other_commands_of_the_page(project: Path) -> None:
     assert torch.load("runs/large/checkpoints/last.ckpt")["conditions"]["world_size"] == 2
 
 
-def test_a_task_of_srun_knows_its_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One task alone starts its further processes itself; several have the variables of torchrun."""
-    step = dict(STEP_ID="0", JOB_ID="7", STEP_NUM_TASKS="4", STEP_NUM_NODES="2", STEP_TASKS_PER_NODE="2(x2)",
-                PROCID="3", LOCALID="1", NODEID="1", STEP_NODELIST="node[5-7,9],other1")  # fmt: skip
-    monkeypatch.delenv("MASTER_ADDR", raising=False)
-    for change, found in (({"STEP_NUM_TASKS": "1"}, (None, 0, None)), ({}, ((2, 2), 3, "node5"))):
-        with mock.patch.dict(
-            os.environ, {f"SLURM_{name}": value for name, value in (step | change).items()}
-        ):
+STEP = {  # of srun on two machines
+    "STEP_ID": "0", "JOB_ID": "7", "STEP_NUM_TASKS": "4", "STEP_NUM_NODES": "2", "STEP_TASKS_PER_NODE": "2(x2)",
+    "PROCID": "3", "LOCALID": "1", "NODEID": "1", "STEP_NODELIST": "node[5-7,9],other1",
+}  # fmt: skip
+
+
+@pytest.fixture
+def adopt() -> Iterator[Callable[..., None]]:
+    """Begin as a task of srun, with changes of `STEP`."""
+    with mock.patch.dict(os.environ):  # to which ranks adds those of torchrun
+        os.environ.pop("MASTER_ADDR", None)
+
+        def adopt(**changes: str) -> None:
+            os.environ.update({f"SLURM_{name}": value for name, value in (STEP | changes).items()})
             ranks.adopt_srun()
-            assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == found
-    uneven = {f"SLURM_{name}": value for name, value in step.items()} | {
-        "SLURM_STEP_TASKS_PER_NODE": "3,1"
-    }
-    with mock.patch.dict(os.environ, uneven):
-        assert "(3,1): give every machine the same number of tasks" in refusal(
-            ranks.JobError, ranks.adopt_srun
-        )
+
+        yield adopt
+
+
+def test_a_task_alone_starts_its_further_processes_itself(adopt: Callable[..., None]) -> None:
+    adopt(STEP_NUM_TASKS="1")
+    assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == (None, 0, None)
+
+
+def test_a_task_of_several_has_the_variables_of_torchrun(adopt: Callable[..., None]) -> None:
+    adopt()
+    assert (ranks.launched(), ranks.rank(), os.environ["MASTER_ADDR"]) == ((2, 2), 3, "node5")
+
+
+def test_machines_must_have_as_many_tasks_each(adopt: Callable[..., None]) -> None:
+    said = refusal(ranks.JobError, adopt, STEP_TASKS_PER_NODE="3,1")
+    assert "(3,1)" in said and "the same number of tasks" in said

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -85,7 +84,14 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
     assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
 
 
-def test_a_job_of_an_array_that_cannot_be_requeued(workplace: Path) -> None:
+@pytest.mark.parametrize(("fault", "begun"), [
+    pytest.param((faults.before_call, "encode_corpus"), False, id="while the text is read"),
+    pytest.param((faults.before_call, "choose"), False, id="before the choices"),
+    pytest.param((faults.at_step, 12), True, id="while it trains"),
+])  # fmt: skip
+def test_a_job_of_an_array_that_cannot_be_requeued(
+    workplace: Path, fault: Any, begun: bool
+) -> None:
     """It is named by both numbers, and a scontrol that fails is heard. tests/faults/test_slurm.py has SLURM itself."""
     scontrol = workplace / "tools/scontrol"
     scontrol.parent.mkdir()
@@ -96,19 +102,11 @@ def test_a_job_of_an_array_that_cannot_be_requeued(workplace: Path) -> None:
         "PATH": f"{scontrol.parent}{os.pathsep}{os.environ['PATH']}",
         "ASKED": str(workplace / "asked"),
     }
-    reading = (faults.before_call, "encode_corpus")
-    for fault, begun in (
-        (reading, False),
-        ((faults.before_call, "choose"), False),
-        ((faults.at_step, 12), True),
-    ):
-        ended = run(fault=(*fault, signal.SIGUSR1), environment=job)
-        assert (
-            ended.status == 138
-            and "SLURM job 4712_3 could not be requeued: Access denied" in ended.err
-        ), ended
-        assert Path("runs").exists() == begun
-    assert Path("asked").read_text() == 3 * "requeue 4712_3\n"
+    ended = run(fault=(*fault, signal.SIGUSR1), environment=job)
+    assert ended.status == 138, ended
+    assert "SLURM job 4712_3 could not be requeued: Access denied" in ended.err
+    assert Path("runs").exists() == begun
+    assert Path("asked").read_text() == "requeue 4712_3\n"
 
 
 def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace: Path) -> None:
@@ -155,22 +153,21 @@ def assert_finite() -> None:
         model_file.read(path)
 
 
-def test_a_step_that_is_no_number_is_not_taken(whole: Any, workplace: Path) -> None:
-    for fault, said in (
-        ((faults.spoil_loss, 4 * 17 + 1), "step 18: the loss is nan (batch 17 of seed 0)"),
-        ((faults.spoil_gradient, 29), "step 30: the gradient norm is inf (batch 29 of seed 0)"),
-    ):
-        ended = run("name=cut", *MUON, fault=fault)
-        newest = (
-            f"the newest checkpoint is {CHECKPOINTS}/last.ckpt: python train.py resume=runs/cut"
-        )
-        lower = "optim.lr=0.003 optim.muon_lr=0.005 'allow=[optim.lr,optim.muon_lr]'"
-        one_line(ended, 1, said, "training has diverged", f"{newest} {lower}")
-        assert said in Path("runs/cut/train.log").read_text()
-        assert_finite()
-        assert run("name=cut", "resume=auto", *MUON).status == 0
-        assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
-        shutil.rmtree("runs")
+@pytest.mark.parametrize(("fault", "said"), [
+    pytest.param((faults.spoil_loss, 4 * 17 + 1), "step 18: the loss is nan (batch 17 of seed 0)", id="the loss"),
+    pytest.param((faults.spoil_gradient, 29), "step 30: the gradient norm is inf (batch 29 of seed 0)",
+                 id="the gradient"),
+])  # fmt: skip
+def test_a_step_that_is_no_number_is_not_taken(
+    whole: Any, workplace: Path, fault: Any, said: str
+) -> None:
+    ended = run("name=cut", *MUON, fault=fault)
+    advice = "python train.py resume=runs/cut optim.lr=0.003 optim.muon_lr=0.005 'allow=[optim.lr,optim.muon_lr]'"
+    one_line(ended, 1, said, "training has diverged", f"{CHECKPOINTS}/last.ckpt: {advice}")
+    assert said in Path("runs/cut/train.log").read_text()
+    assert_finite()
+    assert run("name=cut", "resume=auto", *MUON).status == 0
+    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
 def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:

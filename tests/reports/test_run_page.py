@@ -76,25 +76,25 @@ def data_of(made: str) -> dict[str, Any]:
     )
 
 
-def test_characters_cost_what_score_says(workplace: Path, score: Call) -> None:
-    for tokenizer, length in (
-        (CharTokenizer(TEXT), 1),
-        (CharTokenizer(TEXT), 90),
-        (ByteTokenizer(), 90),
-    ):
-        write("model.safetensors", tokenizer, context=200)
-        model, _ = load_checkpoint("model.safetensors")
-        Path("passage.txt").write_text(TEXT[:length], encoding="utf-8", newline="")
-        ended = score("model.safetensors", "passage.txt", "--per-char", "--window", "disjoint")
-        assert ended.status == 0, ended
-        lines = [json.loads(line) for line in ended.out.splitlines()]
-        passage = report(text=TEXT[:length], tokenizer=tokenizer, model=model)["passage"]
-        assert passage["letters"] == TEXT[:length]
-        for line, thousandths, likely in zip(
-            lines, passage["nats"], passage["likely"], strict=True
-        ):
-            assert thousandths == pytest.approx(1000 * line["nats"], abs=0.6)
-            assert dict(likely) == pytest.approx(line["likely"], abs=6e-5)
+@pytest.mark.parametrize(("tokenizer", "length"), [
+    pytest.param(CharTokenizer(TEXT), 1, id="one character"), pytest.param(CharTokenizer(TEXT), 90, id="characters"),
+    pytest.param(ByteTokenizer(), 90, id="bytes"),
+])  # fmt: skip
+def test_characters_cost_what_score_says(
+    tokenizer: Any, length: int, workplace: Path, score: Call
+) -> None:
+    write("model.safetensors", tokenizer, context=200)
+    model, _ = load_checkpoint("model.safetensors")
+    Path("passage.txt").write_text(TEXT[:length], encoding="utf-8", newline="")
+    ended = score("model.safetensors", "passage.txt", "--per-char", "--window", "disjoint")
+    assert ended.status == 0, ended
+    lines = [json.loads(line) for line in ended.out.splitlines()]
+    passage = report(text=TEXT[:length], tokenizer=tokenizer, model=model)["passage"]
+    assert passage["letters"] == TEXT[:length]
+    assert passage["nats"] == pytest.approx([1000 * line["nats"] for line in lines], abs=0.6)
+    assert [dict(likely) for likely in passage["likely"]] == [
+        pytest.approx(line["likely"], abs=6e-5) for line in lines
+    ]
 
 
 def weights_of(attention: dict[str, Any]) -> np.ndarray:
@@ -129,31 +129,45 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
     assert "1.0000nats per byte" in shown.inner_text("#figures").replace("\n", "")
 
 
-def test_a_finished_run_is_reported(trained: Path) -> None:
-    run, said = Path("runs/first"), summary("first")
-    data = data_of(made := (run / "report.html").read_text("utf-8"))
-    assert (
-        f"{said['val_loss']:.4f}<small>nats per character</small>" in made
-        and '<h1 id="name">first</h1>' in made
-    )
-    assert data["differences"] == [list(each) for each in differences(read_config(run))]
-    assert (
-        data["config"] == (run / "config.yaml").read_text("utf-8")
-        and "data.path=book.txt" in data["command"]
-    )
-    book, log = Path("book.txt").read_text("utf-8"), (run / "train.log").read_text("utf-8")
-    passage, (_, prompt, text) = data["passage"]["letters"], data["written"][0]
-    # from the beginning of a line
+@pytest.fixture
+def reported(trained: Path) -> dict[str, Any]:
+    """The data in the page of runs/first."""
+    return data_of(Path("runs/first/report.html").read_text("utf-8"))
+
+
+def test_the_page_of_a_finished_run_has_its_loss_and_name(trained: Path) -> None:
+    made = Path("runs/first/report.html").read_text("utf-8")
+    assert f"{summary('first')['val_loss']:.4f}<small>nats per character</small>" in made
+    assert '<h1 id="name">first</h1>' in made
+
+
+def test_the_settings_are_those_of_the_run(reported: Any) -> None:
+    run = Path("runs/first")
+    assert reported["differences"] == [list(each) for each in differences(read_config(run))]
+    assert reported["config"] == (run / "config.yaml").read_text("utf-8")
+    assert "data.path=book.txt" in reported["command"]
+
+
+def test_the_passage_begins_with_a_line_of_the_text(reported: Any) -> None:
+    book, passage = Path("book.txt").read_text("utf-8"), reported["passage"]["letters"]
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"
-    assert (
-        prompt in book
-        and len(text) == 250
-        and f"\nsample     {text.strip().splitlines()[0][:20].rstrip()}" in log
-    )
+
+
+def test_the_last_text_is_that_of_the_log(reported: Any) -> None:
+    log = Path("runs/first/train.log").read_text("utf-8")
+    _, prompt, text = reported["written"][0]
+    assert prompt in Path("book.txt").read_text("utf-8") and len(text) == 250
+    assert f"\nsample     {text.strip().splitlines()[0][:20].rstrip()}" in log
+
+
+def test_curves_and_samples_are_the_history_of_the_run(reported: Any) -> None:
     history = last("first")["history"]
-    assert data["samples"] == history["samples"]["entries"]
-    for name in ("losses", "validations"):
-        assert data["curves"][name] == [entry[:2] for entry in history[name]["entries"]], name
+    losses, validations = (
+        [entry[:2] for entry in history[name]["entries"]] for name in ("losses", "validations")
+    )
+    curves = reported["curves"]
+    assert (curves["losses"], curves["validations"]) == (losses, validations)
+    assert reported["samples"] == history["samples"]["entries"]
 
 
 def test_a_report_that_fails_stops_nothing_and_is_said(
@@ -190,65 +204,80 @@ def shown(opened: tuple[Any, dict[str, Any]]) -> Any:
     return page
 
 
-def test_curves_are_the_numbers_and_say_them(shown: Any) -> None:
-    expected = {
-        "train": LOSSES,
-        "validation": VALIDATIONS,
-        "dots": VALIDATIONS,
-        "ring": VALIDATIONS[1:2],
-    }
-    for view, scale in (("log", math.log), ("linear", float)):
-        shown.check(f"[value={view}]")
-        axes = []
-        for marks, side, scaled in (("steps", "x", scale), ("nats", "y", float)):
-            place = f"(each) => [each.textContent, parseFloat(each.getAttribute('{side}'))]"
-            labels = shown.locator(f"#plot text.{marks}").evaluate_all(f"all => all.map({place})")
-            values, shares = zip(*labels, strict=True)
-            axes.append(
-                np.polyfit(
-                    [scaled(float(value)) for value in values], [10 * share for share in shares], 1
-                )
-            )
-        for name, entries in expected.items():
-            path = shown.locator(f"#plot path.{name}").first.get_attribute("d")
-            points = np.array(re.findall(r"[ML]([-\d.]+) ([-\d.]+)", path), float)
-            wanted = [
-                (np.polyval(axes[0], scale(step)), np.polyval(axes[1], nats))
-                for step, nats, *_ in entries
-            ]
-            np.testing.assert_allclose(points, wanted, atol=1, err_msg=f"{view} {name}")  # of 1000
-        nats, bits = (
-            shown.locator(f"#plot text.{kind}").all_text_contents() for kind in ("nats", "bits")
-        )
-        assert [float(each) for each in bits] == pytest.approx(
-            [float(n) / math.log(2) for n in nats], abs=0.006
-        )
+CURVES = {
+    "train": LOSSES,
+    "validation": VALIDATIONS,
+    "dots": VALIDATIONS,
+    "ring": VALIDATIONS[1:2],
+}
+
+
+@pytest.mark.parametrize(
+    ("view", "scale"), [("log", math.log), ("linear", float)], ids=["log", "linear"]
+)
+def test_curves_are_the_numbers(shown: Any, view: str, scale: Callable[[float], float]) -> None:
+    shown.check(f"[value={view}]")
+    axes = []
+    for marks, side, scaled in (("steps", "x", scale), ("nats", "y", float)):
+        place = f"(each) => [each.textContent, parseFloat(each.getAttribute('{side}'))]"
+        labels = shown.locator(f"#plot text.{marks}").evaluate_all(f"all => all.map({place})")
+        values = [scaled(float(value)) for value, _ in labels]
+        places = [10 * share for _, share in labels]
+        axes.append(np.polyfit(values, places, 1))
+    for name, entries in CURVES.items():
+        path = shown.locator(f"#plot path.{name}").first.get_attribute("d")
+        points = np.array(re.findall(r"[ML]([-\d.]+) ([-\d.]+)", path), float)
+        wanted = [
+            (np.polyval(axes[0], scale(step)), np.polyval(axes[1], nats))
+            for step, nats, *_ in entries
+        ]
+        np.testing.assert_allclose(points, wanted, atol=1, err_msg=name)  # of 1000
+    nats, bits = (
+        [float(label) for label in shown.locator(f"#plot text.{kind}").all_text_contents()]
+        for kind in ("nats", "bits")
+    )
+    assert bits == pytest.approx([each / math.log(2) for each in nats], abs=0.006)
+
+
+def test_curves_say_their_numbers(shown: Any) -> None:
     shown.focus("#plot")
-    for place in (-1, -2):
+    said = []
+    for _ in range(2):
         shown.keyboard.press("ArrowLeft")
-        step, nats = map(float, re.findall(r"[\d.]+", shown.inner_text("#card"))[:2])
-        assert [step, nats] == pytest.approx(LOSSES[place], abs=6e-5)
+        words = shown.inner_text("#card")
+        said.append([float(number) for number in re.findall(r"[\d.]+", words)[:2]])
+    assert said == [pytest.approx(LOSSES[place], abs=6e-5) for place in (-1, -2)]
     shown.keyboard.press("Escape")
     assert not shown.is_visible("#card")
 
 
-def test_texts_are_shown_as_they_are(shown: Any) -> None:
+def test_no_text_becomes_markup(shown: Any) -> None:
     assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
     assert shown.locator("main b, main img, main script").count() == 0
-    whole = readable(f"Once\n{TEXT}")
+
+
+WHOLE = readable(f"Once\n{TEXT}")
+
+
+def test_the_texts_of_each_step_are_shown(shown: Any) -> None:
     shown.focus("#samples input")
-    for step in (60, 40):
-        assert shown.inner_text("#samples output") == f"step {step}"
-        visible = [each for each in shown.locator("#samples .step pre").all() if each.is_visible()]
-        assert [each.text_content() for each in visible] == [
-            f"{whole} {step} at {heat:g}" for heat in (0.5, 1)
-        ]
+    seen = {}
+    for _ in range(2):
+        step = shown.inner_text("#samples output")
+        texts = [each for each in shown.locator("#samples .step pre").all() if each.is_visible()]
+        seen[step] = [each.text_content() for each in texts]
         shown.keyboard.press("ArrowLeft")
-    for place, text in {
-        "#sample pre": whole, "#text p": readable(TEXT[:90]), "#config": readable(f"data:\n  path: {TEXT}"),
-        "#command": readable(f"python train.py 'data.path={TEXT}'"), "#settings td >> nth=1": readable(TEXT),
-    }.items():  # fmt: skip
-        assert shown.locator(place).first.text_content() == text, place
+    assert seen == {
+        f"step {step}": [f"{WHOLE} {step} at {heat}" for heat in ("0.5", "1")] for step in (60, 40)
+    }
+
+
+@pytest.mark.parametrize(("place", "text"), [
+    ("#sample pre", WHOLE), ("#text p", readable(TEXT[:90])), ("#config", readable(f"data:\n  path: {TEXT}")),
+    ("#command", readable(f"python train.py 'data.path={TEXT}'")), ("#settings td >> nth=1", readable(TEXT)),
+], ids=["sample", "text", "config", "command", "settings"])  # fmt: skip
+def test_texts_are_shown_as_they_are(shown: Any, place: str, text: str) -> None:
+    assert shown.locator(place).first.text_content() == text
 
 
 def test_attention_and_the_passage_say_their_numbers(
@@ -292,17 +321,24 @@ def test_attention_and_the_passage_say_their_numbers(
     check_card(shown, {"position": 2, "character": TEXT[2], "nats": nats, "likely": likely})
 
 
-def test_it_is_legible_in_light_and_dark_printed_in_light_and_no_wider_than_the_screen(
-    shown: Any,
-) -> None:
+@pytest.mark.parametrize(
+    ("medium", "scheme"), [("screen", "dark"), ("screen", "light"), ("print", "dark")]
+)
+def test_it_is_legible(shown: Any, medium: str, scheme: str) -> None:
     shown.evaluate("document.querySelector('details').open = true")
-    for medium, scheme in (("screen", "dark"), ("screen", "light"), ("print", "dark")):
-        shown.emulate_media(color_scheme=scheme, media=medium)
-        assert len(contrasts(shown)) > 150
+    shown.emulate_media(color_scheme=scheme, media=medium)
+    assert len(contrasts(shown)) > 150
+    shown.emulate_media(color_scheme="dark", media="screen")
+
+
+def test_all_samples_are_printed(shown: Any) -> None:
+    shown.emulate_media(media="print")
     visible = "(each) => each.checkVisibility({ visibilityProperty: true })"
     assert shown.locator("#samples .step").evaluate_all(f"all => all.every({visible})")
-    # On a phone nothing is wider than the screen.
     shown.emulate_media(media="screen")
+
+
+def test_on_a_phone_nothing_is_wider_than_the_screen(shown: Any) -> None:
     shown.set_viewport_size({"width": 320, "height": 800})
     shown.locator("#text p span").first.tap()
     card = shown.locator("#card").bounding_box()

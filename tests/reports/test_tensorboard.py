@@ -30,14 +30,13 @@ def test_attention_has_the_colours_of_its_weights() -> None:
         assert tuple(picture[int(y), int(x)]) == ImageColor.getrgb(BLUES[ranks[row, column]])
 
 
-def test_everything_can_be_drawn() -> None:
-    for picture in (
-        tensorboard.attention(
-            "layer 0, head 0, step 1: what each row looks at", ODD, np.eye(len(ODD))
-        ),
-        tensorboard.attention("layer 9999, head 9999, step 1,000,000,000", ["x"], np.ones((1, 1))),
-    ):
-        assert picture.width == 720 and len(picture.getcolors(2**20)) > 10
+@pytest.mark.parametrize(("title", "names"), [
+    pytest.param("layer 0, head 0, step 1: what each row looks at", ODD, id="odd characters"),
+    pytest.param("layer 9999, head 9999, step 1,000,000,000", ["x"], id="one character"),
+])  # fmt: skip
+def test_everything_can_be_drawn(title: str, names: list[str]) -> None:
+    picture = tensorboard.attention(title, names, np.eye(len(names)))
+    assert picture.width == 720 and len(picture.getcolors(2**20)) > 10
 
 
 def test_characters_are_made_visible() -> None:

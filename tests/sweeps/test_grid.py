@@ -29,27 +29,26 @@ from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, tiny, wait_for
 
 
-def test_what_a_trial_is_called() -> None:
-    for varied, name in (
-        ({"model.heads": "2", "optim.lr": "0.001"}, "model.heads=2,optim.lr=0.001"),
-        ({"+callbacks.x.y": "-1"}, r"\+callbacks.x.y=-1"),
-        ({"a": "$HOME/../x y"}, r"a=-HOME-..-x-y_[0-9a-f]{6}"),
-        ({f"key{number}": "é" * 20 for number in range(20)}, r"key0=.{,200}_[0-9a-f]{6}"),
-    ):
-        assert re.fullmatch(name, trial_name(varied)), varied
-    typed = ["optim.lr=0.001", "optim.warmup=1"]
-    one, other = (
-        make_trial("s", [each.split("=")[0] for each in order], order)
-        for order in (typed, typed[::-1])
-    )
-    assert one.name == other.name == "optim.lr=0.001,optim.warmup=1"
-    # A sweep is known by its settings in any order.
+@pytest.mark.parametrize(("varied", "name"), [
+    pytest.param({"model.heads": "2", "optim.lr": "0.001"}, "model.heads=2,optim.lr=0.001", id="two keys"),
+    pytest.param({"+callbacks.x.y": "-1"}, r"\+callbacks.x.y=-1", id="a key with +"),
+    pytest.param({"a": "$HOME/../x y"}, r"a=-HOME-..-x-y_[0-9a-f]{6}", id="no name of a folder"),
+    pytest.param({f"key{number}": "é" * 20 for number in range(20)}, r"key0=.{,200}_[0-9a-f]{6}", id="long"),
+])  # fmt: skip
+def test_what_a_trial_is_called(varied: dict[str, str], name: str) -> None:
+    assert re.fullmatch(name, trial_name(varied))
+
+
+def test_a_trial_is_known_by_its_settings_in_any_order() -> None:
+    orders = itertools.permutations(["optim.lr=0.001", "optim.warmup=1"])
+    trials = [make_trial("s", [each.split("=")[0] for each in typed], typed) for typed in orders]
+    assert [trial.name for trial in trials] == ["optim.lr=0.001,optim.warmup=1"] * 2
+
+
+def test_a_sweep_is_known_by_its_settings_in_any_order() -> None:
     sweep = sweep_name(["seed=1,2", "model.heads=2", "workers=2", "allow=[seed]"])
-    assert (
-        sweep
-        == sweep_name(["model.heads=2", "seed=1,2"])
-        != sweep_name(["model.heads=2", "seed=1,3"])
-    )
+    assert sweep == sweep_name(["model.heads=2", "seed=1,2"])
+    assert sweep != sweep_name(["model.heads=2", "seed=1,3"])
 
 
 @pytest.mark.slow
@@ -69,13 +68,14 @@ def test_values_survive_the_trial_s_command_line() -> None:
         make_trial("s", varied_keys(command), [each.text for each in run])
         for run in command.runs()
     ]
-    made = []
-    for trial in trials:
-        config = compose(trial.command[2:])
-        assert (config.name, config.resume, config.data.path) == (f"s/{trial.name}", "auto", path)
-        assert config.optim.betas == [1e-7, 0.5]
-        made.append((config.optim.min_lr, config.logger["wandb"]["project"]))
-    assert made == list(itertools.product(rates, names))
+    made = [compose(trial.command[2:]) for trial in trials]
+    assert [(config.optim.min_lr, config.logger["wandb"]["project"]) for config in made] == list(
+        itertools.product(rates, names)
+    )
+    assert [(config.name, config.resume, config.data.path) for config in made] == [
+        (f"s/{trial.name}", "auto", path) for trial in trials
+    ]
+    assert [config.optim.betas for config in made] == [[1e-7, 0.5]] * len(trials)
 
 
 @pytest.mark.promise
@@ -98,11 +98,8 @@ def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Pa
     assert (failed["status"], failed["val_loss"]) == ("failed", "")
     assert [row["val_loss"] for row in finished] == sorted(row["val_loss"] for row in finished)
     for row in finished:
+        assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}"
         whole = summary(Path(row["directory"]).absolute())
-        assert (
-            row["directory"] == f"runs/s/optim.lr={row['optim.lr']}"
-            and row["status"] == "finished"
-        )
         assert all(float(row[key]) == whole[key] for key in ("val_loss", "val_bpc", "seconds"))
     assert f"{finished[0]['directory']}/checkpoints/best.safetensors" in sample("s").err
     # A trial is a run like any other.
@@ -191,34 +188,37 @@ def test_trials_of_several_devices_and_from_a_trained_model(trained: Path) -> No
     assert conditions["world_size"] == 2 and conditions["init_from"] == "first"
 
 
-def test_when_losses_cannot_be_compared() -> None:
-    for arguments, differ in (
-        (["data.path=a,b"], True),
-        (["data.path=a,b", "data.validation=c"], False),
-        (["data.path=a", "data.documents=line,null"], True),
-        (["data.path=a", "init_from=h,s", "seed=1,2"], False),
-    ):
-        configs = {
-            Run(Path(f"run {n}")): config for n, config in enumerate(composed("-m", *arguments))
-        }
-        assert caution(configs).startswith("the validation texts differ") is differ, arguments
+@pytest.mark.parametrize(("typed", "differ"), [
+    ("data.path=a,b", True), ("data.path=a,b data.validation=c", False), ("data.path=a data.documents=line,null", True),
+    ("data.path=a init_from=h,s seed=1,2", False),
+])  # fmt: skip
+def test_when_losses_cannot_be_compared(typed: str, differ: bool) -> None:
+    configs = {
+        Run(Path(f"run {n}")): config for n, config in enumerate(composed("-m", *typed.split()))
+    }
+    assert caution(configs).startswith("the validation texts differ") is differ
 
 
-def test_a_password_in_a_swept_address_is_not_in_names() -> None:
-    for value, shown in (
-        ("https://me:pw@a.org/b.txt", "https://***@a.org/b.txt"),
-        ("a\x1b\n", "a\ufffd\ufffd"),
-    ):
-        trial = make_trial("s", ["data.path"], [f"data.path={value}"])
-        assert (
-            trial.varied == {"data.path": shown}
-            and "pw" not in trial.name
-            and trial.name.isprintable()
-        )
-        assert f"data.path={value}" in trial.command
-    assert (
-        spelled(compose(["data.path=https://me:pw@a.org/b"]))["data.path"] == "https://***@a.org/b"
-    )
+@pytest.mark.parametrize(
+    ("value", "shown"),
+    [
+        pytest.param("https://me:pw@a.org/b.txt", "https://***@a.org/b.txt", id="a password"),
+        pytest.param("a\x1b\n", "a\ufffd\ufffd", id="control characters"),
+    ],
+)
+def test_what_is_not_to_be_seen_is_in_the_command_and_in_no_name(value: str, shown: str) -> None:
+    trial = make_trial("s", ["data.path"], [f"data.path={value}"])
+    assert trial.varied == {"data.path": shown}
+    assert "pw" not in trial.name and trial.name.isprintable()
+    assert f"data.path={value}" in trial.command
+
+
+def test_a_password_in_an_address_is_not_in_tables() -> None:
+    config = compose(["data.path=https://me:pw@a.org/b"])
+    assert spelled(config)["data.path"] == "https://***@a.org/b"
+
+
+def test_values_that_are_shown_alike_have_names_of_their_own() -> None:
     one, other = (
         make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n"
     )

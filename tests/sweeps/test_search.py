@@ -105,39 +105,42 @@ def test_two_at_a_time_and_a_bad_combination(workplace: Path) -> None:
     assert run(*command).out.count(": failed before") == len(bad)
 
 
-def test_ranges_mean_what_hydra_means_by_them() -> None:
-    from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
+@pytest.mark.parametrize(("typed", "kind", "arguments"), [
+    ("optim.lr=tag(log, interval(0.001, 0.1))", "Float", {"low": 0.001, "high": 0.1, "log": True}),
+    ("model.dim=interval(15.5,64.5)", "Int", {"low": 16, "high": 64}),
+    ("model.dropout=range(0.5,1,0.25)", "Float", {"low": 0.5, "high": 0.75, "step": 0.25}),
+    ("optim.betas=[0.9,0.95],[0.8,0.9]", "Categorical", {"choices": ["[0.9,0.95]", "[0.8,0.9]"]}),
+])  # fmt: skip
+def test_ranges_mean_what_hydra_means_by_them(
+    typed: str, kind: str, arguments: dict[str, Any]
+) -> None:
+    from optuna import distributions
 
     from sweeps.search import distribution
 
-    for typed, expected in (
-        ("optim.lr=tag(log, interval(0.001, 0.1))", FloatDistribution(0.001, 0.1, log=True)),
-        ("model.dim=interval(15.5,64.5)", IntDistribution(16, 64)),
-        ("model.dropout=range(0.5,1,0.25)", FloatDistribution(0.5, 0.75, step=0.25)),
-        ("optim.betas=[0.9,0.95],[0.8,0.9]", CategoricalDistribution(["[0.9,0.95]", "[0.8,0.9]"])),
-    ):
-        assert distribution(parse([typed])[0]) == expected, typed
+    expected = getattr(distributions, f"{kind}Distribution")(**arguments)
+    assert distribution(parse([typed])[0]) == expected
 
 
 WRONG = {  # what is typed, and what is said of it
-    "hparams_search.trials=0": "hparams_search.trials=0: must be", "name=a/b": "name=a/b.* slash",
-    "optim.lr=interval(2,1)": r"optim.lr=interval\(2,1\)", "workers=1,2": "workers: must have one value",
-    "optim.muon_lr=tag(log,interval(0,1))": "optim.muon_lr=", "seed=range(5,1)": r"seed=range\(5,1\)",
-    "model.dropout=interval(0,1.5)": "model.dropout=1.5.* below 1",
-    "model.heads=2,5": "model.heads=5.* must divide model.dim=32", "seed=shuffle(1,2)": r"seed=shuffle\(1,2\)",
-    f"optim.lr=0.01 {' '.join(FIXED)}": "nothing is left to search",
+    "hparams_search.trials=0": "hparams_search.trials=0", "name=a/b": "name=a/b",
+    "optim.lr=interval(2,1)": "optim.lr=interval(2,1)", "workers=1,2": "workers: must have one value",
+    "optim.muon_lr=tag(log,interval(0,1))": "optim.muon_lr=", "seed=range(5,1)": "seed=range(5,1)",
+    "model.dropout=interval(0,1.5)": "model.dropout=1.5", "model.heads=2,5": "model.heads=5",
+    "seed=shuffle(1,2)": "seed=shuffle(1,2)", f"optim.lr=0.01 {' '.join(FIXED)}": "nothing is left to search",
 }  # fmt: skip
 
 
-def test_what_is_wrong_is_said_before_anything_exists(train: Call) -> None:
-    for typed, said in WRONG.items():
-        ended = train("hparams_search=default", *shlex.split(typed))
-        one_line(ended, 2)
-        assert re.search(said, ended.err) and not Path("runs").exists(), (typed, ended)
+@pytest.mark.parametrize("typed", WRONG)
+def test_what_is_wrong_is_said_before_anything_exists(train: Call, typed: str) -> None:
+    ended = train("hparams_search=default", *shlex.split(typed))
+    one_line(ended, 2, WRONG[typed])
+    assert not Path("runs").exists()
+
+
+def test_keys_of_a_search_need_it(train: Call) -> None:
     one_line(
-        train("hparams_search.trials=5"),
-        2,
-        "hparams_search.trials: only works with hparams_search=default",
+        train("hparams_search.trials=5"), 2, "hparams_search.trials", "hparams_search=default"
     )
 
 

@@ -34,43 +34,42 @@ def tables(train: Call, pattern: str) -> list[list[list[str]]]:
     return [[line.split() for line in each.splitlines()] for each in ended.out.split("\n\n")]
 
 
-def test_what_was_chosen_for_the_machine_does_not_separate_settings(train: Call) -> None:
+@pytest.mark.parametrize("steps", [None, 900], ids=["by steps", "by minutes"])
+def test_what_was_chosen_for_the_machine_does_not_separate_settings(
+    train: Call, steps: int | None
+) -> None:
     for seed in (0, 1):
-        machine = [
-            f"threads={seed + 1}",
-            f"compile={('false', 'true')[seed]}",
-            f"trainer.num_nodes={seed + 1}",
-        ]
         store(
             f"arr-{seed}",
             f"seed={seed}",
-            *machine,
+            f"threads={seed + 1}",
+            f"compile={('false', 'true')[seed]}",
+            f"trainer.num_nodes={seed + 1}",
             f"logger={('none', 'csv')[seed]}",
-            "trainer.max_steps=9",
+            "minutes=2" if steps else "trainer.max_steps=9",
+            steps=steps and steps + seed,
         )
-        store(f"timed-{seed}", f"seed={seed}", *machine, "minutes=2", steps=900 + seed)
-    for pattern in ("arr-*", "timed-*"):
-        averages, runs = tables(train, pattern)
-        assert averages[0] == ["runs", "mean", "loss", "spread"] and averages[1:] == [
-            ["2", "1.0500", "0.0707"]
-        ]
-        assert runs[0] == ["run", "seed", "loss", "bpc", "parameters", "time"] and len(runs) == 3
+    averages, runs = tables(train, "arr-*")
+    assert averages == [["runs", "mean", "loss", "spread"], ["2", "1.0500", "0.0707"]]
+    assert runs[0] == ["run", "seed", "loss", "bpc", "parameters", "time"] and len(runs) == 3
 
 
-def test_what_a_result_depends_on_separates_settings(train: Call) -> None:
-    for number, (one, other, column, cells) in enumerate((
-        ("trainer.max_steps=9", "trainer.max_steps=10", "trainer.max_steps", ["10", "9"]),
-        ("trainer.precision=32-true", "trainer.precision=bf16-mixed", "trainer.precision", ["32-true", "bf16-mixed"]),
-        ("data.micro_batch=null", "data.micro_batch=4", "data.micro_batch", ["", "4"]),
-        ("callbacks=ema", "callbacks=[ema,snapshots]", "callbacks", ["[ema,snapshots]", "ema"]),
-        ("callbacks=ema", "callbacks=ema callbacks.ema.decay=0.5", "callbacks.ema.decay", ["0.5", "0.998"]),
-    )):  # fmt: skip
-        for seed in (0, 1):
-            store(f"{number}-one-{seed}", f"seed={seed}", *one.split())
-            store(f"{number}-other-{seed}", f"seed={seed}", *other.split())
-        (head, *averages), _ = tables(train, f"{number}-*")
-        assert head == [column, "runs", "mean", "loss", "spread"]
-        assert sorted(row[0] if len(row) == 4 else "" for row in averages) == cells
+@pytest.mark.parametrize(("one", "other", "column", "cells"), [
+    ("trainer.max_steps=9", "trainer.max_steps=10", "trainer.max_steps", ["10", "9"]),
+    ("trainer.precision=32-true", "trainer.precision=bf16-mixed", "trainer.precision", ["32-true", "bf16-mixed"]),
+    ("data.micro_batch=null", "data.micro_batch=4", "data.micro_batch", ["", "4"]),
+    ("callbacks=ema", "callbacks=[ema,snapshots]", "callbacks", ["[ema,snapshots]", "ema"]),
+    ("callbacks=ema", "callbacks=ema callbacks.ema.decay=0.5", "callbacks.ema.decay", ["0.5", "0.998"]),
+], ids=["steps", "precision", "micro-batch", "callbacks", "decay"])  # fmt: skip
+def test_what_a_result_depends_on_separates_settings(
+    train: Call, one: str, other: str, column: str, cells: list[str]
+) -> None:
+    for seed in (0, 1):
+        store(f"one-{seed}", f"seed={seed}", *one.split())
+        store(f"other-{seed}", f"seed={seed}", *other.split())
+    (head, *averages), _ = tables(train, "o*")
+    assert head == [column, "runs", "mean", "loss", "spread"]
+    assert sorted(row[0] if len(row) == 4 else "" for row in averages) == cells
 
 
 def test_losses_of_different_modes_are_not_compared(train: Call) -> None:
@@ -99,33 +98,35 @@ def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
     )
 
 
-def test_a_sweep_s_table_has_means_over_seeds(workplace: Path) -> None:
-    runs = {f"lr={rate},seed={seed}": (rate, seed) for rate in ("1", "2") for seed in ("0", "1")}
-    for name, (rate, seed) in runs.items():
-        store(f"abl/{name}", f"seed={seed}", f"optim.lr={rate}")
-    settings = {
-        Run(Path("runs/abl", name)): {"optim.lr": rate, "seed": seed}
-        for name, (rate, seed) in runs.items()
-    }
-    for given in (settings, {}):  # then from the file
-        write_table(Path("runs/abl"), given, {})
-        rows = table("abl")
-        assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 4
-        for row in rows[:2]:
-            assert (row["runs"], row["seed"], row["directory"]) == ("2", "", "")
-            spread = pytest.approx(0.1 / 2**0.5)
-            assert (
-                float(row["val_loss"]) == pytest.approx(1.05)
-                and float(row["val_loss_spread"]) == spread
-            )
-
-
-def test_seeds_that_are_added_later_join_their_setting(workplace: Path) -> None:
-    earlier, later = {}, {}
+@pytest.fixture
+def settings(workplace: Path) -> dict[Run, dict[str, str]]:
+    """What was varied in each run of a sweep of two rates and two seeds."""
+    varied = {}
     for rate, seed in itertools.product(("1", "2"), ("0", "1")):
         store(name := f"abl/lr={rate},seed={seed}", f"seed={seed}", f"optim.lr={rate}")
-        earlier[Run(Path("runs", name))] = {"optim.lr": rate, "seed": seed}
-    write_table(Path("runs/abl"), earlier, {})
+        varied[Run(Path("runs", name))] = {"optim.lr": rate, "seed": seed}
+    write_table(Path("runs/abl"), varied, {})
+    return varied
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["at first", "from the file"])
+def test_a_sweep_s_table_has_means_over_seeds(
+    settings: dict[Run, dict[str, str]], again: bool
+) -> None:
+    if again:
+        write_table(Path("runs/abl"), {}, {})
+    rows = table("abl")
+    assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 4
+    means = rows[:2]
+    assert [(row["runs"], row["seed"], row["directory"]) for row in means] == [("2", "", "")] * 2
+    found = [(float(row["val_loss"]), float(row["val_loss_spread"])) for row in means]
+    assert found == [pytest.approx((1.05, 0.1 / 2**0.5))] * 2
+
+
+def test_seeds_that_are_added_later_join_their_setting(
+    settings: dict[Run, dict[str, str]],
+) -> None:
+    later = {}
     for seed in ("7", "8"):  # another command, in which optim.lr has one value
         store(name := f"abl/seed={seed}", f"seed={seed}", "optim.lr=1")
         later[Run(Path("runs", name))] = {"seed": seed}

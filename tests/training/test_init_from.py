@@ -58,32 +58,42 @@ def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
     )
 
 
+OPENED = {  # texts; the last begins from a model of another
+    "plain": lambda: opened("a.txt"),
+    "with a new character": lambda: opened("a.txt", extra="é"),
+    "another split": lambda: opened("a.txt", split=(0.8, 0.1, 0.1)),
+    "lines": lambda: opened("a.txt", documents="line"),
+    "another text": lambda: opened("c.txt", split=(0.8, 0.1, 0.1)),
+    "a part": lambda: opened("a.txt", overfit=100),
+    "after plain": lambda: opened("c.txt").read_before(opened("a.txt").texts),
+}
+
+
+def opened(path: str, extra: str = "", **options: Any) -> Text:
+    return open_text(DataConfig(path=path, **options), 16, extra)
+
+
+@pytest.fixture
+def two_texts(workplace: Path, prose: str) -> None:
+    Path("a.txt").write_text(prose, "utf-8")
+    Path("c.txt").write_text(prose[:3000], "utf-8")
+
+
+@pytest.mark.parametrize(("text", "read", "seen"), [
+    ("plain", "plain", False), ("with a new character", "plain", False), ("another split", "plain", True),
+    ("lines", "plain", True), ("another text", "plain", False), ("a part", "plain", False),
+    ("plain", "a part", True), ("another split", "after plain", True), ("plain", "after plain", False),
+])  # fmt: skip
 def test_a_model_that_was_trained_on_the_text_under_another_split_is_named(
-    workplace: Path, prose: str
+    two_texts: None, text: str, read: str, seen: bool
 ) -> None:
-    for name, content in {"a": prose, "c": prose[:3000]}.items():
-        Path(f"{name}.txt").write_text(content, "utf-8")
+    before = OPENED[read]().texts
+    assert (SEEN in OPENED[text]().read_before(before).notes) is seen
 
-    def opened(path: str, *split: float, extra: str = "", **others: Any) -> Text:
-        return open_text(
-            DataConfig(path=path, **({"split": list(split)} if split else {}), **others), 16, extra
-        )
 
-    plain, other, lines = (
-        opened("a.txt"),
-        opened("a.txt", 0.8, 0.1, 0.1),
-        opened("a.txt", documents="line"),
-    )
-    through = opened("c.txt").read_before(plain.texts)
-    for text, read, seen in (
-        (plain, plain, False), (opened("a.txt", extra="é"), plain, False), (other, plain, True), (lines, plain, True),
-        (opened("c.txt", 0.8, 0.1, 0.1), plain, False), (opened("a.txt", overfit=100), plain, False),
-        (plain, opened("a.txt", overfit=100), True), (other, through, True), (plain, through, False),
-    ):  # fmt: skip
-        assert (SEEN in text.read_before(read.texts).notes) is seen, (text.texts, read.texts)
-    assert [len(text.texts) for text in (through, plain.read_before(through.texts))] == [2, 2], (
-        "a text counts once"
-    )
+def test_a_text_that_was_read_before_counts_once(two_texts: None) -> None:
+    plain, through = OPENED["plain"](), OPENED["after plain"]()
+    assert len(through.texts) == len(plain.read_before(through.texts).texts) == 2
 
 
 # what a model was trained on, the text that begins from it, and whether that one holds it out
@@ -129,21 +139,13 @@ def test_what_a_run_started_from_is_said(base: Call) -> None:
         meta["vocabulary"]["characters"] == "".join(sorted({*old, *"\t~áö語"}))
         and meta["step"] > 0
     )
-    for resume, init_from, had in (
-        ("fine", "other", "runs/first"),
-        ("first", "runs/fine", "none"),
-    ):
-        ended = base(
-            f"resume=runs/{resume}",
-            f"init_from={init_from}",
-            "trainer.max_steps=90",
-            defaults=False,
-        )
-        one_line(
-            ended,
-            2,
-            f"cannot change init_from={init_from} (the run has {had}); allow= cannot permit",
-        )
+    ended = base("resume=runs/fine", "init_from=other", "trainer.max_steps=90", defaults=False)
+    one_line(ended, 2, "init_from=other (the run has runs/first)", "allow= cannot permit")
+
+
+def test_a_run_cannot_start_from_a_model_afterwards(base: Call) -> None:
+    ended = base("resume=runs/first", "init_from=other", "trainer.max_steps=90", defaults=False)
+    one_line(ended, 2, "init_from=other (the run has none)", "allow= cannot permit")
 
 
 def test_a_run_says_that_its_initial_model_has_read_the_text(base: Call, prose: str) -> None:

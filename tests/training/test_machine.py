@@ -207,15 +207,17 @@ def test_a_gpu_compiles_if_that_saves_more_than_it_costs(
     )
 
 
-def test_one_minute_on_a_gpu_does_not_compile(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("minutes", "expected"), [(1, "false"), (10, "true")])
+def test_whether_minutes_on_a_gpu_are_compiled(
+    monkeypatch: pytest.MonkeyPatch, minutes: int, expected: str
+) -> None:
     monkeypatch.setattr(hardware, "available", lambda device: 1e15)
     monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
     monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.003)
-    for minutes, expected in ((1, "false"), (10, "true")):
-        config = compose(["threads=1", f"minutes={minutes}"])
-        startup = StartUp(machine.time.perf_counter())
-        found = choose(config, a_text(10**9), Machine("cuda", gpu=T4, gpus=1), startup)
-        assert found.config.compile == expected, minutes
+    config = compose(["threads=1", f"minutes={minutes}"])
+    startup = StartUp(machine.time.perf_counter())
+    found = choose(config, a_text(10**9), Machine("cuda", gpu=T4, gpus=1), startup)
+    assert found.config.compile == expected
 
 
 def test_compiled_code_is_known_by_its_device() -> None:
@@ -267,44 +269,37 @@ def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(
     assert machine.nvidia_driver() is None
 
 
-def test_a_run_of_two_devices_can_be_resumed_again_and_again(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("number", "expected"), [("2", 2), ("4", "auto")])
+def test_a_run_of_two_devices_can_be_resumed_by_any_number_of_ranks(
+    monkeypatch: pytest.MonkeyPatch, number: str, expected: int | str
 ) -> None:
-    stored = compose(["trainer.devices=2"])
-    for number, expected in (("2", 2), ("4", "auto")):
-        for name, value in {"RANK": "0", "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}.items():
-            monkeypatch.setenv(name, value)
-        assert compose_resumed([], stored).trainer.devices == expected
+    for name, value in {"RANK": "0", "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}.items():
+        monkeypatch.setenv(name, value)
+    assert compose_resumed([], compose(["trainer.devices=2"])).trainer.devices == expected
 
 
-def test_without_a_time_limit_compiling_depends_on_no_clock() -> None:
+@pytest.mark.parametrize(("minutes", "number"), [(None, 1), (5.0, 3)])
+def test_without_a_time_limit_compiling_depends_on_no_clock(
+    minutes: float | None, number: int
+) -> None:
     config = with_constants(compose(["threads=1"]), "32-true", 1)
-    assert (
-        len(
-            {
-                hardware.compiling_seconds(config, Machine("cpu"), seconds)
-                for seconds in (1.0, 7.0, 40.0)
-            }
-        )
-        == 1
-    )
-    timed = replace(config, minutes=5.0)
-    assert (
-        len(
-            {
-                hardware.compiling_seconds(timed, Machine("cpu"), seconds)
-                for seconds in (1.0, 7.0, 40.0)
-            }
-        )
-        == 3
-    )
+    config = replace(config, minutes=minutes)
+    estimates = {
+        hardware.compiling_seconds(config, Machine("cpu"), seconds) for seconds in (1.0, 7.0, 40.0)
+    }
+    assert len(estimates) == number
 
 
-def test_more_devices_than_there_are_is_said_before_any_process_starts(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["trainer.devices=4"], "trainer.devices=4: this machine has 2 GPUs"),
+        (["trainer.devices=2", "minutes=1"], "minutes=1: needs one device"),
+    ],
+    ids=["more than there are", "minutes"],
+)
+def test_devices_that_cannot_be_are_said_before_any_process_starts(
+    monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
 ) -> None:
     monkeypatch.setattr(launch, "look", lambda: Hardware((T4, T4), **BUILT))
-    said = refusal(InputError, launch.check_launch, compose(["trainer.devices=4"]))
-    assert said == "trainer.devices=4: this machine has 2 GPUs"
-    said = refusal(InputError, launch.check_launch, compose(["trainer.devices=2", "minutes=1"]))
-    assert said.startswith("minutes=1: needs one device")
+    assert refusal(InputError, launch.check_launch, compose(arguments)).startswith(said)

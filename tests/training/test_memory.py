@@ -65,23 +65,31 @@ def test_the_estimate_is_near_the_peak_of_a_step() -> None:
         )
 
 
-def test_what_cannot_fit_is_refused_with_the_setting_to_lower(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+CONFIG = compose(settings(""))
+STATE = 16 * GPT(CONFIG.model, 11).num_parameters()
+ROW = memory.step_memory(CONFIG, 11, "cpu")
+
+
+def test_this_machine_has_memory() -> None:
     assert 2**28 < memory.available("cpu") < 2**50
-    config = compose(settings(""))
-    state = 16 * GPT(config.model, 11).num_parameters()
-    row = memory.step_memory(config, 11, "cpu")
 
-    def refused(fits: float, *changes: str) -> str:
-        monkeypatch.setattr(memory, "available", lambda device: memory.LOADED_BYTES + fits)
-        return refusal(
-            InputError, memory.check_memory, compose([*settings(""), *changes]), 11, CPU
-        )
 
-    monkeypatch.setattr(memory, "available", lambda device: memory.LOADED_BYTES + state + 8 * row)
-    memory.check_memory(config, 11, CPU)
-    assert refused(state + 7 * row).endswith("; use data.micro_batch=4")
-    assert refused(state + 3 * row, "data.micro_batch=4").endswith("; use data.micro_batch=2")
-    for fits in (state - 1, state + 0.5 * row):
-        assert refused(fits).endswith("; lower model.dim=32, model.layers=2 or model.context=16")
+def test_what_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "available", lambda _: memory.LOADED_BYTES + STATE + 8 * ROW)
+    memory.check_memory(CONFIG, 11, CPU)
+
+
+LOWER = "; lower model.dim=32, model.layers=2 or model.context=16"
+
+
+@pytest.mark.parametrize(("fits", "change", "advice"), [
+    (STATE + 7 * ROW, "seed=0", "; use data.micro_batch=4"),
+    (STATE + 3 * ROW, "data.micro_batch=4", "; use data.micro_batch=2"),
+    (STATE - 1, "seed=0", LOWER), (STATE + 0.5 * ROW, "seed=0", LOWER),
+], ids=["7 rows", "3 rows", "no state", "half a row"])  # fmt: skip
+def test_what_cannot_fit_is_refused_with_the_setting_to_lower(
+    monkeypatch: pytest.MonkeyPatch, fits: float, change: str, advice: str
+) -> None:
+    monkeypatch.setattr(memory, "available", lambda _: memory.LOADED_BYTES + fits)
+    config = compose([*settings(""), change])
+    assert refusal(InputError, memory.check_memory, config, 11, CPU).endswith(advice)

@@ -1,4 +1,3 @@
-import itertools
 import math
 import re
 import time
@@ -72,15 +71,18 @@ class Clock:
         return self.now + 1000 * self.seconds_per_token + END_SECONDS
 
 
-def test_the_steps_are_chosen_once_and_fill_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    for cooldown in (0.5, 0.2, 0.0, 1.0):
-        clock = Clock(monkeypatch, 1.0, cooldown)
-        assert 57 < clock.train(lambda _: 0.1) <= 60.5
-        (steps,) = clock.chosen
-        training = 60 - END_SECONDS - 2 - 0.2 * len(clock.validated)
-        # With a cooldown of 1 it is chosen before a validation has been timed.
-        tolerance = OFF * 600 if cooldown == 1 else 5
-        assert steps == clock.global_step and steps == pytest.approx(training / 0.1, abs=tolerance)
+# With a cooldown of 1 it is chosen before a validation has been timed.
+@pytest.mark.parametrize(
+    ("cooldown", "tolerance"), [(0.5, 5), (0.2, 5), (0.0, 5), (1.0, OFF * 600)]
+)
+def test_the_steps_are_chosen_once_and_fill_the_time(
+    monkeypatch: pytest.MonkeyPatch, cooldown: float, tolerance: float
+) -> None:
+    clock = Clock(monkeypatch, 1.0, cooldown)
+    assert 57 < clock.train(lambda _: 0.1) <= 60.5
+    (steps,) = clock.chosen
+    training = 60 - END_SECONDS - 2 - 0.2 * len(clock.validated)
+    assert steps == clock.global_step and steps == pytest.approx(training / 0.1, abs=tolerance)
 
 
 @pytest.mark.parametrize("minutes, step_seconds, expected", [
@@ -107,15 +109,15 @@ def test_a_run_ends_when_the_text_is_learned(monkeypatch: pytest.MonkeyPatch) ->
     assert slower.train(lambda _: 0.2) < 61 and slower.global_step < 400
 
 
-def test_a_machine_that_becomes_slower_or_faster(monkeypatch: pytest.MonkeyPatch) -> None:
-    for begins, before, after in itertools.product(
-        (12, 27, 33, 48), (0.1, 0.2), (0.1, 0.104, 0.2)
-    ):
-        clock = Clock(monkeypatch, 1.0, 0.5)
-        ended = clock.train(
-            lambda clock, *, b=begins, was=before, now=after: now if clock.now > b else was
-        )
-        assert 60 * (1 - 2 * OFF) < ended < 60 * (1 + 2 * OFF), (begins, before, after)
+@pytest.mark.parametrize("begins", [12, 27, 33, 48])
+@pytest.mark.parametrize("before", [0.1, 0.2])
+@pytest.mark.parametrize("after", [0.1, 0.104, 0.2])
+def test_a_machine_that_becomes_slower_or_faster(
+    monkeypatch: pytest.MonkeyPatch, begins: float, before: float, after: float
+) -> None:
+    clock = Clock(monkeypatch, 1.0, 0.5)
+    ended = clock.train(lambda clock: after if clock.now > begins else before)
+    assert 60 * (1 - 2 * OFF) < ended < 60 * (1 + 2 * OFF)
 
 
 SMALL = (

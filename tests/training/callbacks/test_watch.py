@@ -78,22 +78,15 @@ def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
     assert [text.step for text in board("a").Tensors("samples/text_summary")] == [10]
 
 
-TEXTS = [
-    "  two\n\n\n   lines  \n",
-    "\x02\x1b",
-    "<b>&amp;</b> `a` ```\n* x\n# y\n[l](javascript:x)</code></pre>",
-]
-
-
-def test_text_comes_through_markdown() -> None:
+@pytest.mark.parametrize("text", [
+    "  two\n\n\n   lines  \n", "\x02\x1b", "<b>&amp;</b> `a` ```\n* x\n# y\n[l](javascript:x)</code></pre>",
+], ids=["white space", "control characters", "markup"])  # fmt: skip
+def test_text_comes_through_markdown(text: str) -> None:
     """TensorBoard's own way from Markdown to HTML leaves nothing but what was written."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of what TensorBoard uses
         from tensorboard.plugin_util import markdown_to_safe_html
-    for text in TEXTS:
-        made = markdown_to_safe_html(as_markdown([("a prompt", text), (text, text)]))
-        codes = [html.unescape(code) for code in re.findall("<code>([^<]*)</code>", made)]
-        assert (
-            codes == ["a prompt", *3 * [text.replace("\x02\x1b", "␂␛")]]
-            and made.count("<code") == 4
-        ), made
+    made = markdown_to_safe_html(as_markdown([("a prompt", text), (text, text)]))
+    codes = [html.unescape(code) for code in re.findall("<code>([^<]*)</code>", made)]
+    assert codes == ["a prompt", *3 * [text.replace("\x02\x1b", "␂␛")]]
+    assert made.count("<code") == 4, made

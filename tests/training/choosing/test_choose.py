@@ -152,18 +152,16 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
         )
 
 
-def test_the_device_is_a_condition_of_a_run() -> None:
-    a10 = Machine("cuda", gpu=Gpu("NVIDIA A10", (8, 6)))
-    for machine, named in (
-        (a10, "cuda NVIDIA A10"),
-        (Machine("mps"), "mps"),
-        (Machine("cpu"), "cpu with "),
-    ):
-        choice, text = chosen(SHORT_TEXT), a_text(SHORT_TEXT)
-        plan = RunPlan(
-            Run(Path("runs/a")), choice, text, machine, None, None, False, True, StartUp(0.0)
-        )
-        assert str(plan.conditions["device"]).startswith(named)
+@pytest.mark.parametrize(("machine", "named"), [
+    (Machine("cuda", gpu=Gpu("NVIDIA A10", (8, 6))), "cuda NVIDIA A10"), (Machine("mps"), "mps"),
+    (Machine("cpu"), "cpu with "),
+], ids=["a GPU", "Apple's GPU", "a CPU"])  # fmt: skip
+def test_the_device_is_a_condition_of_a_run(machine: Machine, named: str) -> None:
+    choice, text = chosen(SHORT_TEXT), a_text(SHORT_TEXT)
+    plan = RunPlan(
+        Run(Path("runs/a")), choice, text, machine, None, None, False, True, StartUp(0.0)
+    )
+    assert str(plan.conditions["device"]).startswith(named)
 
 
 def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call) -> None:

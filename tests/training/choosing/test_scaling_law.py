@@ -25,21 +25,23 @@ def slow(weights: float, dropout: float, text: float, seen: float) -> float:
 
 @pytest.mark.parametrize("dropout", DROPOUTS)
 @pytest.mark.parametrize("epochs", [0.1, 1.0, 7.0, 80.0])
-def test_the_law_is_the_formula(epochs: float, dropout: float) -> None:
-    for weights, text in ((2e5, 2e4), (8e5, 1e6), (1e7, 1e8)):
-        expected = slow(weights, dropout, text, epochs * text)
-        assert predicted_loss(int(weights), dropout, int(text), epochs * text) == pytest.approx(
-            expected
-        )
+@pytest.mark.parametrize(("weights", "text"), [(2e5, 2e4), (8e5, 1e6), (1e7, 1e8)])
+def test_the_law_is_the_formula(
+    weights: float, text: float, epochs: float, dropout: float
+) -> None:
+    predicted = predicted_loss(int(weights), dropout, int(text), epochs * text)
+    assert predicted == pytest.approx(slow(weights, dropout, text, epochs * text))
 
 
-def test_a_text_is_learned_before_its_loss_rises() -> None:
-    for weights, dropout, text in ((805_376, 0.0, 180_000), (1_797_888, 0.1, 1_003_854)):
-        needed = tokens_needed(weights, dropout, text)
-        losses = predicted_loss(weights, dropout, text, needed * np.geomspace(0.5, 50, 500))
-        at_end = float(predicted_loss(weights, dropout, text, needed))
-        assert losses.min() <= at_end <= losses.min() + LEARNED + 1e-6
-        assert losses[0] > at_end and losses[-1] > at_end + 0.1
+@pytest.mark.parametrize(
+    ("weights", "dropout", "text"), [(805_376, 0.0, 180_000), (1_797_888, 0.1, 1_003_854)]
+)
+def test_a_text_is_learned_before_its_loss_rises(weights: int, dropout: float, text: int) -> None:
+    needed = tokens_needed(weights, dropout, text)
+    losses = predicted_loss(weights, dropout, text, needed * np.geomspace(0.5, 50, 500))
+    at_end = float(predicted_loss(weights, dropout, text, needed))
+    assert losses.min() <= at_end <= losses.min() + LEARNED + 1e-6
+    assert losses[0] > at_end and losses[-1] > at_end + 0.1
 
 
 def test_the_page_says_how_many_runs_the_law_orders() -> None:
