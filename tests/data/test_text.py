@@ -36,14 +36,14 @@ def random_text(length, alphabet="abc \n", seed=0):
 WIDE = "".join(map(chr, range(40, 800)))
 
 
-@pytest.mark.parametrize(
-    ("alphabet", "shares", "dtype"),
-    [
-        pytest.param("a語\U0001f600\n", [0.5, 0.25, 0.25], np.uint8, id="few characters"),
-        pytest.param(WIDE[:256], SHARES, np.uint8, id="256 characters"),
-        pytest.param(WIDE, [0.3, 0.7, 0.0], np.uint16, id="many characters and no test"),
-    ],
-)
+CUT = {
+    "few characters": ("a語\U0001f600\n", [0.5, 0.25, 0.25], np.uint8),
+    "256 characters": (WIDE[:256], SHARES, np.uint8),
+    "many characters and no test": (WIDE, [0.3, 0.7, 0.0], np.uint16),
+}
+
+
+@pytest.mark.parametrize(("alphabet", "shares", "dtype"), CUT.values(), ids=CUT)
 def test_one_file_is_cut_at_its_shares(tmp_path, opened, alphabet, shares, dtype):
     whole = random_text(3 * CHUNK // 2 + 11, alphabet)
     make(tmp_path, {"text": whole})
@@ -235,17 +235,17 @@ def with_other_vocabulary(meta):
     return json.dumps(json.loads(meta) | {"vocabulary": reverse}).encode()
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
-        pytest.param("meta.json", lambda content: content[:-5], id="cut description"),
-        pytest.param("meta.json", with_other_vocabulary, id="another vocabulary"),
-        pytest.param("meta.json", lambda _: b"{}", id="empty description"),
-        pytest.param("train.bin", lambda content: content[:10], id="cut tokens"),
-        pytest.param("test.bin", lambda content: content[::-1], id="other tokens"),
-        pytest.param("test.bin", None, id="missing tokens"),
-    ],
-)
+DAMAGE = {
+    "cut description": ("meta.json", lambda content: content[:-5]),
+    "another vocabulary": ("meta.json", with_other_vocabulary),
+    "empty description": ("meta.json", lambda _: b"{}"),
+    "cut tokens": ("train.bin", lambda content: content[:10]),
+    "other tokens": ("test.bin", lambda content: content[::-1]),
+    "missing tokens": ("test.bin", None),
+}
+
+
+@pytest.mark.parametrize(("name", "damage"), DAMAGE.values(), ids=DAMAGE)
 def test_a_cache_that_is_damaged_is_redone(tmp_path, opened, name, damage):
     make(tmp_path, {"text": random_text(1000)})
     good = decoded(opened())
@@ -277,18 +277,16 @@ def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, opened):
 EVERY = "".join(chr(point) for point in range(32, 70_000) if not 0xD800 <= point <= 0xDFFF)
 
 
-@pytest.mark.parametrize(
-    ("whole", "tokenizer", "said"),
-    [
-        pytest.param("\ufeff", "char", "(?=.*is empty).*0 characters", id="only a mark"),
-        pytest.param("", "byte", "is empty", id="empty"),
-        pytest.param("aaaa" * 100, "char", "only one distinct character.*'a'", id="one character"),
-        pytest.param(b"abc\xff", "char", "byte 3", id="not UTF-8"),
-        pytest.param(
-            EVERY, "char", r"distinct characters.*data\.tokenizer=byte", id="all characters"
-        ),
-    ],
-)
+BAD = {
+    "only a mark": ("\ufeff", "char", "(?=.*is empty).*0 characters"),
+    "empty": ("", "byte", "is empty"),
+    "one character": ("aaaa" * 100, "char", "only one distinct character.*'a'"),
+    "not UTF-8": (b"abc\xff", "char", "byte 3"),
+    "all characters": (EVERY, "char", r"distinct characters.*data\.tokenizer=byte"),
+}
+
+
+@pytest.mark.parametrize(("whole", "tokenizer", "said"), BAD.values(), ids=BAD)
 def test_a_bad_text_is_one_line_and_not_kept(tmp_path, opened, whole, tokenizer, said):
     make(tmp_path, {"text": whole})
     message = refusal(InputError, opened, tokenizer=tokenizer)
@@ -297,27 +295,19 @@ def test_a_bad_text_is_one_line_and_not_kept(tmp_path, opened, whole, tokenizer,
     assert left in ([], ["encoded", ".lock"])
 
 
-@pytest.mark.parametrize(
-    ("whole", "settings", "said"),
-    [
-        pytest.param(
-            "abcdefgh", {"context": 8}, r"train holds 7 characters.*at least 9 .*context=8",
-            id="train",
-        ),
-        pytest.param(
-            "ab" * 500, {"context": 50}, "validation holds 50 characters.*at least 51 .*context=50",
-            id="validation",
-        ),
-        pytest.param(
-            "ab" * 50, {"split": [0.89, 0.1, 0.01]}, "test holds 1 characters.*at least 2",
-            id="test",
-        ),
-        pytest.param(
-            "é" * 500 + "a", {"context": 60, "tokenizer": "byte"}, "validation holds 50 bytes",
-            id="bytes",
-        ),
-    ],
-)  # fmt: skip
+SHORT = {
+    "train": ("abcdefgh", {"context": 8}, r"train holds 7 characters.*at least 9 .*context=8"),
+    "validation": (
+        "ab" * 500,
+        {"context": 50},
+        "validation holds 50 characters.*at least 51 .*context=50",
+    ),
+    "test": ("ab" * 50, {"split": [0.89, 0.1, 0.01]}, "test holds 1 characters.*at least 2"),
+    "bytes": ("é" * 500 + "a", {"context": 60, "tokenizer": "byte"}, "validation holds 50 bytes"),
+}
+
+
+@pytest.mark.parametrize(("whole", "settings", "said"), SHORT.values(), ids=SHORT)
 def test_a_short_text_is_one_line(tmp_path, opened, whole, settings, said):
     make(tmp_path, {"text": whole})
     message = refusal(InputError, opened, **settings)
@@ -325,32 +315,23 @@ def test_a_short_text_is_one_line(tmp_path, opened, whole, settings, said):
     assert refusal(InputError, opened, **settings) == message, "also from the cache"
 
 
-@pytest.mark.parametrize(
-    ("settings", "said"),
-    [
-        pytest.param(
-            {"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation=", id="test alone"
-        ),
-        pytest.param(
-            {"validation": "a.txt", "split": [0.8, 0.1, 0.1]}, r"data\.split=\[0\.8,0\.1,0\.1\]: ",
-            id="shares",
-        ),
-        pytest.param(
-            {"validation": "none.txt"}, r"data\.validation=none\.txt: no such file", id="missing"
-        ),
-        pytest.param(
-            {"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*empty name", id="empty name"
-        ),
-        pytest.param(
-            {"validation": "b.txt"}, r"^b\.txt: validation holds 2 characters.*at least 5",
-            id="short",
-        ),
-        pytest.param(
-            {"validation": "c.txt", "documents": "line"}, r"a\.txt \(validation\): has 0 documents",
-            id="blank",
-        ),
-    ],
-)  # fmt: skip
+WRONG_SPLITS = {
+    "test alone": ({"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation="),
+    "shares": (
+        {"validation": "a.txt", "split": [0.8, 0.1, 0.1]},
+        r"data\.split=\[0\.8,0\.1,0\.1\]: ",
+    ),
+    "missing": ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
+    "empty name": ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*empty name"),
+    "short": ({"validation": "b.txt"}, r"^b\.txt: validation holds 2 characters.*at least 5"),
+    "blank": (
+        {"validation": "c.txt", "documents": "line"},
+        r"a\.txt \(validation\): has 0 documents",
+    ),
+}
+
+
+@pytest.mark.parametrize(("settings", "said"), WRONG_SPLITS.values(), ids=WRONG_SPLITS)
 def test_a_split_of_its_own_that_is_wrong_is_one_line(tmp_path, opened, settings, said):
     make(tmp_path, {"a.txt": lines(50), "b.txt": "ab", "c.txt": " \n\n"})
     assert re.search(said, refusal(InputError, opened, "a.txt", **settings))
