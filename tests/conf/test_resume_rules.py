@@ -56,13 +56,21 @@ def chosen() -> Config:
 KEPT = {  # what is typed, and the steps and the width of the run that resumes
     "nothing": ([], 77, 64),
     "keys": (
-        ["trainer.max_steps=auto", "model.dim=auto", "threads=auto", "trainer.devices=auto", "minutes=5"], 77, 64,
+        [
+            "trainer.max_steps=auto",
+            "model.dim=auto",
+            "threads=auto",
+            "trainer.devices=auto",
+            "minutes=5",
+        ],
+        77,
+        64,
     ),
     "model": (["model=auto"], 77, 64),
     "trainer": (["trainer=auto"], 77, 64),
     "callbacks": (["callbacks=auto"], 77, 64),
     "a preset with steps and a width": (["experiment=nanogpt_cpu"], 2000, 128),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("typed", "steps", "width"), KEPT.values(), ids=KEPT)

@@ -173,13 +173,16 @@ def test_processes_that_start_at_once_share_a_download(tmp_path, bucket, opened)
 
 
 UNREADABLE = {  # what is typed, and of the refusal
-    "bucket": ("s3://no-such-bucket/a.txt", "no such file, directory or bucket|bucket does not exist"),
+    "bucket": (
+        "s3://no-such-bucket/a.txt",
+        "no such file, directory or bucket|bucket does not exist",
+    ),
     "glob": ("BUCKET/no/*.txt", "no file matches"),
     "file": ("[BUCKET/a.txt,BUCKET/b.txt]", r"data\.path=BUCKET/b\.txt: no such file"),
     "kind of address": ("s33://books/a.txt", "nearest: s3"),
     "folder": ("file:///no/such/dir", "no such file, directory or bucket"),
     "encoding": ("BUCKET/latin", r"BUCKET/latin/1\.txt: byte 400 \(line 1\) .*data\.encoding="),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize(("typed", "said"), UNREADABLE.values(), ids=UNREADABLE)

@@ -101,16 +101,28 @@ UNDECODABLE = {  # content, encoding, what is wrong and what helps
     "UTF-16": ("wide".encode("utf-16"), "utf-8", "byte 0", "use data.encoding=utf-16"),
     "UTF-8": ("größe".encode(), "ascii", "byte 2", "use data.encoding=utf-8"),
     "cut UTF-8": (RUSSIAN.encode()[:-2], "utf-8", "byte 366 (line 9)", DAMAGED),
-    "damaged UTF-16": (RUSSIAN.encode("utf-16") + b"\x00\xd8x\x00", "utf-16", "byte 416 (line 10)", DAMAGED),
-    "no encoding of text": (b"6162", "hex", "data.encoding=hex", "is not an encoding of text files"),
+    "damaged UTF-16": (
+        RUSSIAN.encode("utf-16") + b"\x00\xd8x\x00",
+        "utf-16",
+        "byte 416 (line 10)",
+        DAMAGED,
+    ),
+    "no encoding of text": (
+        b"6162",
+        "hex",
+        "data.encoding=hex",
+        "is not an encoding of text files",
+    ),
     **{
         f"damaged after {at}": (
             b"a" * at + RUSSIAN.encode() + b"\xff" + RUSSIAN.encode(),
-            "utf-8", f"byte {at + 369:,} (line 10) is not utf-8", DAMAGED,
+            "utf-8",
+            f"byte {at + 369:,} (line 10) is not utf-8",
+            DAMAGED,
         )
         for at in (0, CHUNK - 400, CHUNK)
     },
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
