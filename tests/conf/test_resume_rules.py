@@ -46,7 +46,7 @@ def ran(*typed: str) -> Config:
 
 
 def chosen() -> Config:
-    """What a run stores that has chosen its steps and devices, with a callback of other settings."""
+    """What a run stores that has chosen steps and devices, and has a callback of its own."""
     config = ran("minutes=5", "model.dim=64", "threads=3")
     stopping = config.callbacks["early_stopping"] | {"patience": 4}
     trainer = replace(config.trainer, max_steps=77, devices=2)
