@@ -418,11 +418,15 @@ FIELD_REFUSALS = {  # the name of a file, its content, and of the refusal
         '{"text": "a"}\n\n{"text": 7}\n',
         "a.jsonl, line 3: data.field=text: .*is int",
     ),
-    "cut JSON": ("a.json", '[{"text": "a"}', "a.json, row 1: is not JSON: "),
+    "cut JSON": (
+        "a.json",
+        '[{"text": "a"}',
+        "a.json, row 1: is not JSON: .*; write an object on each line",
+    ),
     "objects over lines": (
         "a.json",
         '{\n"text": "a"}\n{\n"text": "b"}',
-        "a.json, row 1: is not JSON: ",
+        "a.json, row 1: is not JSON: .*; write an object on each line",
     ),
     "a cut line": ("a.jsonl", "{", "a.jsonl, line 1: is not JSON: "),
     "a list": ("a.jsonl", "[]", "a.jsonl, line 1: is not an object"),

@@ -319,7 +319,7 @@ WRONG_SPLITS = {
     "test alone": ({"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation="),
     "shares": (
         {"validation": "a.txt", "split": [0.8, 0.1, 0.1]},
-        r"data\.split=\[0\.8,0\.1,0\.1\]: ",
+        r"data\.split=\[0\.8,0\.1,0\.1\]: .*data\.validation=",
     ),
     "missing": ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
     "empty name": ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*empty name"),
@@ -465,5 +465,6 @@ def test_a_text_that_is_too_short_names_the_files_that_were_left_out(tmp_path, o
     make(tmp_path / "text", {"sample.txt": "one line\n", "a.md": "# a" * 99, "b.md": "# b" * 99})
     message = refusal(InputError, opened)
     assert message.startswith("text: validation holds ")
+    assert "name a longer text" in message
     assert message.endswith(" 2 .md; to read all: 'data.path=text/**/*'")
     assert opened("text/**/*").notes
