@@ -25,38 +25,41 @@ def of_the_run(config: Config) -> dict[str, Any]:
     return {key: KEYS[key].usual if value == "auto" else value for key, value in values.items()}
 
 
+COMMANDS = {
+    "model and optimizer": [
+        "model.heads=8",
+        "optim.lr=3e-5",
+        "optim.betas=[0.8,0.95]",
+        "compile=true",
+        "trainer.precision=32-true",
+    ],
+    "presets": ["experiment=nanogpt_cpu", "data=shakespeare", "seed=3"],
+    "a name to quote": [
+        "data.path=it's my [book], v=2 (1).txt",
+        "data.encoding=cp1252",
+        "data.split=[0.9,0.1,0.0]",
+    ],
+    "lists": [
+        "data.path=[a.txt,b/*.txt]",
+        "data.micro_batch=2",
+        "trainer.deterministic=warn",
+        "trainer.devices=[0,1]",
+    ],
+    "callbacks": ["callbacks=[early_stopping,ema]", "callbacks.ema.decay=0.9"],
+    "no logger": ["logger=none", "trainer.devices=2", "trainer.profiler=pytorch"],
+    "loggers": [
+        "logger=[csv,wandb]",
+        "logger.wandb.offline=true",
+        "logger.wandb.project='a, b: it\\'s \\\\ [c]'",
+    ],
+    "debugging": ["debug=overfit"],
+}
+
+
 @pytest.mark.slow
-def test_the_command_makes_the_same_configuration() -> None:
-    for typed in (
-        [
-            "model.heads=8",
-            "optim.lr=3e-5",
-            "optim.betas=[0.8,0.95]",
-            "compile=true",
-            "trainer.precision=32-true",
-        ],
-        ["experiment=nanogpt_cpu", "data=shakespeare", "seed=3"],
-        [
-            "data.path=it's my [book], v=2 (1).txt",
-            "data.encoding=cp1252",
-            "data.split=[0.9,0.1,0.0]",
-        ],
-        [
-            "data.path=[a.txt,b/*.txt]",
-            "data.micro_batch=2",
-            "trainer.deterministic=warn",
-            "trainer.devices=[0,1]",
-        ],
-        ["callbacks=[early_stopping,ema]", "callbacks.ema.decay=0.9"],
-        ["logger=none", "trainer.devices=2", "trainer.profiler=pytorch"],
-        [
-            "logger=[csv,wandb]",
-            "logger.wandb.offline=true",
-            "logger.wandb.project='a, b: it\\'s \\\\ [c]'",
-        ],
-        ["debug=overfit"],
-    ):
-        config = compose(typed)
-        expected, again = of_the_run(config), overrides(config)
-        assert of_the_run(compose(again)) == expected, typed
-        assert of_the_run(compose(again[:-1])) != expected, "nothing of it is there for nothing"
+@pytest.mark.parametrize("typed", COMMANDS.values(), ids=COMMANDS)
+def test_the_command_makes_the_same_configuration(typed: list[str]) -> None:
+    config = compose(typed)
+    expected, again = of_the_run(config), overrides(config)
+    assert of_the_run(compose(again)) == expected
+    assert of_the_run(compose(again[:-1])) != expected, "nothing of it is there for nothing"

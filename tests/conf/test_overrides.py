@@ -1,4 +1,5 @@
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -27,52 +28,64 @@ def stored(folder: Path, config: Config, *change: str) -> Config:
 
 
 def test_a_sweep_is_every_combination() -> None:
-    assert refused("-m", "model.heads=2,0").startswith("model.heads=0: must be")
-    assert "-m: 1,000,000 combinations of values" in refused(
-        "-m", "seed=range(0,1000)", "model.heads=range(0,1000)"
-    )
     configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "name=a,b")
-    assert [(each.model.heads, each.seed) for each in configs] == [
-        (2, 5),
-        (2, 1),
-        (2, 2),
-        (4, 5),
-        (4, 1),
-        (4, 2),
-    ]
-    assert {each.optim.warmup for each in configs} == {7} and {each.name for each in configs} == {
-        "a,b"
-    }
-    for typed in ("optim.lr=2e-3 optim.lr=3e-3", "optim.lr=1e-3,2e-3 optim.lr=3e-3"):
-        (last,) = read_command(["-m", *typed.split()]).runs()
-        assert [each.text for each in last] == ["optim.lr=0.003"], "the last counts, as in Hydra"
-    assert [each.data.path for each in composed("-m", "data.path=z", "data.path=x,y")] == [
-        "x",
-        "y",
-    ]
-    assert [each.data.path for each in composed("-m", "data.path=x,y", "data.path=z")] == ["z"]
+    heads_and_seeds = [(each.model.heads, each.seed) for each in configs]
+    assert heads_and_seeds == [(2, 5), (2, 1), (2, 2), (4, 5), (4, 1), (4, 2)]
+    assert {each.optim.warmup for each in configs} == {7}
+    assert {each.name for each in configs} == {"a,b"}
 
 
-def test_a_comma_separates_names_only_with_m(workplace: Path) -> None:
-    Path("a,b.txt").touch()
-    for key, typed, values in (
+def test_a_wrong_value_of_a_sweep_is_named() -> None:
+    assert refused("-m", "model.heads=2,0").startswith("model.heads=0: must be")
+
+
+def test_a_sweep_of_too_many_combinations_is_refused() -> None:
+    message = refused("-m", "seed=range(0,1000)", "model.heads=range(0,1000)")
+    assert "1,000,000 combinations" in message
+
+
+@pytest.mark.parametrize(
+    ("typed", "taken"),
+    [
+        ("optim.lr=2e-3 optim.lr=3e-3", ["optim.lr=0.003"]),
+        ("optim.lr=1e-3,2e-3 optim.lr=3e-3", ["optim.lr=0.003"]),
+        ("data.path=z data.path=x,y", ["data.path=x", "data.path=y"]),
+        ("data.path=x,y data.path=z", ["data.path=z"]),
+    ],
+)
+def test_of_a_key_that_is_typed_twice_the_last_counts(typed: str, taken: list[str]) -> None:
+    runs = read_command(["-m", *typed.split()]).runs()
+    assert [each.text for (each,) in runs] == taken
+
+
+@pytest.mark.parametrize(
+    ("key", "typed", "values"),
+    [
         ("data.path", "x.txt,it's y=1.txt,${seed}", ["x.txt", "it's y=1.txt", "${seed}"]),
         ("init_from", "h,s", ["h", "s"]),
         ("data.documents", "line,null,<|end|>", ["line", None, "<|end|>"]),
         ("data.validation", "[x.txt,y.txt],(1, 2).txt", ["[x.txt,y.txt]", "(1, 2).txt"]),
         ("data.path", '"x,y.txt"', ["x,y.txt"]),
         ("data.path", "a,b.txt", ["a,b.txt"]),
-    ):
-        given = [f"{key}={typed}", *(["data.path=x"] if key == "data.validation" else [])]
-        assert [by_key(each)[key] for each in composed("-m", *given, "seed=1")] == values
-        assert [by_key(each)[key] for each in composed(*given, "seed=1")] == [typed]
-    for typed in ("x,,y", "x,"):
-        assert refused("-m", f"data.path={typed}").endswith(
-            f"part of the name: 'data.path=\"{typed}\"'"
-        )
-    assert refused("hparams_search=default", "init_from=h,s").startswith(
-        "init_from=h,s: must be one value in a search"
-    )
+    ],
+)
+def test_a_comma_separates_names_only_with_m(
+    workplace: Path, key: str, typed: str, values: list[str | None]
+) -> None:
+    Path("a,b.txt").touch()
+    given = [f"{key}={typed}", *(["data.path=x"] if key == "data.validation" else [])]
+    assert [by_key(each)[key] for each in composed("-m", *given, "seed=1")] == values
+    assert [by_key(each)[key] for each in composed(*given, "seed=1")] == [typed]
+
+
+@pytest.mark.parametrize("typed", ["x,,y", "x,"])
+def test_an_empty_name_in_a_sweep_is_refused_with_the_way_to_type_it(typed: str) -> None:
+    assert refused("-m", f"data.path={typed}").endswith(f"'data.path=\"{typed}\"'")
+
+
+def test_a_search_takes_one_name() -> None:
+    message = refused("hparams_search=default", "init_from=h,s")
+    assert message.startswith("init_from=h,s: must be one value")
 
 
 def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
@@ -81,77 +94,101 @@ def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
     assert floats == [1, 5, 0.5, 0.5, 0] and {type(value) for value in floats} == {float}
 
 
-def test_what_cfg_shows(train: Call) -> None:
-    keys = list(to_dict(Config()))
+def test_cfg_shows_every_value_as_yaml(train: Call) -> None:
     typed = ["model.layers=4", "model.heads=${model.layers}", "data.path=a ${seed},b.txt"]
     ended = train(*typed, "--cfg", "job", defaults=False)
     assert ended.status == 0 and ended.err == "", ended
     values = yaml.safe_load(ended.out)
-    assert (values["model"]["heads"], values["data"]["path"]) == (4, "a ${seed},b.txt") and list(
-        values
-    ) == keys
+    assert values["model"]["heads"] == 4
+    assert values["data"]["path"] == "a ${seed},b.txt"
+    assert list(values) == list(to_dict(Config()))
+
+
+def test_cfg_refuses_what_a_run_would_refuse(train: Call) -> None:
     one_line(train("seed=-1", "--cfg", "job"), 2, "seed=-1: must ")
-    ended = train(
-        "-m", "seed=1,2", "data.path=a b.txt", "init_from=x", "-c", "job", defaults=False
-    )
+
+
+def test_cfg_shows_the_overrides_of_each_trial(train: Call) -> None:
+    typed = ["seed=1,2", "data.path=a b.txt", "init_from=x"]
+    ended = train("-m", *typed, "-c", "job", defaults=False)
     lines = [f"seed={seed} 'data.path=a b.txt' init_from=x" for seed in (1, 2)]
-    assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "") and not Path(
-        "runs"
-    ).exists()
+    assert (ended.status, ended.out.splitlines(), ended.err) == (0, lines, "")
+    assert not Path("runs").exists()
 
 
-def test_text_is_taken_as_it_is(tmp_path: Path) -> None:
-    for value in ("it's (1).txt", "a,b=c.txt", "[x].txt", "${seed}.txt", '"q"', "~/a b"):
-        (config,) = composed(f"data.path={value}", "seed=3")
-        assert stored(tmp_path, config).data.path == config.data.path == value
+@pytest.mark.parametrize(
+    "value", ["it's (1).txt", "a,b=c.txt", "[x].txt", "${seed}.txt", '"q"', "~/a b"]
+)
+def test_text_is_taken_as_it_is(tmp_path: Path, value: str) -> None:
+    (config,) = composed(f"data.path={value}", "seed=3")
+    assert stored(tmp_path, config).data.path == config.data.path == value
+
+
+def test_null_is_no_text_and_a_number_is_text() -> None:
     (config,) = composed("data.path=null", "name=123")
     assert (config.data.path, config.name) == (None, "123")
-    for value, word in ((True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")):
-        assert Config(compile=value).compile == word
+
+
+@pytest.mark.parametrize(
+    ("value", "word"), [(True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")]
+)
+def test_compile_is_a_word(value: Any, word: str) -> None:
+    assert Config(compile=value).compile == word
+
+
+def test_compile_may_be_a_truth_value_in_config_yaml(tmp_path: Path) -> None:
     assert stored(tmp_path, Config(compile=True), "'true'", "true").compile == "true"
-    with pytest.raises(ValueError, match="^compile=null: must be one of auto, true, false"):
+
+
+def test_compile_may_not_be_null() -> None:
+    with pytest.raises(ValueError, match="^compile=null: .*auto, true, false"):
         Config(compile=None)
-    # and those of tests/faults/test_input.py
-    for name in ("/a", "a/", "a/..", "../a", ".hidden", "a\\b"):
-        with pytest.raises(ValueError, match="name="):
-            Config(name=name)
 
 
-def test_a_text_in_hydra_s_grammar_is_read_as_this_text() -> None:
-    texts = [
-        "a/b-c.txt",
-        "true",
-        "NULL",
-        "inf",
-        "nan",
-        "info",
-        "aé",
-        "",
-        "it's",
-        "\\",
-        "\\'",
-        'a\\"',
-        "a\n,b",
-        "${seed",
-        "3",
-        "\udcff",
-    ]
-    for text in texts:
-        (override,) = parse([f"data.path={quoted(text)}"])
-        assert override.value() == text, text
+# and those of tests/faults/test_input.py
+@pytest.mark.parametrize("name", ["/a", "a/", "a/..", "../a", ".hidden", "a\\b"])
+def test_a_name_is_a_folder_in_runs(name: str) -> None:
+    with pytest.raises(ValueError, match="name="):
+        Config(name=name)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("a/b-c.txt", "true", "NULL", "inf", "nan", "info", "aé", "it's", "\\", "\\'", 'a\\"'),
+        *("a\n,b", "${seed", "3"),
+        pytest.param("", id="empty"),
+        pytest.param("\udcff", id="a byte that is not UTF-8"),
+    ],
+)
+def test_a_text_that_is_quoted_is_read_as_this_text(text: str) -> None:
+    (override,) = parse([f"data.path={quoted(text)}"])
+    assert override.value() == text
+
+
+def test_hydra_s_plus_signs_are_taken() -> None:
     (config,) = composed("++data.path=a 'b', c", "++name=3", "seed=1")
     assert (config.data.path, config.name) == ("a 'b', c", "3")
     (config,) = composed("++data.path=a", "data.path=b")
     assert config.data.path == "b"
 
 
-def test_the_help_has_every_key_and_yaml_keeps_what_it_is_given(tmp_path: Path) -> None:
-    text, short = usage(everything=True), usage(everything=False)
-    for key, each in KEYS.items():
-        if "help" in each.metadata:
-            assert f"  {key}=" in text and each.metadata["help"] in text
-    for group, choices in groups().items():
-        assert f"{group}=" in short and " ".join(choices) in short and short.count("\n") < 30
+def test_the_help_has_every_key() -> None:
+    text = usage(everything=True)
+    helps = {key: each.metadata["help"] for key, each in KEYS.items() if "help" in each.metadata}
+    assert [
+        key for key, said in helps.items() if f"  {key}=" not in text or said not in text
+    ] == []
+
+
+def test_the_short_help_has_every_group_of_presets() -> None:
+    text = usage(everything=False)
+    assert [group for group, choices in groups().items() if " ".join(choices) not in text] == []
+    assert [group for group in groups() if f"{group}=" not in text] == []
+    assert text.count("\n") < 30
+
+
+def test_yaml_keeps_what_it_is_given(tmp_path: Path) -> None:
     config = Config(optim=OptimConfig(lr=1e-5))
     assert stored(tmp_path, config) == config
 
@@ -161,14 +198,18 @@ NEAREST = {  # in any case
     "data=Shakespear": "shakespeare", "callbacks=[EMA]": "ema", "++model.head=8": "model.heads",
     "trainer.accelerator=cdua": "cuda", "--max-steps=3": "trainer.max_steps",
 }  # fmt: skip
-UNLIKE = ["data.tokenizer=bpe", "optim.name=lion", "model.foo=1", "data=gutenberg", "-x"]
 
 
-def test_the_nearest_name_is_said_and_none_of_what_is_unlike() -> None:
-    for typed, meant in NEAREST.items():
-        assert refused(typed).endswith(f"; nearest: {meant}"), refused(typed)
-    for typed in UNLIKE:
-        assert "nearest" not in refused(typed), refused(typed)
+@pytest.mark.parametrize("typed", NEAREST)
+def test_the_nearest_name_is_said(typed: str) -> None:
+    assert refused(typed).endswith(f"; nearest: {NEAREST[typed]}")
+
+
+@pytest.mark.parametrize(
+    "typed", ["data.tokenizer=bpe", "optim.name=lion", "model.foo=1", "data=gutenberg", "-x"]
+)
+def test_no_name_is_near_to_what_is_unlike(typed: str) -> None:
+    assert "nearest" not in refused(typed)
 
 
 ELSEWHERE = {  # what nanoGPT, transformers and Lightning call a key

@@ -8,9 +8,8 @@ import pytest
 import torch
 import yaml
 
-from conf import compose as composing
 from conf.keys import CONF, FOLDERS
-from conf.schema import to_dict
+from conf.schema import Config, to_dict
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
@@ -20,31 +19,37 @@ from tests.faults.processes import run
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if "/" in file and "hparams_search" not in file]
-)
-def test_every_file_can_be_chosen_and_says_how_large_its_model_is(file: str) -> None:
+GROUPED = [file for file in FILES if "/" in file and "hparams_search" not in file]
+SIZED = [
+    file for file in GROUPED if re.match("model/(?!auto)|experiment/(enwik8|stdlib_gpu)", file)
+]
+
+
+def choose(file: str) -> Config:
     group, _, choice = file.rpartition("/")
-    config = compose([f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"])
-    if re.match("model/(?!auto)|experiment/(enwik8|stdlib_gpu)", file):
-        chosen_later = {
-            key: getattr(ModelConfig, key)
-            for key, value in vars(config.model).items()
-            if value == "auto"
-        }
-        with torch.device("meta"):
-            model = GPT(
-                replace(config.model, **chosen_later),
-                256 if config.data.tokenizer == "byte" else 96,
-            )
-        counted = re.search(
-            r"([\d.]+) million (weights|parameters)", (CONF / f"{file}.yaml").read_text("utf-8")
-        )
-        assert counted
-        assert float(counted[1]) == round(
-            model.num_parameters() / 1e6, len(counted[1].partition(".")[2])
-        )
+    return compose([f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", GROUPED)
+def test_every_file_can_be_chosen(file: str) -> None:
+    choose(file)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("file", SIZED)
+def test_a_file_says_how_large_its_model_is(file: str) -> None:
+    config = choose(file)
+    autos = [key for key, value in vars(config.model).items() if value == "auto"]
+    chosen_later = {key: getattr(ModelConfig, key) for key in autos}
+    size = 256 if config.data.tokenizer == "byte" else 96
+    with torch.device("meta"):
+        model = GPT(replace(config.model, **chosen_later), size)
+    text = (CONF / f"{file}.yaml").read_text("utf-8")
+    counted = re.search(r"([\d.]+) million (weights|parameters)", text)
+    assert counted
+    digits = len(counted[1].partition(".")[2])
+    assert float(counted[1]) == round(model.num_parameters() / 1e6, digits)
 
 
 @pytest.mark.slow
@@ -90,36 +95,41 @@ def stored(run: str) -> dict[str, Any]:
 
 
 def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> None:
-    shown = yaml.safe_load(
-        train(chain, "experiment=a", "model=mine", "--cfg", "job", defaults=False).out
-    )
+    ended = train(chain, "experiment=a", "model=mine", "--cfg", "job", defaults=False)
+    shown = yaml.safe_load(ended.out)
     assert inherited(shown) == FOUND
-    assert (shown["model"]["context"], shown["model"]["activation"], shown["model"]["tied"]) == (
-        48,
-        "gelu",
-        True,
-    )
-    assert inherited(to_dict(compose(["experiment=a", "seed=8"]))) == [8, *FOUND[1:]], (
-        "the command line counts more"
-    )
+    model = shown["model"]
+    assert (model["context"], model["activation"], model["tied"]) == (48, "gelu", True)
+
+
+@pytest.mark.usefixtures("chain")
+def test_the_command_line_counts_more_than_a_preset() -> None:
+    FOLDERS.append(Path("own").absolute())
+    assert inherited(to_dict(compose(["experiment=a", "seed=8"]))) == [8, *FOUND[1:]]
+
+
+def test_a_run_continues_without_the_folder_of_its_preset(chain: str, train: Call) -> None:
     ended = train(chain, "experiment=a", "trainer.max_steps=2", "name=a")
     assert ended.status == 0 and inherited(stored("a")) == FOUND, ended
     FOLDERS.clear()
     ended = train("resume=runs/a", "trainer.max_steps=3", defaults=False)
-    assert ended.status == 0 and "bit for bit" not in ended.out, "it continues without the folder"
+    assert ended.status == 0 and "bit for bit" not in ended.out, ended
     assert inherited(stored("a")) == FOUND and summary("a")["steps"] == 3
-    for content, said in (
-        ("sed: 8\n", "In 'experiment/c': sed: no such key"),
-        ("layers: [", "while parsing"),
-    ):
-        Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
-        composing._composed.clear()  # as a new process begins
-        one_line(train(chain, "experiment=a", defaults=False), 2, said)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("sed: 8\n", "In 'experiment/c': sed: no such key"), ("layers: [", "while parsing")],
+    ids=["no such key", "no YAML"],
+)
+def test_a_wrong_preset_is_one_line(chain: str, train: Call, content: str, said: str) -> None:
+    Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
+    one_line(train(chain, "experiment=a", defaults=False), 2, said)
 
 
 @pytest.mark.slow
 def test_the_trials_of_a_sweep_inherit(chain: str) -> None:
     ended = run("-m", chain, "experiment=a", "optim.warmup=4,5", "trainer.max_steps=2", "name=s")
     assert ended.status == 0, ended
-    for warmup in (4, 5):
-        assert inherited(stored(f"s/optim.warmup={warmup}")) == [*FOUND[:3], warmup, *FOUND[4:]]
+    trials = [inherited(stored(f"s/optim.warmup={warmup}")) for warmup in (4, 5)]
+    assert trials == [[*FOUND[:3], warmup, *FOUND[4:]] for warmup in (4, 5)]

@@ -24,46 +24,79 @@ def resumed(stored: Config, *typed: str) -> Config:
 def test_resuming_keeps_the_run() -> None:
     old = compose(["model.dim=64", "optim.lr=0.01", "trainer.precision=bf16-mixed", "name=old"])
     same = resumed(old, "trainer.precision=auto")
-    assert (same.model.dim, same.optim.lr, same.trainer.precision, same.name) == (
-        64,
-        0.01,
-        "bf16-mixed",
-        "old",
-    )
+    assert (same.model.dim, same.optim.lr, same.name) == (64, 0.01, "old")
+    assert same.trainer.precision == "bf16-mixed"
     assert resumed(old, "trainer.max_steps=9").trainer.max_steps == 9
+
+
+def test_what_is_allowed_is_allowed_to_one_command() -> None:
+    old = compose(["optim.lr=0.01"])
     assert resumed(old, "optim.lr=0.02", "allow=[optim.lr]").allow == ["optim.lr"]
-    assert resumed(replace(old, allow=["seed"], resume="auto", workers=2)).allow == [], (
-        "of this command only"
-    )
+    assert resumed(replace(old, allow=["seed"], resume="auto", workers=2)).allow == []
 
 
-def test_auto_keeps_what_a_run_has_chosen() -> None:
-    chosen = ran("minutes=5", "model.dim=64", "threads=3")
-    chosen = replace(chosen, trainer=replace(chosen.trainer, max_steps=77, devices=2))
-    chosen = replace(
-        chosen, callbacks={"early_stopping": chosen.callbacks["early_stopping"] | {"patience": 4}}
-    )
-    autos = [
-        "trainer.max_steps=auto",
-        "model.dim=auto",
-        "threads=auto",
-        "trainer.devices=auto",
-        "minutes=5",
-    ]
-    other = ["experiment=nanogpt_cpu"]  # which sets steps and the width
-    for typed in ([], autos, ["model=auto"], ["trainer=auto"], ["callbacks=auto"], other):
-        same = resumed(chosen, *typed)
-        assert (same.trainer.max_steps, same.model.dim) == (
-            (2000, 128) if typed is other else (77, 64)
-        ), typed
-        assert (same.threads, same.trainer.devices, same.minutes) == (3, 2, 5.0), typed
-        assert same.callbacks["early_stopping"]["patience"] == 4, typed
-    assert resumed(chosen, "callbacks=early_stopping").callbacks["early_stopping"]["patience"] == 5
-    assert resumed(chosen, "callbacks=[]").callbacks == {}
-    logged = resumed(compose(["logger=wandb"]), "logger.wandb.project=autograd").logger
-    assert logged["wandb"]["project"] == "autograd", "is not auto"
+def ran(*typed: str) -> Config:
+    """The configuration that a run stores: with the usual value for each `auto`."""
+    config = compose(list(typed))
+    groups = {"model": config.model, "data": config.data, "trainer": config.trainer}
+    for name, group in groups.items():
+        autos = [key for key, value in vars(group).items() if value == "auto"]
+        groups[name] = replace(group, **{key: getattr(type(group), key) for key in autos})
+    return replace(config, **groups)
+
+
+def chosen() -> Config:
+    """What a run stores that has chosen steps and devices, and has a callback of its own."""
+    config = ran("minutes=5", "model.dim=64", "threads=3")
+    stopping = config.callbacks["early_stopping"] | {"patience": 4}
+    trainer = replace(config.trainer, max_steps=77, devices=2)
+    return replace(config, trainer=trainer, callbacks={"early_stopping": stopping})
+
+
+KEPT = {  # what is typed, and the steps and the width of the run that resumes
+    "nothing": ([], 77, 64),
+    "keys": (
+        [
+            "trainer.max_steps=auto",
+            "model.dim=auto",
+            "threads=auto",
+            "trainer.devices=auto",
+            "minutes=5",
+        ],
+        77,
+        64,
+    ),
+    "model": (["model=auto"], 77, 64),
+    "trainer": (["trainer=auto"], 77, 64),
+    "callbacks": (["callbacks=auto"], 77, 64),
+    "a preset with steps and a width": (["experiment=nanogpt_cpu"], 2000, 128),
+}
+
+
+@pytest.mark.parametrize(("typed", "steps", "width"), KEPT.values(), ids=KEPT)
+def test_auto_keeps_what_a_run_has_chosen(typed: list[str], steps: int, width: int) -> None:
+    same = resumed(chosen(), *typed)
+    assert (same.trainer.max_steps, same.model.dim) == (steps, width)
+    assert (same.threads, same.trainer.devices, same.minutes) == (3, 2, 5.0)
+    assert same.callbacks["early_stopping"]["patience"] == 4
+
+
+def test_callbacks_that_are_typed_replace_those_of_the_run() -> None:
     assert (
-        resumed(replace(chosen, trainer=replace(chosen.trainer, num_nodes=2))).trainer.num_nodes
+        resumed(chosen(), "callbacks=early_stopping").callbacks["early_stopping"]["patience"] == 5
+    )
+    assert resumed(chosen(), "callbacks=[]").callbacks == {}
+
+
+def test_a_project_of_wandb_whose_name_ends_in_auto_is_not_auto() -> None:
+    logged = resumed(compose(["logger=wandb"]), "logger.wandb.project=autograd").logger
+    assert logged["wandb"]["project"] == "autograd"
+
+
+def test_the_number_of_machines_is_chosen_again() -> None:
+    config = chosen()
+    assert (
+        resumed(replace(config, trainer=replace(config.trainer, num_nodes=2))).trainer.num_nodes
         == "auto"
     )
 
@@ -83,80 +116,90 @@ def started(model: dict[str, Any], tokenizer: str, *typed: str) -> Config:
     return config
 
 
-def test_a_trained_model_brings_its_shape(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty working directory."""
     monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_trained_model_brings_its_shape() -> None:
     config = started(TRAINED, "byte", "model.dropout=0.3", "model.layers=3", "optim.lr=0.5")
     assert vars(config.model) == TRAINED | {"dropout": 0.3}
-    assert config.data.tokenizer == "byte" and config.optim.lr == 0.5 and config.init_from == "a"
-    for positions, context in (("learned", 32), ("rotary", 32), ("rotary", 128)):
-        trained = TRAINED | {"positions": positions, "heads": 2}
-        assert started(trained, "char", f"model.context={context}").model.context == context
+    assert (config.data.tokenizer, config.optim.lr, config.init_from) == ("byte", 0.5, "a")
     assert started(TRAINED | {"window": 5}, "char").model.window == 5
-    two = "model.layers=8 (the model has 3), data.tokenizer=byte (the model has char)"
-    for wrong, listed in (
-        (["model.layers=8", "model.dim=96", "data.tokenizer=byte"], two),
-        (["model.tied=true"], "model.tied=true (the model has false)"),
-        (["model.context=128"], "model.context=128 (the model has 64)"),
-    ):
-        assert (
-            refusal(InputError, started, TRAINED, "char", *wrong)
-            == f"init_from=a: cannot change {listed}"
-        )
     shown = composing.show(*read_command(["init_from=a"]).runs())
     assert "layers: 3" in shown and "dim: 96" in shown and "dropout: 0.1" in shown
 
 
-def test_a_model_that_is_missing_or_damaged_is_reported_where_it_is_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("damaged").write_text("no model")
-    for name in ("gone", "damaged"):
-        # a run that resumes needs no such model
-        config = compose([f"init_from={name}", "model.layers=3"])
-        assert config == replace(compose(["model.layers=3"]), init_from=name)
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("positions", "context"), [("learned", 32), ("rotary", 32), ("rotary", 128)]
+)
+def test_a_trained_model_takes_another_context(positions: str, context: int) -> None:
+    trained = TRAINED | {"positions": positions, "heads": 2}
+    assert started(trained, "char", f"model.context={context}").model.context == context
 
 
-def ran(*typed: str) -> Config:
-    """The configuration that a run stores: with the usual value for each `auto`."""
-    config = compose([*typed])
-    model, data, trainer = (
-        replace(
-            group,
-            **{
-                key: getattr(type(group), key)
-                for key, value in vars(group).items()
-                if value == "auto"
-            },
-        )
-        for group in (config.model, config.data, config.trainer)
-    )
-    return replace(config, model=model, data=data, trainer=trainer)
-
-
-def test_what_is_typed_otherwise_than_the_run_has_it() -> None:
-    plain = ran("trainer.precision=bf16-mixed", "compile=false")  # which the machine has chosen
-    # which minutes have chosen, and the steps
-    timed = ran("minutes=5", "model.dim=64", "data.batch=16")
-    timed = replace(timed, trainer=replace(timed.trainer, max_steps=77))
-    # which come with the trained model
-    tuned = ran("init_from=runs/a", "model.dim=64", "data.tokenizer=byte")
-    for run, typed, said in (
-        (plain, "", []),
-        (plain, "seed=5", ["seed=5 (the run has 0)"]),
-        (plain, "seed=5 allow=[seed]", []),
-        (plain, "trainer.max_steps=2000", []),
-        (plain, "trainer.max_steps=1000", ["trainer.max_steps=1000 (the run has 1500)"]),
-        (plain, "data.path=other.txt", ["data.path=other.txt (the run has none)"]),
-        (plain, "trainer.devices=2 logger=none trainer.log_every_n_steps=1", []),
-        (timed, "minutes=5", []),
-        (timed, "minutes=6", ["minutes=6.0 (the run has 5.0)"]),
-        (timed, "minutes=5 model.dim=32", ["model.dim=32 (the run has 64)"]),
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize(
+    ("typed", "keys"),
+    [
         (
-            timed,
-            "model.dim=64 data.batch=16 trainer.max_steps=77",
-            ["minutes=null (the run has 5.0)"],
+            "model.layers=8 model.dim=96 data.tokenizer=byte",
+            ["model.layers=8 (the model has 3)", "data.tokenizer=byte (the model has char)"],
         ),
-        (tuned, "init_from=runs/a", []),
-    ):
-        assert changed(run, compose(typed.split())) == said, typed
+        ("model.tied=true", ["model.tied=true (the model has false)"]),
+        ("model.context=128", ["model.context=128 (the model has 64)"]),
+    ],
+    ids=["two keys", "tied weights", "learned positions"],
+)
+def test_what_a_trained_model_cannot_be_is_named(typed: str, keys: list[str]) -> None:
+    message = refusal(InputError, started, TRAINED, "char", *typed.split())
+    assert message == f"init_from=a: cannot change {', '.join(keys)}"
+
+
+@pytest.mark.usefixtures("folder")
+@pytest.mark.parametrize("name", ["gone", "damaged"])
+def test_a_model_that_is_missing_or_damaged_is_reported_where_it_is_loaded(name: str) -> None:
+    Path("damaged").write_text("no model")
+    # a run that resumes needs no such model
+    config = compose([f"init_from={name}", "model.layers=3"])
+    assert config == replace(compose(["model.layers=3"]), init_from=name)
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("", []),
+        ("seed=5", ["seed=5 (the run has 0)"]),
+        ("seed=5 allow=[seed]", []),
+        ("trainer.max_steps=2000", []),
+        ("trainer.max_steps=1000", ["trainer.max_steps=1000 (the run has 1500)"]),
+        ("data.path=other.txt", ["data.path=other.txt (the run has none)"]),
+        ("trainer.devices=2 logger=none trainer.log_every_n_steps=1", []),
+    ],
+)
+def test_what_is_typed_otherwise_than_the_run_has_it(typed: str, said: list[str]) -> None:
+    run = ran("trainer.precision=bf16-mixed", "compile=false")  # which the machine has chosen
+    assert changed(run, compose(typed.split())) == said
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("minutes=5", []),
+        ("minutes=6", ["minutes=6.0 (the run has 5.0)"]),
+        ("minutes=5 model.dim=32", ["model.dim=32 (the run has 64)"]),
+        ("model.dim=64 data.batch=16 trainer.max_steps=77", ["minutes=null (the run has 5.0)"]),
+    ],
+)
+def test_what_minutes_have_chosen_may_be_typed_or_not(typed: str, said: list[str]) -> None:
+    run = ran("minutes=5", "model.dim=64", "data.batch=16")
+    run = replace(run, trainer=replace(run.trainer, max_steps=77))
+    assert changed(run, compose(typed.split())) == said
+
+
+def test_what_comes_with_a_trained_model_need_not_be_typed() -> None:
+    run = ran("init_from=runs/a", "model.dim=64", "data.tokenizer=byte")
+    assert changed(run, compose(["init_from=runs/a"])) == []

@@ -18,92 +18,99 @@ from gpt.evaluation import window_batches
 from gpt.windows import EvaluationText
 
 
-def test_epochs_take_every_window_of_their_phase_once():
-    for length, context in [(9, 8), (10, 8), (16, 8), (17, 8), (100, 8), (101, 7), (50, 1)]:
-        windows = windows_per_epoch(length, context)
-        phases = min(context, length - context)
-        # By search: the most windows that fit whatever the phase is.
-        fitting = [
-            len([s for s in range(p, length, context) if s + context + 1 <= length])
-            for p in range(phases)
-        ]
-        assert windows == min(fitting) >= 1
-        seen, orders = set(), set()
-        starts = window_starts(length, 5, 0, windows * 300, context).reshape(300, windows)
-        for epoch in starts.tolist():
-            phase = min(epoch)
-            assert sorted(epoch) == [phase + place * context for place in range(windows)]
-            seen.add(phase)
-            orders.add(tuple(start - phase for start in epoch))
-        assert seen == set(range(phases)), (length, context)
-        assert len(orders) >= min(windows, 3)
+@pytest.mark.parametrize(
+    ("length", "context"), [(9, 8), (10, 8), (16, 8), (17, 8), (100, 8), (101, 7), (50, 1)]
+)
+def test_epochs_take_every_window_of_their_phase_once(length, context):
+    windows = windows_per_epoch(length, context)
+    phases = min(context, length - context)
+    # By search: the most windows that fit whatever the phase is.
+    fitting = [
+        len([s for s in range(p, length, context) if s + context + 1 <= length])
+        for p in range(phases)
+    ]
+    assert windows == min(fitting) >= 1
+    seen, orders = set(), set()
+    starts = window_starts(length, 5, 0, windows * 300, context).reshape(300, windows)
+    for epoch in starts.tolist():
+        phase = min(epoch)
+        assert sorted(epoch) == [phase + place * context for place in range(windows)]
+        seen.add(phase)
+        orders.add(tuple(start - phase for start in epoch))
+    assert seen == set(range(phases))
+    assert len(orders) >= min(windows, 3)
 
 
 GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
-def test_batches_are_the_same_where_the_text_lies_on_a_device(device, tmp_path, monkeypatch):
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint16, np.uint32])
+@pytest.mark.parametrize(
+    ("begin", "rows"),
+    [(0, slice(None)), (STEPS - 3, slice(2, 5)), (2 * STEPS, slice(7, 8))],
+    ids=["whole batches", "some rows", "one row"],
+)
+def test_batches_are_the_same_where_the_text_lies_on_a_device(
+    device, dtype, begin, rows, tmp_path, monkeypatch
+):
     monkeypatch.setattr("data.batches.COPIED", 300)
-    for dtype, most in [(np.uint8, 200), (np.uint16, 60_000), (np.uint32, 60_000)]:
-        np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(
-            tmp_path / "tokens"
-        )
-        tokens = np.memmap(tmp_path / "tokens", dtype, "r")
-        needed = len(tokens) * (1 if dtype == np.uint8 else 4)
-        resident = on_device(tokens, torch.device(device), max_bytes=needed)
-        assert isinstance(resident, torch.Tensor) and resident.nbytes == needed
-        windows = TrainingWindows(tokens, 3, 8, 50)
-        for begin, rows in ((0, slice(None)), (STEPS - 3, slice(2, 5)), (2 * STEPS, slice(7, 8))):
-            found_from = batches_on_device(resident, windows, begin, rows)
-            for step, found in enumerate(islice(found_from, STEPS + 5), begin):
-                assert found.dtype == torch.int64
-                assert torch.equal(found.cpu(), train_batch(windows, step, rows)), (dtype, step)
-        assert on_device(tokens, torch.device(device), max_bytes=needed - 1) is tokens
+    most = 200 if dtype == np.uint8 else 60_000
+    np.random.default_rng(0).integers(most, size=1000).astype(dtype).tofile(tmp_path / "tokens")
+    tokens = np.memmap(tmp_path / "tokens", dtype, "r")
+    needed = len(tokens) * (1 if dtype == np.uint8 else 4)
+    resident = on_device(tokens, torch.device(device), max_bytes=needed)
+    assert isinstance(resident, torch.Tensor) and resident.nbytes == needed
+    assert on_device(tokens, torch.device(device), max_bytes=needed - 1) is tokens
+    windows = TrainingWindows(tokens, 3, 8, 50)
+    batches = batches_on_device(resident, windows, begin, rows)
+    for step, batch in enumerate(islice(batches, STEPS + 5), begin):
+        assert batch.dtype == torch.int64
+        assert torch.equal(batch.cpu(), train_batch(windows, step, rows)), step
 
 
-def test_batches_are_the_text_at_its_starts_in_one_endless_sequence_cut_anywhere():
+def test_a_batch_is_the_text_at_its_starts():
     tokens = np.random.default_rng(0).integers(200, size=1000).astype(np.uint8)
     batch = train_batch(TrainingWindows(tokens, 3, 6, 20), 11)
-    assert batch.dtype == torch.int64 and batch.shape == (6, 21)
-    for row, start in zip(batch.tolist(), window_starts(1000, 3, 11, 6, 20).tolist(), strict=True):
-        assert row == tokens[start : start + 21].tolist()
-    tokens = np.arange(500, dtype=np.uint16)
-    whole = train_batch(TrainingWindows(tokens, 1, 240, 9), 0)
-    for batch in (1, 7, 24, 60):
-        joined = torch.cat(
-            [
-                train_batch(TrainingWindows(tokens, 1, batch, 9), step)
-                for step in range(240 // batch)
-            ]
-        )
-        assert torch.equal(joined, whole[: len(joined)])
-    third = train_batch(TrainingWindows(tokens, 1, 24, 9), 3)
-    for size in (24, 8, 4, 1):  # of what a rank, or one of its micro-batches, takes
-        rows = [
-            train_batch(TrainingWindows(tokens, 1, 24, 9), 3, slice(at, at + size))
-            for at in range(0, 24, size)
-        ]
-        assert torch.equal(torch.cat(rows), third)
-    assert not torch.equal(third, train_batch(TrainingWindows(tokens, 2, 24, 9), 3)), (
-        "they depend on the seed"
-    )
-    # Written down once: a change here means that old runs can no longer be resumed exactly.
-    assert window_starts(1_000_000, 1337, 12, 4, 64).tolist() == [52834, 520482, 558242, 584226]
-    assert window_starts(100, 1337, 3, 12, 16).tolist() == [
-        60,
-        12,
-        76,
-        44,
-        74,
-        58,
-        42,
-        26,
-        10,
-        73,
-        41,
-        57,
-    ]
+    starts = window_starts(1000, 3, 11, 6, 20).tolist()
+    assert batch.dtype == torch.int64
+    assert batch.tolist() == [tokens[start : start + 21].tolist() for start in starts]
+
+
+TOKENS = np.arange(500, dtype=np.uint16)
+
+
+@pytest.mark.parametrize("batch", [1, 7, 24, 60])
+def test_batches_of_any_size_are_one_endless_sequence(batch):
+    whole = train_batch(TrainingWindows(TOKENS, 1, 240, 9), 0)
+    windows = TrainingWindows(TOKENS, 1, batch, 9)
+    joined = torch.cat([train_batch(windows, step) for step in range(240 // batch)])
+    assert torch.equal(joined, whole[: len(joined)])
+
+
+@pytest.mark.parametrize("size", [24, 8, 4, 1])  # of what a rank, or one of its parts, takes
+def test_the_rows_of_a_batch_are_those_of_its_parts(size):
+    windows = TrainingWindows(TOKENS, 1, 24, 9)
+    parts = [train_batch(windows, 3, slice(at, at + size)) for at in range(0, 24, size)]
+    assert torch.equal(torch.cat(parts), train_batch(windows, 3))
+
+
+def test_batches_depend_on_the_seed():
+    first, second = (train_batch(TrainingWindows(TOKENS, seed, 24, 9), 3) for seed in (1, 2))
+    assert not torch.equal(first, second)
+
+
+@pytest.mark.parametrize(
+    ("given", "starts"),
+    [
+        ((1_000_000, 1337, 12, 4, 64), [52834, 520482, 558242, 584226]),
+        ((100, 1337, 3, 12, 16), [60, 12, 76, 44, 74, 58, 42, 26, 10, 73, 41, 57]),
+    ],
+    ids=["one epoch", "several epochs"],
+)
+def test_starts_are_those_that_were_written_down_once(given, starts):
+    """A change here means that old runs can no longer be resumed exactly."""
+    assert window_starts(*given).tolist() == starts
 
 
 def naive_windows(length, context, stride):
@@ -138,41 +145,44 @@ def counted_of(length, context, batch, rank, ranks, stride, most):
     return found, batches
 
 
-def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choice():
-    rng = random.Random(0)
-    for _ in range(150):
-        context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
-        length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
-        stride = rng.choice([None, rng.randint(1, context)])
-        parts = [
-            counted_of(length, context, batch, rank, ranks, stride, most) for rank in range(ranks)
-        ]
-        stride = stride or context
-        windows = naive_windows(length, context, stride)
-        found = sorted(each for part, _ in parts for each in part)
-        starts = sorted({start for start, _ in found})
-        # Whole windows, no target twice, as many batches for every rank.
-        assert found == [(start, target) for start in starts for target in windows[start]]
-        assert len({batches for _, batches in parts}) == 1
-        if most is None or most >= length - 1:
-            assert [target for _, target in found] == list(range(1, length))
-        else:
-            assert starts[0] == 0 and len(found) <= max(most, len(windows[0]))
-            # no window more fits
-            assert len(found) > most - stride or len(found) == len(windows[0])
-            gaps = np.diff([*starts, max(windows) + stride])
-            assert gaps.max() - gaps.min() <= stride
+@pytest.mark.parametrize("seed", range(150))
+def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choice(seed):
+    rng = random.Random(seed)
+    context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
+    length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
+    stride = rng.choice([None, rng.randint(1, context)])
+    parts = [
+        counted_of(length, context, batch, rank, ranks, stride, most) for rank in range(ranks)
+    ]
+    stride = stride or context
+    windows = naive_windows(length, context, stride)
+    found = sorted(each for part, _ in parts for each in part)
+    starts = sorted({start for start, _ in found})
+    # Whole windows, no target twice, as many batches for every rank.
+    assert found == [(start, target) for start in starts for target in windows[start]]
+    assert len({batches for _, batches in parts}) == 1
+    if most is None or most >= length - 1:
+        assert [target for _, target in found] == list(range(1, length))
+    else:
+        assert starts[0] == 0 and len(found) <= max(most, len(windows[0]))
+        # no window more fits
+        assert len(found) > most - stride or len(found) == len(windows[0])
+        gaps = np.diff([*starts, max(windows) + stride])
+        assert gaps.max() - gaps.min() <= stride
 
 
-@pytest.mark.parametrize("end", [[0], [1, 1]])
-def test_windows_of_documents_begin_at_the_nearest_end_mark(end):
-    random_ = np.random.default_rng(1)
-    tokens = random_.integers(40, size=3000).astype(np.uint16)
+@pytest.fixture(params=[[0], [1, 1]], ids=["one token", "two tokens"])
+def windows_of_documents(request):
+    tokens = np.random.default_rng(1).integers(40, size=3000).astype(np.uint16)
     for place in (0, 50, 51, 53, *range(100, 3000, 70), 2990):
-        tokens[place : place + len(end)] = end
-    context, moved = 20, 0
-    windows = TrainingWindows(tokens, 4, 6, context, np.array(end, np.uint16))
-    whole = tokens.tolist()
+        tokens[place : place + len(request.param)] = request.param
+    return TrainingWindows(tokens, 4, 6, 20, np.array(request.param, np.uint16))
+
+
+def test_windows_of_documents_begin_at_the_nearest_end_mark(windows_of_documents):
+    windows = windows_of_documents
+    context, end, whole = windows.context, windows.end.tolist(), windows.tokens.tolist()
+    moved = 0
     for step in range(20):
         plain = window_starts(3000, 4, step, 6, context)
         for start, row in zip(plain.tolist(), train_batch(windows, step).tolist(), strict=True):
@@ -185,6 +195,10 @@ def test_windows_of_documents_begin_at_the_nearest_end_mark(end):
             assert row == whole[begin : begin + context + 1]
             moved += begin != start
     assert moved > 20
-    resident = torch.from_numpy(tokens.astype(np.int32))
-    for step, batch in enumerate(islice(batches_on_device(resident, windows, 3), 70), 3):
-        assert torch.equal(batch, train_batch(windows, step))
+
+
+def test_windows_of_documents_are_the_same_on_a_device(windows_of_documents):
+    resident = torch.from_numpy(windows_of_documents.tokens.astype(np.int32))
+    batches = islice(batches_on_device(resident, windows_of_documents, 3), 70)
+    for step, batch in enumerate(batches, 3):
+        assert torch.equal(batch, train_batch(windows_of_documents, step)), step

@@ -28,34 +28,44 @@ def names(path):
     return [document.name for document in open_corpus(DataConfig(path=str(path))).files]
 
 
-def test_text_is_what_python_reads(tmp_path):
+def with_newlines(text):
+    return text.replace("\r\n", "\n").replace("\r", "\n")
+
+
+@pytest.mark.parametrize("length", [1, CHUNK + 7])
+@pytest.mark.parametrize(
+    ("encoding", "mark"),
+    [
+        ("utf-8", b""), ("utf_8", b"\xef\xbb\xbf"), ("utf-16", b""), ("utf-16-le", b"\xff\xfe"),
+        ("cp1252", b""), ("gb18030", b""),
+    ],
+)  # fmt: skip
+def test_text_is_what_python_reads(tmp_path, encoding, mark, length):
     # longer than a chunk and with letters of every width: chunks end within them and CRLF
     path = tmp_path / "text.txt"
-    for encoding, mark in [
-        ("utf-8", b""), ("utf_8", b"\xef\xbb\xbf"), ("utf-16", b""), ("utf-16-le", b"\xff\xfe"), ("cp1252", b""),
-        ("gb18030", b""),
-    ]:  # fmt: skip
-        rng = random.Random(encoding)
-        alphabet = ["a", "\n", "\r", "\r\n", " ", "ö"]
-        alphabet += [] if encoding == "cp1252" else ["語", "\U0001f600"]
-        for length in (1, CHUNK + 7):
-            text = "x" + "".join(rng.choices(alphabet, k=length))
-            path.write_bytes(mark + text.encode(encoding))
-            assert read(path, encoding=encoding) == text.replace("\r\n", "\n").replace(
-                "\r", "\n"
-            ), (encoding, length)
-    # Across the border of a chunk.
-    for shift in range(-4, 2):
-        begin = "a" * (CHUNK + shift)
-        for end in ("\r\n\r\n\r\nb\r\n", "\r\r\rb\r", "\n\n\nb\n", "\U0001f600語é" * 2):
-            path.write_bytes((begin + end).encode())
-            assert read(path) == begin + end.replace("\r\n", "\n").replace("\r", "\n"), (
-                shift,
-                end,
-            )
+    alphabet = ["a", "\n", "\r", "\r\n", " ", "ö"]
+    alphabet += [] if encoding == "cp1252" else ["語", "\U0001f600"]
+    text = "x" + "".join(random.Random(encoding).choices(alphabet, k=length))
+    path.write_bytes(mark + text.encode(encoding))
+    assert read(path, encoding=encoding) == with_newlines(text)
+
+
+@pytest.mark.parametrize("shift", range(-4, 2))
+@pytest.mark.parametrize(
+    "end",
+    ["\r\n\r\n\r\nb\r\n", "\r\r\rb\r", "\n\n\nb\n", "\U0001f600語é" * 2],
+    ids=["CRLF", "CR", "LF", "wide"],
+)
+def test_text_goes_on_across_the_border_of_a_chunk(tmp_path, shift, end):
+    text = "a" * (CHUNK + shift) + end
+    (tmp_path / "text.txt").write_bytes(text.encode())
+    assert read(tmp_path / "text.txt") == with_newlines(text)
+
+
+def test_bytes_are_read_as_they_are(tmp_path):
     content = b"\xef\xbb\xbfa\r\nb\r\xff\x00" + random.Random(0).randbytes(2 * CHUNK)
-    path.write_bytes(content)
-    assert read(path, tokenizer="byte") == content
+    (tmp_path / "text.txt").write_bytes(content)
+    assert read(tmp_path / "text.txt", tokenizer="byte") == content
 
 
 @pytest.mark.parametrize(
@@ -77,69 +87,75 @@ def test_a_byte_order_mark_is_dropped_wherever_it_stands(tmp_path, text, encodin
 
 RUSSIAN = "дом мора на поле ворон\n" * 9
 CHINESE = "今天天气很好我们去公园玩\n" * 9
-DAMAGED = "the text around it is {}, so the file is damaged or cut there"
+DAMAGED = "so the file is damaged or cut there"
 NAMES = "data.encoding=NAME: cp1252 (Western), cp1250 (Central European), cp1251 (Cyrillic), gbk or big5"
 
 
+UNDECODABLE = {  # content, encoding, what is wrong and what helps
+    "cp1252": ("né\nñ".encode("cp1252"), "utf-8", "byte 1 (line 1) is not utf-8", NAMES),
+    "cut or cp1252": (b"ab\n" * 65_536 + b"caf\xe9", "utf-8", "byte 196,611 (line 65,537)", NAMES),
+    "Cyrillic": (RUSSIAN.encode("cp1251"), "utf-8", "byte 0 (line 1)", NAMES),
+    "Chinese": (CHINESE.encode("gbk"), "utf-8", "byte 0 (line 1)", NAMES),
+    "cut Chinese": (CHINESE.encode("gbk")[:-2], "gbk", "byte 222 (line 9) is not gbk", NAMES),
+    "UTF-16 without a mark": (b"a\0b\0", "utf-16", "is not utf-16", NAMES),
+    "UTF-16": ("wide".encode("utf-16"), "utf-8", "byte 0", "use data.encoding=utf-16"),
+    "UTF-8": ("größe".encode(), "ascii", "byte 2", "use data.encoding=utf-8"),
+    "cut UTF-8": (RUSSIAN.encode()[:-2], "utf-8", "byte 366 (line 9)", DAMAGED),
+    "damaged UTF-16": (
+        RUSSIAN.encode("utf-16") + b"\x00\xd8x\x00",
+        "utf-16",
+        "byte 416 (line 10)",
+        DAMAGED,
+    ),
+    "no encoding of text": (
+        b"6162",
+        "hex",
+        "data.encoding=hex",
+        "is not an encoding of text files",
+    ),
+    **{
+        f"damaged after {at}": (
+            b"a" * at + RUSSIAN.encode() + b"\xff" + RUSSIAN.encode(),
+            "utf-8",
+            f"byte {at + 369:,} (line 10) is not utf-8",
+            DAMAGED,
+        )
+        for at in (0, CHUNK - 400, CHUNK)
+    },
+}
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "packed"])
 @pytest.mark.parametrize(
-    ("content", "encoding", "what", "way"),
-    [
-        pytest.param("né\nñ".encode("cp1252"), "utf-8", "byte 1 (line 1) is not utf-8", NAMES, id="cp1252"),
-        pytest.param(b"ab\n" * 65_536 + b"caf\xe9", "utf-8", "byte 196,611 (line 65,537)", NAMES, id="cut or cp1252"),
-        pytest.param(RUSSIAN.encode("cp1251"), "utf-8", "byte 0 (line 1)", NAMES, id="Cyrillic"),
-        pytest.param(CHINESE.encode("gbk"), "utf-8", "byte 0 (line 1)", NAMES, id="Chinese"),
-        pytest.param(CHINESE.encode("gbk")[:-2], "gbk", "byte 222 (line 9) is not gbk", NAMES, id="cut Chinese"),
-        pytest.param(b"a\0b\0", "utf-16", "is not utf-16", NAMES, id="UTF-16 without a mark"),
-        pytest.param("wide".encode("utf-16"), "utf-8", "byte 0", "it is utf-16: use data.encoding=utf-16", id="UTF-16"),
-        pytest.param("größe".encode(), "ascii", "byte 2", "it is utf-8: use data.encoding=utf-8", id="UTF-8"),
-        pytest.param(RUSSIAN.encode()[:-2], "utf-8", "byte 366 (line 9)", DAMAGED.format("utf-8"), id="cut UTF-8"),
-        *(
-            pytest.param(
-                b"a" * at + RUSSIAN.encode() + b"\xff" + RUSSIAN.encode(),
-                "utf-8", f"byte {at + 369:,} (line 10) is not utf-8", DAMAGED.format("utf-8"), id=f"damaged after {at}",
-            )
-            for at in (0, CHUNK - 400, CHUNK)
-        ),
-        pytest.param(
-            (RUSSIAN.encode("utf-16") + b"\x00\xd8x\x00"), "utf-16", "byte 416 (line 10)", DAMAGED.format("utf-16"),
-            id="damaged UTF-16",
-        ),
-        pytest.param(b"6162", "hex", "data.encoding=hex", "is not an encoding of text files", id="no encoding of text"),
-    ],
-)  # fmt: skip
+    ("content", "encoding", "what", "way"), UNDECODABLE.values(), ids=UNDECODABLE
+)
 def test_what_cannot_be_decoded_is_named_with_its_byte_and_line(
-    tmp_path, content, encoding, what, way
+    tmp_path, content, encoding, what, way, packed
 ):
-    (tmp_path / "text.txt").write_bytes(content)
-    with gzip.open(tmp_path / "text.gz", "wb") as packed:
-        packed.write(content)
-    for name in ("text.txt", "text.gz"):
-        said = refusal(InputError, read, tmp_path / name, encoding=encoding)
-        assert what in said and way in said
+    path = tmp_path / ("text.gz" if packed else "text.txt")
+    path.write_bytes(gzip.compress(content) if packed else content)
+    message = refusal(InputError, read, path, encoding=encoding)
+    assert what in message
+    assert way in message
 
 
 WESTERN = "né\n".encode("cp1252")
 WIDE = "né\n".encode("utf-16")
 
 
-@pytest.mark.parametrize(
-    ("notes", "said"),
-    [
-        pytest.param(
-            [WESTERN, "né", "naïve", WESTERN, "plain", WIDE],
-            "not utf-8: 3 of 6 files (0.md, 3.md, 5.md); ",
-            id="three",
-        ),
-        pytest.param(
-            [WESTERN, *[WIDE] * 4, "né"],
-            "not utf-8: 5 of 6 files (0.md, 1.md, 2.md, …); ",
-            id="many",
-        ),
-        pytest.param(["né", WIDE], "not utf-8: 1 of 2 files (1.md); ", id="one"),
-        pytest.param(["plain", WESTERN], "data.encoding=NAME: cp1252", id="the others are ASCII"),
-        pytest.param([WESTERN, WESTERN], "data.encoding=NAME: cp1252", id="all alike"),
-    ],
-)
+MIXED = {
+    "three": (
+        [WESTERN, "né", "naïve", WESTERN, "plain", WIDE],
+        "not utf-8: 3 of 6 files (0.md, 3.md, 5.md); ",
+    ),
+    "many": ([WESTERN, *[WIDE] * 4, "né"], "not utf-8: 5 of 6 files (0.md, 1.md, 2.md, …); "),
+    "one": (["né", WIDE], "not utf-8: 1 of 2 files (1.md); "),
+    "the others are ASCII": (["plain", WESTERN], "data.encoding=NAME: cp1252"),
+    "all alike": ([WESTERN, WESTERN], "data.encoding=NAME: cp1252"),
+}
+
+
+@pytest.mark.parametrize(("notes", "said"), MIXED.values(), ids=MIXED)
 def test_an_encoding_that_would_spoil_other_files_is_not_advised(
     tmp_path, monkeypatch, notes, said
 ):
@@ -157,57 +173,83 @@ def test_an_encoding_that_would_spoil_other_files_is_not_advised(
     )
 
 
-def test_any_name_is_taken_literally(tmp_path):
-    names_of_all = [
+@pytest.mark.parametrize(
+    "name",
+    [
         "it's x y=[1,2].txt",
         "[x].txt",
         '本"q".txt',
         "a*b?.txt",
         "{a,b}$HOME.txt",
         "back\\slash 100%",
-    ]
-    # the first two would match [x].txt and a*b?.txt
-    make_named(tmp_path, "x.txt", "axb1.txt", *names_of_all)
-    for name in names_of_all:
-        assert read(tmp_path / name) == name
-        assert names(tmp_path / name) == [name]
+    ],
+)
+def test_any_name_is_taken_literally(tmp_path, name):
+    # which [x].txt and a*b?.txt would match
+    make_named(tmp_path, "x.txt", "axb1.txt", name)
+    assert read(tmp_path / name) == name
+    assert names(tmp_path / name) == [name]
 
 
-def test_directories_and_globs(tmp_path, monkeypatch):
-    visible = ["a.TXT", "b.txt", "e.md", "sub/c.txt", "sub/deep/d.txt", "sub/g.md"]
-    make_named(tmp_path, *visible, ".hidden.txt", ".git/f.txt")
-    for typed, found in {
-        ".": ["a.TXT", "b.txt", "sub/c.txt", "sub/deep/d.txt"], "*.txt": ["b.txt"], "sub/*": ["c.txt", "g.md"],
-        "**/*.txt": ["b.txt", "sub/c.txt", "sub/deep/d.txt"], "[be].*": ["b.txt", "e.md"], "**/*": visible,
-        ".hidden.txt": [".hidden.txt"],
-    }.items():  # fmt: skip
-        assert names(tmp_path / typed) == found, typed
-    make_named(tmp_path / "none", "b.md", "sub/a", ".hidden")  # without any .txt
-    assert names(tmp_path / "none") == ["b.md", "sub/a"]
+VISIBLE = ["a.TXT", "b.txt", "e.md", "sub/c.txt", "sub/deep/d.txt", "sub/g.md"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        (".", ["a.TXT", "b.txt", "sub/c.txt", "sub/deep/d.txt"]),
+        ("*.txt", ["b.txt"]),
+        ("sub/*", ["c.txt", "g.md"]),
+        ("**/*.txt", ["b.txt", "sub/c.txt", "sub/deep/d.txt"]),
+        ("[be].*", ["b.txt", "e.md"]),
+        ("**/*", VISIBLE),
+        (".hidden.txt", [".hidden.txt"]),
+    ],
+)
+def test_directories_and_globs(tmp_path, typed, files):
+    make_named(tmp_path, *VISIBLE, ".hidden.txt", ".git/f.txt")
+    assert names(tmp_path / typed) == files
+
+
+def test_a_directory_without_txt_is_all_its_files(tmp_path):
+    make_named(tmp_path, "b.md", "sub/a", ".hidden")
+    assert names(tmp_path) == ["b.md", "sub/a"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "files"),
+    [
+        ("c.txt", ["c.txt"]),
+        ("*.txt", ["c.txt"]),
+        ("./*.txt", ["c.txt"]),
+        (".", ["c.txt", "deep/d.txt"]),
+        ("~/b.txt", ["b.txt"]),
+        ("~/*.txt", ["b.txt"]),
+        ("../*.txt", ["b.txt"]),
+    ],
+)
+def test_names_begin_at_the_working_directory_or_at_home(tmp_path, monkeypatch, typed, files):
+    make_named(tmp_path, *VISIBLE)
     monkeypatch.chdir(tmp_path / "sub")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert names("c.txt") == names("*.txt") == names("./*.txt") == ["c.txt"] and names(".") == [
-        "c.txt",
-        "deep/d.txt",
-    ]
-    assert names("~/b.txt") == names("~/*.txt") == names("../*.txt") == ["b.txt"]
+    assert names(typed) == files
 
 
 RUN = ("config.yaml", "train.log", "report.html", "checkpoints/last.ckpt")
 
 
-@pytest.mark.parametrize(
-    "others",
-    [
-        pytest.param([f"runs/a/{name}" for name in RUN], id="a run"),
-        pytest.param(["runs/a.html", *(f"runs/a/{name}" for name in RUN)], id="beside runs"),
-        pytest.param(["runs/s/sweep.csv", *(f"runs/s/1/{name}" for name in RUN)], id="a sweep"),
-        pytest.param([f"old/{name}" for name in RUN], id="a run elsewhere"),
-        pytest.param(["venv/pyvenv.cfg", "venv/lib/a.md"], id="an environment"),
-        pytest.param([".venv/pyvenv.cfg", ".venv/lib/a.md"], id="a hidden environment"),
-        pytest.param(["sub/node_modules/a/README.md"], id="packages"),
-    ],
-)
+OTHERS = {
+    "a run": [f"runs/a/{name}" for name in RUN],
+    "beside runs": ["runs/a.html", *(f"runs/a/{name}" for name in RUN)],
+    "a sweep": ["runs/s/sweep.csv", *(f"runs/s/1/{name}" for name in RUN)],
+    "a run elsewhere": [f"old/{name}" for name in RUN],
+    "an environment": ["venv/pyvenv.cfg", "venv/lib/a.md"],
+    "a hidden environment": [".venv/pyvenv.cfg", ".venv/lib/a.md"],
+    "packages": ["sub/node_modules/a/README.md"],
+}
+
+
+@pytest.mark.parametrize("others", OTHERS.values(), ids=OTHERS)
 def test_runs_and_environments_are_not_part_of_a_text(tmp_path, monkeypatch, others):
     # no checkpoints beside the config.yaml
     notes = ["a.md", "config.yaml", "sub/b.md", "sub/checkpoints/c.md"]
@@ -234,61 +276,75 @@ def test_a_folder_of_which_only_txt_is_read_counts_the_others(tmp_path):
     assert len(names(way.removeprefix("data.path="))) == 8
 
 
-def test_what_is_not_there(tmp_path):
+NOT_THERE = {  # what is typed, and of the refusal
+    "": "no such file or directory",
+    "books/shakespear.txt": "shakespear.txt: no such file or directory; nearest: shakespeare.txt",
+    "books/SHAKESPEARE.TXT": "; nearest: shakespeare.txt",
+    "book": "; nearest: books",
+    "empty": "holds no files",
+    "pipe": "neither a file nor a directory",
+    "*books": "no file matches",
+    "gone.txt": "no such file or directory",
+    "a\0b": "no such file or directory",
+    "two\nlines": "no such file or directory",
+}
+
+
+@pytest.mark.parametrize("typed", NOT_THERE)
+def test_what_is_not_there(tmp_path, monkeypatch, typed):
     make_named(tmp_path, "books/shakespeare.txt", "books/book.txt", "two words.txt", "env.sh")
     (tmp_path / "empty" / "sub").mkdir(parents=True)
     os.mkfifo(tmp_path / "pipe")
-    assert refusal(InputError, read, "").endswith("no such file or directory")
-    for name, end in {
-        "books/shakespear.txt": "books/shakespear.txt: no such file or directory; nearest: shakespeare.txt",
-        "books/SHAKESPEARE.TXT": "; nearest: shakespeare.txt", "book": "; nearest: books",
-        "empty": "the directory holds no files", "pipe": "neither a file nor a directory",
-        "*books": "no file matches", **dict.fromkeys(["gone.txt", "a\0b", "two\nlines"], "no such file or directory"),
-    }.items():  # fmt: skip
-        assert refusal(InputError, read, tmp_path / name).endswith(end), name
+    monkeypatch.chdir(tmp_path)
+    assert refusal(InputError, read, typed).endswith(NOT_THERE[typed])
 
 
-def test_the_digest_covers_names_and_content(tmp_path):
-    texts = [
-        {"a": "1", "b": "22"},
-        {"a": "0", "b": "22"},
-        {"a": "12", "b": "2"},
-        {"aa": "1", "b": "22"},
-    ]
-    folders = [
-        make(tmp_path / str(number), text) for number, text in enumerate([*texts, texts[0]])
-    ]
-    corpora = [open_corpus(DataConfig(path=str(folder))) for folder in folders]
-    digests = [corpus.digest(corpus.digests()) for corpus in corpora]
-    assert len(set(digests)) == len(texts) and digests[0] == digests[-1]
+def digest(folder):
+    corpus = open_corpus(DataConfig(path=str(folder)))
+    return corpus.digest(corpus.digests())
 
 
-def test_the_standard_library_without_comments_and_rulers(tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("text", "same"),
+    [
+        pytest.param({"a": "1", "b": "22"}, True, id="the same"),
+        pytest.param({"a": "0", "b": "22"}, False, id="other content"),
+        pytest.param({"a": "12", "b": "2"}, False, id="another border"),
+        pytest.param({"aa": "1", "b": "22"}, False, id="another name"),
+    ],
+)
+def test_the_digest_covers_names_and_content(tmp_path, text, same):
+    first = make(tmp_path / "first", {"a": "1", "b": "22"})
+    second = make(tmp_path / "second", text)
+    assert (digest(first) == digest(second)) == same
+
+
+def test_comments_and_rulers_are_left_out():
     source = 'a = 1  # stays\n# goes\n    # goes too\n"""\n-----\n  ====== x\n----\n_____\nb = "....."\nxxxxxx\n"""\n#'
     assert without_rulers(source) == 'a = 1  # stays\n"""\n----\nxxxxxx\n"""'
+
+
+def test_without_a_path_the_text_is_the_standard_library():
     opened, version = open_corpus(DataConfig()), platform.python_version()
-    assert opened.name == f"Python {version} standard library" and opened.python == version
-    assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= {
-        each.name for each in opened.files
-    }
+    assert opened.name == f"Python {version} standard library"
+    assert opened.python == version
+    found = {each.name for each in opened.files}
+    assert {"argparse.py", "json/decoder.py", "asyncio/events.py"} <= found
+
+
+def test_tests_packages_and_generated_files_are_not_the_standard_library(tmp_path, monkeypatch):
     make_named(tmp_path, "b.py", "json/e.py", "test/d.py", "json/tests/d.py", "site-packages/d.py")
-    make(
-        tmp_path,
-        {
-            "_sysconfigdata_x.py": "",
-            "g.txt": "",
-            "a.py": "x = 1\r\n# gone\r\ny = 2\r\n",
-            "h.py": "é = 1",
-        },
-    )
+    make(tmp_path, {"_sysconfigdata_x.py": "", "g.txt": "", "h.py": "é = 1"})
+    make(tmp_path, {"a.py": "x = 1\r\n# gone\r\ny = 2\r\n"})
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
     opened = open_corpus(DataConfig())
     assert [document.name for document in opened.files] == ["a.py", "b.py", "json/e.py"]
     assert list(opened.read(opened.files[0])) == ["x = 1\ny = 2\n"]
     assert read(None, tokenizer="byte") == b"x = 1\ny = 2\n"
-    monkeypatch.setattr(
-        sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "test" / "none")}
-    )
+
+
+def test_python_without_its_standard_library_needs_a_path(tmp_path, monkeypatch):
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
     with pytest.raises(InputError, match="data.path="):
         open_corpus(DataConfig())
 
@@ -301,11 +357,9 @@ ROLES = {  # names of the files of a text, and what a run says of them
 }
 
 
-@pytest.mark.parametrize("kind", ROLES)
-def test_published_splits_that_are_joined_are_named(tmp_path, kind):
-    names, said = ROLES[kind]
+@pytest.mark.parametrize(("names", "said"), ROLES.values(), ids=ROLES)
+def test_published_splits_that_are_joined_are_named(tmp_path, names, said):
     make_named(tmp_path, *names)
-    notes = [
-        note for note in open_corpus(DataConfig(path=str(tmp_path))).notes if "published" in note
-    ]
-    assert len(notes) == bool(said) and all(said in note for note in notes)
+    notes = open_corpus(DataConfig(path=str(tmp_path))).notes
+    published = [said in note for note in notes if "published" in note]
+    assert published == ([True] if said else [])

@@ -56,16 +56,15 @@ def check(text, documents, kind, end, name="", shares=SHARES, utf8=False):
     """A text has these documents, blank ones included, where the reference puts them."""
     full = [document for document in documents if document.strip()]
     expected = divided(full, shares, end, utf8)
-    for split in SPLITS:
-        assert text.tokenizer.decode(getattr(text, split)) == "".join(
-            each + end for each in expected[split]
-        ), split
+    found = {split: text.tokenizer.decode(getattr(text, split)) for split in SPLITS}
+    assert found == {
+        split: "".join(each + end for each in parts) for split, parts in expected.items()
+    }
     counts = {split: len(each) for split, each in expected.items()}
     repeated = len(full) - len(set(full))
     assert text.documents == DocumentStats(
         DocumentRule(kind, end, name), counts, repeated, len(documents) - len(full), 0
     )
-    return expected
 
 
 def words(count, seed=0):
@@ -144,49 +143,55 @@ def test_any_text_is_divided_as_by_the_reference(files, kind, tokenizer, chunk, 
         assert text.tokenizer.characters == "".join(sorted({*whole, *end}))
 
 
-def test_copies_share_a_split_and_a_new_document_moves_only_those_near_a_border():
+def split_of(documents):
+    return {document: split for split, each in documents.items() for document in each}
+
+
+def test_copies_share_a_split():
     old = words(300) + words(40) * 7
     before = splits(text_of({"a": "\n".join(sorted(old))}, documents="line"))
     assert sum(map(Counter, before.values()), Counter()) == Counter(old)
-    of = {document: split for split, documents in before.items() for document in documents}
-    assert sum(len(set(documents)) for documents in before.values()) == len(of)
+    assert sum(len(set(documents)) for documents in before.values()) == len(set(old))
     assert before["train"] != sorted(before["train"])
+
+
+def test_a_new_document_moves_only_those_near_a_border():
+    old = words(300) + words(40) * 7
+    before = splits(text_of({"a": "\n".join(sorted(old))}, documents="line"))
     after = splits(text_of({"a": "\n".join([*old, "novel", "new語"])}, documents="line"))
-    moved = {
-        document
-        for split, documents in after.items()
-        for document in documents
-        if of.get(document, split) != split
-    }
+    of = split_of(before)
+    moved = {document for document, split in split_of(after).items() if of.get(document) != split}
+    moved -= {"novel", "new語"}
     order = sorted(of, key=content_hash)
-    places = sorted(order.index(document) for document in moved)
-    borders = [
-        len(set(before["validation"])),
-        len(set(before["validation"])) + len(set(before["test"])),
+    first = len(set(before["validation"]))
+    borders = [first, first + len(set(before["test"]))]
+    distances = [
+        min(abs(order.index(document) - border) for border in borders) for document in moved
     ]
-    assert len(moved) < 8 and all(
-        min(abs(place - border) for border in borders) < 8 for place in places
-    )
-    for split in SPLITS:  # the rest stays in its order
-        kept = [
-            document
-            for document in after[split]
-            if of.get(document) == split and document not in moved
-        ]
-        assert kept == [document for document in before[split] if document not in moved]
+    assert len(moved) < 8
+    assert max(distances, default=0) < 8
+    # the rest stays in its order
+    rest = of.keys() - moved
+    assert {split: [each for each in after[split] if each in rest] for split in SPLITS} == {
+        split: [each for each in before[split] if each in rest] for split in SPLITS
+    }
 
 
-def test_rows_of_tables_are_documents():
-    values = [
-        "plain",
-        'with "quotes", commas',
-        "two\nlines\n\nand more",
-        "\ttab",
-        "naïve 語 \U0001f600",
-        "plain",
-    ]
-    values += [" \n", "long" * 33_000]  # more than a field of Python's csv may hold
-    rows = [{"id": str(number), "text": value, "more": "x"} for number, value in enumerate(values)]
+VALUES = [
+    "plain",
+    'with "quotes", commas',
+    "two\nlines\n\nand more",
+    "\ttab",
+    "naïve 語 \U0001f600",
+    "plain",
+    " \n",
+    "long" * 33_000,  # more than a field of Python's csv may hold
+]
+
+
+def tables():
+    """A file for each kind of table, with a row for each of `VALUES`."""
+    rows = [{"id": str(number), "text": value, "more": "x"} for number, value in enumerate(VALUES)]
     files = {}
     for name, delimiter in (("a.csv", ","), ("c.CSV", ";"), ("a.TSV", "\t")):
         out = io.StringIO()
@@ -200,12 +205,22 @@ def test_rows_of_tables_are_documents():
     files["b.ndjson"] = "\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + "\n"
     files["c.json"] = json.dumps(nulled, indent=1)
     files["d.json"] = files["b.ndjson"]
-    for name, content in files.items():
-        for tokenizer in ("char", "byte"):
-            text = text_of({name: content}, field="text", tokenizer=tokenizer)
-            check(text, values, "row", "\x03", "text", utf8=tokenizer == "byte")
-            assert text.documents.repeated == 1 and text.documents.blank == 1
-    check(text_of(files, field="text"), values * 7, "row", "\x03", "text")
+    return files
+
+
+TABLES = tables()
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+@pytest.mark.parametrize("name", TABLES)
+def test_rows_of_tables_are_documents(name, tokenizer):
+    text = text_of({name: TABLES[name]}, field="text", tokenizer=tokenizer)
+    check(text, VALUES, "row", "\x03", "text", utf8=tokenizer == "byte")
+    assert text.documents.repeated == 1 and text.documents.blank == 1
+
+
+def test_tables_of_all_kinds_are_one_text():
+    check(text_of(TABLES, field="text"), VALUES * len(TABLES), "row", "\x03", "text")
     assert csv.field_size_limit() == 131_072
 
 
@@ -218,33 +233,38 @@ def parquet(rows):
     return file.getvalue()
 
 
+MESSAGES = [
+    {"role": "user", "content": "hi"},
+    {"role": "assistant", "content": "hello"},
+    {"role": "user"},
+]
+HERE = {"type": "text", "text": "here"}
+NESTED = [
+    {"review": {"text": f"good {i}", "stars": i}, "lines": [f"a{i}", "b"], "messages": MESSAGES[: 1 + i % 3],
+     "parts": [{"role": "user", "content": [{"type": "text", "text": f"look {i}"}, HERE]}],
+     "conversations": [{"from": "human", "value": f"{i}\r\n{i}\r"}],
+     "a.b": f"x{i}", "a": {"b": "no"}} for i in range(8)
+]  # fmt: skip
+FIELDS = {
+    "review.text": [f"good {i}" for i in range(8)],
+    "lines": [f"a{i}\nb" for i in range(8)],
+    "messages": (3 * ["user: hi", "user: hi\nassistant: hello", "user: hi\nassistant: hello\nuser: "])[:8],
+    "parts": [f"user: look {i}here" for i in range(8)],
+    "conversations": [f"human: {i}\n{i}\n" for i in range(8)],
+    "a.b": [f"x{i}" for i in range(8)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", FIELDS)
 @pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
-def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind):
-    messages = [
-        {"role": "user", "content": "hi"},
-        {"role": "assistant", "content": "hello"},
-        {"role": "user"},
-    ]
-    here = {"type": "text", "text": "here"}
-    rows = [
-        {"review": {"text": f"good {i}", "stars": i}, "lines": [f"a{i}", "b"], "messages": messages[: 1 + i % 3],
-         "parts": [{"role": "user", "content": [{"type": "text", "text": f"look {i}"}, here]}],
-         "conversations": [{"from": "human", "value": f"{i}\r\n{i}\r"}],
-         "a.b": f"x{i}", "a": {"b": "no"}} for i in range(8)
-    ]  # fmt: skip
-    contents = {
-        "jsonl": lambda: "\n".join(map(json.dumps, rows)),
-        "json": lambda: json.dumps(rows),
-    }
-    contents["parquet"] = lambda: parquet(rows)
-    files = {f"a.{kind}": contents[kind]()}
-    for field, values in {
-        "review.text": [f"good {i}" for i in range(8)], "lines": [f"a{i}\nb" for i in range(8)],
-        "messages": (3 * ["user: hi", "user: hi\nassistant: hello", "user: hi\nassistant: hello\nuser: "])[:8],
-        "parts": [f"user: look {i}here" for i in range(8)],
-        "conversations": [f"human: {i}\n{i}\n" for i in range(8)], "a.b": [f"x{i}" for i in range(8)],
-    }.items():  # fmt: skip
-        check(text_of(files, field=field), values, "row", "\x03", field)
+def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind, field):
+    if kind == "jsonl":
+        content = "\n".join(map(json.dumps, NESTED))
+    elif kind == "json":
+        content = json.dumps(NESTED)
+    else:
+        content = parquet(NESTED)
+    check(text_of({f"a.{kind}": content}, field=field), FIELDS[field], "row", "\x03", field)
 
 
 def test_a_damaged_parquet_file_is_refused_in_one_line():
@@ -256,86 +276,173 @@ def test_a_row_without_the_field_is_blank():
     files = {
         "a.csv": "id,text\n1,one\n2\n3,three\n",
         "b.jsonl": '{"text": "uno"}\n{"id": 2}\n{"text": "tres"}\n',
+        "c.jsonl": '{"id": 2}\n' * 999 + '{"text": "late"}\n',
     }
-    files["c.jsonl"] = '{"id": 2}\n' * 999 + '{"text": "late"}\n'
-    text = text_of(files, field="text")
-    check(
-        text, ["one", "", "three", "uno", "", "tres", *[""] * 999, "late"], "row", "\x03", "text"
-    )
-    assert text.documents.blank == 1001
+    texts = ["one", "", "three", "uno", "", "tres", *[""] * 999, "late"]
+    check(text_of(files, field="text"), texts, "row", "\x03", "text")
+
+
+def test_commas_at_the_end_of_a_row_are_no_fields():
     text = text_of({"a.csv": "id,text\n1,one,\n2,two,,\n3,three\n"}, field="text")
     check(text, ["one", "two", "three"], "row", "\x03", "text")
 
 
-def test_escapes_are_read_and_the_settings_are_in_the_fingerprint(opened):
-    make(Path(), {"text": "one\n%\ntwo\t\n%\nthree\\n\n%\nfour"})
+PERCENT = "one\n%\ntwo\t\n%\nthree\\n\n%\nfour"
+
+
+def test_escapes_of_a_separator_are_read(opened):
+    make(Path(), {"text": PERCENT})
     typed, real = opened(documents=r"\n%\n", context=1), opened(documents="\n%\n", context=1)
     assert typed.fingerprint == real.fingerprint and typed.documents == real.documents
     assert sorted(sum(splits(typed).values(), [])) == ["four", "one", "three\\n", "two\t"]
     with pytest.raises(InputError, match="has 2 documents, 2 different"):
         opened(documents=r"\\n")
-    others = [
+
+
+def test_how_documents_are_divided_is_in_the_fingerprint(opened):
+    make(Path(), {"text": PERCENT})
+    settings = [
         {"split": SHARES},
         {"documents": "line"},
         {"documents": "\n"},
         {"documents": "\n", "split": SHARES},
+        {"documents": "\n%\n"},
     ]
-    assert (
-        len({opened(context=1, **each).fingerprint for each in others} | {typed.fingerprint}) == 5
+    assert len({opened(context=1, **each).fingerprint for each in settings}) == len(settings)
+
+
+def test_documents_from_the_cache_are_the_same(opened):
+    make(Path(), {"text": PERCENT})
+    encoded, cached = (opened(documents=r"\n%\n", context=1) for _ in range(2))
+    assert cached.documents == encoded.documents
+    assert splits(cached) == splits(encoded)
+
+
+FEW = {  # the content of a.txt, options, and of the refusal
+    "too few": (
+        "a\nb\n",
+        {"documents": "line"},
+        "a.txt: has 2 documents, 2 different .*at least 3",
+    ),
+    "too few different": (
+        "abc\nabc\nabc\n",
+        {"documents": "line"},
+        "has 3 documents, 1 different",
+    ),
+    "too few parts": (
+        "a\nb\n",
+        {"documents": "\n%\n"},
+        r"has 1 document, .*data.documents=\\n%\\n",
+    ),
+    "an unknown kind": ("a\nb\n", {"documents": "lines"}, "data.documents=lines;.*nearest: line$"),
+    "no separator": (
+        "a\nb\n",
+        {"documents": ""},
+        "data.documents=: must be line, paragraph, file, ",
+    ),
+    "no field": ("a\nb\n", {"field": ""}, "data.field=: must be"),
+    "a field and documents": ("a\nb\n", {"field": "a", "documents": "file"}, "data.field=a: "),
+    "an end mark": (
+        "abcdefghij" * 3 + "\r\n\x03",
+        {"documents": "file"},
+        r"a.txt: contains U\+0003",
+    ),
+    "an end mark in bytes": ("ab\x03", {"documents": "%", "tokenizer": "byte"}, "a.txt: contains"),
+    "no training": (
+        "a\nb\nc",
+        {"documents": "line", "split": [0.01, 0.9, 0.09]},
+        r"data.split=\[0.01,0.9,0.09\]: leaves no document for training: 3 for val",
+    ),
+}
+
+
+@pytest.mark.parametrize(("content", "options", "said"), FEW.values(), ids=FEW)
+def test_documents_that_cannot_be_are_refused_in_one_line(opened, content, options, said):
+    make(Path(), {"a.txt": content})
+    assert re.search(said, refusal(InputError, opened, "a.txt", **options))
+    assert [each.name for each in Path("cache").rglob("*")] in ([], ["encoded", ".lock"])
+
+
+def test_two_files_are_too_few_documents_and_the_ways_out_are_said(opened):
+    make(Path(), {"a.txt": "a\nb\n", "b.txt": "abc\n"})
+    message = refusal(InputError, opened, "[a.txt,b.txt]", documents="file")
+    assert "has 2 documents" in message
+    assert "leave data.documents out" in message
+    assert message.endswith("data.validation=NAME")
+
+
+def test_a_field_needs_a_file(opened):
+    assert refusal(InputError, opened, None, field="a").startswith(
+        "data.field=a: needs data.path="
     )
-    again = opened(documents=r"\n%\n", context=1)  # from the cache
-    assert again.documents == typed.documents and splits(again) == splits(typed)
 
 
-def test_refusals_are_one_line(opened):
-    numbered = {"text": "a\nb\n", "c.csv": "id,text\n1,a\n2\n", "d.jsonl": '{"text": "a"}\n\n{"text": 7}\n',
-                "f.jsonl": "{", "g.jsonl": "[]", "h.jsonl": r'{"text": "\ud800"}',
-                "i.csv": 'text\n"a\nbcdefghijklmnopqrstuvwxyz\x03"',
-                "j": "abcdefghij" * 3 + "\r\n\x03", "k.csv": "text\n\"a", "l.csv": "",
-                "one": "abc\nabc\nabc\n", "n.csv": "text\na\nb, c\n", "p.csv": "text,id,text\na,b,c\n",
-                "r.jsonl": '{"b": "c"}\n' * 1000 + '{"text": "late"}\n', "s.json": '[{"text": {"a": "b"}}]',
-                "t.json": '[{"text": "a"}', "u.json": '{\n"text": "a"}\n{\n"text": "b"}', "v.xlsx": "PK",
-                "q.tsv": 'id\ttext\n1\t"a\n2\tb"\n3\tc\n'}  # fmt: skip
-    make(Path(), numbered)
-    for path, options, said in [
-        ("text", {"documents": "line"}, "text: has 2 documents, 2 different with data.documents=line; at least 3"),
-        ("one", {"documents": "line"}, "has 3 documents, 1 different with"),
-        ("[text,one]", {"documents": "file"}, "has 2 documents, .*; at least 3 different ones are needed; "
-         "leave data.documents out to divide each file, or set data.validation=NAME$"),
-        ("text", {"documents": "lines"}, "data.documents=lines;.*nearest: line$"),
-        ("j", {"documents": "file"}, r"j: contains U\+0003"),
-        ("text", {"documents": "\n%\n"}, r"has 1 document, 1 different with data.documents=\\n%\\n; at least"),
-        ("j", {"documents": "%", "tokenizer": "byte"}, "j: contains"),
-        ("text", {"documents": ""}, "data.documents=: must be line, paragraph, file, a separator"),
-        ("text", {"field": ""}, "data.field=: must be the name of a field"),
-        ("text", {"field": "a", "documents": "file"}, "data.field=a: each row is a document"),
-    ] + [(path, {"field": field}, said) for path, field, said in [
-        ("i.csv", "text", "i.csv, line 2: contains"),
-        ("text", "text", r"data.field=text: reads \*.csv, \*.tsv, .*, but not text"),
-        ("v.xlsx", "text", "data.field=text: reads .* not v.xlsx; save its sheet as CSV, which data.field=NAME reads$"),
-        ("r.jsonl", "text", "r.jsonl, line 1,000: data.field=text: no such field.* are b$"),
-        ("s.json", "text", "s.json, row 1: data.field=text: must be text, .* fields: text.a$"),
-        ("t.json", "text", "t.json, row 1: is not JSON: .*; write an object on each line"),
-        ("u.json", "text", "u.json, row 1: is not JSON: .*; write an object on each line"),
-        ("c.csv", "texts", "c.csv, line 1: data.field=texts: no such field; nearest: text; .* id, text"),
-        ("n.csv", "text", "n.csv, line 3: has 2 fields, but the first row has 1"),
-        ("p.csv", "text", "p.csv, line 1: data.field=text: 2 fields have this name"),
-        ("q.tsv", "text", "q.tsv, line 3: a field spans several rows"),
-        ("d.jsonl", "text", "d.jsonl, line 3: data.field=text: must be text, .*, but is int"),
-        ("f.jsonl", "text", "f.jsonl, line 1: is not JSON: "), ("g.jsonl", "text", "g.jsonl, line 1: is not an object"),
-        ("h.jsonl", "text", "h.jsonl, line 1: has half of a surrogate pair"),
-        ("k.csv", "text", "k.csv, line 2: cannot be read as a table: "),
-        ("l.csv", "text", "l.csv, line 1: .*there are no fields"), (None, "a", "data.field=a: needs data.path="),
-    ]]:  # fmt: skip
-        message = refusal(InputError, opened, path, **options)
-        assert re.search(said, message), message
-    assert [each.name for each in Path("cache").rglob("*")] == ["encoded", ".lock"]
-    make(Path(), {"text": "a\nb\nc"})
-    with pytest.raises(
-        InputError,
-        match=r"data.split=\[0.01,0.9,0.09\]: leaves no document for training: 3 for val",
-    ):
-        opened(documents="line", split=[0.01, 0.9, 0.09])
+FIELD_REFUSALS = {  # the name of a file, its content, and of the refusal
+    "a text": ("a.txt", "a\nb\n", r"data.field=text: reads \*.csv, \*.tsv, .*, but not a.txt"),
+    "a sheet": ("a.xlsx", "PK", "data.field=text: .*a.xlsx; save its sheet as CSV"),
+    "an end mark": (
+        "a.csv",
+        'text\n"a\nbcdefghijklmnopqrstuvwxyz\x03"',
+        "a.csv, line 2: contains",
+    ),
+    "no such field": (
+        "a.csv",
+        "id,texts\n1,a\n2\n",
+        "a.csv, line 1: data.field=text: .*nearest: texts; .* id, texts",
+    ),
+    "no such field in many rows": (
+        "a.jsonl",
+        '{"b": "c"}\n' * 1000 + '{"text": "late"}\n',
+        "a.jsonl, line 1,000: data.field=text: no such field.* are b$",
+    ),
+    "no fields": ("a.csv", "", "a.csv, line 1: .*there are no fields"),
+    "too many values": ("a.csv", "text\na\nb, c\n", "a.csv, line 3: has 2 fields, .* 1"),
+    "two fields of one name": (
+        "a.csv",
+        "text,id,text\na,b,c\n",
+        "a.csv, line 1: data.field=text: 2 fields",
+    ),
+    "an open quote": ("a.csv", 'text\n"a', "a.csv, line 2: cannot be read as a table: "),
+    "a field over rows": (
+        "a.tsv",
+        'id\ttext\n1\t"a\n2\tb"\n3\tc\n',
+        "a.tsv, line 3: a field spans several rows",
+    ),
+    "an object": (
+        "a.json",
+        '[{"text": {"a": "b"}}]',
+        "a.json, row 1: data.field=text: must be text, .*: text.a$",
+    ),
+    "a number": (
+        "a.jsonl",
+        '{"text": "a"}\n\n{"text": 7}\n',
+        "a.jsonl, line 3: data.field=text: .*is int",
+    ),
+    "cut JSON": (
+        "a.json",
+        '[{"text": "a"}',
+        "a.json, row 1: is not JSON: .*; write an object on each line",
+    ),
+    "objects over lines": (
+        "a.json",
+        '{\n"text": "a"}\n{\n"text": "b"}',
+        "a.json, row 1: is not JSON: .*; write an object on each line",
+    ),
+    "a cut line": ("a.jsonl", "{", "a.jsonl, line 1: is not JSON: "),
+    "a list": ("a.jsonl", "[]", "a.jsonl, line 1: is not an object"),
+    "half a character": (
+        "a.jsonl",
+        r'{"text": "\ud800"}',
+        "a.jsonl, line 1: has half of a surrogate pair",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "said"), FIELD_REFUSALS.values(), ids=FIELD_REFUSALS)
+def test_a_table_that_cannot_be_read_is_refused_in_one_line(opened, name, content, said):
+    make(Path(), {name: content})
+    assert re.search(said, refusal(InputError, opened, name, field="text"))
+    assert [each.name for each in Path("cache").rglob("*")] in ([], ["encoded", ".lock"])
 
 
 def test_memory_per_document_is_bounded(opened, monkeypatch):

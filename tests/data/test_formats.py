@@ -42,29 +42,37 @@ def names(found):
     return [document.name for document in found.files]
 
 
-@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
-def test_a_compressed_file_is_its_content(tmp_path, opened, suffix):
+@pytest.fixture(params=["gz", "bz2", "xz", "zst"])
+def compressed(request):
+    """The suffix of a compression, and `TEXT` in it."""
+    suffix = request.param
     compression = {"gz": gzip, "bz2": bz2, "xz": lzma}.get(suffix) or pytest.importorskip(ZSTD)
-    content = compression.compress(TEXT.encode())
-    make(
-        tmp_path, {"book.txt": TEXT, f"book.txt.{suffix}": content, f"cut.{suffix}": content[:-20]}
-    )
-    make(tmp_path, {f"wrong.{suffix}": TEXT, f"d/a.txt.{suffix}": content, "d/b.md": "never"})
-    for tokenizer in ("char", "byte"):
-        plain, packed = (
-            opened("book.txt", tokenizer=tokenizer),
-            opened(f"book.txt.{suffix}", tokenizer=tokenizer),
-        )
-        assert (
-            packed.fingerprint == plain.fingerprint
-            and packed.train.tolist() == plain.train.tolist()
-        )
-    assert names(corpus("d")) == [f"a.txt.{suffix}"]
-    for wrong in ("cut", "wrong"):
-        message = refusal(InputError, opened, f"{wrong}.{suffix}")
-        assert (
-            message.startswith(f"{wrong}.{suffix}: cannot be unpacked: ") and "damaged" in message
-        )
+    return suffix, compression.compress(TEXT.encode())
+
+
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+def test_a_compressed_file_is_its_content(tmp_path, opened, compressed, tokenizer):
+    suffix, content = compressed
+    make(tmp_path, {"book.txt": TEXT, f"book.txt.{suffix}": content})
+    plain = opened("book.txt", tokenizer=tokenizer)
+    packed = opened(f"book.txt.{suffix}", cache="other", tokenizer=tokenizer)
+    assert packed.fingerprint == plain.fingerprint
+    assert packed.train.tolist() == plain.train.tolist()
+
+
+def test_a_compressed_text_is_one_of_a_folder(tmp_path, compressed):
+    suffix, content = compressed
+    make(tmp_path, {f"d/a.txt.{suffix}": content, "d/b.md": "never"})
+    assert names(corpus(tmp_path / "d")) == [f"a.txt.{suffix}"]
+
+
+@pytest.mark.parametrize("harm", ["cut", "not compressed"])
+def test_a_compressed_file_that_is_damaged_is_named(tmp_path, opened, compressed, harm):
+    suffix, content = compressed
+    make(tmp_path, {f"a.{suffix}": content[:-20] if harm == "cut" else TEXT})
+    message = refusal(InputError, opened, f"a.{suffix}")
+    assert message.startswith(f"a.{suffix}: cannot be unpacked: ")
+    assert "damaged" in message
 
 
 def test_a_compression_that_is_not_installed_is_named(tmp_path, opened, monkeypatch):
@@ -74,128 +82,175 @@ def test_a_compression_that_is_not_installed_is_named(tmp_path, opened, monkeypa
 
 
 def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened):
-    files = {
-        f"sub/{number}.py": random_text(300 + number, seed=number) for number in range(45)
-    } | {"logo.png": PICTURE}
+    files = {f"sub/{number}.py": random_text(300 + number, seed=number) for number in range(45)}
+    files["logo.png"] = PICTURE
     make(tmp_path / "code", files)
     make(tmp_path, {"code.zip": zipped(files | {"__MACOSX/._0.py": PICTURE, ".hidden": TEXT})})
     folder, archive = opened("code"), opened("code.zip")
-    assert folder.fingerprint == archive.fingerprint and folder.notes == archive.notes
-    assert archive.notes == (
-        "left out 1 binary file: logo.png",
-        "45 files, each whole in one split",
-    )
+    assert folder.fingerprint == archive.fingerprint
+    assert folder.notes == archive.notes
+    left_out, division = archive.notes
+    assert "logo.png" in left_out
+    assert division.endswith("each whole in one split")
     assert corpus("code.zip").size() == (tmp_path / "code.zip").stat().st_size
+
+
+def test_of_a_zip_file_as_of_a_folder_only_txt_is_read(tmp_path):
     chat = zipped({"_chat.txt": TEXT, "1.png": PICTURE, "2.png": PICTURE})
-    make(tmp_path, {"chat.zip": chat, "d/chat.zip": chat, "d/book.zip": zipped({"b.txt": TEXT})})
-    found = corpus("chat.zip")
-    assert names(found) == ["_chat.txt"] and "".join(found.read(found.files[0])) == TEXT
-    assert found.notes == (
-        "1 *.txt file read, 2 other files left out: 2 .png; unpack chat.zip to read all",
-    )
-    assert names(corpus("d")) == ["book.zip/b.txt", "chat.zip/_chat.txt"]
-    # One line for what cannot be read.
-    whole = zipped({"a.txt": TEXT})
-    listed = whole.index(b"PK\1\2")
-    for places, value, reason in (
-        ((200,), whole[200] ^ 255, "/a.txt: cannot be unpacked: "),
-        ((8, listed + 10), 97, "/a.txt: cannot be unpacked: That compression method is not supported"),
-        ((listed + 8,), 1, ": a.txt needs a password; "), ((), 0, ": the zip file holds no files"),
-    ):  # fmt: skip
-        harmed = bytearray(whole if places else zipped({}))
-        for place in places:
-            harmed[place] = value
-        make(tmp_path, {"harmed.zip": bytes(harmed)})
-        assert refusal(InputError, opened, "harmed.zip").startswith(f"harmed.zip{reason}")
+    make(tmp_path, {"chat.zip": chat, "book.zip": zipped({"b.txt": TEXT})})
+    found = corpus(tmp_path / "chat.zip")
+    assert names(found) == ["_chat.txt"]
+    assert "".join(found.read(found.files[0])) == TEXT
+    (note,) = found.notes
+    assert "2 other files left out: 2 .png; unpack " in note
+    assert note.endswith("chat.zip to read all")
+    assert names(corpus(tmp_path)) == ["book.zip/b.txt", "chat.zip/_chat.txt"]
 
 
-def test_a_file_that_is_not_text_is_named_for_what_it_is(tmp_path, opened):
-    rtf, office = b"{\\rtf1 " + TEXT.encode() + b"}", zipped({"word/document.xml": "<a/>"})
-    make(
-        tmp_path,
-        {"a.rtf": rtf, "a.pdf": b"%PDF-1.5\n" + PICTURE, "a.png": PICTURE, "pdf.pdf": TEXT},
-    )
-    make(tmp_path, {f"a.{suffix}": office for suffix in ("docx", "epub", "xlsx", "db")})
-    for name, way in {"a.xlsx": "save its sheet as CSV", "a.db": "export a table as CSV"}.items():
-        assert refusal(NotText, opened, name).endswith(f"; {way}, which data.field=NAME reads")
-    for name, said in {
-        **dict.fromkeys(("a.rtf", "a.pdf"), "is a formatted document, not plain text; save it as plain text (.txt) in"),
-        **dict.fromkeys(("a.docx", "a.epub"), "is a binary file, not text: "),
-        "a.png": "is a binary file, not text: byte 0 (line 1) is not",
-    }.items():  # fmt: skip
-        assert refusal(NotText, opened, name).startswith(f"{name}: {said}")
-    for encoding in ("latin-1", "cp1252"):  # the first decodes every byte
-        assert refusal(NotText, opened, "a.png", encoding=encoding).startswith(
-            "a.png: is a binary file, not text"
-        )
+ZIPPED = zipped({"a.txt": TEXT})
+LISTED = ZIPPED.index(b"PK\1\2")
+HARM = {  # the bytes of a zip file that are replaced, by what, and of the refusal
+    "content": ([200], ZIPPED[200] ^ 255, "/a.txt: cannot be unpacked: "),
+    "compression": ([8, LISTED + 10], 97, "/a.txt: cannot be unpacked: That compression method"),
+    "password": ([LISTED + 8], 1, ": a.txt needs a password; "),
+}
+
+
+@pytest.mark.parametrize(("places", "value", "said"), HARM.values(), ids=HARM)
+def test_a_zip_file_that_cannot_be_read_is_one_line(tmp_path, opened, places, value, said):
+    harmed = bytearray(ZIPPED)
+    for place in places:
+        harmed[place] = value
+    make(tmp_path, {"harmed.zip": bytes(harmed)})
+    assert refusal(InputError, opened, "harmed.zip").startswith(f"harmed.zip{said}")
+
+
+def test_an_empty_zip_file_is_refused(tmp_path, opened):
+    make(tmp_path, {"empty.zip": zipped({})})
+    assert "holds no files" in refusal(InputError, opened, "empty.zip")
+
+
+OFFICE = zipped({"word/document.xml": "<a/>"})
+NO_TEXT = {  # name, content, and of the refusal
+    "rtf": (
+        "a.rtf",
+        b"{\\rtf1 " + TEXT.encode() + b"}",
+        "is a formatted document.*save it as plain text",
+    ),
+    "pdf": ("a.pdf", b"%PDF-1.5\n" + PICTURE, "is a formatted document.*save it as plain text"),
+    "docx": ("a.docx", OFFICE, "is a binary file"),
+    "epub": ("a.epub", OFFICE, "is a binary file"),
+    "xlsx": ("a.xlsx", OFFICE, "save its sheet as CSV, which data.field=NAME reads$"),
+    "db": ("a.db", OFFICE, "export a table as CSV, which data.field=NAME reads$"),
+    "png": ("a.png", PICTURE, r"is a binary file.*byte 0 \(line 1\)"),
+}
+
+
+@pytest.mark.parametrize(("name", "content", "said"), NO_TEXT.values(), ids=NO_TEXT)
+def test_a_file_that_is_not_text_is_named_for_what_it_is(tmp_path, opened, name, content, said):
+    make(tmp_path, {name: content})
+    assert re.match(f"{name}: .*{said}", refusal(NotText, opened, name))
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])  # the first decodes every byte
+def test_no_encoding_makes_a_picture_a_text(tmp_path, opened, encoding):
+    make(tmp_path, {"a.png": PICTURE})
+    message = refusal(NotText, opened, "a.png", encoding=encoding)
+    assert message.startswith("a.png: is a binary file")
+
+
+def test_the_bytes_of_a_picture_can_be_read(tmp_path):
+    make(tmp_path, {"a.png": PICTURE})
+    assert corpus(tmp_path / "a.png", tokenizer="byte").size() == len(PICTURE)
+
+
+def test_a_text_may_be_called_pdf(tmp_path, opened):
+    make(tmp_path, {"pdf.pdf": TEXT})
     assert opened("pdf.pdf").notes == ()
-    assert corpus("a.png", tokenizer="byte").size() == len(PICTURE)
 
 
-def test_a_directory_says_what_it_leaves_out(tmp_path, opened, bucket):
+def test_a_directory_says_what_it_leaves_out(tmp_path, opened):
     files = {f"{number}.py": TEXT[:300] for number in range(30)} | {"logo.png": PICTURE}
     folder = make(tmp_path / "a [b]", files)
     assert corpus(folder).notes == ("left out 1 binary file: logo.png",)
     make(folder, {"requirements.txt": TEXT, "wide.md": TEXT.encode("utf-16")})
     found = corpus("a [b]")
     assert names(found) == ["requirements.txt"]
-    assert (
-        found.notes
-        == (
-            "1 *.txt file read, 32 other files left out: 30 .py, 1 .png, 1 .md; to read all: 'data.path=a [[]b]/**/*'",
-        )
-        == opened("a [b]").notes
-    )
+    (note,) = found.notes
+    assert "32 other files left out: 30 .py, 1 .png, 1 .md; " in note
+    assert note.endswith("to read all: 'data.path=a [[]b]/**/*'")
+    assert opened("a [b]").notes == found.notes
     whole = corpus("a [[]b]/**/*")
-    assert len(whole.files) == 32 and whole.notes == ("left out 1 binary file: a [b]/logo.png",)
+    assert len(whole.files) == 32
+    assert whole.notes == ("left out 1 binary file: a [b]/logo.png",)
     # a text, so it is not left out
     assert "use data.encoding=utf-16" in refusal(InputError, opened, "a [[]b]/**/*")
-    assert len(corpus("a [[]b]/*.png").files) == 1
+
+
+def test_where_all_is_pictures_the_first_is_refused(tmp_path, opened):
     make(tmp_path / "pictures", {"a.png": PICTURE, "b.png": PICTURE})
+    assert len(corpus(tmp_path / "pictures/a*.png").files) == 1
     assert refusal(NotText, opened, "pictures").startswith("pictures/a.png: is a binary file")
+
+
+def test_a_bucket_says_what_it_leaves_out(tmp_path, bucket):
     bucket.put({"dir/a.txt": TEXT, "dir/b.md": TEXT, "dir/c/d.md": TEXT})
-    found = corpus(f"{bucket.address}/dir", cache_dir=str(tmp_path))
-    assert found.notes == (
-        f"1 *.txt file read, 2 other files left out: 2 .md; to read all: 'data.path={bucket.address}/dir/**/*'",
-    )
+    (note,) = corpus(f"{bucket.address}/dir", cache_dir=str(tmp_path)).notes
+    assert "2 other files left out: 2 .md; " in note
+    assert note.endswith(f"to read all: 'data.path={bucket.address}/dir/**/*'")
     assert len(corpus(f"{bucket.address}/dir/**/*", cache_dir=str(tmp_path)).files) == 3
 
 
-def test_a_file_that_wraps_its_text_says_so_and_its_advice_can_be_followed(tmp_path, opened):
-    turns = [{"role": "user", "content": "hi " * 9}]
-    rows = [
-        {"id": n, "body": f"日本 {n} ok " * 9, "of": {"text": f"{n} x " * 20}, "chat": turns * n}
-        for n in range(50)
-    ]
-    csv = "id,text,label\n" + "".join(f'{n},"a, {n}",long label {n}\n' for n in range(50))
-    lines = "".join(json.dumps(row) + "\n" for row in rows)
-    make(tmp_path, {"rows.jsonl": lines, "rows.json": json.dumps(rows), "rows.csv": csv})
-    make(
-        tmp_path, {"rows.tsv": csv.replace(",", "\t"), "rows.csv.gz": gzip.compress(csv.encode())}
+CSV = "id,text,label\n" + "".join(f'{n},"a, {n}",long label {n}\n' for n in range(50))
+TURN = {"role": "user", "content": "hi " * 9}
+OBJECTS = [
+    {"id": n, "body": f"日本 {n} ok " * 9, "of": {"text": f"{n} x " * 20}, "chat": [TURN] * n}
+    for n in range(50)
+]
+IN_CSV = ["id", "text", "label"]
+IN_OBJECTS = ["body", "of.text", "chat"]
+WRAPPED = {  # the content of a table, and the fields that its note names
+    "rows.csv": (CSV, IN_CSV),
+    "rows.csv.gz": (gzip.compress(CSV.encode()), IN_CSV),
+    "rows.jsonl": ("".join(json.dumps(row) + "\n" for row in OBJECTS), IN_OBJECTS),
+    "rows.json": (json.dumps(OBJECTS), IN_OBJECTS),
+}
+
+
+@pytest.mark.parametrize("name", WRAPPED)
+def test_a_table_that_is_read_as_text_names_its_fields_which_can_be_read(tmp_path, opened, name):
+    content, fields = WRAPPED[name]
+    make(tmp_path, {name: content})
+    note = opened(name).notes[0]
+    assert note.startswith(
+        f"{name} is read as plain text, with the syntax of its table; data.field=NAME"
     )
-    for name in ("rows.csv", "rows.csv.gz", "rows.jsonl", "rows.json"):
-        note = opened(name).notes[0]
-        assert note.startswith(
-            f"{name} is read as plain text, with the syntax of its table; data.field=NAME"
-        )
-        fields = note[note.index("(") + 1 : note.index(")")].split(", ")
-        assert fields == (
-            ["id", "text", "label"] if "csv" in name else ["body", "of.text", "chat"]
-        )
-        for field in fields:
-            assert opened(name, field=field).documents.rule.name == field
-    ordinary = {"bad.jsonl": "[" * 3000, "empty.csv": "", "list.ndjson": "[1]\n[2]\n" * 99}
-    wrapped = {
-        "page.html": f"<p>{TEXT}</p>",
-        "book.ipynb": json.dumps({"cells": [TEXT]}),
-        "log.txt": f"\x1b[1m{TEXT}",
-    }
-    make(tmp_path, ordinary | wrapped | {"package.json": json.dumps({"name": TEXT}, indent=1)})
-    for name in wrapped:
-        assert opened(name).notes[0].startswith(f"{name} is read as plain text, with "), name
-    assert opened("package.json").notes == (
-        "package.json is read as plain text, with the syntax of its table",
-    )
+    assert f"({', '.join(fields)})" in note
+    assert [opened(name, field=field).documents.rule.name for field in fields] == fields
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("page.html", f"<p>{TEXT}</p>"),
+        ("book.ipynb", json.dumps({"cells": [TEXT]})),
+        ("log.txt", f"\x1b[1m{TEXT}"),
+        ("package.json", json.dumps({"name": TEXT}, indent=1)),
+    ],
+    ids=["HTML", "notebook", "colours", "object"],
+)
+def test_a_file_that_wraps_its_text_says_so(tmp_path, opened, name, content):
+    make(tmp_path, {name: content})
+    assert opened(name).notes[0].startswith(f"{name} is read as plain text, with ")
+
+
+def test_a_json_file_without_rows_has_no_fields_to_name(tmp_path, opened):
+    make(tmp_path, {"package.json": json.dumps({"name": TEXT}, indent=1)})
+    assert "data.field" not in "".join(opened("package.json").notes)
+
+
+def test_the_command_that_removes_colours_leaves_the_text(tmp_path, opened):
+    make(tmp_path, {"log.txt": f"\x1b[1m{TEXT}"})
     sed = opened("log.txt").notes[0].removesuffix(" removes them").partition("; ")[2]
     plain = subprocess.run(
         f"{sed} log.txt", shell=True, cwd=tmp_path, capture_output=True, text=True, check=True
@@ -203,21 +258,21 @@ def test_a_file_that_wraps_its_text_says_so_and_its_advice_can_be_followed(tmp_p
     assert plain.stdout == TEXT
 
 
-@pytest.mark.parametrize(
-    ("beginning", "paths"),
-    [
-        pytest.param('[{"text": "a }", "id": 1}, {"text": "b", "id": 2},', ["text"], id="array"),
-        pytest.param(
-            '{"name": "x", "messages": [{"from": "a", "text": ["{", {"text": "]"}]}, '
-            '{"from": "b", "text": "c"}, {"late": "d"}, {"late": "',
-            ["messages.from", "messages.text"], id="object",
-        ),
-        pytest.param(
-            '{"text": "a", "of": {"text": "b"}}\n\n{"text": "c", "of": {"text": "d"}}\n{"text": "',
-            ["text", "of.text"], id="lines",
-        ),
-    ],
-)  # fmt: skip
+BEGINNINGS = {
+    "array": ('[{"text": "a }", "id": 1}, {"text": "b", "id": 2},', ["text"]),
+    "object": (
+        '{"name": "x", "messages": [{"from": "a", "text": ["{", {"text": "]"}]}, '
+        '{"from": "b", "text": "c"}, {"late": "d"}, {"late": "',
+        ["messages.from", "messages.text"],
+    ),
+    "lines": (
+        '{"text": "a", "of": {"text": "b"}}\n\n{"text": "c", "of": {"text": "d"}}\n{"text": "',
+        ["text", "of.text"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("beginning", "paths"), BEGINNINGS.values(), ids=BEGINNINGS)
 def test_the_fields_of_a_large_file_are_those_in_its_first_megabyte(beginning, paths):
     file = io.BytesIO((beginning + " " * 2**21 + "no JSON").encode())
     assert columns(file, "a.json", "utf-8") == paths and file.tell() == 2**20

@@ -29,16 +29,20 @@ def notes(opened, *args, **settings):
     ]
 
 
+LICENCE = "".join(random.Random(9).choices("HEREBY LIABLE\n", k=2500))
+
+
 def test_validation_on_a_licence_is_told(tmp_path, opened):
-    licence = "".join(random.Random(9).choices("HEREBY LIABLE\n", k=2500))
-    make(tmp_path / "text", {f"{n}.txt": prose(17_500, n) + licence for n in range(3)})
-    for _ in range(2):  # counted, and remembered
-        (line,) = notes(opened)
-        assert line.startswith("validation is unlike the training text (n-gram loss ")
-        assert line.endswith("a licence, an index, another language?")
-    make(tmp_path, {"a.txt": prose(20_000), "legal.txt": licence})
+    make(tmp_path / "text", {f"{n}.txt": prose(17_500, n) + LICENCE for n in range(3)})
+    (line,) = notes(opened)
+    assert line.startswith("validation is unlike the training text (n-gram loss ")
+    assert notes(opened) == [line], "it is remembered"
+
+
+def test_validation_that_is_a_licence_is_told(tmp_path, opened):
+    make(tmp_path, {"a.txt": prose(20_000), "legal.txt": LICENCE})
     (line,) = notes(opened, "a.txt", validation="legal.txt")
-    assert line.endswith("another language?")
+    assert line.startswith("validation is unlike the training text (n-gram loss ")
 
 
 def test_honest_text_has_no_line(tmp_path, opened):

@@ -18,21 +18,25 @@ def check(texts: list[np.ndarray], trained: np.ndarray) -> list[Copy]:
     return found
 
 
+@pytest.mark.parametrize("values", [1, 2, 3, 60_000])
 @pytest.mark.parametrize("sizes", [(2**12, 2**18), (4, 16), (1, 1)])
 def test_copies_are_those_of_the_oracle(
-    sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+    sizes: tuple[int, int], values: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(novelty, "FIRST_CHUNK", sizes[0])
     monkeypatch.setattr(novelty, "CHUNK", sizes[1])
     rng = np.random.default_rng(0)
-    for values in (1, 2, 3, 60_000):
-        trained = rng.integers(0, values, 300).astype(np.uint16)
-        texts = [rng.integers(0, values, n) for n in (0, 1, 2, 30, 90)]
-        texts += [trained[10:60].copy(), np.concatenate((texts[3], trained[270:], trained[:40]))]
-        # longer than the training text
-        texts += [np.tile(trained[5:8], 9), np.concatenate((trained, texts[3]))]
-        found = check(texts, trained)
-        assert found[0] == (0, 0) and found[5] == (0, 50)
+    trained = rng.integers(0, values, 300).astype(np.uint16)
+    texts = [rng.integers(0, values, n) for n in (0, 1, 2, 30, 90)]
+    texts += [trained[10:60].copy(), np.concatenate((texts[3], trained[270:], trained[:40]))]
+    # longer than the training text
+    texts += [np.tile(trained[5:8], 9), np.concatenate((trained, texts[3]))]
+    found = check(texts, trained)
+    assert found[0] == (0, 0) and found[5] == (0, 50)
+
+
+def test_where_there_is_no_text_there_is_no_copy() -> None:
+    trained = np.arange(3, dtype=np.uint16)
     assert longest_copies([], trained) == []
     assert longest_copies([np.array([1, 2])], trained[:0]) == [(0, 0)]
 
