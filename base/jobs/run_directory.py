@@ -16,7 +16,7 @@ from tempfile import TemporaryFile
 from typing import get_type_hints
 
 from base import processes, ranks
-from base.errors import InputError
+from base.errors import InputError, nearest
 from base.files import write_text
 from base.options import fits
 
@@ -175,6 +175,11 @@ def newest_first(pattern: str) -> list[Run]:
     return sorted(begun, key=begun.__getitem__, reverse=True)
 
 
+def nearest_run(name: str) -> str:
+    """Return the end of an error line that names the run with the most similar name, if one is similar."""
+    return nearest(name, [run.name for run in newest_first("config.yaml")])
+
+
 def matching(pattern: str) -> list[Run]:
     """Return the runs that match a pattern such as `abl-*`, the newest first."""
     runs = newest_first("config.yaml")
@@ -218,7 +223,9 @@ def to_resume(resume: str, name: str | None) -> Run | None:
         )
     path = named(resume)
     if not os.path.exists(path):
-        raise InputError(f"resume={resume}: no such checkpoint, nor a run in {RUNS}/")
+        raise InputError(
+            f"resume={resume}: no such checkpoint, nor a run in {RUNS}/{nearest_run(resume)}"
+        )
     is_checkpoint = path.suffix == ".ckpt" and not path.is_dir()
     if not (path.name and path.parent.name):  # `.` and `last.ckpt` name no parents
         path = path.resolve()
@@ -326,7 +333,7 @@ def find_model(name: str | None) -> Path:
         return _first_model(runs[0].directory)
     path = named(name)
     if not os.path.exists(path):
-        raise InputError(f"{name}: no such model, nor a run in {RUNS}/")
+        raise InputError(f"{name}: no such model, nor a run in {RUNS}/{nearest_run(name)}")
     if path.is_file() and path.suffix != ".ckpt":
         return path
     if Run(path).is_sweep:
