@@ -3,6 +3,7 @@
 README.md shows the end of it, and a test compares the two.
 """
 
+import os
 import subprocess
 import tempfile
 import time
@@ -22,6 +23,7 @@ def main() -> None:
         trained = subprocess.run(
             ["make", "train"],
             cwd=clone,
+            env=os.environ | {"XDG_CACHE_HOME": f"{folder}/cache"},
             check=True,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
