@@ -134,7 +134,10 @@ def describe_files(
     copies = len(full) - len(set(full))
     if not copies:
         return (summary,)
-    return (summary, f"{copies:,} of {num_files:,} files are copies of others; copies share a split")
+    return (
+        summary,
+        f"{copies:,} of {num_files:,} files are copies of others; copies share a split",
+    )
 
 
 def about_roles(files: list[SourceFile]) -> list[str]:

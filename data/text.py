@@ -236,30 +236,16 @@ def _encode(
     folder: Path,
 ) -> Encoded:
     """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait."""
-    changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
+    passes = 3 if rule else 2
+    progress = Progress("encoding", passes * corpus.size(), "B")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        size, passes = corpus.size(), 3 if rule else 2
-        with (
-            Progress("encoding", passes * size, "B") as progress,
-            FileLock(folder.parent / ".lock"),
-        ):
-            if found := _load(folder):  # another process has just encoded it
-                return found
+        with progress, FileLock(folder.parent / ".lock"):
+            encoded = _load(folder)
+            if encoded:  # another process has just encoded it
+                return encoded
             tick = progress.update
-            texts: Iterable[Any] = (corpus.read(source, tick) for source in corpus.files)
-            # the model reads no separators between documents
-            if rule and rule.kind not in WHITESPACE:
-                texts = [contents(corpus, rule, tick)]
-            sizes, characters = scan(texts)
-            if rule:
-                end = rule.end
-            else:
-                filled = [
-                    source.split for source, size in zip(corpus.files, sizes, strict=True) if size
-                ]
-                end = "\n" * (len(filled) > len(set(filled)))  # joins the files of a split
-            tokenizer = _make_tokenizer(corpus, characters, end, extra_chars)
+            sizes, tokenizer = _read_vocabulary(corpus, rule, extra_chars, tick)
             if rule:
                 parts, divided = encode_documents(
                     corpus, rule, tokenizer, shares, folder.parent, tick
@@ -270,15 +256,10 @@ def _encode(
                 parts = _encode_parts(corpus, parts_of, tokenizer, tick)
                 divided = {}
                 files = file_hashes(corpus, parts_of)
-
-            def encoded() -> Iterator[tuple[str, np.ndarray]]:
-                yield from parts
-                if corpus.stamps() != stamps:
-                    raise changed
-
-            _save(folder, tokenizer, encoded(), {"documents": divided, "files": files})
+            unchanged_parts = _while_unchanged(parts, corpus, stamps)
+            _save(folder, tokenizer, unchanged_parts, {"documents": divided, "files": files})
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
-        raise changed from None
+        raise _changed(corpus) from None
     except (
         OSError
     ) as error:  # from writing the cache, because a text that cannot be read raises an InputError
@@ -286,16 +267,50 @@ def _encode(
             f"{printable(folder)}: cannot save the encoded text: {error.strerror or error}; "
             "data.cache_dir= sets another folder"
         ) from None
-    if found := _load(folder):
-        return found
+    encoded = _load(folder)
+    if encoded:
+        return encoded
     raise InputError(
         f"{printable(folder)}: the encoded text was damaged as soon as it was written; check the disk"
     )
 
 
+def _read_vocabulary(
+    corpus: Corpus, rule: DocumentRule | None, extra_chars: str, tick: Tick
+) -> tuple[list[int], Tokenizer]:
+    """Read a corpus, and return the length of each text and the tokenizer of all of them."""
+    texts: Iterable[Any] = (corpus.read(source, tick) for source in corpus.files)
+    if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
+        texts = [contents(corpus, rule, tick)]
+    sizes, characters = scan(texts)
+    end = ""
+    if rule:
+        end = rule.end
+    else:
+        files = zip(corpus.files, sizes, strict=True)
+        splits = [source.split for source, size in files if size]
+        if len(splits) > len(set(splits)):
+            end = "\n"  # joins the files of a split
+    return sizes, _make_tokenizer(corpus, characters, end, extra_chars)
+
+
+def _while_unchanged(
+    parts: Iterable[tuple[str, np.ndarray]], corpus: Corpus, stamps: list[tuple[int, int]]
+) -> Iterator[tuple[str, np.ndarray]]:
+    """Yield `parts`; raise an `InputError` if the files of the corpus were changed meanwhile."""
+    yield from parts
+    if corpus.stamps() != stamps:
+        raise _changed(corpus)
+
+
+def _changed(corpus: Corpus) -> InputError:
+    return InputError(f"{corpus.name}: was changed while it was being read; start again")
+
+
 def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
     """Return (length of each text, all distinct characters in sorted order)."""
-    sizes, seen = [], np.zeros(0x110000, bool)  # whether each code point occurs
+    sizes = []
+    seen = np.zeros(0x110000, bool)  # whether each code point occurs
     known = b""  # ASCII characters, or bytes, that occur
     for text in texts:
         size = 0
@@ -305,9 +320,10 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
                 if not seen.take(points, mode="clip").all():  # reading is far faster than writing
                     seen[points] = True
-            elif new := (chunk.encode("ascii") if isinstance(chunk, str) else chunk).translate(
-                None, known
-            ):
+                continue
+            code = chunk.encode("ascii") if isinstance(chunk, str) else chunk
+            new = code.translate(None, known)
+            if new:
                 seen[np.frombuffer(new, np.uint8)] = True
                 known = bytes(np.flatnonzero(seen[:256]).tolist())
         sizes.append(size)

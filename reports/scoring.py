@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import accumulate, repeat
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from gpt.evaluation import Score, make_score, totals
 from gpt.facts import describe_windows
 from gpt.model_file import Model, to_device
 from gpt.scoring import Candidate, measure, measure_documents, pieces
-from gpt.tokenizer import tokenizer_from
+from gpt.tokenizer import Tokenizer, tokenizer_from
 from reports.page import render_page
 from reports.text_to_score import Document, EncodedText, display_name, shared_rule
 
@@ -95,7 +95,10 @@ def print_scores(
         )
 
     if options.per_document:
-        print_documents(candidates[0], text.documents, display_name(options), file)
+        of_documents = score_documents(candidates[0], text.documents)
+        print_documents(of_documents, display_name(options), all_in_file=file is not None)
+        if file:
+            write_documents(of_documents, file)
         return
     validation_mode = "documents" if candidates[0].documents else "disjoint"
     has_documents = any(meta["documents"] for *_, meta in loaded)
@@ -194,72 +197,77 @@ def page(about: dict[str, Any], text: str, models: list[CharacterScores]) -> str
     return render_page("score_page", about["title"], about, packed)
 
 
-def print_documents(
-    candidate: Candidate, documents: list[Document], name: str, file: TextIO | None
-) -> None:
-    """Print the documents with the highest loss per character, and write all documents to `file` as CSV.
+class DocumentScores(NamedTuple):
+    """The losses of documents, each read right after an end mark. A document's own end mark counts towards its loss."""
 
-    The model reads each document right after an end mark, and the document's own end mark counts
-    towards its loss.
-    """
+    documents: list[Document]
+    marked: list[np.ndarray]  # the tokens of each, with its end mark
+    nats: np.ndarray  # (documents,)
+    characters: np.ndarray  # (documents,), with the end marks
+    tokenizer: Tokenizer
+
+    @property
+    def losses(self) -> np.ndarray:
+        """(documents,), in nats per character."""
+        return self.nats / self.characters
+
+    @property
+    def worst_first(self) -> list[int]:
+        return np.argsort(-self.losses, kind="stable").tolist()
+
+    def beginning(self, index: int) -> str:
+        length = min(self.documents[index].length, 4 * BEGINNING)
+        words = self.tokenizer.decode(self.marked[index][:length])
+        return printable(" ".join(words.split()))[:BEGINNING]
+
+
+def score_documents(candidate: Candidate, documents: list[Document]) -> DocumentScores:
     assert candidate.documents
     tokenizer = candidate.tokenizer
     mark = tokenizer.pack(candidate.documents["end"])
     ends = list(accumulate(document.length + len(mark) for document in documents))
-    marked = np.split(candidate.tokens, ends[:-1])  # each document with its end mark
+    marked = np.split(candidate.tokens, ends[:-1])
     after_marks = [np.concatenate((mark, tokens)) for tokens in marked]
-    nats = measure_documents(candidate, after_marks, known=len(mark))  # (documents,)
-    # (documents,)
+    nats = measure_documents(candidate, after_marks, known=len(mark))
     characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])
-    losses = nats / characters  # (documents,)
-    order = np.argsort(-losses, kind="stable").tolist()
+    return DocumentScores(documents, marked, nats, characters, tokenizer)
 
-    def beginning(number: int) -> str:
-        length = min(documents[number].length, 4 * BEGINNING)
-        words = tokenizer.decode(marked[number][:length])
-        return printable(" ".join(words.split()))[:BEGINNING]
 
-    size = int(characters.sum())
-    unknown = sum(document.unknown for document in documents)
-    print(
-        f"{name}: {count(len(documents), 'document')}, {count(size, 'character')} with end marks"
-    )
+def print_documents(scores: DocumentScores, name: str, all_in_file: bool) -> None:
+    """Print the documents with the highest loss per character."""
+    size = int(scores.characters.sum())
+    unknown = sum(document.unknown for document in scores.documents)
+    num_documents = count(len(scores.documents), "document")
+    print(f"{name}: {num_documents}, {count(size, 'character')} with end marks")
     print(
         f"{'nats/character':>14}{'perplexity':>16}{'characters':>13}{'unknown':>9}{'line':>9}  document"
     )
-    print(document_row(nats.sum() / size, size, unknown, 0, "all, each from a fresh start"))
-    for number in order[:ROWS]:
-        document = documents[number]
-        print(
-            document_row(
-                losses[number],
-                characters[number],
-                document.unknown,
-                document.line,
-                beginning(number),
-            )
-        )
-    if len(order) > ROWS:
-        hint = "" if file else "; --csv FILE writes all of them"
-        print(f"and {len(order) - ROWS:,} more{hint}")
-    if file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(
-            [
-                "document",
-                "line",
-                "nats_per_character",
-                "perplexity",
-                "characters",
-                "unknown",
-                "beginning",
-            ]
-        )
-        for number in order:
-            loss = float(losses[number])
-            line, unknown, _ = documents[number]
-            figures = [loss, perplexity(loss), int(characters[number]), unknown]
-            table.writerow([number + 1, line or "", *figures, beginning(number)])
+    mean = scores.nats.sum() / size
+    print(document_row(mean, size, unknown, 0, "all, each from a fresh start"))
+    losses = scores.losses
+    for index in scores.worst_first[:ROWS]:
+        document = scores.documents[index]
+        characters = scores.characters[index]
+        beginning = scores.beginning(index)
+        print(document_row(losses[index], characters, document.unknown, document.line, beginning))
+    if len(scores.documents) > ROWS:
+        hint = "" if all_in_file else "; --csv FILE writes all of them"
+        print(f"and {len(scores.documents) - ROWS:,} more{hint}")
+
+
+def write_documents(scores: DocumentScores, file: TextIO) -> None:
+    """Write all documents as CSV, the highest loss per character first."""
+    table = csv.writer(file, lineterminator="\n")
+    columns = "document line nats_per_character perplexity characters unknown beginning"
+    table.writerow(columns.split())
+    losses = scores.losses
+    for index in scores.worst_first:
+        document = scores.documents[index]
+        loss = float(losses[index])
+        characters = int(scores.characters[index])
+        figures = [loss, perplexity(loss), characters, document.unknown]
+        beginning = scores.beginning(index)
+        table.writerow([index + 1, document.line or "", *figures, beginning])
 
 
 def document_row(loss: float, characters: int, unknown: int, line: int, text: str) -> str:
