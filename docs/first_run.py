@@ -30,7 +30,8 @@ def main() -> None:
             text=True,
         )
         seconds = time.perf_counter() - begun
-    PRINTED.write_text(f"$ make train\n{trained.stdout}", encoding="utf-8")
+    text = trained.stdout.replace(f"{clone}/", "")
+    PRINTED.write_text(f"$ make train\n{text}", encoding="utf-8")
     print(f"without installing, make train took {seconds:.0f} s: {PRINTED.relative_to(ROOT)}")
 
 

@@ -82,6 +82,12 @@ def test_every_figure_of_the_readme_is_a_result_of_a_command() -> None:
     ] == []
 
 
+def test_the_readme_shows_the_end_of_what_the_first_run_printed() -> None:
+    (shown,) = re.findall(r"```\n(validation loss [^`]*)```", PAGES["README.md"])
+    printed = (ROOT / "docs/first_run.txt").read_text("utf-8")  # by docs/first_run.py
+    assert " ".join(shown.split()) in " ".join(printed.split())
+
+
 def test_every_link_to_a_section_leads_to_one() -> None:
     links = [
         (page, file, name)
