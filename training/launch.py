@@ -109,12 +109,15 @@ def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> 
     }
     command = (sys.argv[0], *sys.argv[1:], *settled)
     specs = DefaultLogsSpecs(log_dir=os.devnull)
+    started = None
     try:
         started = start_processes(
             "train.py", sys.executable, dict.fromkeys(variables, command), variables, specs
         )
         result = started.wait(period=0.1)
     except SignalException as stop:
+        if started is None:  # ranks that have been started end, because they miss the store
+            raise SystemExit(128 + stop.sigval) from None
         try:
             started.close(stop.sigval, SAVE_SECONDS)
         except SignalException:  # a second one: end at once
