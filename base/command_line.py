@@ -178,8 +178,9 @@ def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: st
     """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
     letters = Counter(chain.from_iterable(texts))
     forms = {letter: letter for letter in letters}  # what each letter becomes, "" if it is dropped
-    passes = [True, False] if unknown == "replace" else [False]
-    for replace in passes:
+    # What replaces a letter for one tokenizer may be unknown to another, so a last pass drops it.
+    replacing = [True, False] if unknown == "replace" else [False]
+    for replace in replacing:
         for tokenizer in tokenizers:
             forms = {
                 letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()

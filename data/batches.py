@@ -131,7 +131,13 @@ def batches_on_device(
             step += 1
 
 
-def num_validated(split: int, trained: int, last: bool, most: int | None = None) -> int:
-    """Return how many tokens of the validation `split` one validation evaluates, at most `most`."""
+def num_validated(split: int, trained: int, *, last: bool, most: int | None = None) -> int:
+    """Return how many tokens a validation evaluates, of a `split` of so many: at most `most`.
+
+    The `last` validation of a run evaluates more of the split if the run has `trained` on many tokens.
+    """
     split = min(split, most or split)
-    return min(split, max(VALIDATION_CHARACTERS, int(VALIDATED * trained) if last else 0))
+    part = VALIDATION_CHARACTERS
+    if last:
+        part = max(part, int(VALIDATED * trained))
+    return min(split, part)

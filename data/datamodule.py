@@ -77,9 +77,9 @@ class TextDataModule(L.LightningDataModule):
         assert self.trainer is not None
         step = last_step or self.trainer.global_step
         last = bool(last_step) or 0 < self.trainer.max_steps <= step
-        return num_validated(
-            len(self.text.validation), step * self.tokens_per_step, last, self.config.val_tokens
-        )
+        split = len(self.text.validation)
+        trained = step * self.tokens_per_step
+        return num_validated(split, trained, last=last, most=self.config.val_tokens)
 
     def val_dataloader(self) -> DataLoader:
         """Return a loader of this device's share of the validation windows, in the same order in every validation."""

@@ -147,13 +147,14 @@ def divide(text: Any, rule: DocumentRule, label: str) -> list[tuple[int, Any]]:
 
 
 def _numbered_parts(text: Any, rule: DocumentRule) -> list[tuple[int, Any]]:
-    separator, newline, edges = _part_marks(text, rule)
+    """Return pairs: the line in which a document begins, from 1, and the document without line ends around it."""
+    separator, newline, line_ends = _part_marks(text, rule)
     pairs = []
     line = 1
     for part in text.split(separator):
-        document = part.lstrip(edges)
-        edge = part[: len(part) - len(document)]
-        pairs.append((line + edge.count(newline), document.rstrip(edges)))
+        document = part.lstrip(line_ends)
+        skipped = part[: len(part) - len(document)]  # line ends before the document
+        pairs.append((line + skipped.count(newline), document.rstrip(line_ends)))
         line += part.count(newline) + separator.count(newline)
     return pairs
 
@@ -193,16 +194,18 @@ def _cut_all(chunks: Iterable[Any], rule: DocumentRule, empty: Any) -> Iterator[
 
 
 def _cut(text: Any, rule: DocumentRule, *, last: bool) -> tuple[Batch, Any]:
-    """Return (the complete documents of a text, the incomplete rest); the `last` document is complete."""
+    """Return (the complete documents of a text, the rest); if the text is the `last`, all are complete."""
     if rule.kind == "line":
         return _cut_lines(text, last)
     if rule.kind == "paragraph":
         return _cut_paragraphs(text, last)
-    separator, _, edges = _part_marks(text, rule)
+    separator, _, line_ends = _part_marks(text, rule)
     *parts, rest = text.split(separator)
     if last and rest:
         parts.append(rest)
-    return _joined([part.strip(edges) for part in parts], text[:0]), rest
+    documents = [part.strip(line_ends) for part in parts]
+    empty = text[:0]  # "" or b""
+    return _joined(documents, empty), rest
 
 
 def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:

@@ -65,11 +65,12 @@ class EvaluationText:
             return windows
         begins, lengths, first_counted = windows  # 3 x (W,)
         if self.end is None:
+            # The first window counts `context` targets, each later one `stride`.
             num_windows = 1 + (most - context) // stride
-        else:
+        else:  # the same fraction of the windows as of the tokens
             num_windows = most * len(begins) // len(self.tokens)
         num_windows = max(1, num_windows)
-        chosen = np.arange(num_windows) * len(begins) // num_windows  # evenly spaced
+        chosen = np.arange(num_windows) * len(begins) // num_windows  # (num_windows,)
         return EvaluationWindows(begins[chosen], lengths[chosen], first_counted[chosen])
 
 

@@ -111,23 +111,22 @@ def read_text(
 def parts_of_split(
     raw: bytes, rule: DocumentRule | None, only_bytes: bool, options: argparse.Namespace
 ) -> list[tuple[int, Any]]:
-    """Return the parts of a split, pairs (0, text), as bytes for byte models alone: its documents if there is a rule.
+    """Return pairs (0, document) or, without a rule, one pair (0, split); as bytes if all models read bytes.
 
-    A split has no lines, because it is not a file.
+    The line is 0, because a split is not a file and has no lines.
     """
     text: Any = raw
-    end: Any = rule.end.encode() if rule else b""
     if not only_bytes:
         try:
             text = raw.decode()
-        except UnicodeDecodeError:  # bytes are split anywhere
+        except UnicodeDecodeError:  # the split of a byte model begins anywhere
             whose = f"which {printable(options.compare)} cannot read; score a text file instead"
             raise InputError(
                 f"--split {options.split}: begins or ends inside a character, {whose}"
             ) from None
-        end = end.decode()
     if not rule:
         return [(0, text)]
+    end: Any = rule.end.encode() if only_bytes else rule.end
     return [(0, document) for document in text.split(end) if document.strip()]
 
 

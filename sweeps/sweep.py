@@ -169,7 +169,11 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
 
 
 def varied_keys(command: Command) -> list[str]:
-    """Return the keys with several values or, if there is none, all that are not used verbatim."""
+    """Return the keys by which the trials of a sweep are named: those with several values.
+
+    A sweep of one trial has none, so it is named by all keys except those that are used verbatim
+    or belong to the launch.
+    """
     several = [key for key, override in command.overrides.items() if override.is_sweep_override()]
     if several:
         return several

@@ -174,18 +174,22 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:
-    """Generate samples of a model, and find the longest passages that they copy from the training text."""
-    trained, given = plan.text.train, prompts(plan.text)
+    """Return samples of a model, and the longest passages that others copy from the training text, if it is searched.
+
+    A sample is a list [temperature, prompt, continuation].
+    """
+    text = plan.text
+    seed = plan.config.seed
+    starts = prompts(text)  # (B, T0)
     length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH
     with Progress("writing samples"):
-        samples = written(model, plan.text, given, length, plan.config.seed)[1]
-        if skipped(trained, plan.text.tokenizer.unit):
+        _, samples = written(model, text, starts, length, seed)
+        if skipped(text.train, text.tokenizer.unit):
             return samples, None
         short = min(length, FINAL_SAMPLE_LENGTH)
-        others, _ = written(
-            model, plan.text, given[:1].expand(NUM_COMPARED, -1), short, plan.config.seed
-        )
-    sizes = [copy.length for copy in longest_copies(list(others), trained)]
+        same_prompt = starts[:1].expand(NUM_COMPARED, -1)  # (NUM_COMPARED, T0)
+        tokens, _ = written(model, text, same_prompt, short, seed)
+    sizes = [copy.length for copy in longest_copies(list(tokens), text.train)]
     copies = {
         "median": statistics.median(sizes),
         "longest": max(sizes),

@@ -37,7 +37,7 @@ def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, 
         if not ranks.restarted():
             return config, new_run(config), False
         # A restart repeats the command line of the first start, so it continues the run that this
-        # created.
+        # created. `new_name` returns the same name again, because it depends on job and settings.
         config = replace(config, resume="auto", name=config.name or run_directory.new_name(config))
     assert config.resume is not None
     if config.resume == "auto" and config.name is None:
@@ -169,7 +169,7 @@ class InitModel:
 
     @property
     def extra_chars(self) -> str:
-        # none if the model's tokens are bytes
+        """All characters of the model, which the run's vocabulary must have; none if its tokens are bytes."""
         return self.meta["vocabulary"].get("characters", "")
 
     @property
@@ -182,8 +182,11 @@ class InitModel:
 
         from gpt.checkpoint import build, copy_weights
 
-        ids = tokenizer.encode(self.extra_chars) if self.extra_chars else range(tokenizer.size)
-        copy_weights(model, build(self.config, self.weights), torch.as_tensor(ids))
+        # (V,), the token in the run of each token of this model; all byte models have the same
+        token_map = range(tokenizer.size)
+        if self.extra_chars:
+            token_map = tokenizer.encode(self.extra_chars)
+        copy_weights(model, build(self.config, self.weights), torch.as_tensor(token_map))
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
         """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""

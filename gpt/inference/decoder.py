@@ -283,10 +283,13 @@ class Decoder:
         convolved = mixed[:n].swapaxes(0, 1)  # (B, n, C)
         return w.centred(convolved)  # (B, n, C)
 
-    def _project(self, layer: Layer, h: Array, rotation: Array) -> tuple[Array, Array, Array]:
+    def _project(
+        self, layer: Layer, h: Array, rotation: Array | None
+    ) -> tuple[Array, Array, Array]:
         """Return rotated queries and keys, scaled so that q . k includes 1 / sqrt(D), and values.
 
-        (B, n, C) -> 3 x (B, n, H, D).
+        The scale is in `qk_scale` and `qk_eps` with QK-norm, otherwise in the weights of
+        `layer.qkv`. (B, n, C) -> 3 x (B, n, H, D).
         """
         w = self.weights
         B, n, _ = h.shape
@@ -297,6 +300,7 @@ class Decoder:
             qk /= w.xp.sqrt(squares * w.qk_scale + w.qk_eps)[..., None]  # (B, n, 2, H, 1)
         if rotation is not None:
             R = 2 * rotation.shape[-1]
+            # Neighbouring channels are the real and the imaginary part of a complex number.
             pairs = qk[..., :R].view(rotation.dtype)  # (B, n, 2, H, R/2), complex
             pairs *= rotation  # (B, n, 1, 1, R/2), or (1, 1, R/2)
         return qkv[:, :, 0], qkv[:, :, 1], qkv[:, :, 2]  # 3 x (B, n, H, D)

@@ -33,8 +33,9 @@ class Checkpoints(L.Callback):
         self.directory = directory
         self.stops = stops
         self.seconds = 60 * config.checkpoint_minutes  # between two saves
+        # steps between two validations; 0: `Deadline` decides when to validate
         self.interval = 0 if config.val_check_interval == "auto" else config.val_check_interval
-        self.due_at = math.inf
+        self.due_at = math.inf  # time.monotonic() of the next save, known when training starts
 
     def on_train_start(self, *_: Any) -> None:
         self.due_at = time.monotonic() + min(FIRST_SECONDS, self.seconds)

@@ -175,8 +175,13 @@ class Deadline(L.Callback):
         left = self.ends_at - time.perf_counter() - self.end_seconds
 
         def seconds(steps: int) -> float:
+            """Seconds of so many more steps, with their share of earlier validations, and of the last validation."""
             validated = trainer.datamodule.num_validated(last_step=step + steps)
             return steps * per_step + validated * per_token
 
-        most = min(max(0, int(left / per_step)), max(0, self.plan.choice.steps_needed - step))
-        return step + max(0, bisect_right(range(most + 1), left, key=seconds) - 1)
+        in_time = max(0, int(left / per_step))  # without the last validation
+        needed = max(0, self.plan.choice.steps_needed - step)
+        most = min(in_time, needed)
+        # how many of the numbers of steps 0, 1, ..., most take no longer than the time left
+        num_fitting = bisect_right(range(most + 1), left, key=seconds)
+        return step + max(0, num_fitting - 1)

@@ -176,7 +176,7 @@ def missing_to_compile() -> str:
 def compiled_marker(config: Config, machine: Machine) -> Path:
     """Return the path of a marker file in torch's cache, which exists if this training step was compiled before."""
     trainer = config.trainer
-    rows = config.data.rows(machine.devices)
+    rows = config.data.rows(machine.devices)  # windows in a forward pass on a device
     shape = (
         vars(config.model),
         rows,
@@ -237,18 +237,21 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     Without this check, Linux might kill the run, or other programs, without a word.
     """
     model = config.model
-    rows = config.data.rows(machine.devices)
+    rows = config.data.rows(machine.devices)  # windows in a forward pass on a device
     memory = available(machine.device)
     if machine.device == "cpu":
-        memory = memory * machine.nodes / machine.devices - LOADED_BYTES
-    row = step_memory(config, vocabulary, machine.device)
-    # Bytes: each weight has a gradient and at most two moments, in fp32.
-    state = 4 * 4 * untrained(model, vocabulary).num_parameters()
-    needed = state + rows * row
+        processes = machine.devices / machine.nodes  # they share the memory of their machine
+        memory = memory / processes - LOADED_BYTES
+    row_bytes = step_memory(config, vocabulary, machine.device)
+    numbers = 4 * untrained(model, vocabulary).num_parameters()  # weights, gradients, two moments
+    state_bytes = 4 * numbers  # in fp32
+    needed = state_bytes + rows * row_bytes
     if needed <= memory:
         return
     fitting = [
-        part for part in range(1, rows) if rows % part == 0 and state + part * row <= memory
+        part
+        for part in range(1, rows)
+        if rows % part == 0 and state_bytes + part * row_bytes <= memory
     ]
     lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
     if fitting:
