@@ -12,6 +12,7 @@ from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
 from gpt.model import untrained
 from training.choosing import hardware
+from training.choosing.scaling_law import LEARNED
 from training.choosing.time_budget import (
     MAX_VALIDATIONS,
     MIN_STEPS,
@@ -21,11 +22,14 @@ from training.choosing.time_budget import (
     TRAINING,
     Fitting,
     fit_into_minutes,
+    lowest_loss,
     steps_between_validations,
 )
 from training.machine import Machine, StartUp, describe
 
-SURE_TO_REACH = 0.7  # fraction of the steps that fit into `minutes`, as estimated
+# A run that needs at most this fraction of the steps that fit into `minutes`, as estimated, ends in
+# time even if the machine becomes twice as slow.
+SURE_TO_REACH = 0.5
 
 # The choices for the default model, by training characters; docs/experiments/short_texts.csv lists
 # the runs.
@@ -152,6 +156,9 @@ def choose_timed_length(
         raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
     fitting = fit_into_minutes(config, default, text, machine, startup)
     by_clock = fitting.steps_needed > SURE_TO_REACH * fitting.steps_in_time
+    needs_text = (
+        fitting.learns_in_time and fitting.loss <= lowest_loss(config, default, text) + LEARNED
+    )
     steps = max(1, int(fitting.chosen_steps))
     return Length(
         steps,
@@ -164,21 +171,23 @@ def choose_timed_length(
         by_clock=by_clock,
         steps_needed=max(1, int(min(fitting.steps_needed, sys.maxsize))),
         share=1.0 if by_clock else steps / fitting.steps_in_time,
-        notes=tuple(describe_time(config.minutes, fitting, by_clock, startup)),
+        notes=tuple(describe_time(config.minutes, fitting, needs_text, startup)),
     )
 
 
 def describe_time(
-    minutes: float, fitting: Fitting, by_clock: bool, startup: StartUp
+    minutes: float, fitting: Fitting, needs_text: bool, startup: StartUp
 ) -> Iterator[str]:
-    """Yield lines about the time limit."""
-    if not by_clock:
+    """Yield lines about the time limit. If the run `needs_text`, more time would not lower its loss."""
+    if fitting.learns_in_time:
         seconds = startup.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING
         duration = count(round(seconds), "second")
         if seconds >= 90:
             duration = count(round(seconds / 60), "minute")
-        learned = f"this text is learned in about {duration}"
-        yield f"minutes    {minutes:g}: {learned} (more text would help)"
+        learned = f"this model learns the text in about {duration} (a better one needs more time)"
+        if needs_text:
+            learned = f"this text is learned in about {duration} (more text would help)"
+        yield f"minutes    {minutes:g}: {learned}"
         return
     yield f"minutes    {minutes:g}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"
     if fitting.steps_in_time < MIN_STEPS:

@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -124,6 +125,10 @@ class Fitting:
         return min(self.steps_in_time, self.steps_needed)
 
     @property
+    def learns_in_time(self) -> bool:
+        return self.steps_needed <= self.steps_in_time
+
+    @property
     def tokens_seen(self) -> float:
         return self.chosen_steps * self.batch * self.model.context
 
@@ -144,11 +149,8 @@ def fit_into_minutes(
     In `default` each `auto` is replaced by a default.
     """
     best: Fitting | None = None
-    for model in candidates(config, default):
-        weights = untrained(model, text.tokenizer.size).num_parameters()
+    for model, weights in candidates(config, default, text):
         is_large = model.dim > ModelConfig.dim and config.model.dim == "auto"
-        if is_large and len(text.train) < TEXT_PER_WEIGHT * weights:
-            break
         try:
             fitting = fit_model(model, config, default, text, machine, startup)
         except InputError:
@@ -179,15 +181,41 @@ def with_larger_batch(fitting: Fitting, text_tokens: int) -> Fitting:
     )
 
 
-def candidates(config: Config, default: Config) -> list[ModelConfig]:
-    """Return the models of which one is chosen, from small to large."""
-    if not config.model.layers == config.model.heads == config.model.dim == "auto":
-        return [default.model]
-    sizes = [*SMALLER, *presets()]
-    return [
-        replace(default.model, layers=size.layers, heads=size.heads, dim=size.dim)
-        for size in sizes
-    ]
+def candidates(config: Config, default: Config, text: Text) -> Iterator[tuple[ModelConfig, int]]:
+    """Yield the models of which one is chosen, from small to large, and the number of their weights."""
+    is_chosen = config.model.layers == config.model.heads == config.model.dim == "auto"
+    models = [default.model]
+    if is_chosen:
+        models = [
+            replace(default.model, layers=size.layers, heads=size.heads, dim=size.dim)
+            for size in (*SMALLER, *presets())
+        ]
+    for model in models:
+        weights = untrained(model, text.tokenizer.size).num_parameters()
+        is_large = is_chosen and model.dim > ModelConfig.dim
+        if is_large and len(text.train) < TEXT_PER_WEIGHT * weights:
+            return
+        yield model, weights
+
+
+def lowest_loss(config: Config, default: Config, text: Text) -> float:
+    """Return the loss, less E, that the best model and dropout reach if there is enough time."""
+    losses = []
+    for model, weights in candidates(config, default, text):
+        for dropout in dropouts(config, model):
+            tokens = useful_tokens(config, text, weights, dropout)
+            losses.append(float(predicted_loss(weights, dropout, len(text.train), tokens)))
+    return min(losses)
+
+
+def useful_tokens(config: Config, text: Text, weights: int, dropout: float) -> float:
+    """Return how many tokens a run trains on at most, because more would not lower its loss."""
+    if config.data.overfit:  # the model should memorise the text
+        return math.inf
+    tokens = tokens_needed(weights, dropout, len(text.train))
+    if config.init_from and len(text.train) < SHORT_TEXT:
+        tokens *= START_SHARE
+    return tokens
 
 
 def fit_model(
@@ -237,13 +265,8 @@ def fit_dropout(
 ) -> Fitting:
     """Return how many of the `steps` that fit into the time a model needs, with its dropout, and the loss then."""
     weights = untrained(model, text.tokenizer.size).num_parameters()
-    text_tokens = len(text.train)
-    tokens = tokens_needed(weights, model.dropout, text_tokens)
-    if config.init_from and text_tokens < SHORT_TEXT:
-        tokens *= START_SHARE
-    if config.data.overfit:  # the model should memorise the text
-        tokens = math.inf
+    tokens = useful_tokens(config, text, weights, model.dropout)
     tokens_per_step = batch * model.context
     tokens_seen = min(steps * tokens_per_step, tokens)
-    loss = float(predicted_loss(weights, model.dropout, text_tokens, tokens_seen))
+    loss = float(predicted_loss(weights, model.dropout, len(text.train), tokens_seen))
     return Fitting(model, batch, steps, step_seconds, tokens / tokens_per_step, loss)

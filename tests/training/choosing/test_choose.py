@@ -116,6 +116,26 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert overfitted.trainer.max_steps == "auto", "it should memorise the text"
 
 
+def test_a_run_says_whether_more_time_or_more_text_would_help(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    default = untrained(ModelConfig(), LETTERS.size).flops_per_token()
+
+    def time_step(config: Config, *_: object) -> float:
+        return 0.045 * untrained(config.model, LETTERS.size).flops_per_token() / default
+
+    monkeypatch.setattr(time_budget, "time_step", time_step)
+    hasty = chosen(1_003_854, "minutes=6", "compile=false", seconds=360)
+    assert hasty.config.model.dim == 128
+    assert hasty.config.trainer.max_steps == "auto"  # it might not end in time on a busy machine
+    assert hasty.notes[0].startswith("minutes    6: this model learns the text in about ")
+    assert hasty.notes[0].endswith(" minutes (a better one needs more time)")
+    patient = chosen(1_003_854, "minutes=60", "compile=false", seconds=3600)
+    assert patient.config.model.dim == 192
+    assert patient.notes[0].startswith("minutes    60: this text is learned in about ")
+    assert patient.notes[0].endswith(" minutes (more text would help)")
+
+
 def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> None:
     default = untrained(ModelConfig(), 96).flops_per_token()
 

@@ -47,11 +47,12 @@ class PretendedClock:
         config = compose([f"minutes={minutes}", "compile=false", "threads=1"])
         return config, with_constants(config, "32-true", 1)
 
+    def text(self, characters: int) -> Any:
+        return SimpleNamespace(train=range(characters), tokenizer=SimpleNamespace(size=VOCABULARY))
+
     def choose(self, characters: int, minutes: float) -> Fitting:
         config, default = self.configs(minutes)
-        text: Any = SimpleNamespace(
-            train=range(characters), tokenizer=SimpleNamespace(size=VOCABULARY)
-        )
+        text = self.text(characters)
         startup: Any = SimpleNamespace(
             seconds_left=lambda minutes: 60 * minutes, import_seconds=7.0
         )
@@ -62,17 +63,14 @@ class PretendedClock:
     ) -> list[float]:
         """What each smaller model would reach in the time, with each dropout."""
         losses = []
-        for model in candidates(*self.configs(minutes)):
-            if weights_of(model) > weights_of(chosen):
+        for model, weights in candidates(*self.configs(minutes), self.text(characters)):
+            if weights > weights_of(chosen):
                 break
             steps = TRAINING * 60 * minutes / self.step_seconds(model)
             for dropout in DROPOUTS:
-                tokens = min(
-                    steps * TOKENS_PER_STEP, tokens_needed(weights_of(model), dropout, characters)
-                )
-                losses.append(
-                    float(predicted_loss(weights_of(model), dropout, characters, tokens))
-                )
+                needed = tokens_needed(weights, dropout, characters)
+                tokens = min(steps * TOKENS_PER_STEP, needed)
+                losses.append(float(predicted_loss(weights, dropout, characters, tokens)))
         return losses
 
 
