@@ -84,11 +84,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """Find the models, check the options, and score the text."""
     trials = trials_of(options.checkpoint) if options.split else []
-    single = (
+    details = (
         options.compare, options.per_char, options.html, options.per_document, options.csv
     )  # fmt: skip
-    needs_single_model = any(single)
-    if trials and options.file is None and not needs_single_model:
+    needs_one_run = any(details)
+    if trials and options.file is None and not needs_one_run:
         score_trials(trials, options)
         return
     names = [options.checkpoint]
