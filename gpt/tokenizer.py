@@ -136,7 +136,7 @@ class CharTokenizer:
                     self.dtype, copy=False
                 )
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        tokens = self._lookup.take(points, mode="clip")
+        tokens = self._lookup.take(points, mode="clip")  # (N,), -1 for an unknown character
         if tokens.size and tokens.min() < 0:
             position = int(np.argmax(tokens < 0))
             raise UnknownCharacter(text[position], position, self.nearest(text[position]))

@@ -152,12 +152,14 @@ def generate_many(
     else:
         threads = cores()
         most = min(MAX_ROWS, MAX_CACHE // cache)
-    parts = max(1, min(threads, rows // MIN_ROWS), -(-rows // max(1, most)))
+    worthwhile = min(threads, rows // MIN_ROWS)  # parts with enough texts for a thread
+    needed = -(-rows // max(1, most))  # parts that fit into memory, rounded up
+    parts = max(1, worthwhile, needed)
     borders = np.linspace(0, rows, parts + 1).round().astype(int).tolist()
     slices = list(map(slice, borders[:-1], borders[1:]))
     stopped = Event()
 
-    def last(part: slice) -> Any:
+    def last_result(part: slice) -> Any:
         result = None
         for result in work(part):  # noqa: B007
             if stopped.is_set():
@@ -169,7 +171,7 @@ def generate_many(
     # each other.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, threads)) as pool:
         try:
-            yield from pool.map(last, slices)
+            yield from pool.map(last_result, slices)
         finally:  # after Ctrl-C, or when no more results are read
             stopped.set()
             pool.shutdown(cancel_futures=True)
