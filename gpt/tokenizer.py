@@ -56,7 +56,7 @@ class CharTokenizer:
             )
         self._points = np.frombuffer(
             self.characters.encode("utf-32-le", "surrogatepass"), np.uint32
-        )
+        )  # (V,), code points
         if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
             raise ValueError(
                 "a vocabulary cannot contain half of a surrogate pair, which is not a character"
