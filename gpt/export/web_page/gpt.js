@@ -223,7 +223,7 @@ class GPT {
   convolve(block, slot) {
     const { branch } = this, { recent } = block; // outputs for earlier tokens, the newest first
     const own = branch.slice();
-    if (slot === 0) recent.length = 0; // a text begins, or its last half is read again
+    if (slot === 0) recent.length = 0;
     recent.forEach((earlier, tap) => {
       const factors = block[`mlp.taps.${tap}`];
       for (let c = 0; c < own.length; c++) branch[c] += factors[c] * earlier[c];
@@ -261,7 +261,7 @@ class GPT {
     }
   }
 
-  /** weights = softmax(q k / sqrt(D)) of one head, for the keys in slots `first` to `last`. */
+  /** weights = softmax(q k / sqrt(D) - slope * distance) of one head, for the keys in slots `first` to `last`. */
   attend(weights, query, keys, first, last, head) {
     const { dim, heads } = this.config;
     const size = dim / heads, count = last - first + 1;
