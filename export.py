@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> None:
                 else:
                     new.mkdir()
             except OSError as error:
-                error.filename = options.out
+                error.filename = options.out  # instead of the temporary name
                 raise InputError(f"OUT {describe_os_error(error)}") from None
             step, *facts = export(options, model, new)
             files = [new] if suffix else new.iterdir()
@@ -117,31 +117,35 @@ def output_folder(name: str) -> Path:
 
 
 def export(options: argparse.Namespace, file: Path, new: Path) -> list[str]:
-    """Write the model to `new`, and return facts to print."""
+    """Write the model in `file` to `new`, and return facts to print, the first of them its step."""
     with Progress("loading the model"):
         config, weights, meta = read(file)
         from gpt.checkpoint import build  # loads torch
 
         model = build(config, weights)
-    page: dict[str, Any] = {"title": options.title} if options.to == "web" else {}
+    for_web: dict[str, Any] = {}  # the arguments that only the `write` of to_web.py has
+    if options.to == "web":
+        for_web["title"] = options.title
     facts = [f"step {meta['step']} of {file}"]
     if options.guess is not None:
         from reports.guessing_game import game_passages  # loads torch
 
         tokenizer = tokenizer_from(meta["vocabulary"])
-        page["passages"], fact = game_passages(options.guess, file, tokenizer, meta["documents"])
+        for_web["passages"], fact = game_passages(
+            options.guess, file, tokenizer, meta["documents"]
+        )
         facts.append(fact)
     with Progress(f"writing {printable(options.out)} and checking it"):
         if options.to != "card":
-            fact = import_module(f"gpt.export.to_{options.to}").write(model, meta, new, **page)
+            fact = import_module(f"gpt.export.to_{options.to}").write(model, meta, new, **for_web)
             if fact:
                 facts.append(fact)
         if options.to in ("card", "hf"):
             from reports.card import card
 
             text = card(model, meta, file, hf=options.to == "hf")
-            page_file = new / "README.md" if options.to == "hf" else new
-            page_file.write_text(text, encoding="utf-8", newline="\n")
+            card_file = new / "README.md" if options.to == "hf" else new
+            card_file.write_text(text, encoding="utf-8", newline="\n")
     return facts
 
 

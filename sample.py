@@ -121,24 +121,25 @@ class Sampler:
         end = self.tokenizer.encode(self.end)
         max_tries = TRIES * len(rows)
         tries = 0
-        cut = 0
+        num_cut = 0
         written = set[str]()
         while rows and tries < max_tries:
             samples = list(self.generate(rows[: max_tries - tries]))
             tries += len(samples)
-            cut += count_cut(samples)
+            num_cut += count_cut(samples)
             documents = [sample.document(self.end) for sample in samples]
             repeated = repeats(list(map(self.tokenizer.encode, documents)), trained, end)
             rows = []
             for sample, document, is_known in zip(samples, documents, repeated, strict=True):
                 if not document or is_known or document in written:
+                    # so that no seed of a prompt is used twice
                     rows.append((sample.prompt, sample.seed + self.options.num_samples))
                 else:
                     written.add(document)
                     yield sample
         line = f"{len(written):,} of {count(tries, self.document)} tried are new"
-        if cut:
-            line += f", {cut:,} reached --num-chars {self.options.num_chars} before the end"
+        if num_cut:
+            line += f", {num_cut:,} reached --num-chars {self.options.num_chars} before the end"
         print(line, file=sys.stderr)
 
     def show(self, prompt: str, seed: int, out: TextIO) -> Continuation:
@@ -306,6 +307,7 @@ def all_prompts(
     prompts = list(options.prompt)
     for name in options.prompt_file:
         prompts += read_prompts(name, tokenizer, documents)
+    # A character device is a terminal or /dev/null: nothing was piped in.
     if not prompts and not stat.S_ISCHR(os.fstat(0).st_mode):
         print("standard input is not read; --prompt-file - uses it as the prompt", file=sys.stderr)
     prompts = adapt(prompts, options.unknown, tokenizer)
@@ -342,7 +344,7 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
     from data.documents import DocumentRule, divide, is_divided
 
     rule = DocumentRule(**documents)
-    # the beginning of a row, which is not in a table
+    # A prompt in a file that is not a table is the beginning of one row.
     if rule.kind == "row" and not is_divided(rule, name):
         return [text]
     pairs = divide(text.encode() if tokenizer.unit == "byte" else text, rule, name)
@@ -377,7 +379,10 @@ def write_one(sampler: Sampler, prompt: str, seed: int, out: TextIO) -> Sample:
 def write_all(
     sampler: Sampler, rows: list[tuple[str, int]], trained: np.ndarray | None, out: TextIO
 ) -> tuple[list[Sample], list[Novelty]]:
-    """Write each text when it is complete, or all at the end if lines of JSON contain their novelties; return both."""
+    """Write each text when it is complete, or all at the end if lines of JSON contain their novelties.
+
+    Return the samples and, if they were compared here, their novelties, otherwise [].
+    """
     options = sampler.options
     if options.new and trained is not None:
         samples = sampler.generate_new(rows, trained)
@@ -403,10 +408,10 @@ def write_all(
         with hidden():
             out.write(line + "\n")
             out.flush()
-    cut = count_cut(written)
-    if cut and sampler.stops_at_end:
+    num_cut = count_cut(written)
+    if num_cut and sampler.stops_at_end:
         reached = f"reached --num-chars {options.num_chars} before the end of a {sampler.document}"
-        print(f"{cut:,} of {count(len(written), 'text')} {reached}", file=sys.stderr)
+        print(f"{num_cut:,} of {count(len(written), 'text')} {reached}", file=sys.stderr)
     return written, novelties
 
 
@@ -424,6 +429,7 @@ def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
         "checkpoint": str(sampler.options.checkpoint),
     }
     if sampler.end:
+        # With --no-stop, the end mark is part of the text.
         line["ended"] = sampler.end in text.stopped_by or sampler.end in text.text
     if novelty:
         line["longest_copy"] = novelty.copy.length
@@ -433,6 +439,7 @@ def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
 
 
 def converse(sampler: Sampler) -> None:
+    """Ask for prompts in the terminal and continue each, until the input ends (Ctrl-D)."""
     options = sampler.options
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()

@@ -87,8 +87,8 @@ def run(options: argparse.Namespace) -> None:
     details = (
         options.compare, options.per_char, options.html, options.per_document, options.csv
     )  # fmt: skip
-    wants_one_model = any(details)
-    if trials and options.file is None and not wants_one_model:
+    needs_one_run = any(details)
+    if trials and options.file is None and not needs_one_run:
         score_trials(trials, options)
         return
     names = [options.checkpoint]
@@ -104,6 +104,7 @@ def run(options: argparse.Namespace) -> None:
     out = options.csv if options.per_document else options.html
     output: AbstractContextManager[TextIO | None] = nullcontext()
     if out is not None:
+        # which the output must not replace; Path(""), the current folder, is not a file
         inputs = [*checkpoints, Path(options.file or "")]
         output = writing_to(out, option, inputs, overwrite=options.overwrite)
     keep_freed_memory()
@@ -168,7 +169,7 @@ def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
     tables = []
     for folder in {trial.directory.parent for trial in trials}:
         if Run(folder).is_sweep:
-            table = write_table(folder, {}, {})
+            table = write_table(folder, {}, {})  # of the trials that it lists
             write_page(folder, table)
             tables.append(table)
     is_sweep = Run(named(options.checkpoint)).is_sweep

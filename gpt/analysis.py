@@ -152,7 +152,7 @@ def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
 def _begins(tokens: np.ndarray, starts_character: np.ndarray) -> np.ndarray:
     """Return the index of each character's first token: (M,), (V,) -> (N,)."""
     begins_character = starts_character[tokens]  # (M,)
-    begins_character[0] = True
+    begins_character[0] = True  # a text of bytes may begin inside a character
     return begins_character.nonzero()[0]  # (N,)
 
 

@@ -74,20 +74,20 @@ class ModelConfig:
         # One that is `auto` counts as its default.
         heads = ModelConfig.heads if self.heads == "auto" else self.heads
         dim = ModelConfig.dim if self.dim == "auto" else self.dim
-        multiple = 1  # what the channels of a head must be a multiple of
-        # which rotates pairs of channels, with key_offset in half of each head
+        head_multiple = 1  # what the channels of a head must be a multiple of
+        # Rotary positions rotate pairs of channels, with key_offset only in half of each head.
         if self.positions == "rotary":
-            multiple = 4 if self.key_offset else 2
-        step = heads * multiple
-        if dim % step == 0:
+            head_multiple = 4 if self.key_offset else 2
+        dim_multiple = heads * head_multiple
+        if dim % dim_multiple == 0:
             return
         size = ""
         if dim % heads == 0:
-            size = f" into heads of a multiple of {multiple} channels for positions=rotary"
+            size = f" into heads of a multiple of {head_multiple} channels for positions=rotary"
         fitting = [
-            str(n) for n in range(1, dim + 1) if dim % (n * multiple) == 0 and dim // n >= 8
+            str(n) for n in range(1, dim + 1) if dim % (n * head_multiple) == 0 and dim // n >= 8
         ]
-        fitting.append(f"model.dim={-(-dim // step) * step}")
+        fitting.append(f"model.dim={-(-dim // dim_multiple) * dim_multiple}")
         raise InputError(
             f"model.heads={heads}: must divide model.dim={dim}{size}; try {', '.join(fitting)}"
         )

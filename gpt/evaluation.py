@@ -178,6 +178,7 @@ def window_batches(
         position = begins[window] + np.arange(len(column) + 1)  # (rows, T + 1)
         gathered = tokens[position.clip(0, len(tokens) - 1)].astype(np.int64)  # (rows, T + 1)
         if text.end is not None:
+            # Position -1 is the last token of the end mark.
             # (rows, T + 1)
             gathered = np.where(position < 0, text.end[np.minimum(position, -1)], gathered)
         tokens_of_rows = torch.from_numpy(gathered)  # (rows, T + 1)

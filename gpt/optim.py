@@ -42,6 +42,7 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch
         return torch.optim.AdamW(groups, lr=config.lr, fused=True)
     for module in model.modules():
         if isinstance(module, Attention):
+            # `Muon` reads this: queries, keys and values are three matrices.
             module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
     settings = {
         "weight_decay": config.weight_decay,
@@ -49,13 +50,13 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch
         "muon": True,
         "beta2": config.muon_beta2,
     }
-    hidden: list[dict[str, Any]] = []
+    muon_groups: list[dict[str, Any]] = []
     for turn in range(config.muon_every):
         blocks = model.blocks[turn :: config.muon_every]
-        hidden.append(
+        muon_groups.append(
             settings | {"params": [p for p in blocks.parameters() if p in matrices], "turn": turn}
         )
-    return Muon([group for group in [*hidden, *groups] if group["params"]], config.lr, bf16)
+    return Muon([group for group in [*muon_groups, *groups] if group["params"]], config.lr, bf16)
 
 
 def set_rates(

@@ -96,7 +96,8 @@ def measure(candidate: Candidate, mode: str) -> Score:
 def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: int) -> np.ndarray:
     """Return the loss of each document in nats, read on its own, without its first `known` >= 1 tokens: (N,)."""
     context = candidate.model.config.context
-    # document of each target
+    # The windows come longest first, an order that `window_batches` keeps, so the losses below are in
+    # the order of `document`, (targets,).
     windows, document = windows_of_each(documents, context, candidate.stride, known)
     joined = EvaluationText(np.concatenate(documents), candidate.tokenizer.token_sizes)
     losses: list[Tensor] = []

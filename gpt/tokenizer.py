@@ -56,7 +56,7 @@ class CharTokenizer:
             )
         self._points = np.frombuffer(
             self.characters.encode("utf-32-le", "surrogatepass"), np.uint32
-        )
+        )  # (V,), code points
         if np.any((self._points >= 0xD800) & (self._points <= 0xDFFF)):
             raise ValueError(
                 "a vocabulary cannot contain half of a surrogate pair, which is not a character"
@@ -136,7 +136,7 @@ class CharTokenizer:
                     self.dtype, copy=False
                 )
         points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
-        tokens = self._lookup.take(points, mode="clip")
+        tokens = self._lookup.take(points, mode="clip")  # (N,), -1 for an unknown character
         if tokens.size and tokens.min() < 0:
             position = int(np.argmax(tokens < 0))
             raise UnknownCharacter(text[position], position, self.nearest(text[position]))

@@ -89,12 +89,13 @@ def rows(
     loss = meta["val_loss"]
     evaluation = meta["evaluation"]
     is_best = meta["step"] == summary.best_step
-    read = summary.characters
+    tokens_read = summary.characters
     passes = summary.epochs
     sizes = count(tokenizer.size, f"distinct {unit}")
-    if read and passes and summary.evaluation:
+    if tokens_read and passes and summary.evaluation:
+        trained = round(tokens_read / passes)  # tokens of the training split
         validated = summary.evaluation["split_characters"]
-        sizes += f", {count(round(read / passes), unit)} for training, {count(validated, 'character')} for validation"
+        sizes += f", {count(trained, unit)} for training, {count(validated, 'character')} for validation"
     yield "text", f"{meta['text']}; {sizes}{split}"
     documents = meta["documents"]
     if documents:
@@ -122,8 +123,8 @@ def rows(
     context = describe_context(config, unit)
     yield "shape", f"{describe_shape(config)}, {context}, {config.positions} positions"
     yield "weights", f"{model.num_parameters():,}, of step {meta['step']:,}"
-    if read and passes and summary.steps and summary.seconds is not None:
-        amount = f"{count(summary.steps, 'step')}, {count(read, unit)} ({epochs(passes)})"
+    if tokens_read and passes and summary.steps and summary.seconds is not None:
+        amount = f"{count(summary.steps, 'step')}, {count(tokens_read, unit)} ({epochs(passes)})"
         yield "training", f"{amount}, {' '.join(duration(summary.seconds))}"
         yield (
             "machine",
@@ -135,8 +136,11 @@ def fenced(text: str) -> str:
     """Return `text` as a Markdown code block, with a fence longer than any run of backticks in the text."""
     longest_run = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, 1 + longest_run)
-    lines = "\n".join("\t".join(map(printable, line.split("\t"))) for line in text.split("\n"))
-    return f"{fence}text\n{lines}\n{fence}"
+    lines = []
+    for line in text.split("\n"):
+        cells = map(printable, line.split("\t"))  # `printable` would replace tabs, too
+        lines.append("\t".join(cells))
+    return "\n".join([f"{fence}text", *lines, fence])
 
 
 def escape(text: str) -> str:

@@ -17,7 +17,11 @@ TO_GUESS = 200  # characters of a passage
 
 
 def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list[str]:
-    """Return up to `NUM_TO_GUESS` passages of `text` for the guessing game, each of `TO_GUESS` characters."""
+    """Return up to `NUM_TO_GUESS` passages of `text` for the guessing game, each of `TO_GUESS` characters.
+
+    A passage follows a `mark`, has only `characters`, and none of its quarters is in the text
+    `trained`.
+    """
     passages: list[str] = []
     free = 0  # earliest position of the next passage, which spreads the passages over the text
     for first in re.finditer(f"(?<={re.escape(mark)}).", text):
@@ -29,6 +33,7 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
         if any(quarter in trained for quarter in quarters):
             continue
         passages.append(passage)
+        # After the last passage, this is the end of the text.
         free = max(begin + TO_GUESS, len(passages) * len(text) // NUM_TO_GUESS)
     return passages
 
@@ -47,21 +52,22 @@ def game_passages(
     if tokenizer.unit == "byte":
         return [], "no game: the model reads bytes"
     trained = ""
-    guessed = ""
+    text_to_guess = ""
     unchecked = ""
     try:
         text = text_of_run(file)
+        # An end mark also precedes the first document.
         trained = end + text.tokenizer.decode(text.train[:])
         if source == "validation":
-            guessed = end + text.tokenizer.decode(text.validation)
+            text_to_guess = end + text.tokenizer.decode(text.validation)
     except InputError as error:
         if source == "validation":
             raise InputError(f"--guess validation: {error}; name a text file instead") from None
         unchecked = f", not compared with the training text ({error})"
     if source != "validation":
-        guessed = mark.join(["", *read_texts(source, rule)])
+        text_to_guess = mark.join(["", *read_texts(source, rule)])
     characters = "".join(tokenizer.names).replace(END, "")  # no keyboard has U+0003
-    passages = to_guess(guessed, trained, characters, mark)
+    passages = to_guess(text_to_guess, trained, characters, mark)
     if passages:
         number = f"{count(len(passages), 'passage')} of {source} to guess"
         return passages, f"{number}, which anyone with the page can read{unchecked}"

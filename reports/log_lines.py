@@ -100,6 +100,7 @@ def show_scores(
     unit = text.tokenizer.unit
     split = len(text.validation)
     loss = f"{in_nats(score.loss)} per {unit}"
+    # If all characters are ASCII, each is one byte.
     if score.bytes != score.characters and unit == "byte":
         loss += f", {score.bpc:.4f} bits per character"
     elif score.bytes != score.characters:
@@ -196,7 +197,7 @@ def verdict(
         )
     if summary.ngram_loss is not None and best > summary.ngram_loss:
         helps = HELP
-        if last == best:
+        if last == best:  # the loss was still falling at the end
             steps = max(2 * summary.steps, enough)
             more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={steps}")
             helps = f"more steps ({more}), {HELP}"

@@ -44,7 +44,10 @@ def page(
     passage: Tensor,
     tokenizer: Tokenizer,
 ) -> str:
-    """Return the page of a run and its best model; `passage` is 1 to context + 1 tokens of validation text, (T,)."""
+    """Return the page of a run and its best model; `passage` is 1 to context + 1 tokens of validation text, (T,).
+
+    `about` has the name of the run and other facts, which the page shows as they are.
+    """
     passage = passage[: MAX_PASSAGE + 1]
     attended = passage[: min(NUM_ATTENDED, model.config.context)]
     unit = tokenizer.unit

@@ -10,7 +10,7 @@ import sys
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import accumulate, repeat
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -44,14 +44,14 @@ class CharacterScores:
         self.characters = 0  # on the page so far
         # A text has no more characters than tokens. Memory is used only where something is
         # written.
-        tokens = len(candidate.tokens)
+        num_tokens = len(candidate.tokens)
         vocabulary = candidate.model.vocabulary
         top = min(NUM_TOP, vocabulary)
-        token = np.uint8 if vocabulary <= 256 else np.uint16
-        self._nats = np.empty(tokens, np.uint16)  # (N,), surprisals in thousandths of a nat
-        self._likely = np.empty((tokens, top), token)  # (N, K), the most likely tokens
+        token_dtype = np.uint8 if vocabulary <= 256 else np.uint16
+        self._nats = np.empty(num_tokens, np.uint16)  # (N,), surprisals in thousandths of a nat
+        self._likely = np.empty((num_tokens, top), token_dtype)  # (N, K), the most likely tokens
         # (N, K), their probabilities in thousandths
-        self._chances = np.empty((tokens, top), np.uint16)
+        self._chances = np.empty((num_tokens, top), np.uint16)
 
     def count(self, piece: Surprisals) -> None:
         """Add the next characters of the text to the totals."""
@@ -149,7 +149,7 @@ def modes_of(options: argparse.Namespace, validation_mode: str) -> list[str]:
 def score_in_detail(
     candidates: list[Candidate], mode: str, options: argparse.Namespace, page_file: TextIO | None
 ) -> list[Score]:
-    """Score the text character by character, and return the score of each model."""
+    """Score the text by character, write the lines of `--per-char` and the page, and return the score of each model."""
     models = [CharacterScores(candidate) for candidate in candidates]
     text = io.StringIO()
     position = 0
@@ -167,10 +167,14 @@ def score_in_detail(
         position += len(characters)
     scores = [make_score(model.totals) for model in models]
     if page_file:
+        about_models = [
+            about_model(candidate, mode, score)
+            for candidate, score in zip(candidates, scores, strict=True)
+        ]
         about = {
             "title": display_name(options, path=False),
             "characters": scores[0].characters,
-            "models": list(map(about_model, candidates, repeat(mode), scores)),
+            "models": about_models,
             "difference": difference(scores, 4) if options.compare else None,
             "trained": any(candidate.saw_text for candidate in candidates),
         }
@@ -216,6 +220,7 @@ class DocumentScores(NamedTuple):
         return np.argsort(-self.losses, kind="stable").tolist()
 
     def beginning(self, index: int) -> str:
+        # A character has at most 4 tokens. The end mark is left out.
         length = min(self.documents[index].length, 4 * BEGINNING)
         words = self.tokenizer.decode(self.marked[index][:length])
         return printable(" ".join(words.split()))[:BEGINNING]
@@ -344,7 +349,7 @@ def json_lines(
         zip(text, *of_models, strict=True), first
     ):
         line = {"position": position, "character": character} | line
-        for other in others:
+        for other in others:  # none, or that of the second model
             line["other"] = other
         yield json.dumps(line) + "\n"
 

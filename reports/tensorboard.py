@@ -122,7 +122,7 @@ def colours(weights: np.ndarray) -> np.ndarray:
     """Map weights in [0, 1] to RGB colours between evenly spaced `BLUES`: (...) -> (..., 3) uint8."""
     places = np.linspace(0, 1, len(BLUES))
     roots = np.sqrt(weights)  # most weights are small, like 0 on a linear scale
-    # (3, blues)
+    # (3, blues), of "#rrggbb"
     channels = np.array([[int(blue[i : i + 2], 16) for blue in BLUES] for i in (1, 3, 5)])
     return (
         np.stack([np.interp(roots, places, channel) for channel in channels], -1)
@@ -136,6 +136,7 @@ def add_colour_bar(image: Image.Image, draw: ImageDraw.ImageDraw) -> None:
     top = 716
     width = 504
     small = ImageFont.load_default(22)
+    # `colours` and the ticks below are on a scale of square roots.
     gradient = colours(np.linspace(0, 1, width) ** 2)  # (width, 3)
     image.paste(Image.fromarray(np.tile(gradient, (16, 1, 1))), (left, top))
     for weight in (0, 0.05, 0.2, 0.5, 1):

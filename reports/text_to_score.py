@@ -137,9 +137,14 @@ def parts_of_file(
     only_bytes: bool,
     options: argparse.Namespace,
 ) -> list[tuple[int, Any]]:
-    """Return the parts of a file, pairs (line, text), as bytes for byte models alone: its documents if it has any."""
-    has_rows = rule is not None and rule.kind == "row"
-    reads_bytes = suffix(label) == ".parquet" if has_rows else only_bytes
+    """Return pairs (line, document) or, without a rule, one pair (1, text); as bytes if all models read bytes.
+
+    The documents of a table, its rows, are always text.
+    """
+    if rule and rule.kind == "row":
+        reads_bytes = suffix(label) == ".parquet"  # the other tables are text files
+    else:
+        reads_bytes = only_bytes
     text: Any = raw
     if not reads_bytes:
         text = "".join(decode(io.BytesIO(raw), label, options.encoding, option="--encoding "))
@@ -220,6 +225,7 @@ def encode_parts(
             texts = [tokenizer.canonical(text) for text in texts]
         if options.unknown != "error":
             letters = set().union(*texts).difference(tokenizers[0].names)
+            # Only --per-document, for which there is one model, prints these numbers.
             unknown = [sum(map(text.count, letters)) for text in texts]
             texts = replace_unknown(texts, tokenizers, options.unknown)
         models = [options.checkpoint]

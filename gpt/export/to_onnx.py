@@ -37,6 +37,7 @@ def trace(model: GPT) -> ExportedProgram:
     length: Any = Dim.STATIC
     if context > 1:
         length = Dim("length", min=1, max=context)
+    # torch.export treats a size of 1 as a constant.
     example = torch.zeros(2, min(3, context), dtype=torch.int64)  # (batch, length)
     # Fill the cache of the tables first: tables computed during tracing would be symbols without
     # values.

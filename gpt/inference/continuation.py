@@ -53,7 +53,7 @@ class Continuation:
             position = min(map(self.undecided.find, self.stopped_by))
             self._end(self.undecided[:position])
             return
-        begun = [
+        begun = [  # lengths of the beginnings of stop strings with which the text ends
             n
             for stop in self.stops
             for n in range(1, len(stop))

@@ -311,7 +311,7 @@ class Decoder:
         scores = q @ k.swapaxes(2, 3)  # (B, H, n, m)
         if mask is not None:
             scores += mask  # (B, 1, n, m), the same in all heads
-        if not self.weights.bounded:
+        if not self.weights.bounded:  # the exponentials could overflow
             scores -= xp.amax(scores, -1, keepdims=True)  # (B, H, n, 1)
         weights = xp.exp(scores, out=scores)  # (B, H, n, m)
         total = weights.sum(-1)[..., None]  # (B, H, n, 1)

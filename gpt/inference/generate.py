@@ -139,8 +139,8 @@ def generate_many(
     each token; `progress` then gets the number of new tokens, possibly in another thread.
     """
     config = weights.config
-    # bytes, of one text
-    cache = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
+    # of one text
+    cache_bytes = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
     if weights.cuda:
         import torch
 
@@ -148,16 +148,18 @@ def generate_many(
         threads = 1
         # A quarter of the free memory, because reading a prompt copies the cache, and logits need
         # memory, too.
-        most = min(MAX_ROWS_GPU, free // 4 // cache)  # rows of a part
+        max_rows = min(MAX_ROWS_GPU, free // 4 // cache_bytes)  # of a part
     else:
         threads = cores()
-        most = min(MAX_ROWS, MAX_CACHE // cache)
-    parts = max(1, min(threads, rows // MIN_ROWS), -(-rows // max(1, most)))
+        max_rows = min(MAX_ROWS, MAX_CACHE // cache_bytes)
+    worthwhile = min(threads, rows // MIN_ROWS)  # parts with enough texts for a thread
+    needed = -(-rows // max(1, max_rows))  # parts that fit into memory, rounded up
+    parts = max(1, worthwhile, needed)
     borders = np.linspace(0, rows, parts + 1).round().astype(int).tolist()
     slices = list(map(slice, borders[:-1], borders[1:]))
     stopped = Event()
 
-    def last(part: slice) -> Any:
+    def last_result(part: slice) -> Any:
         result = None
         for result in work(part):  # noqa: B007
             if stopped.is_set():
@@ -169,7 +171,7 @@ def generate_many(
     # each other.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, threads)) as pool:
         try:
-            yield from pool.map(last, slices)
+            yield from pool.map(last_result, slices)
         finally:  # after Ctrl-C, or when no more results are read
             stopped.set()
             pool.shutdown(cancel_futures=True)

@@ -68,7 +68,8 @@ function samples(history, best, copied) {
     if (copied) section.append(make("p", "soft small", copied));
     return;
   }
-  section.append(make("p", "soft", history[0][1][0][1] ?
+  const [, firstSamples] = history[0], [, firstPrompt] = firstSamples[0];
+  section.append(make("p", "soft", firstPrompt ?
     "At each validation the model continued the same prompts (grey) with the same seeds." :
     "At each validation the model wrote documents with the same seeds."));
   const control = make("div", "control"), output = make("output"), slider = make("input"), steps = make("div", "steps");

@@ -93,7 +93,7 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
             # an end mark in a prompt is not padding
             options.setdefault("attention_mask", torch.ones_like(inputs))
         if len(end) > 1:
-            criteria.append(Ended(end))
+            criteria.append(Ended(end))  # a single token is the eos_token_id
         return super().generate(inputs, *others, stopping_criteria=criteria, **options)
 
     def prepare_inputs_for_generation(
@@ -104,10 +104,11 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         context = shape.context
         beyond = input_ids.shape[1] - context  # tokens that do not fit into the context
         if not shape.absolute:
+            # how far back the blocks reach, as in `first_needed` of gpt/inference/decoder.py
             keep = shape.layers * (shape.attention_window + shape.conv_taps - 1) + 2
         elif beyond <= 0:
             keep = context
-        else:  # a text that fills the context continues from its last half
+        else:  # a text that fills the context continues from its last half, again and again
             half = context // 2
             keep = half + (beyond - 1) % (context - half) + 1
         return {"input_ids": input_ids[:, -keep:], "attention_mask": attention_mask}
