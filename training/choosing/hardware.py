@@ -135,9 +135,8 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
             return threads, ""
         cores = processes.cores()
         busy = processes.busy_cores()
-        taken = (
-            0 if "OMP_NUM_THREADS" in os.environ else int(busy + 0.5)
-        )  # the number that the user set stays
+        is_set = "OMP_NUM_THREADS" in os.environ  # then `cores` is this number
+        taken = 0 if is_set else int(busy + 0.5)
         threads = max(1, cores - taken)
         if threads < cores:
             why = f"other programs use {busy:.1f} of {cores} cores"
