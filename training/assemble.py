@@ -74,7 +74,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     config = plan.config
     point = plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
-    # not options of `L.Trainer`, or of another type there
+    # not options of `L.Trainer`; `StepProfiler` replaces its `profiler`
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
     options |= {
         "accelerator": plan.machine.device,

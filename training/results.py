@@ -115,7 +115,7 @@ def evaluate_models(
 
 
 def write_missing(plan: RunPlan) -> None:
-    """Write the results of a resumed run that has no steps left, if it has no results yet."""
+    """Log how a run without steps left can be continued, and write its results if it has none."""
     run, point = plan.run, plan.resume_point
     assert point
     if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number

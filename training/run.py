@@ -141,7 +141,7 @@ def open_run_text(
             corpus, config.data, config.model.context, origin.extra_chars if origin else ""
         )
         if origin:
-            text = text.read_before(origin.texts)
+            text = text.read_before(origin.texts)  # lists what the weights were trained on before
         return text, importing
     except InputError as error:
         if stored is None:

@@ -100,7 +100,7 @@ class Deadline(L.Callback):
                 steps = max(steps, math.ceil(step / (1 - self.cooldown)))
         else:
             why = f"the machine has become {'slower' if steps < steps_before else 'faster'}"
-        trainer.fit_loop.epoch_loop.max_steps = steps
+        trainer.fit_loop.epoch_loop.max_steps = steps  # which `trainer.max_steps` returns
         trainer.should_stop = steps == step
         if self.chooses_interval:
             trainer.val_check_batch = self._interval(trainer, steps)

@@ -135,7 +135,7 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
             return threads, ""
         cores = processes.cores()
         busy = processes.busy_cores()
-        is_set = "OMP_NUM_THREADS" in os.environ  # then `cores` is this number
+        is_set = "OMP_NUM_THREADS" in os.environ  # by the user, so it stays
         taken = 0 if is_set else int(busy + 0.5)
         threads = max(1, cores - taken)
         if threads < cores:
