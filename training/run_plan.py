@@ -90,7 +90,7 @@ class RunPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether a resumed run has reached max_steps, or a callback that it still has (early stopping) ended it."""
+        """Whether a resumed run has reached max_steps, or was stopped early by a callback it still has."""
         point = self.resume_point
         if not point:
             return False

@@ -110,7 +110,7 @@ class Metrics(L.Callback):
         self.display.show_step(trainer, loss, speed)
 
     def _speed(self, history: History) -> float | None:
-        """Return the tokens per second of the steps since the last call, None if none was timed."""
+        """Return the tokens per second of the steps since the last call; None: none was timed."""
         seconds_before, steps_before = self.timed_at_log
         self.timed_at_log = history.step_seconds, history.timed_steps
         seconds = history.step_seconds - seconds_before

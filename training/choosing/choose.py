@@ -273,7 +273,7 @@ def _adapted(config: Config, chosen: Config) -> Iterator[str]:
 
 
 def steps_for(tokens: int, share: float) -> int:
-    """Return the number of training steps for a text of `tokens` training tokens, a multiple of 10.
+    """Return the number of steps for a text of `tokens` training tokens, a multiple of 10.
 
     `share` is the fraction of the steps that the run needs, as `share_of_steps` returns it.
     """
