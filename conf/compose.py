@@ -55,9 +55,9 @@ def _compose_new(settings: Sequence[Setting]) -> DictConfig:
 
     try:
         model, meta = read_description(find_model(config.init_from))
-    except (
-        InputError
-    ):  # reported when the model is loaded: a run that resumes from its checkpoint needs no model
+    except InputError:
+        # Reported when the model is loaded: a run that resumes from its checkpoint needs no
+        # model.
         return config
     return _set(_presets("train", settings, trained_groups(model, meta)), settings)
 
@@ -91,10 +91,11 @@ def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     # The present command decides the number of machines and, if it was started as several
     # processes, of devices.
     base["trainer"]["num_nodes"] = "auto"
-    launched = ranks.launched()
+    launched = ranks.launched()  # (ranks on this machine, machines), or None
     if launched and number_of(stored.trainer.devices) != launched[0]:
         base["trainer"]["devices"] = "auto"
     keys = {setting.key for setting in settings}
+    # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
     replaced = base | {group: {} for group in PLUGINS if group in keys}
     stored_values = by_key(base)
     with _one_line():
@@ -193,6 +194,7 @@ def _differing_plugins(
     """Do as `differences` for the plug-ins of a group; `files` has the arguments in their files, by plug-in."""
     differing = []
     names = list(plugins)
+    # most runs leave out a plug-in with an argument `auto`
     usual = [name for name, arguments in defaults.items() if "auto" not in arguments.values()]
     if names not in (list(defaults), usual):
         chosen = spell(names) if names else "none"
@@ -302,6 +304,7 @@ def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
 def escaped(value: Any) -> Any:
     """Return a copy of `value`, plain data, in which each `${…}` in a string is text for OmegaConf."""
     if isinstance(value, str):
+        # Backslashes before `${` are doubled, because there they escape each other.
         return re.sub(r"(\\*)\$\{", r"\1\1\\${", value)
     if isinstance(value, dict):
         return {key: escaped(item) for key, item in value.items()}

@@ -39,6 +39,11 @@ class Key:
 def _keys(
     kind: type, prefix: str = "", rule: str = "allow", values: Any = None
 ) -> Iterator[tuple[str, Key]]:
+    """Yield (name, key) for each option in the dataclass `kind` and in those that it contains.
+
+    `rule` applies to options without `on_resume`, and `values`, an instance of `kind`, has the
+    defaults if they are not those of the fields.
+    """
     hints = typing.get_type_hints(kind)
     for field in dataclasses.fields(kind):
         name = prefix + field.name
@@ -115,9 +120,11 @@ def choice_values(group: str, choice: str) -> dict[str, Any]:
 def nearest_key(key: str, others: Iterable[str] = ()) -> str:
     """Return the end of an error line, such as "; nearest: optim.lr" for `LR`: the last component must be similar."""
     names = [*KEYS, *SEARCH_KEYS, *groups(), *others]
-    full = {name: name for name in names} | {
-        name.rpartition(".")[2]: name for name in reversed(names)
-    }
+    full = {name: name for name in names}
+    # reversed: of the keys with the same last component, the first one counts
+    for name in reversed(names):
+        _, _, last = name.rpartition(".")
+        full[last] = name
     close = most_similar(key.rpartition(".")[2], full)
     return f"; nearest: {full[close]}" if close else ""
 

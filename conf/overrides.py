@@ -224,6 +224,7 @@ def parse_overrides(
 
 
 def _to_train_on(word: str) -> str:
+    """Return a hint for the end of an error line if `word` looks like a file, otherwise ""."""
     names = (*KEYS, *SEARCH_KEYS, *groups())
     is_file = "/" in word or Path(word).suffix or os.path.exists(word)
     if not is_file or word in names:
@@ -289,6 +290,7 @@ def _single_valued(override: Override) -> list[Override]:
         return [override]
     if not override.is_discrete_sweep():
         return []
+    # A range may be huge: one value too many is enough for `_values` to refuse it.
     elements = itertools.islice(override.sweep_iterator(), MAX_RUNS + 1)
     return [
         replace(override, value_type=ValueType.ELEMENT, _value=element) for element in elements

@@ -37,16 +37,19 @@ def changed(stored: Config, config: Config) -> list[str]:
     longer = (
         steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
     )
-    return [
-        _difference(key, ours[key], theirs[key])
-        for key in ours
-        if (KEYS[key].on_resume != "free" or key in (*PATHS, "trainer.max_steps"))
-        and ours[key] != theirs[key]
-        and (key in PATHS or not has_auto(ours[key]))
-        and not (key == "trainer.max_steps" and longer)
-        and not key.startswith(trained)
-        and key not in config.allow
-    ]
+    differing = []
+    for key, value in ours.items():
+        is_free = KEYS[key].on_resume == "free" and key not in (*PATHS, "trainer.max_steps")
+        if is_free or value == theirs[key]:
+            continue
+        if key in config.allow or key.startswith(trained):
+            continue
+        if key == "trainer.max_steps" and longer:
+            continue
+        if has_auto(value) and key not in PATHS:  # a file may be called auto
+            continue
+        differing.append(_difference(key, value, theirs[key]))
+    return differing
 
 
 def _difference(key: str, ours: Any, theirs: Any) -> str:

@@ -46,7 +46,8 @@ def distribution(override: Override) -> Any:
     text = str(override.input_line)
     value = typing.cast(Any, override.value())
     key = KEYS.get(override.key_or_group)
-    whole = key is not None and int in (
+    # a key of type int, or int | None, or one of `option(..., auto=int)`
+    is_whole = key is not None and int in (
         key.kind,
         key.metadata.get("auto"),
         *typing.get_args(key.kind),
@@ -58,7 +59,7 @@ def distribution(override: Override) -> Any:
         kinds = "interval(a,b), tag(log,interval(a,b)), range(a,b,step) or choice(x,y)"
         raise InputError(f"{text}: a search accepts {kinds}")
     try:
-        if interval and whole:
+        if interval and is_whole:
             return IntDistribution(math.ceil(value.start), math.floor(value.end), log=log_scale)
         if interval:
             return FloatDistribution(value.start, value.end, log=log_scale)
@@ -81,8 +82,9 @@ def setting_of(key: str, value: Any) -> str:
 class Search(Sweep):
     """A sweep whose trials Optuna proposes from `space`, a distribution by key.
 
-    `same` lists the settings that a command must repeat to continue the search; as lines, they
-    name Optuna's study.
+    `fixed` are the settings of every trial. `same` lists the settings that a command must repeat
+    to continue the search; as lines, they name Optuna's study. The constructor opens the journal
+    in the directory of the search, and adds the trials of earlier commands.
     """
 
     def __init__(
@@ -107,12 +109,12 @@ class Search(Sweep):
                 os.truncate(path, journal.rfind(b"\n") + 1)
         try:  # the journal's lock is a symbolic link, whose target must be absolute
             storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
-            before = optuna.get_all_study_names(storage)
+            studies = optuna.get_all_study_names(storage)
         except (KeyError, TypeError, ValueError) as error:
             raise InputError(f"{path}: cannot be read: {one_line(error)}") from None
         identity = "\n".join(sorted(same))
-        if before not in ([], [identity]):
-            differing = ", ".join(sorted(set(same) ^ set(before[0].split("\n"))))
+        if studies not in ([], [identity]):
+            differing = ", ".join(sorted(set(same) ^ set(studies[0].split("\n"))))
             raise InputError(
                 f"name={name}: is a search with other settings ({differing} differ); use another name"
             )
@@ -136,8 +138,8 @@ class Search(Sweep):
     def ask(self) -> Iterator[Trial]:
         """Yield first the trials that an earlier command did not finish, then new ones from Optuna."""
         yield from super().ask()
-        while len(self.trials) < self.count:
-            # Resuming repeats the proposals.
+        while len(self.trials) < self.count:  # `add` adds one
+            # A seed for each trial, so that a continued search gets the same proposals.
             seed = random.Random(f"{self.config.seed} {len(self.trials)}").getrandbits(32)
             self.study.sampler = TPESampler(
                 n_startup_trials=self.config.startup, seed=seed, constant_liar=True
@@ -212,6 +214,7 @@ def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[Config]
             ends[key] = (values.low, values.high)
     configs = []
     for index in range(max(map(len, ends.values()))):
+        # A key with fewer values repeats its last.
         corner = [
             setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()
         ]

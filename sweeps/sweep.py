@@ -75,8 +75,9 @@ def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
 def trial_name(varied: Mapping[str, str]) -> str:
     """Return the varied settings as a name; if too long or unsafe for a file system, it is changed and has a hash."""
     parts = [f"{key}={value}" for key, value in varied.items()]
-    safe = (re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts)
-    name = ",".join(re.sub(r"[^\w.=+-]+", "-", part, flags=re.ASCII).strip("-.") for part in safe)
+    bare = [re.sub(r"[][{}()'\"]", "", printable(part)) for part in parts]
+    safe = [re.sub(r"[^\w.=+-]+", "-", part, flags=re.ASCII).strip("-.") for part in bare]
+    name = ",".join(safe)
     if name == ",".join(parts) and len(name) <= MAX_NAME:
         return name
     return f"{name[:MAX_NAME]}_{_hash(parts)}"
@@ -90,7 +91,10 @@ def make_trial(
     sweep: str, varied: Iterable[str], settings: Collection[str], name: str = ""
 ) -> Trial:
     """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
-    values = dict(setting.partition("=")[::2] for setting in settings)
+    values = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        values[key] = value
     of_sweep = ("name", "resume", "workers")
     arguments = [f"{key}={value}" for key, value in values.items() if key not in of_sweep]
     differing = {key: values[key] for key in varied}
@@ -316,9 +320,9 @@ def run_sweep(sweep: Sweep, workers: int) -> int:
     if results:
         log.info(f"\n{leaderboard(results)}\n")
         log.info(watch(directory))
-    different = write_page(directory, results)
+    warning = write_page(directory, results)
     log.info(f"report     {directory / 'report.html'}")
-    remark = f"; {different}" if different else ""
+    remark = f"; {warning}" if warning else ""
     log.info(f"table      {directory / 'sweep.csv'}{remark}")
     if not received:
         return sweep.conclude(results)
@@ -371,7 +375,7 @@ def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line."""
     lines = []
     for settings in command.runs():
-        compose(settings)
+        compose(settings)  # raises if a value is wrong
         lines.append(
             shlex.join(setting.text for setting in settings if not is_launch(setting.key))
         )

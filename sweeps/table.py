@@ -135,6 +135,7 @@ def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
     table = list[Row]()
     for run, settings in varied.items():
         summary = run.summary
+        # If no setting differs, as with a single run, the row has all.
         row: Row = {key: settings.get(key, "") for key in differing or keys}
         row |= {key: getattr(summary, key) for key in RESULTS if key != "directory"}
         row["status"] = outcomes.get(run) or summary.status or "waiting"
@@ -191,6 +192,7 @@ def means(table: list[Row]) -> tuple[list[str], list[Row]]:
 
 
 def without_seed(row: Row) -> tuple[str, ...]:
+    """Return the settings of a row; runs for which they are equal differ only in their seed."""
     return tuple(value for key, value in row.items() if key not in (*RESULTS, *SEEDS, *APART))
 
 
@@ -258,11 +260,12 @@ def write_page(directory: Path, table: list[Row]) -> str:
     # Runs that differ only in their seed have one colour, which is a number.
     numbers = dict[tuple[str, ...], int]()
     groups = [averages, table] if averages else [table]
-    colours = []
+    colours = []  # a list for each table of `cells`, with the colour of each row
     for rows in groups:
         colours.append([numbers.setdefault(without_seed(row), len(numbers)) for row in rows])
     runs = []
-    for row, colour in zip(table, colours[-1], strict=True):
+    run_colours = colours[-1]
+    for row, colour in zip(table, run_colours, strict=True):
         name = ", ".join(f"{key}={row[key]}" for key in settings)
         runs.append((name, curve(row["directory"]), colour))
     units = {

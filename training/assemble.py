@@ -29,16 +29,19 @@ from training.run_plan import RunPlan
 
 def build_module(plan: RunPlan) -> LitGPT:
     """Return the LightningModule of the run that `plan` describes."""
-    config, text = plan.config, plan.text
+    text = plan.text
+    point = plan.resume_point
     data = {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "texts")}
+    # how the text is divided into documents, or None
     data["divided"] = text.documents and vars(text.documents.rule)
+    start_step = point.step if point else 0
     module = LitGPT(
-        config,
+        plan.config,
         text.tokenizer,
         data=data,
         conditions=plan.conditions,
-        start=f"{plan.run.directory.name}, step {plan.resume_point.step if plan.resume_point else 0}",
-        history=plan.resume_point.history if plan.resume_point else History(),
+        start=f"{plan.run.directory.name}, step {start_step}",
+        history=point.history if point else History(),
     )
     if start := plan.init_model:
         start.copy_into(module.net, text.tokenizer)
@@ -68,8 +71,10 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     """Return Lightning's Trainer for a run."""
-    config, point = plan.config, plan.resume_point
+    config = plan.config
+    point = plan.resume_point
     options: dict[str, Any] = vars(config.trainer).copy()
+    # not options of `L.Trainer`; `StepProfiler` replaces its `profiler`
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
     options |= {
         "accelerator": plan.machine.device,
@@ -113,9 +118,10 @@ def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
     if plan.config.compile == "false":
         return
     device = trainer.strategy.root_device
-    random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
+    # so that a compiled run draws the same random numbers
+    same_random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
     try:
-        with Progress("compiling, about 20 seconds the first time"), random:
+        with Progress("compiling, about 20 seconds the first time"), same_random:
             trainer.precision_plugin.convert_module(module).to(device)
             with trainer.precision_plugin.train_step_context():
                 module.compile_training_step(plan.config.data.rows(plan.machine.devices))
@@ -125,7 +131,8 @@ def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
     except (OSError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        what = one_line(next(iter(str(error).strip().splitlines()), ""))[:200]
+        first_line = next(iter(str(error).strip().splitlines()), "")
+        what = one_line(first_line)[:200]
         raise InputError(
             f"compiling failed ({type(error).__name__}: {what}); use compile=false"
         ) from error

@@ -93,9 +93,8 @@ def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
         yield
     except Diverged as error:
         if error.ruined or _far_above(optim):
-            error.args = (
-                f"{error.what}; start again with lower rates, usually {' '.join(_usual_rates(optim))}",
-            )
+            usual = " ".join(_usual_rates(optim))
+            error.args = (f"{error.what}; start again with lower rates, usually {usual}",)
         else:
             error.args = (f"{error}; {resume_hint(run, *_lower_rates(optim))}",)
         raise
@@ -128,4 +127,5 @@ def _lower_rates(optim: OptimConfig) -> list[str]:
     """Return the `key=value` arguments with which a diverged run continues at half its learning rates."""
     halves = {key: rate / 2 for key, (rate, _) in _rates(optim).items()}
     halves["optim.lr"] = max(halves["optim.lr"], optim.min_lr)
-    return [*(f"{key}={rate:g}" for key, rate in halves.items()), f"allow=[{','.join(halves)}]"]
+    lowered = [f"{key}={rate:g}" for key, rate in halves.items()]
+    return [*lowered, f"allow=[{','.join(halves)}]"]

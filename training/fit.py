@@ -27,7 +27,8 @@ from training.run_plan import RunPlan
 def fit(plan: RunPlan) -> None:
     """Train the model of a run as `plan` says, evaluate it and write the results into the run directory."""
     if plan.is_over:
-        return write_missing(plan)
+        write_missing(plan)
+        return
     point = plan.resume_point
     to_file(plan.run.directory / "train.log")
     with (
@@ -51,12 +52,13 @@ def fit(plan: RunPlan) -> None:
             trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             if stops.received is not None:  # each rank ends by itself after training
                 raise Stopped(stops.received, trainer.global_step)
+        # max_steps is -1 if a callback ended the run before `Deadline` chose the number
         steps = max(trainer.max_steps, trainer.global_step)
         plan = plan.with_steps(steps, trainer.val_check_batch)  # type: ignore[arg-type]
         if ranks.rank() == 0:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
+            # The validation after step max_steps evaluates the whole split.
             is_whole = 0 < trainer.max_steps <= saved["global_step"]
-            # Then the last validation evaluated the whole split.
             write_results(plan, saved, module.score if is_whole else None)
 
 
@@ -71,21 +73,20 @@ def open_directory(
     run_lock.lock(directory)
     if plan.new:
         run_directory.check_free(run.name)  # another process may have created the run meanwhile
-        if run.is_debug:
-            for left in set(directory.iterdir()) - {directory / ".lock"}:
-                if left.is_dir() and not left.is_symlink():
-                    shutil.rmtree(left)
+        if run.is_debug:  # replaces the debug run before it
+            for entry in set(directory.iterdir()) - {directory / ".lock"}:
+                if entry.is_dir() and not entry.is_symlink():
+                    shutil.rmtree(entry)
                 else:
-                    left.unlink()
+                    entry.unlink()
     remove_leftovers(run)
     for logger in loggers:
         try:
             logger.log_hyperparams(public_settings(plan.config))
-        except OSError:
+        except OSError:  # such as a full disk, which is no fault of the logger
             raise
-        except (
-            Exception
-        ) as error:  # whatever the library of a logger raises, such as W&B without a key
+        # whatever the library of a logger raises, such as W&B without a key
+        except Exception as error:
             if plan.new:
                 shutil.rmtree(directory)
             raise InputError(

@@ -80,7 +80,11 @@ def _may_differ(name: str, value: Any) -> bool:
 
 
 def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> int:
-    """Run this command in one process (rank) per device, wait for the processes, and return the exit status."""
+    """Run this command in one process (rank) per device, wait for the processes, and return the exit status.
+
+    `settled` are arguments that name the run, added to the command so that all ranks train the
+    same run.
+    """
     from torch.distributed import TCPStore
     from torch.distributed.elastic.multiprocessing import (
         DefaultLogsSpecs,
@@ -108,12 +112,11 @@ def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> 
         rank: shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(devices)
     }
     command = (sys.argv[0], *sys.argv[1:], *settled)
+    commands = dict.fromkeys(variables, command)  # by rank, like `variables`
     specs = DefaultLogsSpecs(log_dir=os.devnull)
     started = None
     try:
-        started = start_processes(
-            "train.py", sys.executable, dict.fromkeys(variables, command), variables, specs
-        )
+        started = start_processes("train.py", sys.executable, commands, variables, specs)
         result = started.wait(period=0.1)
     except SignalException as stop:
         if started is None:  # ranks that have been started end, because they miss the store

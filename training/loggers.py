@@ -29,9 +29,12 @@ class Curves(TensorBoardLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log the metrics of a step: `val/…` to the subdirectory `validation`, all others to the run directory."""
-        writers = {False: self.experiment, True: self.validation.experiment}
+        # The first use of an `experiment` creates its file.
+        training = self.experiment
+        validation = self.validation.experiment
         for tag, value in metrics.items():
-            writers[tag.startswith("val/")].add_scalar(tag, value, step)
+            writer = validation if tag.startswith("val/") else training
+            writer.add_scalar(tag, value, step)
 
     def save(self) -> None:
         """Write all logged values to the disk and flush them, so that they survive a power cut."""

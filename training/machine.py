@@ -103,7 +103,7 @@ def nvidia_driver() -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     version = answer.partition("\n")[0].strip()
-    return version if version[:1].isdecimal() else None
+    return version if version[:1].isdecimal() else None  # it may be a message instead
 
 
 def has_kernels(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
@@ -126,7 +126,8 @@ def has_kernels(capability: tuple[int, int], architectures: tuple[str, ...]) -> 
 def _versions(architectures: tuple[str, ...]) -> list[tuple[str, int, int]]:
     versions = []
     for architecture in architectures:
-        kind, _, digits = architecture.rstrip("af").partition("_")  # sm_90a
+        # sm_90a -> ("sm", 9, 0)
+        kind, _, digits = architecture.rstrip("af").partition("_")
         if kind in ("sm", "compute") and digits.isdecimal():
             versions.append((kind, int(digits) // 10, int(digits) % 10))
     return versions
@@ -134,17 +135,19 @@ def _versions(architectures: tuple[str, ...]) -> list[tuple[str, int, int]]:
 
 def why_unusable(hardware: Hardware) -> str:
     """Return a line about a GPU that this PyTorch cannot use, or "" if there is none."""
-    for gpu in hardware.gpus[:1]:
-        if not has_kernels(gpu.capability, hardware.architectures):
-            major, minor = gpu.capability
-            versions = sorted(
-                (major, minor) for _, major, minor in _versions(hardware.architectures)
-            )
-            low, low_minor = versions[0]
-            high, high_minor = versions[-1]
-            kernels = f"PyTorch {hardware.pytorch} has kernels for {low}.{low_minor} to {high}.{high_minor}"
-            return f"{gpu.name} has compute capability {major}.{minor}, but {kernels}; {PAGE}"
-    if hardware.gpus or hardware.driver is None:
+    if hardware.gpus:
+        gpu = hardware.gpus[0]
+        if has_kernels(gpu.capability, hardware.architectures):
+            return ""
+        major, minor = gpu.capability
+        versions = sorted((major, minor) for _, major, minor in _versions(hardware.architectures))
+        low, low_minor = versions[0]
+        high, high_minor = versions[-1]
+        kernels = (
+            f"PyTorch {hardware.pytorch} has kernels for {low}.{low_minor} to {high}.{high_minor}"
+        )
+        return f"{gpu.name} has compute capability {major}.{minor}, but {kernels}; {PAGE}"
+    if hardware.driver is None:
         return ""
     if hardware.cuda is None:
         there = f"there is a GPU of NVIDIA (driver {hardware.driver})"
@@ -181,7 +184,7 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
 
     `auto` is one device, unless torchrun or srun has started a process for each of several.
     """
-    launched = ranks.launched()
+    launched = ranks.launched()  # (ranks on this machine, machines), or None
     if isinstance(devices, list):
         if device == "cpu":
             raise InputError(
@@ -213,7 +216,7 @@ def find_machine(config: Config) -> Machine:
     hardware = look()
     device, note = choose_accelerator(config.trainer.accelerator, hardware)
     local = choose_devices(config.trainer.devices, device, len(hardware.gpus))
-    launched = ranks.launched()
+    launched = ranks.launched()  # (ranks on this machine, machines), or None
     nodes = launched[1] if launched else 1
     devices = number_of(local) * nodes
     config.data.rows(devices)  # raises if the batch cannot be shared out
@@ -233,8 +236,8 @@ def describe(machine: Machine, config: Config) -> str:
     if machine.device != "cuda" or machine.gpus == 1:
         return machine.device
     used = f"{number_of(machine.local)} of {machine.gpus} GPUs"
-    shares = config.data.batch % (machine.gpus * (config.data.micro_batch or 1)) == 0
+    can_share = config.data.batch % (machine.gpus * (config.data.micro_batch or 1)) == 0
     is_free = config.trainer.devices == "auto" and config.minutes is None and not ranks.launched()
-    if is_free and shares:
+    if is_free and can_share:
         used += f"; trainer.devices={machine.gpus} uses all"
     return f"cuda ({used})"

@@ -28,7 +28,7 @@ from training.step_graph import StepGraph
 def dropout_seed(seed: int, step: int, rank: int) -> int:
     """Return the random seed of the dropout masks of one step."""
     digest = hashlib.blake2b(f"{seed} {step} {rank}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "little") >> 1
+    return int.from_bytes(digest, "little") >> 1  # 63 bits, which fit into an int64
 
 
 def mean_loss(net: GPT, rows: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
@@ -63,13 +63,13 @@ class LitGPT(L.LightningModule):
         self.vocabulary = tokenizer.vocabulary
         # (V, 2): characters and UTF-8 bytes of each token
         self.token_sizes = tokenizer.token_sizes
-        self.data = data
+        self.data = data  # about the text, for checkpoints
         self.conditions = conditions
         self.start = start
         self.micro_batch = config.data.micro_batch
         self.seed = config.seed
         self.compile_step = config.compile == "true"
-        self.mean_loss = mean_loss
+        self.mean_loss = mean_loss  # on a GPU, `_compile` replaces it
         self.graph: StepGraph | None = None  # on a single GPU
         self.history = history
         # step from 0; loss and gradient norm, (2,), on the device
@@ -150,6 +150,7 @@ class LitGPT(L.LightningModule):
         set_rates(optimizer.param_groups, step, self.optim_config, self.max_steps)
         if self.model_config.dropout > 0:
             torch.manual_seed(dropout_seed(self.seed, step, self.global_rank))
+        # outcome: loss and gradient norm, (2,), on the device
         if self.graph:
             outcome = self.graph(batch)
             progress = self.trainer.fit_loop.epoch_loop.manual_optimization.optim_step_progress
@@ -182,7 +183,7 @@ class LitGPT(L.LightningModule):
         model = self.trainer.model
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
-            # DDP averages the gradients over ranks only in this one
+            # DDP averages the gradients over ranks, which is needed once per step
             is_last = index == len(micro_batches) - 1
             accumulates = isinstance(model, DistributedDataParallel) and not is_last
             with model.no_sync() if accumulates else nullcontext():  # type: ignore[union-attr, operator]
@@ -190,16 +191,18 @@ class LitGPT(L.LightningModule):
                 self.manual_backward(part)
             loss += part.detach()
         grad_norm = torch.nn.utils.clip_grad_norm_(
-            self.net.parameters(), self.optim_config.clip or float("inf")
+            self.net.parameters(),
+            self.optim_config.clip or float("inf"),  # 0: do not clip
         )
         if self.trainer.world_size > 1:
-            # DDP has averaged grad_norm's gradients
+            # grad_norm is already that of the averaged gradients
             loss = self.trainer.strategy.reduce(loss, reduce_op="mean")
         return torch.stack((loss, grad_norm))
 
     def _loss(self, rows: Tensor) -> Tensor:
         """Return `mean_loss` of token sequences: (rows, context + 1) int64 -> ()."""
         tables = position_tables(self.model_config, rows.shape[1] - 1, rows.device)
+        # `_compile` has set "force_eager" for everything else.
         with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
             return self.mean_loss(self.net, rows, tables)
 
@@ -230,7 +233,7 @@ class LitGPT(L.LightningModule):
                 )
 
     def on_validation_epoch_start(self) -> None:
-        self.totals = torch.zeros(4, dtype=torch.float64)
+        self.totals = torch.zeros(4, dtype=torch.float64)  # those of `window_totals`
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
         """Add the losses of one batch, computed in fp32 as score.py does, to the totals of this validation."""
@@ -240,6 +243,7 @@ class LitGPT(L.LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         """Sum the losses over all devices, and log `val/loss` in nats per token, `val/bpc` and `val/bpb`."""
+        # MPS has no float64.
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         text = self.trainer.datamodule.text.evaluated  # type: ignore[attr-defined]
@@ -264,6 +268,7 @@ class LitGPT(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the history, and descriptions of the model, the text and the last validation, to `checkpoint`."""
         self.fetch_losses()  # so that the history includes the last step
+        # None: this step has not been validated
         score = self.score if self.scored_step == self.global_step else None
         mode = self.trainer.datamodule.text.mode  # type: ignore[attr-defined]
         checkpoint |= {

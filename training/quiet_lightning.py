@@ -28,18 +28,19 @@ def quiet_lightning() -> Iterator[None]:
     """Context manager that hides Lightning's tips, harmless warnings, and failed writes in TensorBoard's threads."""
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.WARNING)
-    thread_failed, threading.excepthook = threading.excepthook, hide_failed_writes
+    previous_hook = threading.excepthook
+    threading.excepthook = hide_failed_writes
     try:
         with warnings.catch_warnings():
             for text in IGNORED:
                 warnings.filterwarnings("ignore", text)
             yield
     finally:
-        threading.excepthook = thread_failed
+        threading.excepthook = previous_hook
 
 
-def hide_failed_writes(of: "threading.ExceptHookArgs") -> None:
+def hide_failed_writes(failure: "threading.ExceptHookArgs") -> None:
     """Print the error that has ended a thread, unless it is a failed write of TensorBoard."""
-    writer = type(of.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
-    if not (writer and issubclass(of.exc_type, OSError)):
-        threading.__excepthook__(of)
+    is_writer = type(failure.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
+    if not (is_writer and issubclass(failure.exc_type, OSError)):
+        threading.__excepthook__(failure)

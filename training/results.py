@@ -81,14 +81,16 @@ def evaluate_models(
 
     The best model was chosen by validations during training, each on a part of the split. If the
     last model has a lower loss in this evaluation, it is returned and written as the best model,
-    too. `count` tokens are evaluated, unless `scored` is the last model's score.
+    too. `contents` is the last checkpoint. `count` tokens are evaluated, unless `scored` is the
+    last model's score.
     """
-    context, step = plan.config.model.context, contents["global_step"]
+    step = contents["global_step"]
     files = {name: plan.run.model(name) for name in ("last", "best")}
     device = plan.machine.device
 
     def scores(score: Score) -> dict[str, Any]:
-        return {"val_loss": score.loss, "evaluation": measured(score, context, plan.text.mode)}
+        evaluation = measured(score, plan.config.model.context, plan.text.mode)
+        return {"val_loss": score.loss, "evaluation": evaluation}
 
     model = build(
         model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])
@@ -97,22 +99,23 @@ def evaluate_models(
     write_model(files["last"], contents | scores(last.score))
     if contents["history"]["best_step"] != step:
         try:
-            shape, weights, meta = model_file.read(files["best"])
+            model_config, weights, meta = model_file.read(files["best"])
         except model_file.CheckpointError as error:
             log.info(f"evaluation skips {error}")
         else:
-            model = build(shape, weights).to(device)
+            model = build(model_config, weights).to(device)
             best = EvaluatedModel(meta["step"], evaluate_split(plan, model, count, "best"), model)
             if best.score.loss < last.score.loss:
                 model_file.write(files["best"], weights, meta | scores(best.score))
                 return best, last
+    # The last model is the best, or the only one that can be read.
     with atomic(files["best"]) as temporary:
         shutil.copyfile(files["last"], temporary)
     return last, last
 
 
 def write_missing(plan: RunPlan) -> None:
-    """Write the results of a resumed run that has no steps left, if it has no results yet."""
+    """Log how a run without steps left can be continued, and write its results if it has none."""
     run, point = plan.run, plan.resume_point
     assert point
     if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
@@ -123,11 +126,10 @@ def write_missing(plan: RunPlan) -> None:
             f"trainer.max_steps={steps}: {run} has already trained for {point.step} steps; "
             f"trainer.max_steps={point.step} finishes it at this step"
         )
-    more = (
-        [f"trainer.max_steps={2 * point.step}"]
-        if point.step >= steps
-        else ["callbacks=[]", "allow=[callbacks]"]
-    )
+    if point.step >= steps:
+        more = [f"trainer.max_steps={2 * point.step}"]
+    else:  # a callback has ended the run
+        more = ["callbacks=[]", "allow=[callbacks]"]
     command = processes.command("python", "train.py", f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     if run.summary.val_loss is not None or ranks.rank():
@@ -138,24 +140,29 @@ def write_missing(plan: RunPlan) -> None:
 
 
 def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None = None) -> None:
-    """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html."""
-    run, config = plan.run, plan.config
+    """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html.
+
+    `contents` and `scored` are those of `evaluate_models`. Raises `Diverged` at the end if the
+    losses show it.
+    """
+    run = plan.run
+    config = plan.config
     history = History.of(contents["history"])
-    trained = contents["global_step"] * config.data.batch * config.model.context
-    evaluated = num_validated(
-        len(plan.text.validation), trained, last=True, most=config.data.val_tokens
+    tokens_seen = contents["global_step"] * config.data.batch * config.model.context
+    num_evaluated = num_validated(
+        len(plan.text.validation), tokens_seen, last=True, most=config.data.val_tokens
     )
-    best, last = evaluate_models(plan, contents, scored, evaluated)
+    best, last = evaluate_models(plan, contents, scored, num_evaluated)
     samples, copies = write_samples(plan, best.model)
     log_lines.show_samples(samples)
     log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
     with Progress("counting n-grams"):
-        uniform, ngram, order = baselines(plan.text, config.model.context, evaluated)
-    split = {"split_characters": plan.text.characters["validation"]}
+        uniform, ngram, order = baselines(plan.text, config.model.context, num_evaluated)
+    split_size = {"split_characters": plan.text.characters["validation"]}
     summary = summarize(
         plan, "finished", last.step, history, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
         val_loss=best.score.loss, val_bpc=best.score.bpc, val_bpb=best.score.bpb,
-        evaluation=measured(best.score, config.model.context, plan.text.mode) | split,
+        evaluation=measured(best.score, config.model.context, plan.text.mode) | split_size,
         uniform_loss=uniform, ngram_loss=ngram, ngram_order=order,
     )  # fmt: skip
     log.info(f"baselines  {log_lines.describe_baselines(summary, plan.text.tokenizer.unit)}")
@@ -207,7 +214,9 @@ def write_report(
     If writing the report fails, the error is only logged and None is returned, because the run
     itself has succeeded.
     """
-    config, text, path = plan.config, plan.text, plan.run.directory / "report.html"
+    config = plan.config
+    text = plan.text
+    path = plan.run.directory / "report.html"
     try:
         about = {
             "name": plan.run.name,
@@ -231,12 +240,13 @@ def write_report(
 
 def summarize(plan: RunPlan, status: str, step: int, history: History, **results: Any) -> Summary:
     """Return the summary of a run after `step` steps; `results` are the fields about its evaluated models."""
-    config, text = plan.config, plan.text
-    tokens = config.data.batch * config.model.context
+    config = plan.config
+    text = plan.text
+    tokens_per_step = config.data.batch * config.model.context
     model = untrained(config.model, text.tokenizer.size)
-    speed = mfu = None
+    speed = mfu = None  # unknown before a step was timed
     if history.step_seconds:
-        speed = history.timed_steps * tokens / history.step_seconds
+        speed = history.timed_steps * tokens_per_step / history.step_seconds
         if history.peak_flops:
             mfu = speed * model.flops_per_token() / history.peak_flops
     versions = {name: version(name) for name in ("torch", "lightning", "numpy")}
@@ -246,8 +256,8 @@ def summarize(plan: RunPlan, status: str, step: int, history: History, **results
         text_sha256=text.sha256,
         notes=list(text.notes),
         steps=step,
-        characters=step * tokens,
-        epochs=step * tokens / len(text.train),
+        characters=step * tokens_per_step,
+        epochs=step * tokens_per_step / len(text.train),
         seconds=history.elapsed(),
         characters_per_second=speed,
         mfu=mfu,
@@ -278,8 +288,13 @@ def commit() -> str | None:
 
 @contextmanager
 def recording(plan: RunPlan, module: LitGPT, display: Display) -> Iterator[None]:
-    """Context manager for training that writes summary.json, with the run's status, at the end or after an error."""
-    status, last = "failed", plan.run.checkpoints / "last.ckpt"
+    """Context manager for training that writes summary.json, with the run's status, at the end or after an error.
+
+    After a signal, it also writes the model file of the last checkpoint. It closes the `display`
+    in any case.
+    """
+    status = "failed"  # after any error but those below
+    last = plan.run.checkpoints / "last.ckpt"
     try:
         yield
         status = "interrupted"  # "finished" only after the evaluation

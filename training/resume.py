@@ -47,7 +47,7 @@ def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, 
     directory = run.directory if run else RUNS / str(config.name)
     if directory.is_dir() and ranks.rank() == 0:
         run_lock.lock(directory)
-    if run is None:
+    if run is None:  # it has not begun
         return config, Run(directory), False
     try:
         stored = read_config(directory)
@@ -75,8 +75,9 @@ def new_run(config: Config) -> Run:
 def newest_unfinished() -> Run | None:
     """Return the newest unfinished run in whose directory no other process trains."""
     for run in run_directory.newest_first("config.yaml"):
-        open_ended = not run.is_debug and run.summary.status != "finished"
-        if open_ended and (ranks.rank() or not run_lock.in_use(run.directory)):
+        is_unfinished = not run.is_debug and run.summary.status != "finished"
+        # Rank 0 locks the directory for all ranks, so the others do not ask.
+        if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
             return run_directory.to_resume(str(run), None)
     raise InputError(f"resume=auto: no unfinished run in {RUNS}/ that is not in use")
 
@@ -105,7 +106,8 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
     from gpt.checkpoint import read_training_checkpoint  # loading torch takes a second
     from gpt.model_file import CheckpointError
 
-    point, damaged = None, list[str]()
+    point: ResumePoint | None = None
+    damaged = list[str]()  # the errors of damaged checkpoints
     for file in (run.checkpoints / "last.ckpt", run.checkpoints / "previous.ckpt"):
         try:
             if file.exists() and point is None:
@@ -119,6 +121,7 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
     name = Path(str(config.resume)).name
+    # resume= names another checkpoint (the name of a run may end in .ckpt, too)
     if name.endswith(".ckpt") and name not in (point.path.name, run.directory.name):
         reason = "; ".join(damaged) or f"resume={config.resume}: is not the newest checkpoint"
         newest = shlex.quote(f"resume={point.path}")
@@ -133,7 +136,9 @@ def check_resumed(
     run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]
 ) -> None:
     """Check that a resumed run will match an uninterrupted one, then remove unfinished files."""
+    # Without a checkpoint, only the settings are known, so the rest counts as equal.
     before = point.conditions if point else {**now, **conditions_of(read_config(run.directory))}
+    # Another GPU needs no allow= unless the run promises the same bits.
     if is_other_gpu(before, now) and spell(now["trainer.deterministic"]) != "true":
         devices = f"device={now['device']} (the run has {before['device']})"
         log.info(
@@ -191,11 +196,10 @@ class InitModel:
     def describe(self, vocabulary: dict[str, Any]) -> str:
         """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
         new = "".join(sorted(set(vocabulary.get("characters", "")) - set(self.extra_chars)))
-        added = (
-            f", {len(new)} new characters {new[:20]!r}{'…' * (len(new) > 20)}"
-            if new
-            else ", the same vocabulary"
-        )
+        added = ", the same vocabulary"
+        if new:
+            more = "…" if len(new) > 20 else ""
+            added = f", {len(new)} new characters {new[:20]!r}{more}"
         return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
 
 

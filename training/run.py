@@ -48,9 +48,12 @@ def main(settings: Sequence[Setting], config: Config, started: float) -> int:
     devices = number_of(config.trainer.devices)
     if devices > 1 and not ranks.launched():
         run_lock.release()  # because rank 0, another process, locks the run
-        settled = [f"resume={run}" if resumed else f"name={run.name}"]
         if found_by_name:
-            settled = []  # each rank finds the run by its name
+            settled = list[str]()  # each rank finds the run by its name
+        elif resumed:
+            settled = [f"resume={run}"]
+        else:
+            settled = [f"name={run.name}"]
         return launch(devices, settled, partial(resume_hint, run))
     with stoppable(run):
         same_data = resumed and not any(
@@ -70,9 +73,11 @@ def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: fl
     """
     with Progress("checking checkpoints"):
         point = find_point(run, config) if resumed else None
+    init_model = None
     with Progress("loading the model to start from"):
-        start = load_init_model(config) if config.init_from is not None and not point else None
-    text, importing = open_run_text(config, point or start, run if same_data else None)
+        if config.init_from is not None and point is None:
+            init_model = load_init_model(config)
+    text, importing = open_run_text(config, point or init_model, run if same_data else None)
     with Progress("loading PyTorch and Lightning"):
         startup = StartUp(started, import_seconds=importing.result())
         from training.choosing.choose import choose
@@ -82,11 +87,19 @@ def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: fl
     processes.keep_freed_memory()
     machine = find_machine(config)
     with quiet_lightning(), with_advice(run, config.optim, machine.devices):
-        choice = choose(
-            replace(config, name=run.name, resume=None, allow=[]), text, machine, startup
-        )
+        # config.yaml stores the name of the run, but not how this command resumes it
+        to_store = replace(config, name=run.name, resume=None, allow=[])
+        choice = choose(to_store, text, machine, startup)
     plan = RunPlan(
-        run, choice, text, machine, start, point, resumed, config.resume is None, startup
+        run,
+        choice,
+        text,
+        machine,
+        init_model,
+        point,
+        resumed,
+        new=config.resume is None,
+        startup=startup,
     )
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
         check_resumed(run, plan.conditions, point, config.allow)
@@ -128,7 +141,7 @@ def open_run_text(
             corpus, config.data, config.model.context, origin.extra_chars if origin else ""
         )
         if origin:
-            text = text.read_before(origin.texts)
+            text = text.read_before(origin.texts)  # lists what the weights were trained on before
         return text, importing
     except InputError as error:
         if stored is None:

@@ -90,9 +90,13 @@ class RunPlan:
 
     @property
     def is_over(self) -> bool:
-        """Whether a resumed run has reached max_steps, or has been ended by a callback that it has (early stopping)."""
-        if not (point := self.resume_point):
+        """Whether a resumed run has reached max_steps, or was stopped early by a callback it still has."""
+        point = self.resume_point
+        if not point:
             return False
-        same = point.conditions["callbacks"] == self.conditions["callbacks"]
+        same_callbacks = point.conditions["callbacks"] == self.conditions["callbacks"]
+        was_ended = point.history.stopped_early and same_callbacks
         steps = self.config.trainer.max_steps
-        return (steps != "auto" and point.step >= steps) or (point.history.stopped_early and same)
+        # auto: `Deadline` had not chosen the number
+        reached_steps = steps != "auto" and point.step >= steps
+        return reached_steps or was_ended

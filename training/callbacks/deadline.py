@@ -45,19 +45,19 @@ class Deadline(L.Callback):
 
     def __init__(self, plan: RunPlan, checkpoints: Checkpoints) -> None:
         minutes = plan.config.minutes or 0
-        # in earlier processes
-        trained = plan.resume_point.history.seconds if plan.resume_point else 0.0
+        # of this run in earlier processes
+        earlier_seconds = plan.resume_point.history.seconds if plan.resume_point else 0.0
         self.plan = plan
         self.checkpoints = checkpoints
         self.cooldown = plan.config.optim.cooldown
-        self.seconds = 60 * minutes
-        self.ends_at = plan.startup.began + self.seconds - trained
+        self.seconds = 60 * minutes  # the time limit
+        self.ends_at = plan.startup.began + self.seconds - earlier_seconds  # time.perf_counter()
         self.end_seconds = max(END_SECONDS, END_SHARE * plan.startup.import_seconds)
         self.chooses_interval = plan.config.trainer.val_check_interval == "auto"
         # step and time after the first step, which is slow
         self.began: tuple[int, float] | None = None
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
-        self.step_seconds = 0.0  # of all steps since `began`
+        self.step_seconds = 0.0  # sum of all steps since `began`
         self.seconds_per_token: float | None = None  # of the last validation
 
     def on_validation_start(self, *_: Any) -> None:
@@ -100,11 +100,11 @@ class Deadline(L.Callback):
                 steps = max(steps, math.ceil(step / (1 - self.cooldown)))
         else:
             why = f"the machine has become {'slower' if steps < steps_before else 'faster'}"
-        trainer.fit_loop.epoch_loop.max_steps = steps
+        trainer.fit_loop.epoch_loop.max_steps = steps  # which `trainer.max_steps` returns
         trainer.should_stop = steps == step
         if self.chooses_interval:
             trainer.val_check_batch = self._interval(trainer, steps)
-        # empty: a pause counts once
+        # It starts empty, so that the same pause does not change the number twice.
         self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))
         self.save(steps, trainer.val_check_batch)
         log.info(f"minutes    {count(steps, 'step')} in all: {why}")
@@ -112,7 +112,7 @@ class Deadline(L.Callback):
     def save(self, steps: int, interval: int) -> None:
         """Store the choice, and save after this step, so that a resumed run begins with the choice."""
         write_text(self.plan.run.config, to_yaml(self.plan.with_steps(steps, interval).config))
-        self.checkpoints.due_at = 0.0
+        self.checkpoints.due_at = 0.0  # `Checkpoints`, which is called later, saves at once
 
     def _is_due(self, trainer: L.Trainer) -> bool:
         """Return whether to choose the number of steps after this step, for the first time or again."""
@@ -123,8 +123,9 @@ class Deadline(L.Callback):
             return is_over or (is_timed and step >= (1 - self.cooldown) * self.fitting(trainer))
         if not is_timed or step == trainer.max_steps:
             return False
-        off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
-        return abs(off) > max(OFF_SECONDS, OFF * (self.ends_at - self.plan.startup.began))
+        # by how much the run would end too early
+        seconds_off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
+        return abs(seconds_off) > max(OFF_SECONDS, OFF * (self.ends_at - self.plan.startup.began))
 
     def _validation_is_due(self, trainer: L.Trainer, module: Any) -> bool:
         """Return whether to validate after this step, before the number of steps has been chosen."""
@@ -140,11 +141,12 @@ class Deadline(L.Callback):
         """
         if not self.recent:  # the time is over after the first step
             return steps
-        # a fraction of all steps
+        # The steps before the learning rate falls, or those after, as a fraction of all: each
+        # phase has half of the validations.
         phase = 1 - self.cooldown if trainer.max_steps < 0 else self.cooldown
         interval = phase * steps / (num_validations(self.seconds) / 2)
-        seconds = trainer.datamodule.num_validated() * self._seconds_per_token(trainer)
-        shortest = seconds / (VALIDATING * self._per_step(trainer))
+        validation_seconds = trainer.datamodule.num_validated() * self._seconds_per_token(trainer)
+        shortest = validation_seconds / (VALIDATING * self._per_step(trainer))
         return max(1, math.ceil(interval), int(shortest))
 
     def _seconds_per_token(self, trainer: Any) -> float:
@@ -163,7 +165,9 @@ class Deadline(L.Callback):
             return seconds / steps
         # After the choice, the last steps count, because the machine may have become slower or
         # faster.
-        return sum(self.recent) / len(self.recent) + (seconds - self.step_seconds) / steps
+        in_step = sum(self.recent) / len(self.recent)
+        between_steps = (seconds - self.step_seconds) / steps  # such as validations
+        return in_step + between_steps
 
     def fitting(self, trainer: Any) -> int:
         """Return an estimate of the steps of the whole run: those that fit into its time limit, or that it needs."""

@@ -80,7 +80,8 @@ class Display(L.Callback):
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, *_: Any
     ) -> None:
         assert self.waiting is not None
-        self.waiting.update(batch[0].numel())
+        inputs = batch[0]  # (B, T)
+        self.waiting.update(inputs.numel())
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         self.show("saving and sampling")

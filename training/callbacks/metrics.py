@@ -39,11 +39,13 @@ class Metrics(L.Callback):
         if self.start_step == 0 and trainer.is_global_zero:  # a resumed run has the layout already
             for board in boards(trainer):
                 board.experiment.add_custom_scalars(layout(peak is not None))
+        # seconds and number of the steps timed before the last log
         self.timed_at_log = history.step_seconds, history.timed_steps
         history.start_clock()
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if trainer.loggers and self._is_logged(trainer, trainer.global_step + 1):
+            # the weights before the step, for `relative_updates`
             self.before = {
                 name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()
             }
@@ -72,7 +74,7 @@ class Metrics(L.Callback):
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         if pl_module.history.is_training:
             pl_module.fetch_losses()  # a GPU may still compute the steps before the validation
-            pl_module.history.end_step(steps=0)
+            pl_module.history.end_step(steps=0)  # adds this time to the steps already counted
 
     def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         pl_module.fetch_losses()
@@ -88,8 +90,9 @@ class Metrics(L.Callback):
         loss = module.history.end_interval(step)
         values = {
             "train/loss": loss,
+            # nats per token -> bits per character
             "train/bpc": loss / math.log(2) * len(self.text.train) / self.text.characters["train"],
-            "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),
+            "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),  # from step 0 on
             "optim/grad_norm": module.grad_norm,
         }
         if trainer.loggers:
@@ -107,7 +110,7 @@ class Metrics(L.Callback):
         self.display.show_step(trainer, loss, speed)
 
     def _speed(self, history: History) -> float | None:
-        """Return the tokens per second of the steps since the last log, None if none of them was timed."""
+        """Return the tokens per second of the steps since the last call; None: none was timed."""
         seconds_before, steps_before = self.timed_at_log
         self.timed_at_log = history.step_seconds, history.timed_steps
         seconds = history.step_seconds - seconds_before
@@ -125,6 +128,7 @@ def max_memory(device: torch.device) -> float:
 def group_of(name: str) -> str:
     """Return the kind of layer to which the parameter `name` belongs: embedding, attention, mlp, norm or head."""
     layers = name.split(".")
+    # blocks.0.norm1.weight -> norm1
     layer = layers[2] if layers[0] == "blocks" else layers[0]
     return {
         "shift": "embedding",

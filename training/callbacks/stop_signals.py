@@ -10,13 +10,14 @@ from base.jobs.slurm import STOPS
 from training.errors import Stopped
 
 
-# a reduction, so all processes (ranks) must call it
 def any_rank(trainer: L.Trainer, decision: bool) -> bool:
-    return (
-        decision
-        if trainer.world_size == 1
-        else trainer.strategy.reduce_boolean_decision(decision, all=False)
-    )
+    """Return whether `decision` is true in any process (rank).
+
+    All processes must call this function, because it is a reduction.
+    """
+    if trainer.world_size == 1:
+        return decision
+    return trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
 class StopSignals(L.Callback):
@@ -30,7 +31,7 @@ class StopSignals(L.Callback):
 
     def __init__(self) -> None:
         self.received: int | None = None
-        self.training = False
+        self.training = False  # also during the validation before the first step
 
     def __enter__(self) -> "StopSignals":
         self.previous = {number: signal.signal(number, self._receive) for number in STOPS}
@@ -52,7 +53,7 @@ class StopSignals(L.Callback):
         self.training = False
 
     def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.global_step != trainer.max_steps:
+        if trainer.global_step != trainer.max_steps:  # after the last step, `fit` raises `Stopped`
             self.stop_if_asked(trainer)
 
     def stop_if_asked(self, trainer: L.Trainer) -> None:
@@ -65,5 +66,5 @@ class StopSignals(L.Callback):
             self.received = number
             raise Stopped(number)
         if self.received is not None and number == signal.SIGINT:
-            os._exit(128 + number)
+            os._exit(128 + number)  # do not wait for the save
         self.received = number

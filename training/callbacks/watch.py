@@ -20,7 +20,11 @@ SAMPLE_LENGTH = 100  # tokens of each text during training
 def written(
     model: GPT, text: Text, prompts: Tensor, length: int, seed: int
 ) -> tuple[np.ndarray, list[list[Any]]]:
-    """Generate a continuation of each prompt, and return the new tokens and the decoded texts."""
+    """Generate a continuation of each prompt, and return the new tokens and the decoded texts.
+
+    `prompts` are (B, T0), the new tokens (B, length); a text is a list [temperature, prompt,
+    continuation].
+    """
     # (B, T0 + length)
     rows = generate(model, prompts, length, temperature=TEMPERATURE, seed=seed).numpy()
     prompt_length = prompts.shape[1]

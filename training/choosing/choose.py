@@ -84,12 +84,12 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
     hardware.check_memory(chosen, text.tokenizer.size, machine)
 
     compiling = "not compiled" if compiled == "false" else "compiled"
-    line = [describe(machine, chosen), f"{precision} ({why_precision or AS_CONFIGURED})"]
-    line.append(f"{compiling} ({why_compiled or AS_CONFIGURED})")
+    choices = [describe(machine, chosen), f"{precision} ({why_precision or AS_CONFIGURED})"]
+    choices.append(f"{compiling} ({why_compiled or AS_CONFIGURED})")
     if why_threads:
-        line.append(f"{count(int(threads), 'thread')} ({why_threads})")
+        choices.append(f"{count(int(threads), 'thread')} ({why_threads})")
     notes = [*length.notes, *describe_short(config, chosen, length, text)]
-    return Choice(chosen, ", ".join(line), tuple(notes), length.steps_needed)
+    return Choice(chosen, ", ".join(choices), tuple(notes), length.steps_needed)
 
 
 def with_constants(config: Config, precision: str, threads: int | str) -> Config:
@@ -200,7 +200,7 @@ def share_of_steps(config: Config) -> float:
 
 
 def choose_dropout(config: Config, length: Length, text: Text) -> float:
-    # then it was chosen with the size
+    # With a time limit, the dropout was chosen with the size of the model.
     timed = config.minutes is not None and config.trainer.max_steps == "auto"
     if timed or config.model.dropout != "auto" or config.init_from or not length.is_short:
         return length.model.dropout
@@ -236,9 +236,13 @@ def choose_compiling(
 
 def describe_short(config: Config, chosen: Config, length: Length, text: Text) -> list[str]:
     """Return a line that says what was chosen for a short text in place of the usual values, if anything was."""
-    adapted = ", ".join(_adapted(config, chosen)) if length.is_short else ""
+    if not length.is_short:
+        return []
+    adapted = ", ".join(_adapted(config, chosen))
+    if not adapted:
+        return []
     unit = text.tokenizer.unit
-    return [f"short text {len(text.train):,} training {unit}s: {adapted}"] if adapted else []
+    return [f"short text {len(text.train):,} training {unit}s: {adapted}"]
 
 
 def fill(config: Any, **values: Any) -> Any:
@@ -256,9 +260,12 @@ def with_defaults(config: Any) -> Any:
 
 def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
     """Return `optim` with AdamW's learning rate and the warm-up of a run of `steps` steps where they are `auto`."""
-    times = min(HIGHEST_RATE, max(1.0, RAISED_BELOW / steps)) if optim.name == "muon" else 1.0
+    times = 1.0
+    if optim.name == "muon":
+        times = min(HIGHEST_RATE, max(1.0, RAISED_BELOW / steps))
+    rate = float(f"{times * OptimConfig.lr:.2g}")
     warmup = min(OptimConfig.warmup, int(steps / SHORT_WARMUP))
-    return fill(optim, lr=float(f"{times * OptimConfig.lr:.2g}"), warmup=warmup)
+    return fill(optim, lr=rate, warmup=warmup)
 
 
 def _adapted(config: Config, chosen: Config) -> Iterator[str]:
@@ -267,25 +274,29 @@ def _adapted(config: Config, chosen: Config) -> Iterator[str]:
         yield f"{chosen.trainer.max_steps} steps"
     if config.model.dropout == "auto" and chosen.model.dropout:
         yield f"dropout {chosen.model.dropout:g}"
-    if (
-        config.trainer.val_check_interval
-        != chosen.trainer.val_check_interval
-        < TrainerConfig.val_check_interval
-    ):
-        yield f"validation every {chosen.trainer.val_check_interval}"
+    interval = chosen.trainer.val_check_interval
+    usual = TrainerConfig.val_check_interval
+    # An equal value may still be `auto`, which is not compared with a number.
+    if interval != config.trainer.val_check_interval and interval < usual:
+        yield f"validation every {interval}"
 
 
 def steps_for(tokens: int, share: float) -> int:
-    """Return the number of training steps for a text of `tokens` training tokens; `share` is a fraction of them."""
-    return (
-        max(1, round(TrainerConfig.max_steps * min(1.0, tokens / SHORT_TEXT) ** 0.5 * share / 10))
-        * 10
-    )
+    """Return the number of steps for a text of `tokens` training tokens, a multiple of 10.
+
+    `share` is the fraction of the steps that the run needs, as `share_of_steps` returns it.
+    """
+    scale = min(1.0, tokens / SHORT_TEXT) ** 0.5
+    steps = TrainerConfig.max_steps * scale * share
+    return max(1, round(steps / 10)) * 10
 
 
-def dropout_for(weights: int, tokens: int, read: float) -> float:
-    """Return the dropout that keeps a model from memorising a text of `tokens` tokens, of which it reads `read`."""
-    if read <= DROPOUT_FROM_EPOCHS * tokens or weights < FEW_WEIGHTS * tokens:
+def dropout_for(weights: int, tokens: int, tokens_seen: float) -> float:
+    """Return the dropout that keeps a model from memorising a text of `tokens` tokens.
+
+    `tokens_seen` counts a token each time that it is read.
+    """
+    if tokens_seen <= DROPOUT_FROM_EPOCHS * tokens or weights < FEW_WEIGHTS * tokens:
         return 0.0
     return DROPOUT if weights > MANY_WEIGHTS * tokens else LITTLE_DROPOUT
 
@@ -293,10 +304,9 @@ def dropout_for(weights: int, tokens: int, read: float) -> float:
 def interval_for(tokens: int, share: float, steps: int) -> int:
     """Return the number of steps between two validations of a run on a short text (fewer than `SHORT_TEXT` tokens)."""
     rising = min(steps, steps_for(tokens, share))  # the loss may rise from about here on
-    return min(
-        TrainerConfig.val_check_interval,
-        max(-(-rising // MIN_VALIDATIONS), steps // MAX_VALIDATIONS),
-    )
+    for_minimum = -(-rising // MIN_VALIDATIONS)  # rounded up
+    for_maximum = steps // MAX_VALIDATIONS
+    return min(TrainerConfig.val_check_interval, max(for_minimum, for_maximum))
 
 
 def choose_callbacks(config: Config, short: bool) -> dict[str, Any]:

@@ -78,11 +78,9 @@ def choose_precision(precision: str, machine: Machine) -> tuple[str, str]:
             raise InputError(f"trainer.precision={precision}: {gpu.name} has no bf16; {way}")
         return precision, ""
     if gpu:
-        return (
-            ("bf16-mixed", "the GPU has bf16")
-            if gpu.has_bf16
-            else ("32-true", "the GPU has no bf16")
-        )
+        if gpu.has_bf16:
+            return "bf16-mixed", "the GPU has bf16"
+        return "32-true", "the GPU has no bf16"
     if machine.device == "cpu":
         flags = torch.cpu.get_capabilities()
         if flags.get("amx_bf16"):
@@ -137,7 +135,8 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
             return threads, ""
         cores = processes.cores()
         busy = processes.busy_cores()
-        taken = 0 if "OMP_NUM_THREADS" in os.environ else int(busy + 0.5)
+        is_set = "OMP_NUM_THREADS" in os.environ  # by the user, so it stays
+        taken = 0 if is_set else int(busy + 0.5)
         threads = max(1, cores - taken)
         if threads < cores:
             why = f"other programs use {busy:.1f} of {cores} cores"
@@ -202,7 +201,7 @@ def compiling_seconds(config: Config, machine: Machine, import_seconds: float) -
         return WARM_ON_GPU if is_warm else COLD_ON_GPU
     if config.minutes is None:
         return COLD * StartUp.import_seconds
-    # One more second is the least in which anything is compiled.
+    # However fast the import was, count a second: compiling always takes some time.
     return (WARM if is_warm else COLD) * max(1.0, import_seconds)
 
 
@@ -217,9 +216,9 @@ def estimated_flops(machine: Machine, precision: str) -> float:
 
 def peak_flops(device: torch.device, precision: str) -> float | None:
     """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown."""
-    return (
-        peak_of(torch.cuda.get_device_name(device), precision) if device.type == "cuda" else None
-    )
+    if device.type != "cuda":
+        return None
+    return peak_of(torch.cuda.get_device_name(device), precision)
 
 
 def peak_of(name: str, precision: str) -> float | None:
@@ -266,6 +265,7 @@ def step_memory(config: Config, vocabulary: int, device: str) -> float:
     """Return the bytes that one sequence needs in a training step, in addition to the weights and the optimizer."""
     model = config.model
     T = model.context
+    # With a window, each block of queries attends to its own and the previous block of keys.
     keys = min(T, 2 * max(model.window or T, MIN_BLOCK))
     channels = (CHANNEL * model.layers + CHANNELS_ONCE) * T * model.dim
     if config.compile == "true":
@@ -276,7 +276,8 @@ def step_memory(config: Config, vocabulary: int, device: str) -> float:
     if config.trainer.precision == "bf16-mixed":
         channels *= BF16_CHANNEL
         scores *= BF16_SCORE
-    return 4 * (channels + scores + LOGIT * T * vocabulary)
+    numbers = channels + scores + LOGIT * T * vocabulary
+    return 4 * numbers  # in fp32
 
 
 def available(device: str) -> float:
@@ -290,6 +291,7 @@ def available(device: str) -> float:
     limits = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
     with suppress(OSError, ValueError):  # no such file, or "max"
         limits.append(float(MEMORY_MAX.read_text()))
-    if (limit := resource.getrlimit(resource.RLIMIT_AS)[0]) != resource.RLIM_INFINITY:
-        limits.append(float(limit))
+    soft_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if soft_limit != resource.RLIM_INFINITY:
+        limits.append(float(soft_limit))
     return min(limits)

@@ -53,4 +53,5 @@ def tokens_needed(weights: int, dropout: float, text_tokens: int) -> float:
     epochs = np.geomspace(0.01, 1000, 2000)
     losses = predicted_loss(weights, dropout, text_tokens, epochs * text_tokens)
     is_learned = losses <= losses.min() + LEARNED
-    return float(epochs[np.argmax(is_learned)] * text_tokens)
+    first = np.argmax(is_learned)
+    return float(epochs[first] * text_tokens)

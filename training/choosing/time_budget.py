@@ -91,7 +91,7 @@ def time_step(config: Config, text: Text, machine: Machine, limit: float) -> flo
     The steps after the first take `limit` seconds at most.
     """
     clock = _Clock(limit)
-    module = LitGPT(config, text.tokenizer, {}, {}, "", History())
+    module = LitGPT(config, text.tokenizer, data={}, conditions={}, start="", history=History())
     trainer = L.Trainer(
         accelerator=machine.device,
         devices=machine.local,
@@ -135,10 +135,12 @@ class Fitting:
 
 def steps_between_validations(fitting: Fitting, steps: int, split: int, most: int | None) -> int:
     """Return the interval of the validations of a run on a `split` of so many validation tokens."""
-    fewest = math.ceil(steps / num_validations(steps * fitting.step_seconds))
+    interval = math.ceil(steps / num_validations(steps * fitting.step_seconds))
     tokens = num_validated(split, 0, last=False, most=most)
     tokens_per_step = fitting.batch * fitting.model.context
-    return max(fewest, math.ceil(EVALUATING * tokens / (VALIDATING * tokens_per_step)))
+    # with fewer steps between them, validations would take more of the time than `VALIDATING`
+    shortest = math.ceil(EVALUATING * tokens / (VALIDATING * tokens_per_step))
+    return max(interval, shortest)
 
 
 def fit_into_minutes(
@@ -164,7 +166,9 @@ def fit_into_minutes(
         if best is None or fitting.loss < best.loss:
             best = fitting
     assert best
-    return with_larger_batch(best, len(text.train)) if config.data.batch == "auto" else best
+    if config.data.batch == "auto":
+        return with_larger_batch(best, len(text.train))
+    return best
 
 
 def with_larger_batch(fitting: Fitting, text_tokens: int) -> Fitting:
@@ -240,7 +244,9 @@ def fit_model(
     seconds = TRAINING * startup.seconds_left(minutes)
     fraction = compiled_fraction(default.trainer.precision, machine.device)
     cost = compiling_seconds(candidate, machine, startup.import_seconds)
-    if choose_compile(config.compile, machine.device, (1 - fraction) * seconds, cost)[0] == "true":
+    saved = (1 - fraction) * seconds
+    compiled, _ = choose_compile(config.compile, machine.device, saved, cost)
+    if compiled == "true":
         step_seconds *= fraction
         seconds -= cost
     steps = max(1.0, seconds / step_seconds)
