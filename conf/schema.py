@@ -98,7 +98,7 @@ class WatchConfig:
     pictures: bool = option(True, "plot attention at each validation (logger=tensorboard)")
     sample_length: int | None = option(
         None,
-        "characters of each sample; null: 100 at validations, 500 at the end",
+        "characters of each sample; null: 100 at validations, 250 at the end",
         least=1,
         most=10**6,
     )

@@ -188,10 +188,10 @@ class InitModel:
         from gpt.checkpoint import build, copy_weights
 
         # (V,), the token in the run of each token of this model; all byte models have the same
-        token_map = range(tokenizer.size)
+        token_map = torch.arange(tokenizer.size)
         if self.extra_chars:
-            token_map = tokenizer.encode(self.extra_chars)
-        copy_weights(model, build(self.config, self.weights), torch.as_tensor(token_map))
+            token_map = torch.as_tensor(tokenizer.encode(self.extra_chars))
+        copy_weights(model, build(self.config, self.weights), token_map)
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
         """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
