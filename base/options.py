@@ -72,7 +72,7 @@ def _bounds(metadata: typing.Mapping[str, Any]) -> str:
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
-    """Return (the type without None, the type of its items if it is a list, whether it allows None)."""
+    """Return (type without None, type of its items if it is a list, whether it allows None)."""
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # only `X | None`
     if optional:
         hint = typing.get_args(hint)[0]

@@ -221,8 +221,8 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
         if module == "backports.zstd":
             way = f"pip install {module}"
         raise InputError(f"{printable(name)}: needs {module}: {way}") from None
-    # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError. `except ()` catches
-    # nothing.
+    # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError. `except ()`
+    # catches nothing.
     library_error: Any = getattr(library, "LZMAError", None) or getattr(library, "ZstdError", ())
     try:
         with library.open(file) as content:
@@ -342,7 +342,7 @@ def _refusal(
 
 
 def _sure_encoding(first: bytes, chunk: bytes) -> str:
-    """Return an encoding if the mark at the beginning of a file or many letters beyond ASCII prove it, otherwise ""."""
+    """Return the encoding if a byte order mark or many letters beyond ASCII prove it, else ""."""
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     text = chunk.decode("utf-8", "replace")

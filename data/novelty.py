@@ -71,7 +71,7 @@ class Hashed:
 
 
 def _longer_copy(copy: Copy, text: Hashed, chunk: Hashed, size: int) -> Copy:
-    """Return the longest of `copy` and the copies of a text that begin in the first `size` tokens of a chunk."""
+    """Return the longest of `copy` and the copies that begin in a chunk's first `size` tokens."""
     longest = copy
     while longest.length < len(text.tokens):
         longer = _copy_above(longest.length, text, chunk, size)

@@ -80,9 +80,9 @@ class Text:
         return EvaluationText(self.validation, self.tokenizer.token_sizes, self.end)
 
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
-        """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained.
+        """Return a copy to whose `texts` those are added that the model of `init_from` has read.
 
-        Its `notes` warn if these may contain what is held out here.
+        A line in its `notes` warns if these may contain what is held out here.
         """
         this = self.texts[0]
         others = [
@@ -171,7 +171,7 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
-    """Return a copy of `text` whose validation and test are the first `data.overfit` tokens of training."""
+    """Return a copy whose validation and test are the first `data.overfit` training tokens."""
     length = config.overfit or 0
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
@@ -240,8 +240,8 @@ def _encode(
     folder: Path,
 ) -> Encoded:
     """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait."""
-    # One pass reads the vocabulary and one the tokens; with a rule, a third writes the documents in
-    # their order.
+    # One pass reads the vocabulary and one the tokens; with a rule, a third writes the documents
+    # in their order.
     passes = 3 if rule else 2
     progress = Progress("encoding", passes * corpus.size(), "B")
     try:
@@ -284,7 +284,7 @@ def _encode(
 def _read_vocabulary(
     corpus: Corpus, rule: DocumentRule | None, extra_chars: str, tick: Tick
 ) -> tuple[list[int], Tokenizer]:
-    """Read a corpus, and return (length of each file, in characters or bytes, if there is no rule; tokenizer)."""
+    """Return (length of each file in characters or bytes, if there is no rule; tokenizer)."""
     texts: Iterable[Any] = (corpus.read(source, tick) for source in corpus.files)
     if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
         texts = [contents(corpus, rule, tick)]

@@ -349,7 +349,7 @@ def find_model(name: str | None) -> Path:
 
 
 def _first_model(path: Path) -> Path:
-    """Return the model file beside the checkpoint `path`, or the best model in the run or folder `path`."""
+    """Return the model file beside a checkpoint `path`, or the best model in a folder `path`."""
     names = ["best.safetensors", "last.safetensors"]
     if path.is_file():  # a checkpoint, to which the last model is nearer
         files = [path.with_name(name) for name in reversed(names)]
