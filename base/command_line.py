@@ -68,7 +68,7 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
             time.sleep(REFUSAL_SECONDS)
             reason = f"rank {ranks.rank()} on {platform.node()}: {reason}"
     except OSError as error:
-        discard(sys.stdout)
+        discard(sys.stdout)  # if it could not be written, flushing it at exit would fail as well
         status = 1
         reason = describe_os_error(error)
     except RecursionError:

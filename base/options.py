@@ -72,9 +72,8 @@ def _bounds(metadata: typing.Mapping[str, Any]) -> str:
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
-    # The type without None, the type of its items if it is a list, and whether it allows None.
-    # the only unions are `X | None`
-    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)
+    """Return (type without None, type of its items if it is a list, whether it allows None)."""
+    optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # only `X | None`
     if optional:
         hint = typing.get_args(hint)[0]
     if typing.get_origin(hint) is list:
@@ -100,7 +99,7 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
         )
     if isinstance(value, bool) and kind in (int, float):  # bool is a subclass of int
         return False
-    # NaN, infinity
+    # An int is allowed; NaN and infinity are not.
     if kind is float and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
         return False
     if kind not in (Any, float) and not isinstance(value, kind):

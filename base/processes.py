@@ -104,5 +104,6 @@ def keep_freed_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt:
         mallopt(-1, 2**30)  # M_TRIM_THRESHOLD of malloc.h
-        # M_MMAP_THRESHOLD; 2**25 is the maximum of old versions
-        mallopt(-3, 2**30) or mallopt(-3, 2**25)
+        is_set = mallopt(-3, 2**30)  # M_MMAP_THRESHOLD
+        if not is_set:
+            mallopt(-3, 2**25)  # the maximum of old versions

@@ -89,7 +89,7 @@ def end_with_parent() -> None:
     parent = os.environ.pop("CHARGPT_PARENT", None)
     if parent and sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
-        if os.getppid() != int(parent):
+        if os.getppid() != int(parent):  # it ended before this call
             os._exit(1)
 
 
@@ -102,7 +102,7 @@ def restarted() -> bool:
 def identity() -> str | None:
     """Return the id of this job of SLURM or torchrun, if any; a restarted job keeps it."""
     for variable in ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID"):
-        job = os.environ.get(variable, "none")
+        job = os.environ.get(variable, "none")  # torchrun's default id is "none"
         if job != "none":
             return job
     return None

@@ -32,8 +32,10 @@ UNREACHABLE = {"TimeoutError", "ConnectionError", "ClientConnectionError"}
 def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[str, Path]:
     """Download the files at the address `entry`, and return a dict from each file's address to its local copy.
 
-    A copy in `folder` with the same address, size and ETag or modification time is used, as is,
-    with a line in the log, that of an earlier start if the server cannot be reached.
+    A file is not downloaded if `folder` has a copy with the same address, size and ETag or
+    modification time. If the server cannot be reached, the copies of an earlier start are used,
+    with a line in the log. With `sha256`, `entry` is one file, which must have this hash. What is
+    left out is added to `notes`.
     """
     if sha256:
         with Progress("downloading the text") as progress:
@@ -163,9 +165,10 @@ def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
             return one_line(error)
         kind, _, _ = address.partition("://")
         return f"unknown kind of address{nearest(kind, sorted(fsspec.available_protocols()))}"
-    # if the connection failed: the file that was being written
     path = Path(getattr(error, "filename", None) or "-")
     if isinstance(error, aiohttp.ClientError):
+        # `atomic` has given this error the name of the local file, too, but the connection failed,
+        # not writing.
         folder = None
     if folder and (path.is_relative_to(folder) or folder.is_relative_to(path)):
         return f"{one_line(error)}; data.cache_dir= sets another folder"

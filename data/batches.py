@@ -85,12 +85,11 @@ class TrainingWindows:
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
         """Return where the windows of steps `steps * step` to `steps * step + steps - 1` begin: (steps * batch,)."""
+        # Batches are consecutive slices of one sequence, so several are one batch of more windows.
         starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
-        return (
-            starts
-            if self.end is None
-            else at_documents(self.tokens, starts, self.context, self.end)
-        )
+        if self.end is None:
+            return starts
+        return at_documents(self.tokens, starts, self.context, self.end)
 
 
 def train_batch(windows: TrainingWindows, step: int, rows: slice = slice(None)) -> torch.Tensor:
@@ -105,16 +104,14 @@ def on_device(
 ) -> "np.ndarray | torch.Tensor":
     """Return a copy of the tokens of a text, (N,), on a GPU, or `tokens` itself if it would need over `max_bytes`."""
     # torch cannot gather uint16 on CUDA, so such tokens become int32.
-    dtype, size = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
-    if len(tokens) * size > max_bytes:
+    dtype, token_bytes = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
+    if len(tokens) * token_bytes > max_bytes:
         return tokens
-    resident = torch.empty(
-        len(tokens), dtype=torch.uint8 if size == 1 else torch.int32, device=device
-    )
+    torch_dtype = torch.uint8 if token_bytes == 1 else torch.int32
+    resident = torch.empty(len(tokens), dtype=torch_dtype, device=device)
     for start in range(0, len(tokens), COPIED):
-        resident[start : start + COPIED] = torch.from_numpy(
-            np.array(tokens[start : start + COPIED], dtype)
-        )
+        piece = np.array(tokens[start : start + COPIED], dtype)  # a copy: `tokens` is read-only
+        resident[start : start + COPIED] = torch.from_numpy(piece)
     return resident
 
 
@@ -126,8 +123,8 @@ def batches_on_device(
     while True:
         starts = windows.starts(step // STEPS, STEPS).reshape(STEPS, windows.batch)
         mine = torch.tensor(starts[:, rows])  # (STEPS, rows)
-        for first in mine.to(tokens.device, non_blocking=True)[step % STEPS :]:
-            yield tokens[first[:, None] + window].long()  # (rows, context + 1)
+        for begins in mine.to(tokens.device, non_blocking=True)[step % STEPS :]:  # (rows,)
+            yield tokens[begins[:, None] + window].long()  # (rows, context + 1)
             step += 1
 
 

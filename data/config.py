@@ -116,10 +116,13 @@ class DataConfig:
 
     def rows(self, devices: int) -> int:
         """Return how many sequences a forward pass on a device has; an `InputError` if they cannot be shared out."""
+        # until `auto` is replaced: the default, which is the class attribute
         batch = DataConfig.batch if self.batch == "auto" else self.batch
-        if batch % devices or batch // devices % (self.micro_batch or 1):
-            parts = f"{devices} devices" + (
-                f" x data.micro_batch={self.micro_batch}" if self.micro_batch else ""
-            )
+        per_device = batch // devices
+        micro_batch = self.micro_batch or per_device
+        if batch % devices or per_device % micro_batch:
+            parts = f"{devices} devices"
+            if self.micro_batch:
+                parts += f" x data.micro_batch={self.micro_batch}"
             raise InputError(f"data.batch={batch}: must be a multiple of {parts}")
-        return self.micro_batch or batch // devices
+        return micro_batch

@@ -56,6 +56,7 @@ def _stdlib(encoding: str | None, cache: Path) -> Corpus:
     sources = _walk(root, STDLIB_WITHOUT) if root.is_dir() else []
     files = []
     for source in sources:
+        # `_sysconfigdata` says how this Python was built
         is_code = source.name.endswith(".py") and not source.name.startswith("_sysconfigdata")
         if is_code and source.path.read_bytes().isascii():
             files.append(source)
@@ -178,7 +179,7 @@ def _alternative(path: str) -> str:
 def _matches(pattern: str) -> list[SourceFile]:
     """Return each file that matches a glob and is not in a folder that `_is_apart`."""
     fixed, *_ = re.split(r"[*?[]", pattern, maxsplit=1)
-    root = Path(fixed + "_").parent
+    root = Path(fixed + "_").parent  # the folder before the first wildcard: a for a/* and a/b*/c
     if "**" in pattern:
         _walk(root)  # raises for a folder that cannot be read, which `glob` would skip
     matches = {
@@ -206,7 +207,7 @@ def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Sourc
                 sources[source.path.absolute().as_posix()] = source
     places = sorted(sources)
     folders = [place.split("/")[:-1] for place in places]
-    shared = len(os.path.commonprefix(folders))
+    shared = len(os.path.commonprefix(folders))  # folders, because these are lists, not strings
     return [replace(sources[place], name=place.split("/", shared)[-1]) for place in places]
 
 
@@ -295,9 +296,8 @@ def cache_dir(config: DataConfig) -> Path:
     The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else
     in ~/.cache.
     """
-    path = Path(
-        config.cache_dir or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache", "chargpt")
-    )
+    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    path = Path(config.cache_dir or Path(user_cache, "chargpt"))
     try:
         return path.expanduser()
     except RuntimeError:  # no HOME and no entry of the user in the list of users

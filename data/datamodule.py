@@ -52,19 +52,21 @@ class TextDataModule(L.LightningDataModule):
     def train_dataloader(self) -> DataLoader:
         """Return a loader of this device's share of every training batch, starting with the current step's batch."""
         assert self.trainer is not None
-        trainer, rows = self.trainer, self.config.batch // self.trainer.world_size
+        trainer = self.trainer
+        rows = self.config.batch // trainer.world_size  # windows of a batch on this device
         mine = slice(trainer.global_rank * rows, (trainer.global_rank + 1) * rows)
         tokens: np.ndarray | Tensor = self.text.train
-        if (device := trainer.strategy.root_device).type == "cuda":
-            tokens = on_device(
-                self.text.train, device, int(RESIDENT * torch.cuda.mem_get_info(device)[0])
-            )
+        device = trainer.strategy.root_device
+        if device.type == "cuda":
+            free_bytes, _ = torch.cuda.mem_get_info(device)
+            tokens = on_device(self.text.train, device, int(RESIDENT * free_bytes))
 
         def batches() -> Iterator[Tensor]:
-            step, windows = trainer.global_step, self.windows
-            if isinstance(tokens, Tensor):
-                return batches_on_device(tokens, windows, step, mine)
-            return (train_batch(windows, number, mine) for number in count(step))
+            windows = self.windows
+            first_step = trainer.global_step  # above 0 in a resumed run
+            if isinstance(tokens, Tensor):  # the text is on the GPU
+                return batches_on_device(tokens, windows, first_step, mine)
+            return (train_batch(windows, step, mine) for step in count(first_step))
 
         return DataLoader(_EndlessBatches(batches), batch_size=None)
 
@@ -73,9 +75,13 @@ class TextDataModule(L.LightningDataModule):
         return self.config.batch * self.context  # over all devices
 
     def num_validated(self, last_step: int = 0) -> int:
-        """Return how many tokens the validation at the current step evaluates, over all devices."""
+        """Return how many tokens the validation at the current step evaluates, over all devices.
+
+        If `last_step` is not 0: the last validation of a run that would end with this step.
+        """
         assert self.trainer is not None
         step = last_step or self.trainer.global_step
+        # `max_steps` is -1 if the steps are not limited
         last = bool(last_step) or 0 < self.trainer.max_steps <= step
         split = len(self.text.validation)
         trained = step * self.tokens_per_step

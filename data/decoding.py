@@ -68,7 +68,10 @@ class SourceFile:
     @property
     def label(self) -> str:
         """The file's path or address, with its path inside a zip file appended if it is in one, for messages."""
-        return printable(f"{self.address or self.path}{self.member and '/'}{self.member}")
+        label = self.address or str(self.path)
+        if self.member:
+            label += f"/{self.member}"
+        return printable(label)
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -218,7 +221,8 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
         if module == "backports.zstd":
             way = f"pip install {module}"
         raise InputError(f"{printable(name)}: needs {module}: {way}") from None
-    # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError.
+    # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError. `except ()`
+    # catches nothing.
     library_error: Any = getattr(library, "LZMAError", None) or getattr(library, "ZstdError", ())
     try:
         with library.open(file) as content:
@@ -321,7 +325,8 @@ def _refusal(
     reason = f"{printable(name)}: {what}"
     codec = codecs.lookup(encoding).name
     sure = _sure_encoding(first, chunk)
-    if "utf-16" not in (sure, codec[:6]) and _is_binary(first):
+    is_utf16 = sure == "utf-16" or codec.startswith("utf-16")  # in which NUL bytes are normal
+    if not is_utf16 and _is_binary(first):
         way = SAVE
         if option.startswith("data."):
             way += ", or read its bytes with data.tokenizer=byte"
@@ -337,13 +342,13 @@ def _refusal(
 
 
 def _sure_encoding(first: bytes, chunk: bytes) -> str:
-    """Return an encoding if the mark at the beginning of a file or many letters of a chunk prove it, otherwise ""."""
+    """Return the encoding if a byte order mark or many letters beyond ASCII prove it, else ""."""
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"
     text = chunk.decode("utf-8", "replace")
-    letters = len(re.findall("[^\0-\x7f]", text))
+    not_ascii = len(re.findall("[^\0-\x7f]", text))
     damaged = text.count("\N{REPLACEMENT CHARACTER}")
-    return "utf-8" if letters > 10 * damaged else ""
+    return "utf-8" if not_ascii > 10 * damaged else ""
 
 
 def _is_binary(chunk: bytes) -> bool:

@@ -80,6 +80,7 @@ def batches(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Batch]:
 
 
 def _batches(corpus: Corpus, rule: DocumentRule, tick: Tick) -> Iterator[Batch]:
+    """Like `batches`, but blank documents are not left out."""
     empty: Any = "" if corpus.encoding else b""
     if rule.kind not in ("file", "row"):
         for source in corpus.files:
@@ -219,7 +220,7 @@ def _cut_lines(text: Any, last: bool) -> tuple[Batch, Any]:
     rest = text[line_starts[-1] :]
     starts = line_starts[:-1]
     ends = breaks
-    if isinstance(text, bytes):
+    if isinstance(text, bytes):  # in a str, all line ends are LF
         has_return = (points[breaks - 1] == ord("\r")) & (breaks > starts)
         ends = breaks - has_return
     return Batch(text, points, starts, ends), rest
@@ -272,6 +273,7 @@ def _are_blank(batch: Batch) -> np.ndarray:
     blank = starts == ends
     if blank.all():
         return blank
+    # "clip" because an empty document may begin at the end of the text, or end at 0.
     outer = SPACES.take(points.take(starts, mode="clip"), mode="clip")
     outer &= SPACES.take(points.take(ends - 1, mode="clip"), mode="clip")
     for place in np.flatnonzero(outer & ~blank):  # few documents begin and end with whitespace

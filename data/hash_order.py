@@ -45,7 +45,8 @@ def content_hashes(points: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
         # The documents from `first` to `last - 1` have points in this block: block[left:right].
         left = starts[first:last].clip(min=begin) - begin
         right = ends[first:last].clip(max=stop) - begin
-        parts = (sums[right] - sums[left]) * inverse_powers[left]  # counts i from `left`
+        # i counts from `left`, as if the document began there
+        parts = (sums[right] - sums[left]) * inverse_powers[left]
         if first < last and starts[first] < begin:  # the first document began in an earlier block
             parts[:1] *= pow(BASE, int(begin - starts[first]), 2**64)
         hashes[first:last] += parts
@@ -81,14 +82,14 @@ class Shuffled(NamedTuple):
         """
         documents = len(self.ends)
         tokens = int(self.ends[-1])
-        test = max(self._cut(shares[1] * tokens), self._copies_end(0))
-        train = max(self._cut((shares[1] + shares[2]) * tokens), test)
-        if shares[2] > 0 and train == test < documents:
-            train = self._copies_end(test)
+        test_begin = max(self._cut(shares[1] * tokens), self._copies_end(0))
+        train_begin = max(self._cut((shares[1] + shares[2]) * tokens), test_begin)
+        if shares[2] > 0 and train_begin == test_begin < documents:
+            train_begin = self._copies_end(test_begin)
         return [
-            SplitPart("validation", self, 0, test),
-            SplitPart("test", self, test, train),
-            SplitPart("train", self, train, documents),
+            SplitPart("validation", self, 0, test_begin),
+            SplitPart("test", self, test_begin, train_begin),
+            SplitPart("train", self, train_begin, documents),
         ]
 
     def pieces(self, begin: int, end: int) -> Iterator[np.ndarray]:
@@ -109,6 +110,7 @@ class Shuffled(NamedTuple):
         token = math.ceil(border)  # because searching for a float would convert all `ends`
         document = int(np.searchsorted(self.ends, token))  # contains the border
         document = min(document, len(self.ends) - 1)  # rounding may move the border beyond the end
+        # The document and its copies are those from `begin` to `end` - 1.
         begin = document - int(self.is_new[document::-1].argmax())
         end = self._copies_end(document)
         middle = (self._tokens_before(begin) + self._tokens_before(end)) / 2
@@ -163,7 +165,7 @@ def encode_documents(
         _check_distinct(corpus.name, split, rule, len(order), distinct)
         repeated += len(order) - distinct
         blank += blank_here
-        if split == "train":
+        if split == "train":  # the last of `ORDER`, so `held_out` is complete
             copied = sum(_count_common(other_hashes, hashes) for other_hashes in held_out)
         elif split:
             held_out.append(hashes)
@@ -254,7 +256,8 @@ def _sort(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _locate(order: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return `begins` and `ends` of `Shuffled`. To save memory, the arguments are overwritten.
 
-    `order` are the indices of the documents, (documents,); for `sizes`, see `_write`.
+    `order` are the indices of the documents, (documents,); `sizes`, (documents + 1,), are 0 and
+    then the number of tokens of each document in reading order.
     """
     sorted_sizes = sizes[1:][order]
     ends = np.cumsum(sorted_sizes, out=sorted_sizes)
@@ -272,6 +275,7 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
         return np.concatenate([tokens[start:stop] for start, stop in slices])
     steps = np.ones(ends[-1], np.int64)  # from the index of each token to that of the next
     steps[0] = starts[0]
+    # from the last token of a slice to the first token of the next slice
     steps[ends[:-1]] = starts[1:] - (starts + sizes)[:-1] + 1
     return tokens.take(steps.cumsum(out=steps))
 

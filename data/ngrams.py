@@ -181,7 +181,8 @@ def losses_of_passages(train: np.ndarray, validation: np.ndarray, size: int) -> 
     length = min(len(validation), len(train) // (2 * BLOCKS), LONGEST)
     if length < SHORTEST or len(train) > MAX_COUNTED:
         return []
-    begins = (2 * np.arange(BLOCKS) + 1) * len(train) // (2 * BLOCKS) - length // 2
+    middles = (2 * np.arange(BLOCKS) + 1) * len(train) // (2 * BLOCKS)  # (BLOCKS,)
+    begins = middles - length // 2  # (BLOCKS,)
     # alternate: kept, left out
     parts = np.split(train, np.stack((begins, begins + length), axis=1).reshape(-1))
     scored = [validation, *parts[1::2]]

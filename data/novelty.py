@@ -28,9 +28,9 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
     the longest copy after them.
     """
     longest = max(map(len, texts), default=0)
-    most = max(CHUNK, longest)
-    forward = powers(BASE, most + longest)  # (most + longest,)
-    inverses = powers(pow(BASE, -1, 2**64), most + longest)  # (most + longest,)
+    max_size = max(CHUNK, longest)  # of a chunk
+    forward = powers(BASE, max_size + longest)  # (max_size + longest,)
+    inverses = powers(pow(BASE, -1, 2**64), max_size + longest)  # (max_size + longest,)
     hashed = [Hashed(text, forward, inverses) for text in texts]
     copies = [Copy(0, 0)] * len(texts)
     begin = 0
@@ -43,7 +43,7 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
                 copies[i] = _longer_copy(copies[i], text, chunk, size)
             progress.update(min(size, len(trained) - begin))
             begin += size
-            size = min(2 * size, most)
+            size = min(2 * size, max_size)
     return copies
 
 
@@ -54,7 +54,7 @@ class Hashed:
         self.tokens = tokens  # (n,)
         self.inverses = inverses
         self.known: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # the `windows` of each k so far
-        # (n + 1,), sums[i] is that of the first i tokens
+        # (n + 1,), sums[i] is the hash of the first i tokens: the sum of (token + 1) * BASE**j
         self.sums = np.zeros(len(tokens) + 1, np.uint64)
         terms = (tokens.astype(np.uint64) + np.uint64(1)) * powers[: len(tokens)]  # (n,)
         np.cumsum(terms, out=self.sums[1:])
@@ -62,15 +62,16 @@ class Hashed:
     def windows(self, k: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the hashes of all windows of k tokens, (n - k + 1,) uint64, and their upper 16 bits, uint16."""
         if k not in self.known:  # several texts ask for the same k
-            n = max(0, len(self.sums) - k)
-            hashes = (self.sums[k:] - self.sums[:n]) * self.inverses[:n]  # (n - k + 1,)
+            number = max(0, len(self.sums) - k)  # n - k + 1
+            # The inverse powers make the hash of a window independent of its position.
+            hashes = (self.sums[k:] - self.sums[:number]) * self.inverses[:number]  # (n - k + 1,)
             upper = (hashes >> np.uint64(48)).astype(np.uint16)  # the lower bits are less random
             self.known[k] = hashes, upper
         return self.known[k]
 
 
 def _longer_copy(copy: Copy, text: Hashed, chunk: Hashed, size: int) -> Copy:
-    """Return the longest copy of a text if a longer one than `copy` begins in the first `size` tokens of a chunk."""
+    """Return the longest of `copy` and the copies that begin in a chunk's first `size` tokens."""
     longest = copy
     while longest.length < len(text.tokens):
         longer = _copy_above(longest.length, text, chunk, size)

@@ -13,14 +13,18 @@ SEARCHED = 2**12  # tokens of validation in which the line where this passage be
 
 
 def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """Return a prompt of at most `PROMPT` tokens from the validation split: (T0,) int64."""
+    """Return a prompt of at most `PROMPT` tokens from the validation split: (T0,) int64.
+
+    It begins about at the fraction `at` of the split. If the text is divided into documents, the
+    prompt is only an end mark, after which a model begins a document.
+    """
     if text.documents:
         return torch.from_numpy(text.tokenizer.encode(text.documents.rule.end))
     begin = int(len(text.validation) * at)
     tokens = text.validation[begin : begin + PROMPT]
     starts = _line_starts(text, tokens)
     if len(starts) > 1:
-        tokens = tokens[starts[0] : starts[-1]]
+        tokens = tokens[starts[0] : starts[-1]]  # whole lines
     return torch.from_numpy(tokens.astype("int64"))
 
 
@@ -52,9 +56,10 @@ def prompts(text: Text) -> Tensor:
 
 def passage(text: Text, length: int) -> Tensor:
     """Return `length` tokens of the validation split, from a line on that is worth plotting: (length,) int64."""
-    middle = max(1, len(text.validation) // 2 - SEARCHED // 2)
-    stretch = text.validation[middle : middle + SEARCHED]
+    stretch_begin = max(1, len(text.validation) // 2 - SEARCHED // 2)
+    stretch = text.validation[stretch_begin : stretch_begin + SEARCHED]  # around the middle
     starts = _line_starts(text, stretch[:-ATTENDED]) or [0]
+    # the line that begins with the most different tokens
     varied = max(starts, key=lambda start: len(np.unique(stretch[start : start + ATTENDED])))
-    begin = max(0, min(middle + varied, len(text.validation) - length))
+    begin = max(0, min(stretch_begin + varied, len(text.validation) - length))
     return torch.from_numpy(text.validation[begin : begin + length].astype("int64"))

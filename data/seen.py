@@ -21,7 +21,8 @@ def text_hash(file: IO[bytes], encoding: str) -> str:
     rest = ""
     for chunk in iter(partial(text.read, CHUNK), ""):
         rest += chunk
-        # neither is composed with what precedes it
+        # NFC composes neither a space nor a newline with what precedes it, so the parts before and
+        # after one can be normalised apart.
         border = max(rest.rfind(" ", 1), rest.rfind("\n", 1))
         if border < 0:
             border = len(rest)  # a text without spaces, such as DNA

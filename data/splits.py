@@ -26,7 +26,8 @@ def check_lengths(
     # Windows of the test split may be shorter than `context`, since it is only evaluated: two
     # tokens are enough.
     has_test = config.split[2] > 0 if config.validation is None else config.test is not None
-    least = {"train": context + 1, "validation": context + 1, "test": 2 * has_test}
+    least_test = 2 if has_test else 0
+    least = {"train": context + 1, "validation": context + 1, "test": least_test}
     for split, tokens in arrays.items():
         if len(tokens) >= least[split]:
             continue
@@ -52,7 +53,8 @@ def split_by_file(
 
     Files are visited in the order of a hash of their names. They fill validation up to its share
     of the tokens, and then test. The remaining files are training. A file is skipped if it is more
-    than twice as long as what is missing from the split that is being filled.
+    than twice as long as what is missing from the split that is being filled. Files with the same
+    value in `alike`, by name, are one file here.
     """
     groups: dict[str, list[str]] = {}
     for name in sorted(
@@ -61,10 +63,11 @@ def split_by_file(
         groups.setdefault(alike.get(name, name), []).append(name)
     split_of = dict.fromkeys(sizes, "train")
     for split, share in zip(SPLITS[1:], shares[1:], strict=True):
-        room = share * sum(sizes.values())
+        room = share * sum(sizes.values())  # tokens that are missing from this split
         for group in groups.values():
             size = sum(sizes[name] for name in group)
-            if split_of[group[0]] == "train" and 0 < size <= 2 * room:
+            is_free = split_of[group[0]] == "train"  # and not in validation
+            if is_free and 0 < size <= 2 * room:
                 split_of |= dict.fromkeys(group, split)
                 room -= size
     return split_of
@@ -116,10 +119,9 @@ def describe_files(
     if num_files == 1 or corpus.python:
         return ()
     if corpus.files[0].split:
-        # those for training come first
-        files = sum(source.split == "train" for source in corpus.files)
-        trained = set(digests[:files])
-        held_out = digests[files:]
+        num_train = sum(source.split == "train" for source in corpus.files)
+        trained = set(digests[:num_train])  # the files for training come first
+        held_out = digests[num_train:]
         copies = sum(digest in trained for digest in held_out)
         if not copies:
             return ()

@@ -85,7 +85,7 @@ def _parse_beginning(text: str) -> Any:
     closing = ""  # `unclosed` at `end`
     end = 0  # after the last bracket that closes
     for token in TOKEN.finditer(text):
-        bracket = token[0]
+        bracket = token[0]  # or a string, in which brackets do not count
         if bracket in CLOSING:
             unclosed = CLOSING[bracket] + unclosed
         elif bracket in "}]":
@@ -119,7 +119,8 @@ class Field:
             way = "braces must hold the name of a field; write {{ for a brace"
             raise InputError(f"data.field={printable(text)}: {way}")
         if not names:
-            return cls([text.format()])
+            return cls([text.format()])  # a path, in which {{ becomes {
+        # {NAME} becomes {}; doubled braces remain, because `text` calls `format`
         pattern = TEMPLATE.sub(lambda part: part[1] or "{}", unescaped(text))
         head, colon, _ = pattern.partition(": ")
         if not colon or head in names:  # `tags: {tags}` is a text about a list
@@ -274,7 +275,7 @@ def _parquet(file: IO[bytes], label: str, field: Field, tick: Tick) -> Rows:
         read_columns = list(needed) if needed <= names else None
         for batch in table.iter_batches(BATCH, columns=read_columns):
             yield from zip(repeat(0), batch.to_pylist())
-            tick(size * len(batch) // table.metadata.num_rows)
+            tick(size * len(batch) // table.metadata.num_rows)  # bytes, estimated
     except (pyarrow.ArrowException, OSError) as error:
         raise InputError(f"{label}: cannot be read as Parquet: {one_line(error)}") from None
 
@@ -341,7 +342,7 @@ def _paths(value: Any, path: str = "") -> Iterator[str]:
 
 
 def _is_piece(value: Any) -> bool:
-    # which a message has
+    # a message has one of these keys
     return isinstance(value, dict) and value.keys().isdisjoint(("role", "from"))
 
 
@@ -357,6 +358,7 @@ def _text(value: Any) -> str | None:
         separator = "" if any(map(_is_piece, value)) else "\n"
         return separator.join(map(str, parts))
     if isinstance(value, dict):
+        # 0 stands for a missing key, because it is not a text; "content" may be missing
         if _is_piece(value):
             return _text(value.get("text", 0))
         if "role" in value:

@@ -80,7 +80,10 @@ class Text:
         return EvaluationText(self.validation, self.tokenizer.token_sizes, self.end)
 
     def read_before(self, texts: Sequence[TextRead]) -> "Text":
-        """Return a copy whose `texts` continue with `texts`, on which the model of `init_from` was trained."""
+        """Return a copy to whose `texts` those are added that the model of `init_from` has read.
+
+        A line in its `notes` warns if these may contain what is held out here.
+        """
         this = self.texts[0]
         others = [
             text
@@ -88,6 +91,7 @@ class Text:
             if (text["sha256"], text["split"]) != (this["sha256"], this["split"])
         ]
         notes = self.notes
+        # no split with data.overfit, which holds nothing out
         if this["split"] and was_read(others, self.sha256, self.held_out):
             notes += (SEEN,)
         return replace(self, texts=[this, *others], notes=notes)
@@ -105,14 +109,15 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     different files are joined by newlines.
     """
     with Progress("hashing the text", corpus.size(), "B") as progress:
-        stamps, digests = corpus.stamps(), corpus.digests(progress.update)
+        stamps = corpus.stamps()
+        digests = corpus.digests(progress.update)
     shares = [float(share) for share in config.split]
     settings = [SPLIT_FORMAT, corpus.digest(digests), corpus.encoding, corpus.python, shares]
     rule = DocumentRule.of(config)
-    settings += [{rule.kind: rule.name}] if rule else []
-    settings += (
-        [[source.split for source in corpus.files]] if config.validation is not None else []
-    )
+    if rule:
+        settings += [{rule.kind: rule.name}]
+    if config.validation is not None:
+        settings += [[source.split for source in corpus.files]]
     split_hash = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
     fingerprint = hashlib.sha256(json.dumps([FORMAT, *settings, extra_chars]).encode()).hexdigest()
     folder = corpus.cache / "encoded" / fingerprint
@@ -133,11 +138,10 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config, context)
-    return replace(
-        text,
-        notes=text.notes
-        + describe_likeness(meta["losses"], meta["ordered"] and config.validation is None),
-    )
+    # no warning if validation has files of its own
+    is_ordered = meta["ordered"] and config.validation is None
+    likeness = describe_likeness(meta["losses"], is_ordered)
+    return replace(text, notes=text.notes + likeness)
 
 
 def text_of_run(model: Path) -> Text:
@@ -167,7 +171,7 @@ def text_of_run(model: Path) -> Text:
 
 
 def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
-    """Return a copy of `text` for `data.overfit`, the number of tokens that are training, validation and test alike."""
+    """Return a copy whose validation and test are the first `data.overfit` training tokens."""
     length = config.overfit or 0
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
@@ -236,6 +240,8 @@ def _encode(
     folder: Path,
 ) -> Encoded:
     """Encode a corpus into `folder` and return it. If several processes need it, one encodes and the others wait."""
+    # One pass reads the vocabulary and one the tokens; with a rule, a third writes the documents
+    # in their order.
     passes = 3 if rule else 2
     progress = Progress("encoding", passes * corpus.size(), "B")
     try:
@@ -278,7 +284,7 @@ def _encode(
 def _read_vocabulary(
     corpus: Corpus, rule: DocumentRule | None, extra_chars: str, tick: Tick
 ) -> tuple[list[int], Tokenizer]:
-    """Read a corpus, and return the length of each text and the tokenizer of all of them."""
+    """Return (length of each file in characters or bytes, if there is no rule; tokenizer)."""
     texts: Iterable[Any] = (corpus.read(source, tick) for source in corpus.files)
     if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
         texts = [contents(corpus, rule, tick)]
@@ -353,18 +359,18 @@ def _encode_parts(
     corpus: Corpus, parts_of: list[list[Part]], tokenizer: Tokenizer, tick: Tick
 ) -> Iterator[tuple[str, np.ndarray]]:
     """Encode the files of a corpus one after the other, and yield pairs (split, tokens)."""
-    begun = set()
+    begun = set()  # splits
     for source, parts in zip(corpus.files, parts_of, strict=True):
-        position = 0
+        position = 0  # of the chunk in the file, in tokens
         for chunk in corpus.read(source, tick):
-            tokens = (
-                np.frombuffer(chunk, np.uint8)
-                if isinstance(chunk, bytes)
-                else tokenizer.pack(chunk)
-            )
+            if isinstance(chunk, bytes):
+                tokens: np.ndarray = np.frombuffer(chunk, np.uint8)
+            else:
+                tokens = tokenizer.pack(chunk)
             for split, begin, end in parts:
                 piece = tokens[max(begin - position, 0) : max(end - position, 0)]
                 if len(piece):
+                    # the first piece of a part follows the part of another file
                     if position <= begin and split in begun:
                         yield split, tokenizer.pack("\n")
                     begun.add(split)
@@ -381,7 +387,8 @@ def _save(
     """Write pairs (split, tokens), and `meta`, which may be complete only after the last of them, into `folder`."""
     shutil.rmtree(folder, ignore_errors=True)
     remove_unfinished(folder.parent)
-    counts, checksums = dict.fromkeys(SPLITS, 0), dict.fromkeys(SPLITS, 0)
+    counts = dict.fromkeys(SPLITS, 0)  # of characters
+    checksums = dict.fromkeys(SPLITS, 0)
     with atomic(folder) as unfinished:
         unfinished.mkdir()
         with ExitStack() as stack:
@@ -397,7 +404,8 @@ def _save(
                 if isinstance(tokenizer, ByteTokenizer):
                     counts[split] -= int(np.count_nonzero((piece & 0xC0) == 0x80))
         meta |= {"vocabulary": tokenizer.vocabulary, "characters": counts, "checksums": checksums}
-        train, validation = (_open(unfinished / f"{split}.bin", tokenizer) for split in SPLITS[:2])
+        train = _open(unfinished / "train.bin", tokenizer)
+        validation = _open(unfinished / "validation.bin", tokenizer)
         meta["losses"] = losses_of_passages(train, validation, tokenizer.size)
         meta["ordered"] = not meta["documents"] and are_sorted(
             tokenizer.decode(train[:MOST_LINES])

@@ -164,12 +164,13 @@ def new_name(config: object) -> str:
 
 def newest_first(pattern: str) -> list[Run]:
     """Return the runs that contain a file matching `pattern`, the newest first."""
-    begun: dict[Run, float] = {}
+    begun: dict[Run, float] = {}  # seconds since 1970
     for file in (*RUNS.glob(f"*/{pattern}"), *RUNS.glob(f"*/*/{pattern}")):
         run = Run(file.parents[pattern.count("/")])
         with suppress(OSError):  # the running process has just removed the file
             begun[run] = max(begun.get(run, 0.0), file.stat().st_mtime)
     for run in begun:
+        # Without a summary, the time of its newest file remains.
         with suppress(TypeError, ValueError):
             begun[run] = datetime.fromisoformat(run.summary.begun).timestamp()  # type: ignore[arg-type]
     return sorted(begun, key=begun.__getitem__, reverse=True)
@@ -348,8 +349,9 @@ def find_model(name: str | None) -> Path:
 
 
 def _first_model(path: Path) -> Path:
+    """Return the model file beside a checkpoint `path`, or the best model in a folder `path`."""
     names = ["best.safetensors", "last.safetensors"]
-    if path.is_file():  # a checkpoint
+    if path.is_file():  # a checkpoint, to which the last model is nearer
         files = [path.with_name(name) for name in reversed(names)]
     else:
         checkpoints = path / "checkpoints"
