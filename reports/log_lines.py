@@ -45,7 +45,7 @@ def introduce(
     steps = config.trainer.max_steps
     if steps == "auto":
         trained = 0  # with `minutes`, only known at the end
-        training = f"as many steps of {windows} as fit into minutes={config.minutes:g}"
+        training = f"as many steps of {windows} as help and fit into minutes={config.minutes:g}"
     else:
         trained = steps * config.data.batch * shape.context
         training = f"{count(steps, 'step')} of {windows}, {epochs(trained / len(text.train))}"
