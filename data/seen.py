@@ -23,9 +23,10 @@ def text_hash(file: IO[bytes], encoding: str) -> str:
         rest += chunk
         # NFC composes neither a space nor a newline with what precedes it, so the parts before and
         # after one can be normalised apart.
+        # From 1 on, because `rest` may begin with the last border.
         border = max(rest.rfind(" ", 1), rest.rfind("\n", 1))
-        if border < 0:
-            border = len(rest)  # a text without spaces, such as DNA
+        if border < 0:  # a text without spaces, such as DNA
+            border = len(rest)
         sha256.update(_canonical(rest[:border]))
         rest = rest[border:]
     sha256.update(_canonical(rest))

@@ -14,7 +14,7 @@ BY_FILE = 40  # with at least this many files, none is divided: each belongs to 
 EMPTY = hashlib.sha256().hexdigest()  # hash of an empty file
 # In the name of a file, the split that it belongs to.
 ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[/._-]|$)", re.IGNORECASE)
-Part = tuple[str, int, int]  # a part of a document: split, begin, end
+Part = tuple[str, int, int]  # a slice of a file, in tokens: split, begin, end
 
 
 def check_lengths(
@@ -83,7 +83,7 @@ def split_within(size: int, shares: list[float]) -> tuple[int, int]:
     return validation, test
 
 
-def split_documents(
+def split_files(
     corpus: Corpus, sizes: list[int], shares: list[float], digests: list[str]
 ) -> list[list[Part]]:
     """Decide how a text is split, and return for each file a list of its slices (split, begin, end), in tokens.
@@ -97,9 +97,13 @@ def split_documents(
     if len(files) < BY_FILE:  # each file is divided
         parts_of: list[list[Part]] = []
         for _, size in files:
-            validation, test = split_within(size, shares)
+            validation_begin, test_begin = split_within(size, shares)
             parts_of.append(
-                [("train", 0, validation), ("validation", validation, test), ("test", test, size)]
+                [
+                    ("train", 0, validation_begin),
+                    ("validation", validation_begin, test_begin),
+                    ("test", test_begin, size),
+                ]
             )
         return parts_of
 

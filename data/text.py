@@ -25,7 +25,7 @@ from data.documents import END, WHITESPACE, DocumentRule, DocumentStats, content
 from data.hash_order import encode_documents
 from data.ngrams import MOST_LINES, are_sorted, describe_likeness, losses_of_passages
 from data.seen import file_hashes, was_read
-from data.splits import SPLITS, Part, check_lengths, describe_files, split_documents
+from data.splits import SPLITS, Part, check_lengths, describe_files, split_files
 from gpt.model_file import TextRead, read_description
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
 from gpt.windows import EvaluationText
@@ -258,7 +258,7 @@ def _encode(
                 )
                 files = file_hashes(corpus, None)
             else:
-                parts_of = split_documents(corpus, sizes, shares, digests)
+                parts_of = split_files(corpus, sizes, shares, digests)
                 parts = _encode_parts(corpus, parts_of, tokenizer, tick)
                 divided = {}
                 files = file_hashes(corpus, parts_of)
@@ -317,21 +317,22 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
     """Return (length of each text, all distinct characters in sorted order)."""
     sizes = []
     seen = np.zeros(0x110000, bool)  # whether each code point occurs
-    known = b""  # ASCII characters, or bytes, that occur
+    known = b""  # code points below 256 that occur
     for text in texts:
         size = 0
         for chunk in text:
             size += len(chunk)
             if isinstance(chunk, str) and not chunk.isascii():
                 points = np.frombuffer(chunk.encode("utf-32-le", "surrogatepass"), np.uint32)
-                if not seen.take(points, mode="clip").all():  # reading is far faster than writing
+                # Mostly nothing is new, and reading is far faster than writing.
+                if not seen.take(points, mode="clip").all():
                     seen[points] = True
-                continue
-            code = chunk.encode("ascii") if isinstance(chunk, str) else chunk
-            new = code.translate(None, known)
-            if new:
-                seen[np.frombuffer(new, np.uint8)] = True
-                known = bytes(np.flatnonzero(seen[:256]).tolist())
+            else:
+                code = chunk.encode("ascii") if isinstance(chunk, str) else chunk
+                new = code.translate(None, known)  # without what is known, so mostly empty
+                if new:
+                    seen[np.frombuffer(new, np.uint8)] = True
+                    known = bytes(np.flatnonzero(seen[:256]).tolist())
         sizes.append(size)
     return sizes, "".join(map(chr, np.flatnonzero(seen)))
 

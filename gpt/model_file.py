@@ -122,10 +122,11 @@ def read(path: str | Path) -> Model:
     # process.
     with _opened(path) as file:
         config, described, shapes = _read_header(file, path)
+        header_size = file.tell()  # the weights begin where the header ends
         weights_size = 4 * sum(map(math.prod, shapes.values()))  # bytes
-        size = file.tell() + weights_size
         file.seek(0)
-        state = load(file.read(size + 1))  # one byte more, so that a longer file is refused
+        # one byte more, so that a longer file is refused
+        state = load(file.read(header_size + weights_size + 1))
         check_header(
             {name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes
         )

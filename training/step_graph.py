@@ -22,11 +22,12 @@ class StepGraph:
     def __init__(self, update: Callable[[Tensor], Tensor], optimizer: Optimizer) -> None:
         self.update = update
         self.groups = optimizer.param_groups
-        self.left = UNRECORDED
-        # one per group, () each
+        self.left = UNRECORDED  # steps before the first that is recorded
+        # the learning rates, one per group, () each
         self.rates = torch.zeros(len(self.groups), device="cuda").unbind()
         self.stream = torch.cuda.Stream()
         self.pool = torch.cuda.graph_pool_handle()
+        # by which groups are `due`: the graph and what `update` returned, which a replay overwrites
         self.graphs: dict[tuple[bool, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
 
     def __call__(self, batch: Tensor) -> Tensor:

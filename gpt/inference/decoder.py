@@ -14,6 +14,7 @@ tokens read at once, m keys attended to, C = dim, H heads of size D, T = context
 window (the longest cache), V = vocabulary, R = rotary dimensions, K = taps of the convolution.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -102,18 +103,20 @@ class Decoder:
         logits: list[np.ndarray] = []  # of each chunk, (B, length, V)
         start = 0
         while start < n:
-            self._restart_full(texts)
-            filled = int(self.position[texts].max())
+            self._restart_full(texts)  # reads half of a full context again
+            filled = int(self.position[texts].max())  # tokens of the longest text so far
             # In chunks of about the attention window: most scores of a longer chunk would be
             # masked.
             length = min(n - start, max(config.attention_window, CHUNK))
             if config.absolute:
                 length = min(length, config.context - filled)
-            keys = min(filled, config.attention_window) + length
-            length = min(length, max(1, MAX_SCORES // (B * config.heads * keys)))
+            keys = min(filled, config.attention_window) + length  # at most, of a token
+            scores_per_token = B * config.heads * keys
+            length = min(length, max(1, MAX_SCORES // scores_per_token))
             self._grow(filled + length)
             chunk = self._chunk(texts, filled, length)
-            logits.append(self._forward(tokens[:, start : start + length], chunk))
+            part = tokens[:, start : start + length]  # (B, length)
+            logits.append(self._forward(part, chunk))  # and advances `position`
             start += length
         if len(logits) == 1:
             return logits[0]  # (B, n, V)
@@ -338,10 +341,12 @@ def first_needed(weights: Weights, length: int) -> int:
     """Return the index of the first token of a prompt of `length` tokens that can influence the text after it."""
     config = weights.config
     T = config.context
-    if config.absolute:  # the window rule restarts a long prompt several times
-        step = T - T // 2  # tokens forgotten by a restart
-        restarts = -(-max(0, length - T) // step)  # rounded up
-        return restarts * step
+    if config.absolute:
+        # Where T tokens are stored and another comes, only the last T // 2 are kept
+        # (`Decoder._restart_full`).
+        forgotten = T - T // 2  # by each restart
+        restarts = math.ceil(max(0, length - T) / forgotten)
+        return restarts * forgotten
     # Each block reaches back S - 1 positions by attention, 1 by offset keys and K - 1 by the
     # convolution. The token shift reaches back 1 more. With the last token itself, the sum is
     # layers * (S + K - 1) + 2.

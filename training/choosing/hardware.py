@@ -222,11 +222,12 @@ def peak_flops(device: torch.device, precision: str) -> float | None:
 
 
 def peak_of(name: str, precision: str) -> float | None:
+    """Return the peak FLOP/s of a GPU, or None if `TFLOPS` does not have it."""
     for pattern, (bf16, fp32) in TFLOPS.items():
         # the whole name, because a MIG slice is slower
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
             tflops = bf16 if precision == "bf16-mixed" else fp32
-            return tflops and tflops * 1e12
+            return None if tflops is None else tflops * 1e12
     return None
 
 

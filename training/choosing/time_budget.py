@@ -240,23 +240,22 @@ def fit_model(
         machine,
     )
     minutes = config.minutes or 0.0
-    step_seconds = time_step(candidate, text, machine, TIMING * startup.seconds_left(minutes))
-    seconds = TRAINING * startup.seconds_left(minutes)
+    timing_seconds = TIMING * startup.seconds_left(minutes)
+    step_seconds = time_step(candidate, text, machine, timing_seconds)  # not compiled
+    training_seconds = TRAINING * startup.seconds_left(minutes)  # less than before the timing
     fraction = compiled_fraction(default.trainer.precision, machine.device)
-    cost = compiling_seconds(candidate, machine, startup.import_seconds)
-    saved = (1 - fraction) * seconds
-    compiled, _ = choose_compile(config.compile, machine.device, saved, cost)
+    compile_seconds = compiling_seconds(candidate, machine, startup.import_seconds)
+    saved_seconds = (1 - fraction) * training_seconds
+    compiled, _ = choose_compile(config.compile, machine.device, saved_seconds, compile_seconds)
     if compiled == "true":
         step_seconds *= fraction
-        seconds -= cost
-    steps = max(1.0, seconds / step_seconds)
-    return min(
-        (
-            fit_dropout(replace(model, dropout=dropout), config, batch, text, steps, step_seconds)
-            for dropout in dropouts(config, model)
-        ),
-        key=lambda fitting: fitting.loss,
-    )
+        training_seconds -= compile_seconds
+    steps = max(1.0, training_seconds / step_seconds)
+    fittings = [
+        fit_dropout(replace(model, dropout=dropout), config, batch, text, steps, step_seconds)
+        for dropout in dropouts(config, model)
+    ]
+    return min(fittings, key=lambda fitting: fitting.loss)
 
 
 def dropouts(config: Config, model: ModelConfig) -> tuple[float, ...]:
