@@ -53,7 +53,7 @@ class DataConfig:
         least=2,
     )
     val_tokens: int | None = option(
-        None, "maximum tokens per validation; null: 32768, in the last a quarter of those trained on", least=2,
+        None, "maximum tokens per validation; null: 32768, in the last a quarter of those trained on, if more", least=2,
         on_resume="free",
     )  # fmt: skip
     batch: Any = option(
