@@ -102,7 +102,8 @@ class Deadline(L.Callback):
             why = f"the machine has become {'slower' if steps < steps_before else 'faster'}"
         trainer.fit_loop.epoch_loop.max_steps = steps  # which `trainer.max_steps` returns
         trainer.should_stop = steps == step
-        if self.chooses_interval:
+        if self.chooses_interval and steps_before < 0:
+            # It stays, because validations at the multiples of another interval would be uneven.
             trainer.val_check_batch = self._interval(trainer, steps)
         # It starts empty, so that the same pause does not change the number twice.
         self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))

@@ -157,7 +157,9 @@ def choose_timed_length(
     fitting = fit_into_minutes(config, default, text, machine, startup)
     by_clock = fitting.steps_needed > SURE_TO_REACH * fitting.steps_in_time
     needs_text = (
-        fitting.learns_in_time and fitting.loss <= lowest_loss(config, default, text) + LEARNED
+        config.model.dim == "auto"
+        and fitting.learns_in_time
+        and fitting.loss <= lowest_loss(config, default, text) + LEARNED
     )
     steps = max(1, int(fitting.chosen_steps))
     return Length(
@@ -184,7 +186,7 @@ def describe_time(
         duration = count(round(seconds), "second")
         if seconds >= 90:
             duration = count(round(seconds / 60), "minute")
-        learned = f"this model learns the text in about {duration} (a better one needs more time)"
+        learned = f"this model learns the text in about {duration} (a larger one needs more time)"
         if needs_text:
             learned = f"this text is learned in about {duration} (more text would help)"
         yield f"minutes    {minutes:g}: {learned}"
@@ -310,11 +312,15 @@ def interval_for(tokens: int, share: float, steps: int) -> int:
 
 
 def choose_callbacks(config: Config, short: bool) -> dict[str, Any]:
-    """Return the configured callbacks; one with `patience: auto` stays only if a short text has chosen the steps."""
+    """Return the configured callbacks; one with `patience: auto` stays only if a short text has chosen the steps.
+
+    With a time limit, the run ends when the text is learned; its best model is kept anyway.
+    """
+    chooses_steps = config.trainer.max_steps == "auto" and config.minutes is None
     callbacks = {}
     for name, callback in config.callbacks.items():
         if callback.get("patience") != "auto":
             callbacks[name] = callback
-        elif short and config.trainer.max_steps == "auto":
+        elif short and chooses_steps:
             callbacks[name] = callback | {"patience": PATIENCE}
     return callbacks

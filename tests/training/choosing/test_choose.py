@@ -105,6 +105,7 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
         trainer.max_steps == int(needed / 8 / 256)
         and 2 < trainer.max_steps / trainer.val_check_interval < 41
     )
+    assert learned.config.callbacks == {}, "it ends when the text is learned"
     (note, _) = learned.notes
     assert re.fullmatch(
         r"minutes    60: this text is learned in about \d+ (minute|second)s? \(more text .*\)",
@@ -129,7 +130,7 @@ def test_a_run_says_whether_more_time_or_more_text_would_help(
     assert hasty.config.model.dim == 128
     assert hasty.config.trainer.max_steps == "auto"  # it might not end in time on a busy machine
     assert hasty.notes[0].startswith("minutes    6: this model learns the text in about ")
-    assert hasty.notes[0].endswith(" minutes (a better one needs more time)")
+    assert hasty.notes[0].endswith(" minutes (a larger one needs more time)")
     patient = chosen(1_003_854, "minutes=60", "compile=false", seconds=3600)
     assert patient.config.model.dim == 192
     assert patient.notes[0].startswith("minutes    60: this text is learned in about ")
