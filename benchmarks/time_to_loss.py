@@ -6,9 +6,9 @@
 Runs the plain loop and each question in turn. The number of the round is the seed. A time is
 measured over the whole process, with the start of Python, imports, compilation, evaluations and
 the printed sample. A loss is measured with the final weights over the validation split, in few
-steps over an even part of it, in disjoint windows of the training context. For a question about a loss, the number of steps was
-chosen so that runs end at it, and a run counts only if its final loss is not higher. Nothing else
-should run meanwhile.
+steps over an even part of it, in disjoint windows of the training context. For a question about a
+loss, the number of steps was chosen so that runs end at it, and a run counts only if its final
+loss is not higher. Nothing else should run meanwhile.
 """
 
 from functools import partial
