@@ -21,8 +21,8 @@ if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
 from base.command_line import (
     ABOUT_UNKNOWN,
     Parser,
+    add_device,
     add_unknown,
-    device,
     main,
     number,
     replace_unknown,
@@ -231,13 +231,7 @@ def make_parser() -> Parser:
     new = f"write only documents that are new and differ, of at most {TRIES} times --num-samples"
     add("--new", action="store_true", help=new)
     add("--interactive", action="store_true", help="ask for prompts in the terminal")
-    add(
-        "--device",
-        type=device,
-        default="cpu",
-        metavar="D",
-        help="device: cpu, cuda, cuda:1 or mps (default cpu)",
-    )
+    add_device(add)
     return parser
 
 

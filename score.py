@@ -10,7 +10,7 @@ from typing import TextIO
 if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from base.command_line import Parser, add_unknown, device, main, number, writing_to
+from base.command_line import Parser, add_device, add_unknown, main, number, writing_to
 from base.errors import InputError, nearest, printable
 from base.jobs.run_directory import Run, find_model, named, trials_of
 from base.processes import keep_freed_memory
@@ -71,13 +71,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
         help="encoding of the text file (default utf-8)",
     )
     add_unknown(add, "characters")
-    add(
-        "--device",
-        type=device,
-        default="cpu",
-        metavar="D",
-        help="device: cpu, cuda, cuda:1 or mps (default cpu)",
-    )
+    add_device(add)
     return parser.parse_intermixed_args(arguments)
 
 

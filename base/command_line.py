@@ -174,6 +174,17 @@ def add_unknown(add: Callable[..., Any], what: str) -> None:
     )
 
 
+def add_device(add: Callable[..., Any]) -> None:
+    """Add the option `--device` by calling `add`, a parser's `add_argument`."""
+    add(
+        "--device",
+        type=device,
+        default="cpu",
+        metavar="D",
+        help="device: cpu, cuda, cuda:1 or mps (default cpu)",
+    )
+
+
 def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: str) -> list[str]:
     """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
     letters = Counter(chain.from_iterable(texts))
