@@ -19,32 +19,34 @@ from training.machine import choose_accelerator, choose_devices, look
 SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
 
 
-def check_launch(config: Config) -> None:
-    """Check the numbers of devices and machines in the configuration before any process is started."""
+def check_launch(config: Config) -> int:
+    """Check the numbers of devices and machines, and return how many processes (ranks) this one must start.
+
+    It is 0 if this process trains, alone or as a rank that a launcher such as torchrun has started.
+    """
     trainer = config.trainer
+    devices = number_of(trainer.devices)
     launched = ranks.launched()
-    if trainer.accelerator not in ("auto", "cpu"):
-        choose_accelerator(trainer.accelerator, look())  # raises if there is no such device
     if launched:
         ranks_here, machines = launched
-        if trainer.devices != "auto" and number_of(trainer.devices) != ranks_here:
+        if trainer.devices != "auto" and devices != ranks_here:
             raise _set_by_launcher("devices", trainer.devices, f"{ranks_here} ranks per machine")
         if trainer.num_nodes not in ("auto", machines):
             raise _set_by_launcher("num_nodes", trainer.num_nodes, f"{machines} machines")
-        config.data.rows(ranks_here * machines)  # raises if the batch cannot be shared out
-        return
-    if trainer.num_nodes not in ("auto", 1):
+        devices = ranks_here * machines
+    elif trainer.num_nodes not in ("auto", 1):
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
-    devices = number_of(trainer.devices)
-    config.data.rows(devices)  # raises, too
+    config.data.rows(devices)  # raises if the batch cannot be shared out
     if devices > 1 and config.minutes is not None and trainer.max_steps == "auto":
         way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
         raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
-    if devices > 1:
+    is_to_launch = devices > 1 and not launched
+    if is_to_launch or trainer.accelerator not in ("auto", "cpu"):
         hardware = look()
-        device, _ = choose_accelerator(trainer.accelerator, hardware)
+        device, _ = choose_accelerator(trainer.accelerator, hardware)  # raises if there is none
         choose_devices(trainer.devices, device, len(hardware.gpus))  # raises if there are fewer
+    return devices if is_to_launch else 0
 
 
 def _set_by_launcher(key: str, value: Any, what: str) -> InputError:

@@ -219,7 +219,6 @@ def find_machine(config: Config) -> Machine:
     launched = ranks.launched()  # (ranks on this machine, machines), or None
     nodes = launched[1] if launched else 1
     devices = number_of(local) * nodes
-    config.data.rows(devices)  # raises if the batch cannot be shared out
     gpu = None
     if device == "cuda":
         import torch

@@ -17,7 +17,7 @@ from base.jobs.run_directory import Run
 from base.log import log
 from base.progress import Progress
 from conf.overrides import Setting
-from conf.schema import Config, number_of
+from conf.schema import Config
 from training.errors import resume_hint, stoppable, with_advice
 from training.launch import check_launch, launch
 from training.machine import StartUp, find_machine
@@ -44,9 +44,8 @@ def main(settings: Sequence[Setting], config: Config, started: float) -> int:
     """
     found_by_name = config.name is not None and config.resume == "auto"
     config, run, resumed = find_run(settings, config)
-    check_launch(config)
-    devices = number_of(config.trainer.devices)
-    if devices > 1 and not ranks.launched():
+    ranks_to_start = check_launch(config)
+    if ranks_to_start:
         run_lock.release()  # because rank 0, another process, locks the run
         if found_by_name:
             settled = list[str]()  # each rank finds the run by its name
@@ -54,7 +53,7 @@ def main(settings: Sequence[Setting], config: Config, started: float) -> int:
             settled = [f"resume={run}"]
         else:
             settled = [f"name={run.name}"]
-        return launch(devices, settled, partial(resume_hint, run))
+        return launch(ranks_to_start, settled, partial(resume_hint, run))
     with stoppable(run):
         same_data = resumed and not any(
             setting.key.partition(".")[0] == "data" for setting in settings

@@ -50,9 +50,10 @@ class Deadline(L.Callback):
         self.plan = plan
         self.checkpoints = checkpoints
         self.cooldown = plan.config.optim.cooldown
-        self.seconds = 60 * minutes  # the time limit
-        self.ends_at = plan.startup.began + self.seconds - earlier_seconds  # time.perf_counter()
+        # as `time.perf_counter()` returns it
+        self.ends_at = plan.startup.began + 60 * minutes - earlier_seconds
         self.end_seconds = max(END_SECONDS, END_SHARE * plan.startup.import_seconds)
+        self.steps_needed = plan.choice.steps_needed
         self.chooses_interval = plan.config.trainer.val_check_interval == "auto"
         # step and time after the first step, which is slow
         self.began: tuple[int, float] | None = None
@@ -96,7 +97,7 @@ class Deadline(L.Callback):
         steps = self.fitting(trainer)
         if steps_before < 0:
             why = f"the learning rate falls from step {step:,} on"
-            if step < steps and self.cooldown < 1:
+            if self._seconds_left() > 0 and self.cooldown < 1:
                 steps = max(steps, math.ceil(step / (1 - self.cooldown)))
         else:
             why = f"the machine has become {'slower' if steps < steps_before else 'faster'}"
@@ -120,8 +121,8 @@ class Deadline(L.Callback):
         step = trainer.global_step
         is_timed = len(self.recent) == self.recent.maxlen
         if trainer.max_steps < 0:
-            is_over = time.perf_counter() + self.end_seconds >= self.ends_at
-            return is_over or (is_timed and step >= (1 - self.cooldown) * self.fitting(trainer))
+            is_due = is_timed and step >= (1 - self.cooldown) * self.fitting(trainer)
+            return is_due or self._seconds_left() <= 0
         if not is_timed or step == trainer.max_steps:
             return False
         # by how much the run would end too early
@@ -145,7 +146,8 @@ class Deadline(L.Callback):
         # The steps before the learning rate falls, or those after, as a fraction of all: each
         # phase has half of the validations.
         phase = 1 - self.cooldown if trainer.max_steps < 0 else self.cooldown
-        interval = phase * steps / (num_validations(self.seconds) / 2)
+        validations = num_validations(steps * self._per_step(trainer))
+        interval = phase * steps / (validations / 2)
         validation_seconds = trainer.datamodule.num_validated() * self._seconds_per_token(trainer)
         shortest = validation_seconds / (VALIDATING * self._per_step(trainer))
         return max(1, math.ceil(interval), int(shortest))
@@ -155,6 +157,9 @@ class Deadline(L.Callback):
         if self.seconds_per_token is not None:
             return self.seconds_per_token
         return EVALUATING * self._per_step(trainer) / trainer.datamodule.tokens_per_step
+
+    def _seconds_left(self) -> float:
+        return self.ends_at - time.perf_counter() - self.end_seconds
 
     def _per_step(self, trainer: Any) -> float:
         """Return the expected seconds of a coming step, with its share of the validations."""
@@ -177,7 +182,7 @@ class Deadline(L.Callback):
             return step
         per_step = self._per_step(trainer)
         per_token = self._seconds_per_token(trainer)
-        left = self.ends_at - time.perf_counter() - self.end_seconds
+        left = self._seconds_left()
 
         def seconds(steps: int) -> float:
             """Seconds of so many more steps, with their share of earlier validations, and of the last validation."""
@@ -185,8 +190,7 @@ class Deadline(L.Callback):
             return steps * per_step + validated * per_token
 
         in_time = max(0, int(left / per_step))  # without the last validation
-        needed = max(0, self.plan.choice.steps_needed - step)
-        most = min(in_time, needed)
+        most = int(min(in_time, max(0, self.steps_needed - step)))
         # how many of the numbers of steps 0, 1, ..., most take no longer than the time left
         num_fitting = bisect_right(range(most + 1), left, key=seconds)
         return step + max(0, num_fitting - 1)

@@ -1,11 +1,10 @@
 """Before the first step, replace each `auto` in the configuration by a value, which config.yaml then stores."""
 
-import sys
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from base.errors import InputError
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.text import Text
@@ -23,13 +22,8 @@ from training.choosing.time_budget import (
     Fitting,
     fit_into_minutes,
     lowest_loss,
-    steps_between_validations,
 )
 from training.machine import Machine, StartUp, describe
-
-# A run that needs at most this fraction of the steps that fit into `minutes`, as estimated, ends in
-# time even if the machine becomes twice as slow.
-SURE_TO_REACH = 0.5
 
 # The choices for the default model, by training characters; docs/experiments/short_texts.csv lists
 # the runs.
@@ -57,14 +51,14 @@ class Choice:
     config: Config
     machine: str  # the device, the precision and whether the model is compiled, with the reasons
     notes: tuple[str, ...] = ()
-    steps_needed: int = sys.maxsize  # with `minutes`: more steps would not lower the loss
+    steps_needed: float = math.inf  # with `minutes`: more steps would not lower the loss
 
 
 def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
-    With `minutes=N`, steps and validation interval may stay `auto`: `Deadline` chooses them while
-    the run trains, at most `steps_needed`.
+    With `minutes=N`, steps and validation interval stay `auto`: `Deadline` chooses them while the
+    run trains, at most `steps_needed`.
     """
     precision, why_precision = hardware.choose_precision(config.trainer.precision, machine)
     threads, why_threads = hardware.choose_threads(config.threads)
@@ -75,10 +69,13 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
         default,
         model=model,
         data=replace(default.data, batch=length.batch),
-        optim=choose_rates(config, default, length),
-        trainer=choose_intervals(default, length),
         callbacks=choose_callbacks(config, length.is_short),
     )
+    if length.fitting:
+        chosen = replace(chosen, optim=schedule_for(config.optim, length.steps))
+    else:
+        trainer = fill(default.trainer, max_steps=length.steps, val_check_interval=length.interval)
+        chosen = replace(chosen, trainer=trainer)
     compiled, why_compiled = choose_compiling(config, chosen, length, text, machine, startup)
     chosen = replace(chosen, compile=compiled)
     hardware.check_memory(chosen, text.tokenizer.size, machine)
@@ -89,7 +86,8 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
     if why_threads:
         choices.append(f"{count(int(threads), 'thread')} ({why_threads})")
     notes = [*length.notes, *describe_short(config, chosen, length, text)]
-    return Choice(chosen, ", ".join(choices), tuple(notes), length.steps_needed)
+    steps_needed = length.fitting.steps_needed if length.fitting else math.inf
+    return Choice(chosen, ", ".join(choices), tuple(notes), steps_needed)
 
 
 def with_constants(config: Config, precision: str, threads: int | str) -> Config:
@@ -108,14 +106,12 @@ def with_constants(config: Config, precision: str, threads: int | str) -> Config
 class Length:
     """How long a run trains, and the model and batch with which it does."""
 
-    steps: int  # an estimate if `by_clock`
+    steps: int  # with a time limit, an estimate
     model: ModelConfig
     batch: int
     is_short: bool  # whether the text is so short that a run is adapted to it
-    interval: int  # between two validations
-    by_clock: bool = False  # whether the time limit decides, rather than the text
-    steps_needed: int = sys.maxsize  # more steps would not lower the loss
-    share: float = 1.0  # fraction of the time limit in which the run trains
+    interval: int = TrainerConfig.val_check_interval  # between two validations
+    fitting: Fitting | None = None  # with a time limit: what was chosen for it
     notes: tuple[str, ...] = ()
 
     @property
@@ -131,10 +127,11 @@ def choose_length(
     if config.minutes is not None and config.trainer.max_steps == "auto":
         return choose_timed_length(config, default, text, machine, startup, is_short)
     steps = choose_steps(config, text, is_short)
-    interval = TrainerConfig.val_check_interval
+    length = Length(steps, default.model, default.data.batch, is_short)
     if is_short:
         interval = interval_for(len(text.train), share_of_steps(config), steps)
-    return Length(steps, default.model, default.data.batch, is_short, interval)
+        return replace(length, interval=interval)
+    return length
 
 
 def choose_steps(config: Config, text: Text, is_short: bool) -> int:
@@ -151,28 +148,18 @@ def choose_timed_length(
 ) -> Length:
     """Choose the model that reaches the lowest loss within the time limit, or earlier if the text is learned then."""
     assert config.minutes
-    if machine.devices > 1:
-        way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
-        raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
     fitting = fit_into_minutes(config, default, text, machine, startup)
-    by_clock = fitting.steps_needed > SURE_TO_REACH * fitting.steps_in_time
     needs_text = (
         config.model.dim == "auto"
         and fitting.learns_in_time
         and fitting.loss <= lowest_loss(config, default, text) + LEARNED
     )
-    steps = max(1, int(fitting.chosen_steps))
     return Length(
-        steps,
+        max(1, int(fitting.chosen_steps)),
         fitting.model,
         fitting.batch,
         is_short,
-        interval=steps_between_validations(
-            fitting, steps, len(text.validation), default.data.val_tokens
-        ),
-        by_clock=by_clock,
-        steps_needed=max(1, int(min(fitting.steps_needed, sys.maxsize))),
-        share=1.0 if by_clock else steps / fitting.steps_in_time,
+        fitting=fitting,
         notes=tuple(describe_time(config.minutes, fitting, needs_text, startup)),
     )
 
@@ -202,23 +189,12 @@ def share_of_steps(config: Config) -> float:
 
 
 def choose_dropout(config: Config, length: Length, text: Text) -> float:
-    # With a time limit, the dropout was chosen with the size of the model.
-    timed = config.minutes is not None and config.trainer.max_steps == "auto"
-    if timed or config.model.dropout != "auto" or config.init_from or not length.is_short:
+    if length.fitting:  # the dropout was chosen with the size of the model
+        return length.model.dropout
+    if config.model.dropout != "auto" or config.init_from or not length.is_short:
         return length.model.dropout
     weights = untrained(length.model, text.tokenizer.size).num_parameters()
     return dropout_for(weights, len(text.train), length.tokens_seen)
-
-
-def choose_rates(config: Config, default: Config, length: Length) -> OptimConfig:
-    return schedule_for(config.optim, length.steps) if length.by_clock else default.optim
-
-
-def choose_intervals(default: Config, length: Length) -> TrainerConfig:
-    """Return the trainer's options with the steps and the interval of validations, unless the clock decides."""
-    if length.by_clock:
-        return default.trainer
-    return fill(default.trainer, max_steps=length.steps, val_check_interval=length.interval)
 
 
 def choose_compiling(
@@ -230,7 +206,9 @@ def choose_compiling(
         flops = untrained(chosen.model, text.tokenizer.size).flops_per_token() * length.tokens_seen
         seconds = flops / hardware.estimated_flops(machine, precision)
     else:
-        seconds = TRAINING * startup.seconds_left(config.minutes) * length.share
+        seconds = TRAINING * startup.seconds_left(config.minutes)
+    if length.fitting:  # the run may end earlier
+        seconds *= length.fitting.chosen_steps / length.fitting.steps_in_time
     saved = (1 - hardware.compiled_fraction(precision, machine.device)) * seconds
     cost = hardware.compiling_seconds(chosen, machine, startup.import_seconds)
     return hardware.choose_compile(config.compile, machine.device, saved, cost)

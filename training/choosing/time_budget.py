@@ -1,6 +1,7 @@
 """For a time limit (`minutes=N`), time a step of models of growing size, and predict which reaches the lowest loss."""
 
 import math
+import statistics
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,7 +13,6 @@ from base.errors import InputError
 from base.progress import Progress
 from conf.keys import presets
 from conf.schema import Config
-from data.batches import num_validated
 from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
@@ -86,7 +86,7 @@ class _Clock(L.Callback):
 
 
 def time_step(config: Config, text: Text, machine: Machine, limit: float) -> float:
-    """Train the configured model for a few steps; return the seconds of the fastest.
+    """Train the configured model for a few steps, and return the median of their seconds.
 
     The steps after the first take `limit` seconds at most.
     """
@@ -106,7 +106,8 @@ def time_step(config: Config, text: Text, machine: Machine, limit: float) -> flo
     )
     with Progress("timing"):
         trainer.fit(module, TextDataModule(text, config.data, config.model.context, config.seed))
-    return min(clock.steps)
+    timed = clock.steps[UNTIMED_STEPS:] or [min(clock.steps)]
+    return statistics.median(timed)
 
 
 @dataclass(frozen=True)
@@ -131,16 +132,6 @@ class Fitting:
     @property
     def tokens_seen(self) -> float:
         return self.chosen_steps * self.batch * self.model.context
-
-
-def steps_between_validations(fitting: Fitting, steps: int, split: int, most: int | None) -> int:
-    """Return the interval of the validations of a run on a `split` of so many validation tokens."""
-    interval = math.ceil(steps / num_validations(steps * fitting.step_seconds))
-    tokens = num_validated(split, 0, last=False, most=most)
-    tokens_per_step = fitting.batch * fitting.model.context
-    # with fewer steps between them, validations would take more of the time than `VALIDATING`
-    shortest = math.ceil(EVALUATING * tokens / (VALIDATING * tokens_per_step))
-    return max(interval, shortest)
 
 
 def fit_into_minutes(

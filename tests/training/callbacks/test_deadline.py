@@ -13,7 +13,7 @@ from tests.conftest import Call, assert_same_weights, summary
 from tests.faults import faults
 from tests.faults.processes import run
 from training.callbacks import deadline
-from training.callbacks.deadline import END_SECONDS, OFF, Deadline
+from training.callbacks.deadline import END_SECONDS, OFF, TIMED_STEPS, Deadline
 from training.machine import StartUp
 
 
@@ -101,10 +101,20 @@ def test_validations_are_as_many_as_five_percent_of_the_time_allows(
     assert len({step % while_rates_fall[0] for step in while_rates_fall}) == len(while_rates_fall)
 
 
-def test_a_run_ends_when_the_text_is_learned(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = Clock(monkeypatch, 1.0, 0.5, steps_needed=400)
+@pytest.mark.parametrize(
+    ("steps_needed", "steps"), [(400, 400), (10, 2 * TIMED_STEPS + 2)], ids=["usual", "few"]
+)
+def test_a_run_ends_when_the_text_is_learned(
+    monkeypatch: pytest.MonkeyPatch, steps_needed: int, steps: int
+) -> None:
+    clock = Clock(monkeypatch, 1.0, 0.5, steps_needed)
     clock.train(lambda _: 0.1)
-    assert clock.chosen == [400] and clock.global_step == 400
+    assert clock.chosen == [steps] and clock.global_step == steps
+    most = 0.05 * (steps * 0.1) / 0.2  # five per cent of the time
+    assert len(clock.validated) == pytest.approx(most, abs=3)
+
+
+def test_a_text_that_is_not_learned_in_time_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     slower = Clock(monkeypatch, 1.0, 0.5, steps_needed=400)
     assert slower.train(lambda _: 0.2) < 61 and slower.global_step < 400
 
