@@ -274,11 +274,12 @@ def decode(
 ) -> Iterator[str]:
     """Yield the text of a file in chunks, without byte order marks and with LF line ends."""
     try:
-        io.TextIOWrapper(io.BytesIO(), encoding)  # refuses codecs from bytes to bytes, such as hex
+        # refuses codecs of something else than files, such as hex and idna
+        b"a".decode(encoding, "replace")
         decoder = io.IncrementalNewlineDecoder(
             codecs.getincrementaldecoder(encoding)(), translate=True
         )
-    except LookupError:
+    except (LookupError, UnicodeError):
         raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
     first = b""
     chunk = b""

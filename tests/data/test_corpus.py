@@ -107,12 +107,8 @@ UNDECODABLE = {  # content, encoding, what is wrong and what helps
         "byte 416 (line 10)",
         DAMAGED,
     ),
-    "no encoding of text": (
-        b"6162",
-        "hex",
-        "data.encoding=hex",
-        "is not an encoding of text files",
-    ),
+    "bytes": (b"6162", "hex", "data.encoding=hex", "is not an encoding of text files"),
+    "names": (b"6162", "idna", "data.encoding=idna", "is not an encoding of text files"),
     **{
         f"damaged after {at}": (
             b"a" * at + RUSSIAN.encode() + b"\xff" + RUSSIAN.encode(),
