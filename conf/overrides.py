@@ -125,7 +125,7 @@ def read_command(arguments: list[str]) -> Command:
     _check_flags(arguments)
     flags, others = parser.parse_known_args(arguments)
     for folder in flags.config_dir:
-        add_folder(folder)
+        add_folder(folder)  # before keys are checked, because they may be those of its presets
     of_search = [argument for argument in others if re.match(r"\+*hparams_search\b", argument)]
     search = read_search(of_search)
     if search and flags.cfg:
@@ -140,7 +140,6 @@ def read_command(arguments: list[str]) -> Command:
         if argument not in of_search
     ]
     overrides = parse_overrides(of_runs, flags.multirun, searching)
-    overrides.sort(key=lambda override: is_verbatim(override.key_or_group))  # the order of trials
     by_key = {override.key_or_group: override for override in overrides}
     return Command(by_key, flags.multirun, search, flags.cfg is not None)
 

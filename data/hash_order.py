@@ -273,10 +273,11 @@ def _gathered(tokens: np.ndarray, starts: np.ndarray, sizes: np.ndarray) -> np.n
     if ends[-1] > LONG * len(ends):
         slices = zip(starts.tolist(), (starts + sizes).tolist(), strict=True)
         return np.concatenate([tokens[start:stop] for start, stop in slices])
-    steps = np.ones(ends[-1], np.int64)  # from the index of each token to that of the next
+    # The index of each joined token is the sum of the steps up to it: 1 within a slice.
+    steps = np.ones(ends[-1], np.int64)
     steps[0] = starts[0]
-    # from the last token of a slice to the first token of the next slice
-    steps[ends[:-1]] = starts[1:] - (starts + sizes)[:-1] + 1
+    lasts = starts + sizes - 1
+    steps[ends[:-1]] = starts[1:] - lasts[:-1]  # the first token of each later slice
     return tokens.take(steps.cumsum(out=steps))
 
 

@@ -50,13 +50,14 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
 class Hashed:
     """Tokens, (n,), with rolling hashes of their windows of any length k in constant time per window."""
 
-    def __init__(self, tokens: np.ndarray, powers: np.ndarray, inverses: np.ndarray) -> None:
+    def __init__(self, tokens: np.ndarray, forward: np.ndarray, inverses: np.ndarray) -> None:
         self.tokens = tokens  # (n,)
+        # `forward` are powers of BASE, `inverses` those of its inverse, (n or more,) uint64
         self.inverses = inverses
         self.known: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # the `windows` of each k so far
-        # (n + 1,), sums[i] is the hash of the first i tokens: the sum of (token + 1) * BASE**j
+        # (n + 1,), sums[i] is the hash of the first i tokens: the sum of token * BASE**j
         self.sums = np.zeros(len(tokens) + 1, np.uint64)
-        terms = (tokens.astype(np.uint64) + np.uint64(1)) * powers[: len(tokens)]  # (n,)
+        terms = tokens.astype(np.uint64) * forward[: len(tokens)]  # (n,)
         np.cumsum(terms, out=self.sums[1:])
 
     def windows(self, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -85,7 +85,11 @@ class Surprisals(NamedTuple):
 
 
 def _first_token(text: EvaluationText) -> TokenSurprisals:
-    """Return the surprisal ln V of a text's first token, or no tokens if a window predicts it, too."""
+    """Return the surprisal ln V of a text's first token; none of a list of documents.
+
+    There a window predicts the first token after an end mark, like the first token of every other
+    document.
+    """
     vocabulary = len(text.token_sizes)
     top = min(NUM_TOP, vocabulary)
     tokens = [] if text.first_token is None else [text.first_token]

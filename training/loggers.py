@@ -29,7 +29,8 @@ class Curves(TensorBoardLogger):
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log the metrics of a step: `val/…` to the subdirectory `validation`, all others to the run directory."""
-        # The first use of an `experiment` creates its file.
+        # The first use of an `experiment` creates its file, which hides the points after the
+        # checkpoint of a resumed run. Both do so at once.
         training = self.experiment
         validation = self.validation.experiment
         for tag, value in metrics.items():

@@ -166,7 +166,10 @@ class LitGPT(L.LightningModule):
         return {"loss": outcome[0]}
 
     def _update(self, batch: Tensor) -> Tensor:
-        """Take an optimizer step without Lightning, and return what `gradients` returns."""
+        """Take an optimizer step and return what `gradients` returns: the part that `StepGraph` repeats on a GPU.
+
+        `training_step` sets the rates before it, and counts the step for Lightning after it.
+        """
         (optimizer,) = self.trainer.optimizers
         outcome = self.gradients(batch)
         optimizer.step()

@@ -165,18 +165,19 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
         evaluation=measured(best.score, config.model.context, plan.text.mode) | split_size,
         uniform_loss=uniform, ngram_loss=ngram, ngram_order=order,
     )  # fmt: skip
+    diverged = log_lines.has_diverged(summary, history.losses.entries)
+    if diverged:
+        summary = replace(summary, status="diverged")
     log.info(f"baselines  {log_lines.describe_baselines(summary, plan.text.tokenizer.unit)}")
     for sentence in log_lines.verdict(run, summary, history.losses.entries, MIN_STEPS):
         log.info(f"           {sentence}")
     report = write_report(plan, summary, history, best.model, samples)
-    diverged = log_lines.has_diverged(summary, history.losses.entries)
-    if diverged:
-        summary = replace(summary, status="diverged")
     if "tensorboard" in config.logger:
         log_result(run.directory, config, best.score.loss)
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if diverged:
+        # ruined: its checkpoints, too, so the advice is a new run
         raise Diverged(f"the validation loss is {best.score.loss:,.4g} nats", ruined=True)
 
 

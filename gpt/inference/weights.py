@@ -74,16 +74,17 @@ class Weights:
         self.dtype = np.dtype(str(embedding.dtype).removeprefix("torch."))
         self.device = None if self.numpy else embedding.device
         self.cuda = not self.numpy and embedding.is_cuda
-        self.zero = self.zeros()
+        self.zero = self.zeros()  # of ReLU
         self.centring = {"layernorm": True, "rmsnorm": False}[config.norm]
-        self.average = self.numbers(np.full(config.dim, 1 / config.dim))  # (C,)
+        self.average = self.numbers(np.full(config.dim, 1 / config.dim))  # (C,), of a mean
         # sqrt(C) of RMS norm: folded into the weights, because `Decoder._norm` omits it
         self.root = config.dim**0.5
         D = config.head_dim
-        # With QK-norm, queries and keys are divided by D^(1/4) * sqrt(mean square + eps). NumPy is
-        # twice as fast with arrays as with Python's numbers.
-        eps = float(np.finfo(self.dtype).eps)  # of QK-norm
+        # NumPy is twice as fast with arrays as with Python's numbers.
+        # RMS norm divides by sqrt(sum of squares + norm_eps).
         self.norm_eps = self.numbers(np.array(config.dim * NORM_EPS))  # ()
+        # QK-norm divides by D^(1/4) sqrt(mean square + eps) = sqrt(qk_scale * sum of squares + qk_eps).
+        eps = float(np.finfo(self.dtype).eps)
         self.qk_scale = self.numbers(np.array(D**-0.5))  # ()
         self.qk_eps = self.numbers(np.array(D**0.5 * eps))  # ()
         # Scores are then at most sqrt(2 D), because with key_offset the halves of a key come from

@@ -18,7 +18,7 @@ from training.choosing.time_budget import (
     MIN_VALIDATIONS,
     SHORT_TEXT,
     START_SHARE,
-    TRAINING,
+    TRAINING_SHARE,
     Fitting,
     fit_into_minutes,
     lowest_loss,
@@ -169,7 +169,7 @@ def describe_time(
 ) -> Iterator[str]:
     """Yield lines about the time limit. If the run `needs_text`, more time would not lower its loss."""
     if fitting.learns_in_time:
-        seconds = startup.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING
+        seconds = startup.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING_SHARE
         duration = count(round(seconds), "second")
         if seconds >= 90:
             duration = count(round(seconds / 60), "minute")
@@ -206,7 +206,7 @@ def choose_compiling(
         flops = untrained(chosen.model, text.tokenizer.size).flops_per_token() * length.tokens_seen
         seconds = flops / hardware.estimated_flops(machine, precision)
     else:
-        seconds = TRAINING * startup.seconds_left(config.minutes)
+        seconds = TRAINING_SHARE * startup.seconds_left(config.minutes)
     if length.fitting:  # the run may end earlier
         seconds *= length.fitting.chosen_steps / length.fitting.steps_in_time
     saved = (1 - hardware.compiled_fraction(precision, machine.device)) * seconds
@@ -239,7 +239,11 @@ def with_defaults(config: Any) -> Any:
 
 
 def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
-    """Return `optim` with AdamW's learning rate and the warm-up of a run of `steps` steps where they are `auto`."""
+    """Return `optim` with the learning rate `lr` and the warm-up of a run of `steps` steps where they are `auto`.
+
+    With Muon, `lr` is the rate of the weights that Muon leaves to AdamW, and a short run needs a
+    higher one.
+    """
     times = 1.0
     if optim.name == "muon":
         times = min(HIGHEST_RATE, max(1.0, RAISED_BELOW / steps))

@@ -36,13 +36,13 @@ SMALLER = [ModelConfig(layers=2, heads=1, dim=64), ModelConfig(dim=64), ModelCon
 # (docs/experiments.md).
 DOUBLED_FROM = 4000
 DOUBLED_UP_TO_EPOCHS = 10.0
-# A model larger than the default must read this many characters per weight, of a text that has
-# half a character per weight (docs/experiments.md).
-CHARACTERS_PER_WEIGHT = 6.0
+# A model larger than the default must read this many tokens per weight, of a text that has half a
+# token per weight (docs/experiments.md).
+TOKENS_PER_WEIGHT = 6.0
 TEXT_PER_WEIGHT = 0.5
 WORSE = 1.05  # no larger model is timed if one's predicted loss is so many times the lowest
 # fraction of the seconds left that are training steps; the rest is for validations and the end
-TRAINING = 0.85
+TRAINING_SHARE = 0.85
 UNTIMED_STEPS = 2  # the first steps are slower
 TIMED_SECONDS = 0.4  # of the steps after them
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
@@ -152,7 +152,7 @@ def fit_into_minutes(
             raise
         if best and fitting.loss > WORSE * best.loss:
             break
-        if is_large and fitting.tokens_seen < CHARACTERS_PER_WEIGHT * weights:
+        if is_large and fitting.tokens_seen < TOKENS_PER_WEIGHT * weights:
             break
         if best is None or fitting.loss < best.loss:
             best = fitting
@@ -233,7 +233,9 @@ def fit_model(
     minutes = config.minutes or 0.0
     timing_seconds = TIMING * startup.seconds_left(minutes)
     step_seconds = time_step(candidate, text, machine, timing_seconds)  # not compiled
-    training_seconds = TRAINING * startup.seconds_left(minutes)  # less than before the timing
+    training_seconds = TRAINING_SHARE * startup.seconds_left(
+        minutes
+    )  # less than before the timing
     fraction = compiled_fraction(default.trainer.precision, machine.device)
     compile_seconds = compiling_seconds(candidate, machine, startup.import_seconds)
     saved_seconds = (1 - fraction) * training_seconds

@@ -13,7 +13,7 @@ from tests.conf.test_defaults import compose
 from training.choosing import hardware, time_budget
 from training.choosing.choose import with_constants
 from training.choosing.scaling_law import DROPOUTS, predicted_loss, tokens_needed
-from training.choosing.time_budget import TRAINING, Fitting, candidates, fit_into_minutes
+from training.choosing.time_budget import TRAINING_SHARE, Fitting, candidates, fit_into_minutes
 from training.machine import Machine
 
 VOCABULARY = 65
@@ -66,7 +66,7 @@ class PretendedClock:
         for model, weights in candidates(*self.configs(minutes), self.text(characters)):
             if weights > weights_of(chosen):
                 break
-            steps = TRAINING * 60 * minutes / self.step_seconds(model)
+            steps = TRAINING_SHARE * 60 * minutes / self.step_seconds(model)
             for dropout in DROPOUTS:
                 needed = tokens_needed(weights, dropout, characters)
                 tokens = min(steps * TOKENS_PER_STEP, needed)
@@ -97,7 +97,7 @@ def described(choice: Fitting, characters: int) -> str:
     dropout = f", dropout {choice.model.dropout:g}" if choice.model.dropout else ""
     if choice.steps_in_time <= choice.steps_needed:
         return f"{choice.model.dim} wide{dropout}, {epochs:.2g} epochs"
-    minutes = choice.steps_needed * choice.step_seconds / TRAINING / 60
+    minutes = choice.steps_needed * choice.step_seconds / TRAINING_SHARE / 60
     duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{60 * minutes:.0f} seconds"
     return f"{choice.model.dim} wide{dropout}, {epochs:.2g} epochs: ends after {duration}"
 
