@@ -47,7 +47,10 @@ class Attention(nn.Module):
     def queries_keys_values(
         self, x: Tensor, tables: tuple[Tensor, ...] = ()
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the queries, keys and values of all heads: (B, T, C) -> 3 x (B, H, T, D)."""
+        """Return the queries, keys and values of all heads: (B, T, C) -> 3 x (B, H, T, D).
+
+        `tables` are the `position_tables`, which only rotary positions need here.
+        """
         B, T, C = x.shape
         H = self.config.heads
         D = C // H
@@ -99,7 +102,7 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, training: bool)
     """Return the output of causal attention: 3 x (B, H, T, D) -> (B, H, T, D).
 
     Without a window, or if the text fits into it, every query is compared with every key. A
-    longer text is cut into blocks by `attend_in_blocks`. While a graph is exported, T is
+    text of more than two blocks is cut by `attend_in_blocks`. While a graph is exported, T is
     symbolic, so no condition may depend on its value: the window is then a mask on all keys.
     """
     T = q.shape[2]
@@ -114,7 +117,7 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, training: bool)
 
     block = max(window, MIN_BLOCK)
     compute = kernel(config, T, 2 * block, device.type, training)
-    if symbolic or T <= 2 * block:
+    if symbolic or T <= 2 * block:  # cutting two blocks would save nothing
         positions = torch.arange(T, device=device)  # (T,)
         mask = make_mask(positions, positions, window)  # (T, T)
         return compute(q, k, v, mask, dropout)  # (B, H, T, D)
@@ -177,7 +180,7 @@ def is_explicit(config: ModelConfig, length: int, keys: int, device: str, traini
         return {"explicit": True, "sdpa": False}[config.attention]
     if device != "cpu":
         return False
-    if isinstance(length, torch.SymInt):  # a graph is exported
+    if isinstance(length, torch.SymInt):  # a graph is exported: no value to compare
         return True
     if length > keys:
         return True

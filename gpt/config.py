@@ -84,10 +84,12 @@ class ModelConfig:
         size = ""
         if dim % heads == 0:
             size = f" into heads of a multiple of {head_multiple} channels for positions=rotary"
+        # numbers of heads with at least 8 channels each: narrower heads are allowed, not suggested
         fitting = [
             str(n) for n in range(1, dim + 1) if dim % (n * head_multiple) == 0 and dim // n >= 8
         ]
-        fitting.append(f"model.dim={-(-dim // dim_multiple) * dim_multiple}")
+        wider = -(-dim // dim_multiple) * dim_multiple  # the next width that suits `heads`
+        fitting.append(f"model.dim={wider}")
         raise InputError(
             f"model.heads={heads}: must divide model.dim={dim}{size}; try {', '.join(fitting)}"
         )

@@ -31,7 +31,8 @@ class MLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(config.dim, 4 * config.dim, bias=config.bias)
         self.down = nn.Linear(4 * config.dim, config.dim, bias=config.bias)
-        # Vectors, because the optimizers apply neither weight decay nor Muon to them.
+        # No tap for the current position, whose factor is 1. Vectors, because the optimizers apply
+        # neither weight decay nor Muon to them.
         self.taps = nn.ParameterList(torch.zeros(config.dim) for _ in range(config.conv_taps - 1))
         self.activation = ACTIVATIONS[config.activation]
 
@@ -67,7 +68,10 @@ class Block(nn.Module):
         self.dropout = Dropout(config.dropout)
 
     def forward(self, x: Tensor, tables: tuple[Tensor, ...] | None = None) -> Tensor:
-        """Add both branches to the residual stream: (B, T, C) -> (B, T, C); `tables` are those of `Attention`."""
+        """Add both branches to the residual stream: (B, T, C) -> (B, T, C).
+
+        `tables` are the `position_tables` of T positions; None: the attention computes them.
+        """
         x = x + self.dropout(self.attention(self.norm1(x), tables))
         return x + self.dropout(self.mlp(self.norm2(x)))
 
@@ -90,7 +94,7 @@ class GPT(nn.Module):
         self.head = nn.Linear(config.dim, vocabulary, bias=False)
         if config.tied:
             self.head.weight = self.embedding.weight
-        if not self.head.weight.is_meta:
+        if not self.head.weight.is_meta:  # weights on the meta device have no values
             init_weights(self)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -114,7 +118,8 @@ class GPT(nn.Module):
         """Return the input of the first block, with the token shift of RWKV, arXiv:2305.13048: (B, T) -> (B, T, C)."""
         x = self.embedding(tokens)  # (B, T, C)
         if self.config.token_shift:
-            x = x + self.shift * F.pad(x, (0, 0, 1, -1))  # (B, T, C)
+            previous = F.pad(x, (0, 0, 1, -1))  # (B, T, C), zeros at the first position
+            x = x + self.shift * previous  # (B, T, C)
         if self.config.positions == "learned":
             x = x + self.position_embedding.weight[: tokens.shape[1]]  # (B, T, C)
         if self.config.positions == "sinusoidal":
@@ -129,8 +134,9 @@ class GPT(nn.Module):
     def flops_per_token(self) -> int:
         """Return the floating-point operations per token, forward and backward, for windows of `context` tokens.
 
-        A matrix weight costs 6, attention 12 * S * C per block with S = `attention_window`,
-        including masked scores. Source: PaLM, arXiv:2204.02311, appendix B.
+        A weight of a matrix product costs 6 (2 forward, 4 backward), a looked-up embedding 0, and
+        attention 12 * S * C per block with S = `attention_window`, including masked scores.
+        Source: PaLM, arXiv:2204.02311, appendix B.
         """
         matrices = [parameter for parameter in self.blocks.parameters() if parameter.ndim >= 2]
         weights = sum(matrix.numel() for matrix in [*matrices, self.head.weight])
@@ -148,7 +154,7 @@ class GPT(nn.Module):
                 f"tokens: {tokens.shape[1]} per window, must be 1 to {self.config.context} (the context)"
             )
         # On a GPU, reading the values would synchronise at every step; in a compiled graph it
-        # would break the graph.
+        # would break the graph. An empty batch has no smallest value.
         if tokens.device.type == "cpu" and not torch.compiler.is_compiling() and tokens.numel():
             self.check_values(tokens)
 
@@ -169,7 +175,7 @@ def init_weights(model: GPT) -> None:
         if parameter.ndim >= 2:
             std = 0.02
             # Smaller where the output is added to the residual stream, whose variance would grow
-            # with depth.
+            # with the number of additions, 2 per block.
             if name.endswith(("attention.proj.weight", "mlp.down.weight")):
                 std /= (2 * model.config.layers) ** 0.5
             parameter.normal_(0, std)

@@ -54,17 +54,18 @@ def position_tables(
     # As long as needed, because a stranger's model may declare a huge context; the whole context
     # for a symbolic T.
     longest = length if isinstance(length, int) else config.context
-    rows = 1 << max(longest - 1, 63).bit_length()  # a power of two: few tables are cached
+    # a power of two, at least 64: few tables are cached
+    rows = 1 << max(longest - 1, 63).bit_length()
     tables = _tables(config.positions, config.rotary_dims or config.dim, rows, device)
     return tuple(table[:length] for table in tables)
 
 
 @cache
 def _tables(
-    positions: str, size: int, rows: int, device: "torch.device"
+    positions: str, channels: int, rows: int, device: "torch.device"
 ) -> "tuple[torch.Tensor, ...]":
     import torch
 
-    tables = TABLES[positions](np.arange(rows), size)
+    tables = TABLES[positions](np.arange(rows), channels)
     with torch.inference_mode(False):  # the cached tensors must also work in training
         return tuple(torch.from_numpy(table.astype(np.float32)).to(device) for table in tables)
