@@ -80,7 +80,7 @@ class Surprisals(NamedTuple):
             yield [
                 (names[token], round(p, digits))
                 for token, p in zip(top, probabilities, strict=True)
-                if p > 0
+                if p > 0  # none for the first token of a text
             ]
 
 

@@ -99,6 +99,7 @@ def predictions(
     """Yield the logits (N, V) and targets (N,) of each batch's counted tokens, on the model's device."""
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
+        # not around the loop, because the caller runs between two batches
         with in_fp32_without_dropout(model):
             logits = model(inputs.to(device))  # (B, T, V)
         counted = counted.to(device)  # (B, T)
@@ -164,9 +165,10 @@ def window_batches(
         order = np.argsort(-lengths, kind="stable")  # (W,)
     done = 0  # windows of earlier batches, of all ranks
     while done < len(order):
+        # length of the longest window left or, in order, of all windows
         longest = lengths.max() if in_order else lengths[order[done]]
         rows_left = -(-(len(order) - done) // ranks)  # of this rank, rounded up
-        rows = min(max(1, size // int(longest)), rows_left)
+        rows = min(max(1, size // int(longest)), rows_left)  # windows in this batch
         row = done + rank * rows + np.arange(rows)  # (rows,)
         # (rows, 1), false where only other ranks have a window left
         is_window = (row < len(order))[:, None]
@@ -176,6 +178,7 @@ def window_batches(
         # (rows, T)
         counts = (column >= first_counted[window]) & (column < lengths[window]) & is_window
         position = begins[window] + np.arange(len(column) + 1)  # (rows, T + 1)
+        # Padding may reach beyond the text: it gets the last token.
         gathered = tokens[position.clip(0, len(tokens) - 1)].astype(np.int64)  # (rows, T + 1)
         if text.end is not None:
             # Position -1 is the last token of the end mark.

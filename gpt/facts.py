@@ -62,7 +62,7 @@ def share_of(number: int, whole: int) -> str:
 
 def duration(seconds: float) -> tuple[str, str]:
     """Return a duration as text and the unit of its first number, such as ("12:05", "minutes")."""
-    unit = "minutes" if seconds < 3599.5 else "hours"
+    unit = "minutes" if seconds < 3599.5 else "hours"  # `clock` rounds
     return clock(seconds), unit
 
 

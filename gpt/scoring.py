@@ -59,7 +59,10 @@ class Candidate(NamedTuple):
 def predicted(
     candidate: Candidate, mode: str, *, in_order: bool = True
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits (N, V) and targets (N,) of every token, except the first if nothing precedes it."""
+    """Yield the logits (N, V) and targets (N,) of every token, except the first if nothing precedes it.
+
+    Only if `in_order` are they in the order of the text; otherwise they need less padding.
+    """
     text = candidate.text(mode)
     if mode == "sample":
         batches = predicted_by_decoder(candidate.model, text)
@@ -115,5 +118,6 @@ def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[
         for candidate in candidates
     ]
     for surprisals_of_models in zip(*streams, strict=True):
+        # the same characters for every model, whatever its tokens are
         characters = letters(surprisals_of_models[0], candidates[0].tokenizer.decode)
         yield characters, surprisals_of_models

@@ -129,7 +129,7 @@ class CharTokenizer:
 
     def pack(self, text: str) -> np.ndarray:
         """Return one token per character, (N,) of `dtype`, or raise `UnknownCharacter`."""
-        if text.isascii():
+        if text.isascii():  # faster than the lookup below
             raw = text.encode("ascii")
             if not raw.translate(None, self._ascii):  # deleting the vocabulary leaves nothing
                 return np.frombuffer(raw.translate(self._ascii_tokens), np.uint8).astype(
@@ -189,6 +189,7 @@ class ByteTokenizer:
 
     def adapt(self, text: str, *, replace: bool) -> str:
         """Return the text with lone surrogates left out or, if `replace`, replaced by U+FFFD."""
+        # Only a decoder replaces by U+FFFD; UTF-16 also joins the two halves of a pair.
         errors = "replace" if replace else "ignore"
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", errors)
 

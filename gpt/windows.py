@@ -103,13 +103,14 @@ def windows_of_documents(
     # A group is whole documents that share a window, or one document that is too long for a
     # window.
     group_starts = starts[first_of_groups(starts, stops, room)]  # (groups,)
+    # The slice is for a text without documents, which has no groups either.
     group_stops = np.append(group_starts[1:], len(tokens))[: len(group_starts)]  # (groups,)
     # (groups,), targets after the first window
     beyond_first = np.maximum(0, group_stops - group_starts - room)
     windows_per_group = 1 + -(-beyond_first // stride)  # (groups,), rounded up
 
     group = np.repeat(np.arange(len(group_starts)), windows_per_group)  # (W,)
-    first_window = windows_per_group.cumsum() - windows_per_group  # (groups,)
+    first_window = windows_per_group.cumsum() - windows_per_group  # (groups,), its index
     index = np.arange(len(group)) - first_window[group]  # (W,), 0 for the first window of a group
     begins = group_starts[group] - mark + index * stride  # (W,)
     lengths = np.minimum(context, group_stops[group] - 1 - begins)  # (W,)
@@ -119,7 +120,7 @@ def windows_of_documents(
 
 def first_of_groups(starts: np.ndarray, stops: np.ndarray, room: int) -> list[int]:
     """Return the first document of each group: as many successive documents as fit into `room` tokens, at least one."""
-    # (documents,), if a group began at this document
+    # (documents,), the first document that would not fit into a group that began at this one
     next_group = np.searchsorted(stops, starts + room, "right")
     first: list[int] = []
     document = 0
@@ -159,6 +160,8 @@ def windows_of_each(
     begins = np.concatenate([windows.begins for windows in of_each])  # (W,), in its document
     lengths = np.concatenate([windows.lengths for windows in of_each])  # (W,)
     first_counted = np.concatenate([windows.first_counted for windows in of_each])  # (W,)
+    # Target i of a window is token begins + i + 1 of its document. If all of them are known, none
+    # counts.
     first_counted = np.maximum(first_counted, known - 1 - begins).clip(max=lengths)  # (W,)
     begins += starts[document]  # (W,), in the joined text
 
