@@ -73,12 +73,13 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
     # load_state_dict needs seconds: its time is quadratic in the blocks
     for name, array in state.items():
         module, _, weight = name.rpartition(".")
+        # a copy: the model shares no memory with `state`
         setattr(
             model.get_submodule(module),
             weight,
             torch.nn.Parameter(torch.from_numpy(array).clone()),
         )
-    if config.tied:
+    if config.tied:  # `state` has no head.weight
         model.head.weight = model.embedding.weight
     return model.eval()
 
@@ -86,10 +87,13 @@ def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
 def with_context(model: GPT, context: int) -> GPT:
     """Return a copy with another context length, and the same logits at the positions that both have.
 
+    The copy is in training mode, and making it draws from torch's random generator.
+
     Raises:
         ValueError: the model has learned positions and `context` is greater than their number.
     """
     if model.config.positions == "learned" and context > model.config.context:
+        # the caller puts the name of its option before this message
         raise ValueError(
             f"must be at most {model.config.context}, the number of learned positions"
         )
@@ -136,7 +140,7 @@ def save_training_checkpoint(
                 raise error from None
             file.flush()
             os.fsync(file.fileno())
-        if previous and path.exists():
+        if previous and path.exists():  # then `atomic` renames the new one to `path`
             os.replace(path, previous)
 
 

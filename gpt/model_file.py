@@ -127,6 +127,7 @@ def read(path: str | Path) -> Model:
         file.seek(0)
         # one byte more, so that a longer file is refused
         state = load(file.read(header_size + weights_size + 1))
+        # safetensors parses the header itself, so what it has read is checked, too.
         check_header(
             {name: {"dtype": "F32", "shape": state[name].shape} for name in state}, shapes
         )
@@ -290,7 +291,7 @@ def to_device(thing: Any, name: str) -> Any:
     """Return a model or tensor on the device `name`; raise `InputError` if this machine does not have it."""
     try:
         return thing.to(name)
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
         raise InputError(
             f"--device {name}: cannot be used here: {str(error).splitlines()[0]}"
         ) from None

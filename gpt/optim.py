@@ -51,6 +51,7 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch
         "beta2": config.muon_beta2,
     }
     muon_groups: list[dict[str, Any]] = []
+    # `set_rates` lets the groups be due in turn. With more turns than blocks, some are empty.
     for turn in range(config.muon_every):
         blocks = model.blocks[turn :: config.muon_every]
         muon_groups.append(
