@@ -44,12 +44,13 @@ def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
         end = meta["documents"]["end"]
         mark = tokenizer.encode(end).tolist()
         ids["pad_token_id"] = mark[-1]  # what `generate` appends to texts that have ended
-        if len(mark) == 1:
+        if len(mark) == 1:  # `Ended` in the wrapper finds a mark of several tokens
             ids |= {"bos_token_id": mark[0], "eos_token_id": mark[0]}
         # With a byte tokenizer, a special token would match the text that spells the byte instead
         # of the byte itself.
         if len(mark) == 1 and tokenizer.unit == "character":
             special = {"bos_token": end, "eos_token": end}
+    # `net` is the attribute of the wrapper.
     state = {f"net.{name}": weight for name, weight in model_state(model.state_dict()).items()}
     if shape.tied:
         del state["net.head.weight"]
@@ -98,6 +99,7 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
             "trim_offsets": False,
             "use_regex": False,
         }
+        # A ByteLevel object serves as a pre-tokenizer, too.
         pre_tokenizer = {"type": "Sequence", "pretokenizers": [decoder, split]}
     else:
         names = tokenizer.names

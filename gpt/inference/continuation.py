@@ -46,7 +46,7 @@ class Continuation:
         return "".join(self.pieces) + self.undecided
 
     def add(self, token: int) -> None:
-        """Append a token; if it completes a stop string, the text ends before the stop string."""
+        """Append a token; if it completes a stop string, the text ends before it: `ended` is set."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
         self.stopped_by = [stop for stop in self.stops if stop in self.undecided]
         if self.stopped_by:

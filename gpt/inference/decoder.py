@@ -84,6 +84,7 @@ class Decoder:
         S = w.config.attention_window
         if min(length, S) <= self.slots:
             return
+        # A cache of fewer than S slots has not overwritten any, so new slots can follow at its end.
         added = min(max(length, 2 * self.slots), S) - self.slots
         empty = w.zeros(self.rows, w.config.heads, added, w.config.head_dim)  # (rows, H, added, D)
         for caches in (self.keys, self.values):
@@ -245,6 +246,7 @@ class Decoder:
         is_full = self.position[texts] == T  # (B,)
         full = self.all_rows[texts][is_full]  # indices of the full texts
         rows = self.weights.to_array(full)
+        # Old keys and values stay in their slots, but count as empty until they are overwritten.
         self.position[full] = 0
         self.previous[full] = -1
         for moved in self.moved:

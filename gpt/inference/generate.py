@@ -89,7 +89,8 @@ def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     total = probs.cumsum(-1)  # (B, V)
     # (B, 1), scaled because rounding moves the sum from 1
     number = numbers[:, None] * total[:, -1:]
-    return (total <= number).sum(-1)  # (B,)
+    # (B,), the first token up to which the probabilities sum to more than the number
+    return (total <= number).sum(-1)
 
 
 def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
