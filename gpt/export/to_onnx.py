@@ -64,9 +64,9 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
     `TOLERANCE` raises `InputError`.
     """
     generator = torch.Generator().manual_seed(0)
-    context = max(1, min(model.config.context, isqrt(MAX_COMPARED // model.config.heads)))
+    longest = max(1, min(model.config.context, isqrt(MAX_COMPARED // model.config.heads)))
     differences = []
-    for shape in ((1, 1), (1, context), (2, (context + 1) // 2)):
+    for shape in ((1, 1), (1, longest), (2, (longest + 1) // 2)):
         tokens = torch.randint(model.vocabulary, shape, generator=generator)  # (batch, length)
         expected = model(tokens)  # (batch, length, V)
         difference = exported(tokens) - expected  # (batch, length, V)
@@ -82,6 +82,7 @@ def largest_difference(model: GPT, exported: Callable[[Tensor], Tensor]) -> floa
 def write(model: GPT, meta: dict[str, Any], path: Path) -> str:
     """Write one .onnx file, with a part of `meta` as JSON in `metadata_props`, and return a line about its exactness.
 
+    `path` is a temporary name: `export.py` renames it only if this function does not raise.
     The graph maps `tokens` (batch, length) int64 to `logits` (batch, length, vocabulary) fp32.
     """
     if 4 * model.num_parameters() > MAX_BYTES:

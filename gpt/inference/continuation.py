@@ -37,7 +37,7 @@ class Continuation:
         self.stops = stops
         self.pieces: list[str] = []  # final text
         self.undecided = ""  # text that may be the beginning of a stop string
-        self.ended = False
+        self.ended = False  # then no token may follow
         self.stopped_by: list[str] = []  # the stop strings that ended the text
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -46,7 +46,7 @@ class Continuation:
         return "".join(self.pieces) + self.undecided
 
     def add(self, token: int) -> None:
-        """Append a token; if it completes a stop string, the text ends before it: `ended` is set."""
+        """Append a token; one that completes a stop string ends the text before the string."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
         self.stopped_by = [stop for stop in self.stops if stop in self.undecided]
         if self.stopped_by:

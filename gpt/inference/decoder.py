@@ -84,7 +84,7 @@ class Decoder:
         S = w.config.attention_window
         if min(length, S) <= self.slots:
             return
-        # A cache of fewer than S slots has not overwritten any, so new slots can follow at its end.
+        # With fewer than S slots none is overwritten yet, so new slots can follow at the end.
         added = min(max(length, 2 * self.slots), S) - self.slots
         empty = w.zeros(self.rows, w.config.heads, added, w.config.head_dim)  # (rows, H, added, D)
         for caches in (self.keys, self.values):
