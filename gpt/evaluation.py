@@ -37,6 +37,7 @@ class Score:
 
 def measured(score: Score, context: int, mode: str) -> dict[str, Any]:
     """Return the `evaluation` of model files and summary.json for a score on windows of `context` tokens."""
+    # Windows of a validation do not overlap, so the stride is the context.
     return {"mode": mode, "context": context, "stride": context, "characters": score.characters}
 
 

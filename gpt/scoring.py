@@ -59,9 +59,10 @@ class Candidate(NamedTuple):
 def predicted(
     candidate: Candidate, mode: str, *, in_order: bool = True
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits (N, V) and targets (N,) of every token, except the first if nothing precedes it.
+    """Yield the logits (N, V) and targets (N,) of every token.
 
-    Only if `in_order` are they in the order of the text; otherwise they need less padding.
+    The first token is left out if nothing precedes it. Only if `in_order` do the batches follow
+    the text; otherwise they need less padding.
     """
     text = candidate.text(mode)
     if mode == "sample":

@@ -109,6 +109,7 @@ class CharTokenizer:
             if known.issuperset(word[0]):
                 return word[0]
             form = ""
+            # composed where the vocabulary can, decomposed where it must be
             for character in unicodedata.normalize("NFC", word[0]):
                 decomposed = unicodedata.normalize("NFD", character)
                 if character not in known and known.issuperset(decomposed):

@@ -140,7 +140,7 @@ def document_bounds(tokens: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np
     last_stop = stops[-1] if len(stops) else 0
     if last_stop < len(tokens):  # the last document has no end mark
         stops = np.append(stops, len(tokens))
-    starts = np.append(0, stops[:-1])[: len(stops)]  # (documents,)
+    starts = np.append(0, stops[:-1])[: len(stops)]  # (documents,), none without tokens
     return starts, stops
 
 
