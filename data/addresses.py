@@ -125,9 +125,9 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
 def download(
     address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = ""
 ) -> None:
-    """Download one file to `target`, atomically and by one process, unless it is there with `size` and `sha256`.
+    """Download one file to `target`, atomically and by one process, unless it is there.
 
-    An unknown `size` is None and an unknown `sha256` is "": any is right then.
+    It is there if `target` has this `size` and `sha256`, of which None and "" mean any.
     """
 
     def is_right(file: Path) -> bool:
