@@ -69,7 +69,8 @@ def _used_elsewhere() -> float:
         ticks = sum(
             int(line[column]) for line in lines if line[0] in ours for column in (1, 2, 3, 6, 7)
         )
-        return ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])
+        own_seconds = sum(os.times()[:4])  # of this process and its children that have ended
+        return ticks / os.sysconf("SC_CLK_TCK") - own_seconds
     return 0.0
 
 

@@ -41,6 +41,7 @@ def fetch(entry: str, folder: Path, notes: list[str], sha256: str = "") -> dict[
         with Progress("downloading the text") as progress:
             download(entry, folder / sha256, progress, sha256=sha256)
         return {entry: folder / sha256}
+    # the names of the copies, for a start that cannot reach the server
     listing = folder.with_name("addresses") / f"{hashlib.sha256(entry.encode()).hexdigest()}.json"
     try:
         with Progress("listing the text"):
@@ -124,7 +125,10 @@ def _find(store: Any, root: str, entry: str, notes: list[str]) -> dict[str, dict
 def download(
     address: str, target: Path, progress: Progress, *, size: int | None = None, sha256: str = ""
 ) -> None:
-    """Download one file to `target`, atomically and by one process, unless it is there with `size` and `sha256`."""
+    """Download one file to `target`, atomically and by one process, unless it is there.
+
+    It is there if `target` has this `size` and `sha256`, of which None and "" mean any.
+    """
 
     def is_right(file: Path) -> bool:
         if not file.exists() or size not in (None, file.stat().st_size):
@@ -162,10 +166,10 @@ def _reason(error: Exception, address: str, folder: Path | None = None) -> str:
         return "needs s3fs: pip install -c constraints.txt -e '.[s3]'"
     if isinstance(error, ValueError):
         if "Protocol not known" not in str(error):
-            return one_line(error)
+            return one_line(error)  # such as one raised in this file
         kind, _, _ = address.partition("://")
         return f"unknown kind of address{nearest(kind, sorted(fsspec.available_protocols()))}"
-    path = Path(getattr(error, "filename", None) or "-")
+    path = Path(getattr(error, "filename", None) or "-")  # "-" is never `folder` or in it
     if isinstance(error, aiohttp.ClientError):
         # `atomic` has given this error the name of the local file, too, but the connection failed,
         # not writing.

@@ -17,7 +17,7 @@ import torch
 
 COPIED = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
-VALIDATION_CHARACTERS = 2**15  # maximum tokens of a validation before the last step
+VALIDATION_TOKENS = 2**15  # maximum tokens of a validation before the last step
 # maximum tokens of the last validation per token trained on, so that it is a small part of the run
 VALIDATED = 0.25
 
@@ -47,11 +47,12 @@ def window_starts(length: int, seed: int, step: int, batch: int, context: int) -
         raise ValueError(
             f"{length} tokens are too few for a window of {context} tokens and its targets"
         )
+    # the epoch of each window, and its index in the epoch: (batch,) each
     epochs, index = np.divmod(step * batch + np.arange(batch), windows_per_epoch(length, context))
     starts = np.empty(batch, np.int64)
     for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-        mine = epochs == epoch
-        starts[mine] = epoch_starts(length, seed, epoch, context)[index[mine]]
+        in_epoch = epochs == epoch
+        starts[in_epoch] = epoch_starts(length, seed, epoch, context)[index[in_epoch]]
     return starts
 
 
@@ -84,7 +85,10 @@ class TrainingWindows:
     end: np.ndarray | None = None  # the end mark that follows each document, (M,)
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
-        """Return where the windows of steps `steps * step` to `steps * step + steps - 1` begin: (steps * batch,)."""
+        """Return where the windows of `steps` steps begin: (steps * batch,).
+
+        The first of them is step `steps * step` of the run.
+        """
         # Batches are consecutive slices of one sequence, so several are one batch of more windows.
         starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
         if self.end is None:
@@ -134,7 +138,7 @@ def num_validated(split: int, trained: int, *, last: bool, most: int | None = No
     The `last` validation of a run evaluates more of the split if the run has `trained` on many tokens.
     """
     split = min(split, most or split)
-    part = VALIDATION_CHARACTERS
+    part = VALIDATION_TOKENS
     if last:
         part = max(part, int(VALIDATED * trained))
     return min(split, part)

@@ -251,6 +251,7 @@ def _texts(
         except InputError:  # raised where the text is read
             pass
         texts.append(source)
+    # No data.encoding is right for all files, so the advice of `decode` would not help.
     if wrong and not only_ascii and encoding == "utf-8":
         what = f"not {encoding}: {len(wrong):,} of {len(texts):,} files ({first_three(wrong)})"
         raise InputError(what, advice="convert these: iconv -f ENCODING -t utf-8 FILE")

@@ -98,7 +98,8 @@ class SourceFile:
         for info in members:
             if info.is_dir():
                 continue
-            if info.flag_bits & 1:
+            is_encrypted = info.flag_bits & 1
+            if is_encrypted:
                 what = f"{self.label}: {printable(info.filename)} needs a password"
                 raise InputError(f"{what}; unpack the zip file and name its folder")
             names.add(info.filename)
@@ -141,20 +142,20 @@ class Corpus:
             digests.append(sha256.hexdigest())
         return digests
 
-    def digest(self, contents: Iterable[str]) -> str:
-        """Return one SHA-256 of the files' hashes, `contents`, and, if there are several files, their names."""
+    def digest(self, digests: Iterable[str]) -> str:
+        """Return one SHA-256 of the files' hashes, `digests`, and, if there are several files, their names."""
         total = hashlib.sha256()
-        for source, content in zip(self.files, contents, strict=True):
+        for source, file_digest in zip(self.files, digests, strict=True):
             # a renamed single file is the same text
             name = source.name if len(self.files) > 1 else ""
-            total.update(f"{name!r} {content}\n".encode())
+            total.update(f"{name!r} {file_digest}\n".encode())
         return total.hexdigest()
 
-    def identity(self, contents: list[str]) -> str:
-        """Return `digest` of the files' hashes, `contents`, or the hash itself if there is only one file."""
-        if len(contents) == 1:
-            return contents[0]
-        return self.digest(contents)
+    def identity(self, digests: list[str]) -> str:
+        """Return `digest` of the files' hashes, `digests`, or the hash itself if there is only one file."""
+        if len(digests) == 1:
+            return digests[0]
+        return self.digest(digests)
 
     def read(self, source: SourceFile, tick: Tick = lambda size: None) -> Iterator[str | bytes]:
         """Yield a file in chunks: bytes if `encoding` is None, else str. For `tick`, see `digests`."""
@@ -177,7 +178,10 @@ def _chunks(file: IO[bytes], tick: Tick) -> Iterator[bytes]:
 
 
 def without_rulers(source: str) -> str:
-    """Return Python source without comment lines and lines with a `RULER`: five equal punctuation marks in a row."""
+    """Return Python source without comment lines and lines with a `RULER`: five equal punctuation marks in a row.
+
+    A model trained with these lines writes endless rows of dashes.
+    """
     lines = []
     for line in source.split("\n"):
         is_comment = line.lstrip().startswith("#")
@@ -202,7 +206,7 @@ def readable(label: str) -> Iterator[None]:
     except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"{label}: cannot be read: {error.strerror}") from None
-        # gzip and bz2 raise an OSError, too
+        # gzip and bz2 raise an OSError, too, and zipfile a NotImplementedError
         what = f"{label}: cannot be unpacked: {one_line(error)}"
         raise InputError(f"{what}; it is damaged, or its name is wrong") from None
 
@@ -228,7 +232,7 @@ def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
         with library.open(file) as content:
             yield content
     except library_error as error:
-        raise EOFError(one_line(error)) from None
+        raise EOFError(one_line(error)) from None  # which `readable` reports
 
 
 def archive(path: Path) -> zipfile.ZipFile:
@@ -243,7 +247,10 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
 
 
 def texts_first(files: dict[str, Any], notes: list[str], way: str) -> dict[str, Any]:
-    """Return the `*.txt` of files, which are given by name, or all if there are none; a note counts the others."""
+    """Return the `*.txt` of files, which are given by name, or all if there are none.
+
+    A note counts the others, and ends with the `way` to read them.
+    """
     kinds = Counter(suffix(name) or "without a suffix" for name in files)
     texts = kinds.pop(".txt", 0)
     if not texts or not kinds:
@@ -272,7 +279,10 @@ def decode(
     tick: Tick = lambda size: None,
     option: str = "data.encoding=",
 ) -> Iterator[str]:
-    """Yield the text of a file in chunks, without byte order marks and with LF line ends."""
+    """Yield the text of a file in chunks, without byte order marks and with LF line ends.
+
+    `name` is the file's, and `option` how the command line sets its encoding, both for messages.
+    """
     try:
         # refuses codecs of something else than files, such as hex and idna
         b"a".decode(encoding, "replace")
@@ -287,7 +297,8 @@ def decode(
     line = 1
     try:
         for chunk in _chunks(file, tick):
-            if not first:
+            at_start = offset == 0
+            if at_start:
                 first = chunk
                 if first.startswith(FORMATTED):
                     raise NotText(
@@ -295,7 +306,7 @@ def decode(
                     )
             offset += len(chunk)
             text = decoder.decode(chunk)
-            _check_characters(text, at_start=offset == len(chunk))
+            _check_characters(text, at_start)
             line += text.count("\n")
             yield text.replace("\ufeff", "")
         yield decoder.decode(b"", final=True)
@@ -325,24 +336,24 @@ def _refusal(
     """Return the error for a file that begins with `first` and cannot be decoded in `chunk`."""
     reason = f"{printable(name)}: {what}"
     codec = codecs.lookup(encoding).name
-    sure = _sure_encoding(first, chunk)
-    is_utf16 = sure == "utf-16" or codec.startswith("utf-16")  # in which NUL bytes are normal
+    proven = _proven_encoding(first, chunk)
+    is_utf16 = proven == "utf-16" or codec.startswith("utf-16")  # in which NUL bytes are normal
     if not is_utf16 and _is_binary(first):
         way = SAVE
         if option.startswith("data."):
             way += ", or read its bytes with data.tokenizer=byte"
         reason = f"{printable(name)}: is a binary file, not text: {what}"
         return NotText(reason, advice=TABLE_FILES.get(suffix(name), way))
-    if not sure:
+    if not proven:
         return WrongEncoding(reason, advice=f"name its encoding with {option}NAME: {ENCODINGS}")
-    if codec.startswith(sure):
+    if codec.startswith(proven):
         return InputError(
-            reason, advice=f"the text around it is {sure}, so the file is damaged or cut there"
+            reason, advice=f"the text around it is {proven}, so the file is damaged or cut there"
         )
-    return WrongEncoding(reason, advice=f"it is {sure}: use {option}{sure}")
+    return WrongEncoding(reason, advice=f"it is {proven}: use {option}{proven}")
 
 
-def _sure_encoding(first: bytes, chunk: bytes) -> str:
+def _proven_encoding(first: bytes, chunk: bytes) -> str:
     """Return the encoding if a byte order mark or many letters beyond ASCII prove it, else ""."""
     if first.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
         return "utf-16"

@@ -168,7 +168,10 @@ def _part_marks(text: Any, rule: DocumentRule) -> tuple[Any, Any, Any]:
 
 
 def is_divided(rule: DocumentRule, label: str) -> bool:
-    # A model of `rule` never reads separators and the syntax of a table.
+    """Return whether the file `label` must be divided before a model of `rule` reads it.
+
+    The model was trained without separators and the syntax of a table.
+    """
     return rule.kind == "part" or (rule.kind == "row" and suffix(label) in TABLES)
 
 

@@ -75,16 +75,18 @@ class Shuffled(NamedTuple):
     is_new: np.ndarray  # whether each differs from the one before it, then True: (documents + 1,)
 
     def divide(self, shares: list[float]) -> "list[SplitPart]":
-        """Divide the documents between the splits.
+        """Divide the documents between validation, test and training, in this order.
 
-        All tokens are divided according to `shares`. Validation contains at least one document,
-        and so does test if its share is above 0.
+        All tokens are divided according to `shares`, of training, validation and test. Validation
+        contains at least one document, and so does test if its share is above 0.
         """
         documents = len(self.ends)
         tokens = int(self.ends[-1])
-        test_begin = max(self._cut(shares[1] * tokens), self._copies_end(0))
-        train_begin = max(self._cut((shares[1] + shares[2]) * tokens), test_begin)
-        if shares[2] > 0 and train_begin == test_begin < documents:
+        _, validation_share, test_share = shares
+        test_begin = max(self._cut(validation_share * tokens), self._copies_end(0))
+        held_out_share = validation_share + test_share
+        train_begin = max(self._cut(held_out_share * tokens), test_begin)
+        if test_share > 0 and train_begin == test_begin < documents:
             train_begin = self._copies_end(test_begin)
         return [
             SplitPart("validation", self, 0, test_begin),
@@ -96,6 +98,7 @@ class Shuffled(NamedTuple):
         """Yield the tokens, (n,), of several of the documents from `begin` to `end` at once."""
         while begin < end:
             tokens_before = self._tokens_before(begin)
+            # number of whole documents in the next `PIECE` tokens
             fitting = np.searchsorted(self.ends[begin:end], tokens_before + PIECE, "right")
             stop = begin + max(1, int(fitting))
             sizes = np.diff(self.ends[begin:stop], prepend=tokens_before)
@@ -241,7 +244,7 @@ def _mark_ends(
 
 
 def _sort(hashes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sort hashes in place; return their former indices, and whether each differs from the last.
+    """Sort hashes in place; return their former indices, and whether each is new.
 
     The indices are (documents,) int64; equal hashes keep their order. For the other array, see
     `Shuffled.is_new`.
@@ -304,7 +307,7 @@ def _check_distinct(name: str, split: str, rule: DocumentRule, number: int, dist
     else:
         needed = "at least 3 different ones are needed"
     if rule.kind == "part":
-        needed += nearest(value, DOCUMENT_KINDS)
+        needed += nearest(value, DOCUMENT_KINDS)  # a misspelled kind counts as a separator
     if rule.kind == "file" and not split:
         needed += "; leave data.documents out to divide each file, or set data.validation=NAME"
     documents = f"{number:,} document{'' if number == 1 else 's'}, {distinct:,} different"

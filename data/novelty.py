@@ -24,8 +24,8 @@ class Copy(NamedTuple):
 def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Copy]:
     """Return for each text, (n,) tokens, its longest passage that also occurs in the training text, (N,).
 
-    The training text is read once, in chunks: the first ones are short, because few windows exceed
-    the longest copy after them.
+    The training text is read once, in chunks. The first ones are short: most of the ever longer
+    copies are found there, and each costs a look at the whole chunk.
     """
     longest = max(map(len, texts), default=0)
     max_size = max(CHUNK, longest)  # of a chunk
@@ -120,6 +120,7 @@ def powers(base: int, size: int) -> np.ndarray:
 def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarray) -> list[bool]:
     """Return for each document, (n,) tokens, whether the training text contains it whole, between end marks, (M,)."""
     width = trained.itemsize
+    # an end mark before the first document, too
     joined = np.concatenate((end.astype(trained.dtype), trained)).tobytes()
 
     def contains(passage: bytes) -> bool:

@@ -109,7 +109,7 @@ def split_files(
 
     names = [source.name for source in corpus.files]
     alike: dict[str, str] = {}  # the hash of each file, which equal files share
-    if not corpus.python:
+    if not corpus.python:  # its split, by names alone, is that of the published losses
         alike = dict(zip(names, digests, strict=True))
     split_of = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
     return [[(split_of[source.name], 0, size)] for source, size in files]

@@ -146,6 +146,7 @@ class Field:
         values = []
         for name in self.names:
             inner = _follow(record, name)
+            # the values in several elements of a list are one text
             values.append(inner[0] if len(inner) == 1 else inner)
         return [values]
 
@@ -153,7 +154,7 @@ class Field:
         """Return the text of row `number` from the values of its fields, empty if they are."""
         texts = []
         for name, value in zip(self.names, values, strict=True):
-            if self.pattern and isinstance(value, int | float):
+            if self.pattern and isinstance(value, int | float):  # on its own, it is not a text
                 value = str(value)
             text = _text(value)
             if text is None:
@@ -188,6 +189,7 @@ def _reader(lines: Iterator[str], kind: str) -> Any:
         delimiter = "\t"
     else:
         delimiter = max(",;\t", key=first.count)
+    # with the line of Excel, too, which `line_num` must count
     reader = csv.reader(chain([first], lines), delimiter=delimiter, strict=True)
     if declared:
         next(reader)
@@ -232,10 +234,11 @@ def _objects(chunks: Iterator[str], kind: str) -> Rows:
     first = next(chunks, "").lstrip()
     chunks = chain([first], chunks)
     line, newline, _ = first.partition("\n")
-    is_over_lines = first.startswith("[") or bool(newline and not line.rstrip().endswith("}"))
+    # an array, or an object over several lines; otherwise, each line is an object
+    is_tree = first.startswith("[") or bool(newline and not line.rstrip().endswith("}"))
     number = 1
     try:
-        if kind == ".json" and is_over_lines:
+        if kind == ".json" and is_tree:
             text = "".join(islice(chunks, MAX_TREE // CHUNK))
             if next(chunks, ""):
                 raise _BadRow(
@@ -294,7 +297,7 @@ def _texts(rows: Rows, field: Field) -> Iterator[tuple[int, str]]:
         if records is None:
             records = [row]
         else:
-            field = field_of_list
+            field = field_of_list  # of later rows, too: the head names a list
         for record in records:
             for values in field.values(record):
                 texts += 1
@@ -335,6 +338,7 @@ def _paths(value: Any, path: str = "") -> Iterator[str]:
         for name, inner in value.items():
             inner_path = f"{path}.{name}" if path else name
             parts = inner if isinstance(inner, list) else [inner]
+            # The texts are inside it. Pieces become one text, but have a path of their own, too.
             if _text(inner) is None or all(map(_is_piece, parts)):
                 yield from _paths(inner, inner_path)
             else:
@@ -349,7 +353,8 @@ def _is_piece(value: Any) -> bool:
 def _text(value: Any) -> str | None:
     """Return a text; pieces in a list are joined as they are, texts and messages by newlines; None if it is not a text.
 
-    A message such as {"role": "user", "content": "hi"} is `user: hi`.
+    A message such as {"role": "user", "content": "hi"} is `user: hi`, and a piece of one such as
+    {"type": "text", "text": "hi"} is `hi`.
     """
     if isinstance(value, list):
         parts = list(map(_text, value))

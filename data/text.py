@@ -172,7 +172,7 @@ def text_of_run(model: Path) -> Text:
 
 def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
     """Return a copy whose validation and test are the first `data.overfit` training tokens."""
-    length = config.overfit or 0
+    length = config.overfit or 0  # never None here
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 *
@@ -386,6 +386,7 @@ def _save(
     meta: dict[str, Any],
 ) -> None:
     """Write pairs (split, tokens), and `meta`, which may be complete only after the last of them, into `folder`."""
+    # A damaged text must go, because `atomic` replaces no folder. The caller holds the lock.
     shutil.rmtree(folder, ignore_errors=True)
     remove_unfinished(folder.parent)
     counts = dict.fromkeys(SPLITS, 0)  # of characters

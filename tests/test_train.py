@@ -109,7 +109,7 @@ def test_curves_are_losses_and_rates_by_step(trained: Path) -> None:
 def test_a_short_run_evaluates_a_part_of_its_split(
     train: Call, monkeypatch: pytest.MonkeyPatch, more_steps: int, whole: bool
 ) -> None:
-    monkeypatch.setattr("data.batches.VALIDATION_CHARACTERS", 64)
+    monkeypatch.setattr("data.batches.VALIDATION_TOKENS", 64)
     split = len(open_text(DataConfig(path="book.txt"), 32).validation)
     steps = math.ceil(split / (VALIDATED * 8 * 32)) + more_steps
     out = train("name=a", f"trainer.max_steps={steps}", "trainer.val_check_interval=1").out

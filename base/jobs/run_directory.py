@@ -166,7 +166,7 @@ def newest_first(pattern: str) -> list[Run]:
     """Return the runs that contain a file matching `pattern`, the newest first."""
     begun: dict[Run, float] = {}  # seconds since 1970
     for file in (*RUNS.glob(f"*/{pattern}"), *RUNS.glob(f"*/*/{pattern}")):
-        run = Run(file.parents[pattern.count("/")])
+        run = Run(file.parents[pattern.count("/")])  # above the folders in `pattern`
         with suppress(OSError):  # the running process has just removed the file
             begun[run] = max(begun.get(run, 0.0), file.stat().st_mtime)
     for run in begun:
@@ -211,7 +211,7 @@ def to_resume(resume: str, name: str | None) -> Run | None:
     must be None.
     """
     if resume == "auto":
-        run = _place(str(name))
+        run = _place(str(name))  # is set: without it, the caller looks for the newest run
         _check_checkpoints(run, f"name={name}")
         if run.config.exists() or run.has_checkpoint:
             return run

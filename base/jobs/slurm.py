@@ -13,10 +13,11 @@ STOPS = tuple(
 )
 
 
-def time_is_up(number: int | None) -> bool:
+def time_is_up(signal_number: int | None) -> bool:
+    """Return whether a signal (None: no signal) announces the time limit of a SLURM job."""
     return (
-        number is not None
-        and number == getattr(signal, "SIGUSR1", None)
+        signal_number is not None
+        and signal_number == getattr(signal, "SIGUSR1", None)
         and "SLURM_JOB_ID" in os.environ
     )
 
