@@ -31,6 +31,7 @@ def build_module(plan: RunPlan) -> LitGPT:
     """Return the LightningModule of the run that `plan` describes."""
     text = plan.text
     point = plan.resume_point
+    # about the text, for checkpoints
     data = {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "texts")}
     # how the text is divided into documents, or None
     data["divided"] = text.documents and vars(text.documents.rule)
@@ -40,11 +41,12 @@ def build_module(plan: RunPlan) -> LitGPT:
         text.tokenizer,
         data=data,
         conditions=plan.conditions,
+        # compared between the ranks, which must all train the same run from the same step
         start=f"{plan.run.directory.name}, step {start_step}",
         history=point.history if point else History(),
     )
-    if start := plan.init_model:
-        start.copy_into(module.net, text.tokenizer)
+    if init_model := plan.init_model:
+        init_model.copy_into(module.net, text.tokenizer)
     return module
 
 
@@ -101,7 +103,7 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
             logger=instantiate("logger", loggers, save_dir=str(plan.run)),
             plugins=[AtomicCheckpointIO(point), environment],
             max_epochs=-1,
-            check_val_every_n_epoch=None,
+            check_val_every_n_epoch=None,  # val_check_interval counts steps, not epochs
             # -1: a whole validation before the first step
             num_sanity_val_steps=-1 if plan.init_model else 0,
             use_distributed_sampler=False,
@@ -122,9 +124,11 @@ def compile_step(plan: RunPlan, module: LitGPT, trainer: L.Trainer) -> None:
     same_random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
     try:
         with Progress("compiling, about 20 seconds the first time"), same_random:
+            # as `fit` does later
             trainer.precision_plugin.convert_module(module).to(device)
             with trainer.precision_plugin.train_step_context():
                 module.compile_training_step(plan.config.data.rows(plan.machine.devices))
+        # so that later runs know that the compiled code is in the cache
         marker = compiled_marker(plan.config, plan.machine)
         marker.parent.mkdir(parents=True, exist_ok=True)
         marker.touch()

@@ -126,6 +126,6 @@ def _usual_rates(optim: OptimConfig) -> list[str]:
 def _lower_rates(optim: OptimConfig) -> list[str]:
     """Return the `key=value` arguments with which a diverged run continues at half its learning rates."""
     halves = {key: rate / 2 for key, (rate, _) in _rates(optim).items()}
-    halves["optim.lr"] = max(halves["optim.lr"], optim.min_lr)
+    halves["optim.lr"] = max(halves["optim.lr"], optim.min_lr)  # `OptimConfig` refuses a lower one
     lowered = [f"{key}={rate:g}" for key, rate in halves.items()]
     return [*lowered, f"allow=[{','.join(halves)}]"]

@@ -42,6 +42,7 @@ def check_launch(config: Config) -> int:
         way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
         raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
     is_to_launch = devices > 1 and not launched
+    # Otherwise `find_machine` checks them later, because `look` loads PyTorch, which takes seconds.
     if is_to_launch or trainer.accelerator not in ("auto", "cpu"):
         hardware = look()
         device, _ = choose_accelerator(trainer.accelerator, hardware)  # raises if there is none
@@ -134,8 +135,10 @@ def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> 
         raise SystemExit(status) from None
     if not result or not result.failures:
         return 0
+    # the rank that failed first, because the others end when they miss it
     failure = min(result.failures.values(), key=lambda failure: failure.timestamp)
     if failure.exitcode < 0:
+        # any other rank that is killed leaves rank 0, which prints the hint itself
         advice = f"; {resume_hint()}" if failure.local_rank == 0 else ""
         name = signal.Signals(-failure.exitcode).name
         log.error(f"train.py: rank {failure.local_rank} was killed by {name}{advice}")

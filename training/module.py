@@ -91,9 +91,11 @@ class LitGPT(L.LightningModule):
         if self.compile_step:
             self._compile()
         (optimizer,) = self.trainer.optimizers
-        for state in optimizer.state.values():  # Lightning leaves the step counts on the CPU
+        # Lightning leaves the step counts of a resumed run on the CPU.
+        for state in optimizer.state.values():
             if "step" in state:
                 state["step"] = state["step"].to(self.device)
+        # A graph cannot be recorded while anomaly detection reads each gradient back.
         if self.asynchronous and self.trainer.world_size == 1 and not torch.is_anomaly_enabled():
             self.graph = StepGraph(self._update, optimizer)
 
@@ -250,6 +252,7 @@ class LitGPT(L.LightningModule):
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
         text = self.trainer.datamodule.text.evaluated  # type: ignore[attr-defined]
+        # `first_totals` is the loss of the first token, which no window predicts.
         self.score = make_score(totals + first_totals(text))
         self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):

@@ -182,9 +182,10 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:
-    """Return samples of a model, and the longest passages that others copy from the training text, if it is searched.
+    """Return samples of a model, and how much `NUM_COMPARED` other samples copy from the training text.
 
-    A sample is a list [temperature, prompt, continuation].
+    A sample is a list [temperature, prompt, continuation]. The copies are None if the text is too
+    long to be searched.
     """
     text = plan.text
     seed = plan.config.seed

@@ -78,7 +78,7 @@ def newest_unfinished() -> Run | None:
         is_unfinished = not run.is_debug and run.summary.status != "finished"
         # Rank 0 locks the directory for all ranks, so the others do not ask.
         if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
-            return run_directory.to_resume(str(run), None)
+            return run_directory.to_resume(str(run), None)  # checks its files, too
     raise InputError(f"resume=auto: no unfinished run in {RUNS}/ that is not in use")
 
 
@@ -187,7 +187,7 @@ class InitModel:
 
         from gpt.checkpoint import build, copy_weights
 
-        # (V,), the token in the run of each token of this model; all byte models have the same
+        # (V,), the token in the run of each token of this model; all byte models have equal tokens
         token_map = torch.arange(tokenizer.size)
         if self.extra_chars:
             token_map = torch.as_tensor(tokenizer.encode(self.extra_chars))

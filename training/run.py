@@ -85,6 +85,7 @@ def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: fl
 
     processes.keep_freed_memory()
     machine = find_machine(config)
+    # with_advice, because with `minutes` the choice trains a few steps to time them
     with quiet_lightning(), with_advice(run, config.optim, machine.devices):
         # config.yaml stores the name of the run, but not how this command resumes it
         to_store = replace(config, name=run.name, resume=None, allow=[])

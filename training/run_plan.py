@@ -54,9 +54,9 @@ class RunPlan:
     def with_steps(self, steps: int, interval: int) -> "RunPlan":
         """Return the plan with the steps and the interval of validations that `Deadline` has chosen."""
         trainer = self.config.trainer
-        if trainer.max_steps == steps:
+        if trainer.max_steps == steps:  # `Deadline` has chosen nothing
             return self
-        if trainer.val_check_interval != "auto":
+        if trainer.val_check_interval != "auto":  # set, so it stays
             interval = trainer.val_check_interval
         config = replace(
             self.config, trainer=replace(trainer, max_steps=steps, val_check_interval=interval)

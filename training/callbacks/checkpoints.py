@@ -54,6 +54,7 @@ class Checkpoints(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         if trainer.sanity_checking:  # before the first step
             return
+        # A callback such as EarlyStopping has ended the run; after the last step, `Metrics` does.
         pl_module.history.stopped_early = (
             trainer.should_stop and trainer.global_step != trainer.max_steps
         )
@@ -65,6 +66,7 @@ class Checkpoints(L.Callback):
             logger.save()  # flush the events of these steps before the checkpoint that counts them
         trainer.save_checkpoint(self.directory / LAST)
         self.due_at = time.monotonic() + self.seconds
+        # the save is not part of the time of a step
         trainer.lightning_module.history.begin_step()  # type: ignore[union-attr, operator]
 
 
@@ -140,5 +142,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
+        """Return the checkpoint of the run to resume, which `find_point` has read from this path."""
         assert self.resumed
         return self.resumed.take()

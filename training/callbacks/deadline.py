@@ -58,7 +58,7 @@ class Deadline(L.Callback):
         # step and time after the first step, which is slow
         self.began: tuple[int, float] | None = None
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
-        self.step_seconds = 0.0  # sum of all steps since `began`
+        self.seconds_in_steps = 0.0  # sum of all steps since `began`
         self.seconds_per_token: float | None = None  # of the last validation
 
     def on_validation_start(self, *_: Any) -> None:
@@ -78,7 +78,7 @@ class Deadline(L.Callback):
             self.began = trainer.global_step, now
         else:
             self.recent.append(now - self.step_began)
-            self.step_seconds += now - self.step_began
+            self.seconds_in_steps += now - self.step_began
         if self.chooses_interval and trainer.max_steps < 0:
             # Lightning validates after each step whose number is a multiple of `val_check_batch`.
             trainer.val_check_batch = 1 if self._validation_is_due(trainer, pl_module) else ENDLESS
@@ -97,6 +97,7 @@ class Deadline(L.Callback):
         steps = self.fitting(trainer)
         if steps_before < 0:
             why = f"the learning rate falls from step {step:,} on"
+            # The cooldown is then its full fraction of the steps, even after a recent pause.
             if self._seconds_left() > 0 and self.cooldown < 1:
                 steps = max(steps, math.ceil(step / (1 - self.cooldown)))
         else:
@@ -104,9 +105,9 @@ class Deadline(L.Callback):
         trainer.fit_loop.epoch_loop.max_steps = steps  # which `trainer.max_steps` returns
         trainer.should_stop = steps == step
         if self.chooses_interval and steps_before < 0:
-            # It stays, because validations at the multiples of another interval would be uneven.
+            # The interval stays, because validations at multiples of another one would be uneven.
             trainer.val_check_batch = self._interval(trainer, steps)
-        # It starts empty, so that the same pause does not change the number twice.
+        # Timing starts anew, so that the same pause does not change the number twice.
         self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))
         self.save(steps, trainer.val_check_batch)
         log.info(f"minutes    {count(steps, 'step')} in all: {why}")
@@ -137,9 +138,9 @@ class Deadline(L.Callback):
         return trainer.global_step - module.history.validated_step >= interval
 
     def _interval(self, trainer: Any, steps: int) -> int:
-        """Return the steps between two validations: half of them come while the learning rate falls.
+        """Return the steps between two validations, half of which come while the learning rate falls.
 
-        They are fewer than `num_validations` if these would take too long.
+        They are further apart than `num_validations` says if validating would take too long.
         """
         if not self.recent:  # the time is over after the first step
             return steps
@@ -172,7 +173,7 @@ class Deadline(L.Callback):
         # After the choice, the last steps count, because the machine may have become slower or
         # faster.
         in_step = sum(self.recent) / len(self.recent)
-        between_steps = (seconds - self.step_seconds) / steps  # such as validations
+        between_steps = (seconds - self.seconds_in_steps) / steps  # such as validations
         return in_step + between_steps
 
     def fitting(self, trainer: Any) -> int:

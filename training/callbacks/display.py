@@ -26,7 +26,7 @@ class Display(L.Callback):
     def __init__(self, unit: str, deadline: Deadline | None = None) -> None:
         self.unit = unit  # of the tokens, such as "character"
         self.deadline = deadline  # of a run with a time limit
-        self.bar: Any = None
+        self.bar: Any = None  # of tqdm, only in a terminal
         self.waiting: Progress | None = None
 
     def show(self, what: str, total: int = 0) -> None:

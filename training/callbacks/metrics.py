@@ -38,7 +38,7 @@ class Metrics(L.Callback):
         self.start_step = trainer.global_step
         if self.start_step == 0 and trainer.is_global_zero:  # a resumed run has the layout already
             for board in boards(trainer):
-                board.experiment.add_custom_scalars(layout(peak is not None))
+                board.experiment.add_custom_scalars(layout(peak_is_known=peak is not None))
         # seconds and number of the steps timed before the last log
         self.timed_at_log = history.step_seconds, history.timed_steps
         history.start_clock()
@@ -54,6 +54,7 @@ class Metrics(L.Callback):
         step = trainer.global_step
         is_first = step == self.start_step + 1
         is_logged = self._is_logged(trainer, step)
+        # On a GPU, fetching waits for all steps so far, so most steps leave it to a later one.
         if (
             is_first
             or is_logged

@@ -59,6 +59,7 @@ class StopSignals(L.Callback):
     def stop_if_asked(self, trainer: L.Trainer) -> None:
         """Raise `Stopped` if any process (rank) has received a signal. All processes must call this method."""
         if any_rank(trainer, self.received is not None):
+            # None: only another rank has received one, and it is not known which
             raise Stopped(self.received or signal.SIGTERM, trainer.global_step)
 
     def _receive(self, number: int, frame: Any) -> None:

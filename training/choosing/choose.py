@@ -146,9 +146,10 @@ def choose_steps(config: Config, text: Text, is_short: bool) -> int:
 def choose_timed_length(
     config: Config, default: Config, text: Text, machine: Machine, startup: StartUp, is_short: bool
 ) -> Length:
-    """Choose the model that reaches the lowest loss within the time limit, or earlier if the text is learned then."""
+    """Choose the model with the lowest loss within the time limit; a run that has learned the text ends earlier."""
     assert config.minutes
     fitting = fit_into_minutes(config, default, text, machine, startup)
+    # Neither more steps nor a larger model would lower the loss.
     needs_text = (
         config.model.dim == "auto"
         and fitting.learns_in_time
@@ -260,7 +261,7 @@ def _adapted(config: Config, chosen: Config) -> Iterator[str]:
         yield f"dropout {chosen.model.dropout:g}"
     interval = chosen.trainer.val_check_interval
     usual = TrainerConfig.val_check_interval
-    # An equal value may still be `auto`, which is not compared with a number.
+    # With a time limit, both may still be `auto`, which must not be compared with a number.
     if interval != config.trainer.val_check_interval and interval < usual:
         yield f"validation every {interval}"
 
@@ -288,8 +289,8 @@ def dropout_for(weights: int, tokens: int, tokens_seen: float) -> float:
 def interval_for(tokens: int, share: float, steps: int) -> int:
     """Return the number of steps between two validations of a run on a short text (fewer than `SHORT_TEXT` tokens)."""
     rising = min(steps, steps_for(tokens, share))  # the loss may rise from about here on
-    for_minimum = -(-rising // MIN_VALIDATIONS)  # rounded up
-    for_maximum = steps // MAX_VALIDATIONS
+    for_minimum = -(-rising // MIN_VALIDATIONS)  # about MIN_VALIDATIONS by then; rounded up
+    for_maximum = steps // MAX_VALIDATIONS  # about MAX_VALIDATIONS in all
     return min(TrainerConfig.val_check_interval, max(for_minimum, for_maximum))
 
 

@@ -240,22 +240,22 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     rows = config.data.rows(machine.devices)  # windows in a forward pass on a device
     memory = available(machine.device)
     if machine.device == "cpu":
-        processes = machine.devices / machine.nodes  # they share the memory of their machine
-        memory = memory / processes - LOADED_BYTES
+        local_processes = machine.devices / machine.nodes  # they share the memory of their machine
+        memory = memory / local_processes - LOADED_BYTES
     row_bytes = step_memory(config, vocabulary, machine.device)
     numbers = 4 * untrained(model, vocabulary).num_parameters()  # weights, gradients, two moments
     state_bytes = 4 * numbers  # in fp32
     needed = state_bytes + rows * row_bytes
     if needed <= memory:
         return
-    fitting = [
+    micro_batches = [
         part
         for part in range(1, rows)
         if rows % part == 0 and state_bytes + part * row_bytes <= memory
     ]
     lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
-    if fitting:
-        lower = f"use data.micro_batch={max(fitting)}"
+    if micro_batches:
+        lower = f"use data.micro_batch={max(micro_batches)}"
     there = f"there are {max(0.0, memory) / 2**30:,.1f}"
     raise InputError(
         f"a step needs about {needed / 2**30:,.1f} GiB of memory, but {there}; {lower}"

@@ -33,7 +33,7 @@ PROTECTION = 50.0  # h
 def predicted_loss(
     weights: int, dropout: float, text_tokens: int, tokens_seen: np.ndarray | float
 ) -> np.ndarray:
-    """Return the loss in nats per token, less E, of a model that sees so many tokens of a text, in whole or again."""
+    """Return the loss in nats per token, less E, of a model that has read `tokens_seen` tokens, repeats included."""
     epochs = np.asarray(tokens_seen) / text_tokens
     repetitions = np.maximum(epochs - 1, 0)
     new_epochs = np.minimum(epochs, 1) + REPEATS * (1 - np.exp(-repetitions / REPEATS))

@@ -67,7 +67,7 @@ class _Clock(L.Callback):
     """Appends the seconds of each training step to the list `steps`, and ends the training after a short time."""
 
     def __init__(self, limit: float) -> None:
-        self.limit = limit
+        self.limit = limit  # seconds of all steps but the first
         self.steps = list[float]()
 
     def on_train_batch_start(self, *_: Any) -> None:
@@ -225,6 +225,7 @@ def fit_model(
     candidate = replace(default, model=model, compile="false")
     batch = default.data.batch
     largest_batch = 2 * batch if config.data.batch == "auto" else batch  # it may be doubled
+    # raises if even this one is too large for the memory
     check_memory(
         replace(candidate, data=replace(default.data, batch=largest_batch)),
         text.tokenizer.size,
@@ -233,9 +234,8 @@ def fit_model(
     minutes = config.minutes or 0.0
     timing_seconds = TIMING * startup.seconds_left(minutes)
     step_seconds = time_step(candidate, text, machine, timing_seconds)  # not compiled
-    training_seconds = TRAINING_SHARE * startup.seconds_left(
-        minutes
-    )  # less than before the timing
+    # fewer seconds than before the timing
+    training_seconds = TRAINING_SHARE * startup.seconds_left(minutes)
     fraction = compiled_fraction(default.trainer.precision, machine.device)
     compile_seconds = compiling_seconds(candidate, machine, startup.import_seconds)
     saved_seconds = (1 - fraction) * training_seconds
@@ -261,7 +261,7 @@ def dropouts(config: Config, model: ModelConfig) -> tuple[float, ...]:
 def fit_dropout(
     model: ModelConfig, config: Config, batch: int, text: Text, steps: float, step_seconds: float
 ) -> Fitting:
-    """Return how many of the `steps` that fit into the time a model needs, with its dropout, and the loss then."""
+    """Return the steps that a model with its dropout needs, of the `steps` that fit into the time, and its loss."""
     weights = untrained(model, text.tokenizer.size).num_parameters()
     tokens = useful_tokens(config, text, weights, model.dropout)
     tokens_per_step = batch * model.context
