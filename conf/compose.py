@@ -291,9 +291,8 @@ def _with_hydra(primary: str, chosen: list[str], defaults: Mapping[str, Any]) ->
     schema = OmegaConf.structured(Config)
     for node in (schema, *(schema[key] for key in schema)):
         if isinstance(node, DictConfig):
-            OmegaConf.set_readonly(
-                node, None
-            )  # the dataclasses are frozen, but presets set values
+            # the dataclasses are frozen, but presets and `_set` change values
+            OmegaConf.set_readonly(node, None)
     # the first of the defaults in train.yaml and resume.yaml
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(defaults)))
     folders = [f"file://{folder}" for folder in FOLDERS]
