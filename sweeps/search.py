@@ -207,7 +207,7 @@ def begin_search(config: SearchConfig, command: Command) -> int:
 
 
 def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[Config]:
-    """Return the configurations of a few trials that have every choice and both ends of every range in `space`.
+    """Return a few trials that have every choice and both ends of every range in `space`.
 
     Raises an `InputError` if a value is wrong, so that no trial fails because of it later.
     """
