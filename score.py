@@ -72,6 +72,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add_unknown(add, "characters")
     add_device(add)
+    # Options may stand between MODEL and FILE.
     return parser.parse_intermixed_args(arguments)
 
 

@@ -81,7 +81,10 @@ def print_scores(
     options: argparse.Namespace,
     file: TextIO | None,
 ) -> None:
-    """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`)."""
+    """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`).
+
+    `file` is the output that these options name, None without them.
+    """
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
     for candidate in candidates:

@@ -232,8 +232,9 @@ def check_inputs(configs: Iterable[Config]) -> list[str]:
     texts: dict[str, str] = {}  # by what is checked, because reading a text is slow
     hashes = []
     for config in configs:
-        start = config.init_from and (config.init_from, config.model)
-        inputs = repr((config.data, config.model.context, config.trainer, start))
+        # None, or the initial model and the settings that must fit it
+        initial = config.init_from and (config.init_from, config.model)
+        inputs = repr((config.data, config.model.context, config.trainer, initial))
         if inputs not in texts:
             texts[inputs] = check_input(config)
         hashes.append(texts[inputs])

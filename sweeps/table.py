@@ -145,7 +145,7 @@ def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
 
 
 def best_first(table: list[Row]) -> list[Row]:
-    # Losses that were measured in different modes are not compared.
+    # Losses that were measured in different modes are not compared. Means have no mode.
     return sorted(
         table,
         key=lambda row: (row["val_bpc"] is None, row.get("mode") or "", row["val_bpc"] or 0.0),
