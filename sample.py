@@ -48,7 +48,10 @@ class Sample(NamedTuple):
     text: Continuation
 
     def document(self, end: str) -> str:
-        """Return the document that `end` completes, or "" if the text is not complete or blank."""
+        """Return the last document, which `end` completes, or "" if it is blank or incomplete.
+
+        It may begin in the prompt, after other documents.
+        """
         if not end or end not in self.text.stopped_by:
             return ""
         document = (self.prompt + self.text.text).rpartition(end)[2]
@@ -71,7 +74,10 @@ class Sampler:
         return bool(self.end) and not self.options.no_stop
 
     def encode(self, prompt: str) -> np.ndarray:
-        """Return the tokens of what the model continues: a prompt, after the end mark of documents, (T0,)."""
+        """Return the tokens that the model continues, (T0,): a prompt after the end mark, if any.
+
+        Without an end mark, `beginning` replaces an empty prompt: a model needs at least one token.
+        """
         if self.end or not prompt:
             prompt = beginning(self.tokenizer, self.end) + prompt
         return self.tokenizer.encode(prompt)
@@ -79,7 +85,10 @@ class Sampler:
     def continuations(
         self, prompts: list[np.ndarray], seeds: list[int]
     ) -> Iterator[list[Continuation]]:
-        """Continue all `prompts` in one batch, and yield the continuations so far after each token."""
+        """Continue all `prompts` in one batch; yield the continuations so far after each token.
+
+        It is the same list each time; the last time all of them have ended.
+        """
         options = self.options
         params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
         stops = [*options.stop]
@@ -102,12 +111,12 @@ class Sampler:
         prompts = [self.encode(prompt) for prompt, _ in rows]
         seeds = [seed for _, seed in rows]
 
-        def work(part: slice) -> Iterator[list[Continuation]]:
+        def continue_part(part: slice) -> Iterator[list[Continuation]]:
             return self.continuations(prompts[part], seeds[part])
 
         remaining = iter(rows)
         with Progress("writing", len(rows) * self.options.num_chars) as bar:
-            for texts in generate_many(work, len(rows), self.weights, bar.update):
+            for texts in generate_many(continue_part, len(rows), self.weights, bar.update):
                 for text in texts:
                     prompt, seed = next(remaining)
                     yield Sample(prompt, seed, text)
@@ -324,7 +333,7 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
         if tokenizer.unit == "character":
-            text = text.replace("\ufeff", "")
+            text = text.replace("\ufeff", "")  # as in training, wherever it stands
     except (OSError, UnicodeDecodeError) as error:
         reason = f"is not UTF-8: {error}"
         if isinstance(error, OSError):

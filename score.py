@@ -72,6 +72,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     )
     add_unknown(add, "characters")
     add_device(add)
+    # Options may stand between MODEL and FILE.
     return parser.parse_intermixed_args(arguments)
 
 
@@ -101,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
         # which the output must not replace; Path(""), the current folder, is not a file
         inputs = [*checkpoints, Path(options.file or "")]
         output = writing_to(out, option, inputs, overwrite=options.overwrite)
-    keep_freed_memory()
+    keep_freed_memory()  # for the next batch
     with output as file:  # before the slow work, so that a wrong name fails early
         with Progress("loading the model"):
             from gpt.model_file import read
@@ -154,8 +155,12 @@ def best_trial(name: str, model: Path) -> str:
 
 
 def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
-    """Score a split of each run, update the tables and pages of their sweeps, and print the table."""
+    """Score a split of each run, update the tables and pages of their sweeps, and print the table.
+
+    The tables contain what `run` stores in the summary.json of each run.
+    """
     for trial in trials:
+        # as its validation loss was measured
         window = options.window or trial.summary.mode or "disjoint"
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": window}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
@@ -167,6 +172,7 @@ def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
             write_page(folder, table)
             tables.append(table)
     is_sweep = Run(named(options.checkpoint)).is_sweep
+    # The trials of a sweep have one table.
     comparison = leaderboard(*tables) if is_sweep else table_of_runs(trials)
     print(f"\n{comparison}")
 

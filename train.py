@@ -26,7 +26,7 @@ STARTED = time.perf_counter() - time.process_time()
 
 def cli() -> int:
     """Run train.py and return its exit status."""
-    ranks.end_with_parent()
+    ranks.end_with_parent()  # for trials of a sweep, and ranks that a run started
     return main("train.py", interruptible)
 
 
@@ -50,7 +50,7 @@ def dispatch(arguments: list[str]) -> int | None:
         others = [argument for argument in arguments if argument != "--runs"]
         print(compare(others))
         return 0
-    ranks.adopt_srun()
+    ranks.adopt_srun()  # first, because what follows asks for the rank
     command = read_command(arguments)
     if command.search:
         from sweeps.search import begin_search  # loads Optuna

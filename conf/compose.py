@@ -37,7 +37,7 @@ PRESET = re.compile("In '.+?': ")  # how an error of Hydra names a preset
 
 def compose(settings: Sequence[Setting]) -> Config:
     """Compose the configuration of a new run from the defaults, the presets and the command line."""
-    with _one_line():
+    with _as_input_error():
         config: Config = OmegaConf.to_object(_compose_new(settings))  # type: ignore[assignment]
     for group in PLUGINS:
         _check_names(group, getattr(config, group))
@@ -87,7 +87,7 @@ def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
     chosen.
     """
-    base = asdict(stored) | {"resume": None, "allow": []}
+    base = asdict(stored) | {"resume": None, "allow": []}  # without those of the earlier command
     # The present command decides the number of machines and, if it was started as several
     # processes, of devices.
     base["trainer"]["num_nodes"] = "auto"
@@ -98,9 +98,10 @@ def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
     replaced = base | {group: {} for group in PLUGINS if group in keys}
     stored_values = by_key(base)
-    with _one_line():
+    with _as_input_error():
         config = _set(_presets("resume", settings, replaced), settings)
         for key in KEYS:
+            # a verbatim value may be a file that is called auto
             if not is_verbatim(key) and has_auto(OmegaConf.select(config, key)):
                 OmegaConf.update(config, key, escaped(stored_values[key]), merge=False)
         return OmegaConf.to_object(config)  # type: ignore[return-value]
@@ -116,7 +117,7 @@ def read_config(run: Path) -> Config:
     path = run / "config.yaml"
     try:
         _check_aliases(path)
-        with _one_line():
+        with _as_input_error():
             # without resolving interpolations
             values: Any = OmegaConf.to_container(OmegaConf.load(path))
         if not isinstance(values, dict):
@@ -135,7 +136,7 @@ def read_config(run: Path) -> Config:
                     f"{group}: _target_ is not accepted: a file of conf/{group} names the class"
                 )
             chosen.append(_plugins_setting(group, plugins))
-        with _one_line():
+        with _as_input_error():
             merged = OmegaConf.merge(_presets("resume", chosen), escaped(values))
             config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
         missing = asdict(config).keys() - values.keys()
@@ -150,7 +151,7 @@ def read_config(run: Path) -> Config:
 
 def _check_aliases(path: Path) -> None:
     """Refuse a YAML file with aliases: OmegaConf copies what they stand for, which a stranger can make exponential."""
-    with _one_line(), open(path, "rb") as file:
+    with _as_input_error(), open(path, "rb") as file:
         for event in yaml.parse(file, yaml.SafeLoader):
             if isinstance(event, yaml.AliasEvent):
                 raise InputError(
@@ -160,7 +161,7 @@ def _check_aliases(path: Path) -> None:
 
 def show(settings: Sequence[Setting]) -> str:
     """Return the configuration of a run as YAML, like Hydra's `--cfg job --resolve`."""
-    with _one_line():
+    with _as_input_error():
         config = _compose_new(settings)
         return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(config, resolve=True)))
 
@@ -180,6 +181,7 @@ def differences(config: Config) -> list[tuple[str, str, str]]:
             and value not in (defaults[key], KEYS[key].usual)
         ):
             differing.append((key, spell(value), spell(defaults[key])))
+    # the same plug-ins, with the arguments in their files
     files = _plain_presets([_plugins_setting(group, values[group]) for group in PLUGINS])
     for group in PLUGINS:
         differing += _differing_plugins(
@@ -254,7 +256,7 @@ def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
             name, _, argument = rest.partition(".")
             if name not in config[group]:
                 raise InputError(f"{setting.text}: needs {group}={name}")
-            accepted = [key for key in config[group][name] if key != "_target_"]
+            accepted = [option for option in config[group][name] if option != "_target_"]
             if argument not in accepted:
                 listed = ", ".join(accepted) or "none"
                 raise InputError(f"{key}: no such key; {group}={name} accepts {listed}")
@@ -274,7 +276,10 @@ _composed: dict[str, DictConfig] = {}
 def _presets(
     primary: str, settings: Sequence[Setting], defaults: Mapping[str, Any] | None = None
 ) -> DictConfig:
-    """Compose conf/`primary`.yaml with the presets in `settings`; `defaults` replaces the defaults of `Config`."""
+    """Compose conf/`primary`.yaml with the presets in `settings`; `defaults` replaces the defaults of `Config`.
+
+    Later calls return the same object, so a caller must not change it.
+    """
     chosen = [setting.text for setting in settings if setting.is_group]
     inputs = repr((primary, chosen, FOLDERS, defaults))
     if inputs not in _composed:
@@ -286,7 +291,9 @@ def _with_hydra(primary: str, chosen: list[str], defaults: Mapping[str, Any]) ->
     schema = OmegaConf.structured(Config)
     for node in (schema, *(schema[key] for key in schema)):
         if isinstance(node, DictConfig):
-            OmegaConf.set_readonly(node, None)  # the dataclasses are frozen
+            # the dataclasses are frozen, but presets and `_set` change values
+            OmegaConf.set_readonly(node, None)
+    # the first of the defaults in train.yaml and resume.yaml
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(defaults)))
     folders = [f"file://{folder}" for folder in FOLDERS]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
@@ -314,7 +321,7 @@ def escaped(value: Any) -> Any:
 
 
 @contextmanager
-def _one_line() -> Iterator[None]:
+def _as_input_error() -> Iterator[None]:
     """Turn an error of Hydra, OmegaConf or YAML into an `InputError` that names the key, its value and what is allowed.
 
     An error in a preset begins with the preset's name.

@@ -51,7 +51,7 @@ def _keys(
         value = field.default_factory() if callable(field.default_factory) else field.default
         if dataclasses.is_dataclass(value):
             yield from _keys(type(value), f"{name}.", on_resume, value)
-        elif field.metadata:
+        elif field.metadata:  # a field without is no option: `space` of a search
             default = getattr(values, field.name) if values else value
             yield name, Key(hints[field.name], default, field.default, field.metadata, on_resume)
 
@@ -107,6 +107,7 @@ def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
 def choice_values(group: str, choice: str) -> dict[str, Any]:
     """Return the settings in the file of the preset `choice`, or raise an `InputError`."""
     files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
+    # if there is none, the error names that of conf/
     file = next((file for file in files if file.exists()), files[0])
     try:
         values = OmegaConf.to_container(OmegaConf.load(file))

@@ -65,7 +65,7 @@ class Setting:
 class Command:
     """The parsed command line of `train.py`. A key that is set twice has its last value."""
 
-    overrides: dict[str, Override]  # by key, those whose values are used verbatim last
+    overrides: dict[str, Override]  # by key, in the order of the command line
     sweep: bool = False
     search: SearchConfig | None = None
     show: bool = False  # the settings, instead of training
@@ -110,7 +110,10 @@ def settings_of(override: Override) -> list[Setting]:
 
 
 def arguments_of(override: Override) -> list[str]:
-    """Return an override as on the command line, but an argument for each of its verbatim values."""
+    """Return an override as on the command line; a verbatim one as an argument for each value.
+
+    Those lack the quotes of `quote_verbatim`: the process of a trial quotes them anew.
+    """
     if is_verbatim(override.key_or_group):
         return [setting.text for setting in settings_of(override)]
     return [str(override.input_line)]
@@ -205,6 +208,7 @@ def parse_overrides(
     """
     overrides = []
     for argument in arguments:
+        # `~key` would remove a key, which `_check_override` refuses
         if argument.startswith("=") or ("=" not in argument and not argument.startswith("~")):
             near = _to_train_on(argument) or nearest_key(argument)
             raise InputError(f"{argument}: must be key=value, such as model.heads=8{near}")

@@ -65,8 +65,8 @@ def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dic
 def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
 
-    `groups` contains the settings of the trained model. The context may be longer unless the
-    positions are learned.
+    `groups` contains the settings of the trained model. No weight depends on the window, and none
+    on the context unless the positions are learned: then it must not be longer.
     """
     trained = by_key(groups)
     ours = by_key(config)

@@ -43,7 +43,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
     """
     run = Run(file.resolve().parents[1])
     summary = Summary()
-    command = ""
+    command = ""  # which repeats the run; "" if `file` is in none
     split = ""
     if file.resolve().parent.name == "checkpoints" and run.config.exists():
         summary = run.summary
@@ -83,7 +83,10 @@ def public_setting(setting: str) -> str:
 def rows(
     model: GPT, meta: Mapping[str, Any], summary: Summary, split: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield the rows (key, value) of the card's table; `summary` is empty if the model is not in a run directory."""
+    """Yield the rows (key, value) of the card's table; `summary` is empty if the model is not in a run directory.
+
+    `split` says how the text was divided and ends the first row.
+    """
     tokenizer = tokenizer_from(meta["vocabulary"])
     unit = tokenizer.unit
     loss = meta["val_loss"]

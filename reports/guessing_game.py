@@ -24,6 +24,7 @@ def to_guess(text: str, trained: str, characters: str, mark: str = "\n") -> list
     """
     passages: list[str] = []
     free = 0  # earliest position of the next passage, which spreads the passages over the text
+    # `.` matches no line break, so no passage begins with an empty line
     for first in re.finditer(f"(?<={re.escape(mark)}).", text):
         begin = first.start()
         passage = text[begin : begin + TO_GUESS]
@@ -44,7 +45,7 @@ def game_passages(
     """Return (passages of the text `source`, the line that export.py prints about them); without any, it says why.
 
     A passage begins a document or a line, has only characters of the vocabulary, and was not
-    trained on.
+    trained on. `documents` says how the training text was divided, None if it was not.
     """
     rule = DocumentRule(**documents) if documents else None
     end = rule.end if rule else ""

@@ -59,7 +59,8 @@ class History:
     stopped_early: bool = False
 
     def __post_init__(self) -> None:
-        # when training began in this process; None before and after it
+        # These are not fields, because a checkpoint does not contain them.
+        # When training began in this process, None before and after it.
         self._started: float | None = None
         self._step_began = 0.0
 

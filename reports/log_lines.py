@@ -44,14 +44,14 @@ def introduce(
     windows = count(config.data.batch, "window")
     steps = config.trainer.max_steps
     if steps == "auto":
-        trained = 0  # with `minutes`, only known at the end
+        to_read = 0  # tokens; with `minutes`, only known at the end
         training = f"as many steps of {windows} as help and fit into minutes={config.minutes:g}"
     else:
-        trained = steps * config.data.batch * shape.context
-        training = f"{count(steps, 'step')} of {windows}, {epochs(trained / len(text.train))}"
+        to_read = steps * config.data.batch * shape.context
+        training = f"{count(steps, 'step')} of {windows}, {epochs(to_read / len(text.train))}"
     unit = text.tokenizer.unit
     split = len(text.validation)
-    validated = num_validated(split, trained, last=False, most=config.data.val_tokens)
+    validated = num_validated(split, to_read, last=False, most=config.data.val_tokens)
     which = "the whole split"
     if validated < split:
         which = f"about {validated:,} evenly spaced {unit}s of the split, more at the end"

@@ -54,6 +54,7 @@ def compare(
     encoded = list(map(tokenizer.encode, texts))
     copies = longest_copies(encoded, trained)
     complete = list(map(tokenizer.encode, filter(None, documents)))
+    # one for each of `complete`
     repeated = iter(repeats(complete, trained, tokenizer.encode(end)))
     novelties = []
     for tokens, copy, document in zip(encoded, copies, documents, strict=True):

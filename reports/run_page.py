@@ -48,7 +48,7 @@ def page(
 
     `about` has the name of the run and other facts, which the page shows as they are.
     """
-    passage = passage[: MAX_PASSAGE + 1]
+    passage = passage[: MAX_PASSAGE + 1]  # the last one is only predicted, not read
     attended = passage[: min(NUM_ATTENDED, model.config.context)]
     unit = tokenizer.unit
     data = {

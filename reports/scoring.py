@@ -40,7 +40,7 @@ class CharacterScores:
 
     def __init__(self, candidate: Candidate) -> None:
         self.candidate = candidate
-        self.totals = torch.zeros(4, dtype=torch.float64)
+        self.totals = torch.zeros(4, dtype=torch.float64)  # nats, tokens, characters, bytes
         self.characters = 0  # on the page so far
         # A text has no more characters than tokens. Memory is used only where something is
         # written.
@@ -81,7 +81,10 @@ def print_scores(
     options: argparse.Namespace,
     file: TextIO | None,
 ) -> None:
-    """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`)."""
+    """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`).
+
+    `file` is the output that these options name, None without them.
+    """
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
     for candidate in candidates:
@@ -100,6 +103,7 @@ def print_scores(
         if file:
             write_documents(of_documents, file)
         return
+    # the mode of the validation loss of a run
     validation_mode = "documents" if candidates[0].documents else "disjoint"
     has_documents = any(meta["documents"] for *_, meta in loaded)
     if options.compare and validation_mode == "disjoint" and has_documents:
@@ -234,7 +238,8 @@ def score_documents(candidate: Candidate, documents: list[Document]) -> Document
     marked = np.split(candidate.tokens, ends[:-1])
     after_marks = [np.concatenate((mark, tokens)) for tokens in marked]
     nats = measure_documents(candidate, after_marks, known=len(mark))
-    characters = np.array([tokenizer.token_sizes[tokens, 0].sum() for tokens in marked])
+    token_characters = tokenizer.token_sizes[:, 0]  # (V,)
+    characters = np.array([token_characters[tokens].sum() for tokens in marked])
     return DocumentScores(documents, marked, nats, characters, tokenizer)
 
 

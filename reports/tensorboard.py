@@ -103,6 +103,7 @@ def attention(title: str, characters: Sequence[str], weights: np.ndarray) -> Ima
     left = 84  # pixels, of the cells
     top = 94
     side = 600
+    # anchor "lm": the point is at the left, in the middle of the height
     draw.text((18, 30), title, INK, ImageFont.load_default(28), "lm")
     cells = Image.fromarray(colours(weights)).resize((side, side), Image.Resampling.NEAREST)
     image.paste(cells, (left, top))

@@ -81,13 +81,14 @@ def read_text(
     files = []
     with Progress("reading"):
         if options.split:
-            if not options.per_document:
+            if not options.per_document:  # one text, which contains its end marks
                 rule = None
             parts = parts_of_split(
                 split_of_run(checkpoints[0], options.split), rule, only_bytes, options
             )
         else:
             raw, label = read_file(options)
+            # of lines, for example, the file is one text, which contains its end marks
             if rule and not options.per_document and not is_divided(rule, label):
                 rule = None
             parts = parts_of_file(raw, label, rule, only_bytes, options)
@@ -224,9 +225,9 @@ def encode_parts(
         for tokenizer in tokenizers:
             texts = [tokenizer.canonical(text) for text in texts]
         if options.unknown != "error":
-            letters = set().union(*texts).difference(tokenizers[0].names)
+            unknown_characters = set().union(*texts).difference(tokenizers[0].names)
             # Only --per-document, for which there is one model, prints these numbers.
-            unknown = [sum(map(text.count, letters)) for text in texts]
+            unknown = [sum(map(text.count, unknown_characters)) for text in texts]
             texts = replace_unknown(texts, tokenizers, options.unknown)
         models = [options.checkpoint]
         if options.compare is not None:

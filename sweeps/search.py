@@ -64,6 +64,7 @@ def distribution(override: Override) -> Any:
         if interval:
             return FloatDistribution(value.start, value.end, log=log_scale)
         if isinstance(value, RangeSweep):
+            # because Optuna's range contains its end, and that of Hydra does not
             values = typing.cast(list[Any], list(override.sweep_iterator()))
             all_whole = all(isinstance(number, int) for number in values)
             kind: Any = IntDistribution if all_whole else FloatDistribution
@@ -140,6 +141,7 @@ class Search(Sweep):
         yield from super().ask()
         while len(self.trials) < self.count:  # `add` adds one
             # A seed for each trial, so that a continued search gets the same proposals.
+            # `constant_liar` assumes a bad loss of running trials: simultaneous ones differ.
             seed = random.Random(f"{self.config.seed} {len(self.trials)}").getrandbits(32)
             self.study.sampler = TPESampler(
                 n_startup_trials=self.config.startup, seed=seed, constant_liar=True
@@ -205,7 +207,10 @@ def begin_search(config: SearchConfig, command: Command) -> int:
 
 
 def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[Config]:
-    """Return a few trials with every choice and both ends of every range in `space`."""
+    """Return a few trials that have every choice and both ends of every range in `space`.
+
+    Raises an `InputError` if a value is wrong, so that no trial fails because of it later.
+    """
     ends = dict[str, Sequence[Any]]()
     for key, values in space.items():
         if isinstance(values, CategoricalDistribution):

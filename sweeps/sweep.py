@@ -95,11 +95,12 @@ def make_trial(
     for setting in settings:
         key, _, value = setting.partition("=")
         values[key] = value
+    # A trial has a name and `resume` of its own, from `Trial.command`.
     of_sweep = ("name", "resume", "workers")
     arguments = [f"{key}={value}" for key, value in values.items() if key not in of_sweep]
     differing = {key: values[key] for key in varied}
-    by_key = dict(sorted(differing.items()))
-    run = Run(RUNS / sweep / (name or trial_name(by_key)))
+    in_order = dict(sorted(differing.items()))  # any order of the keys gives the same name
+    run = Run(RUNS / sweep / (name or trial_name(in_order)))
     return Trial(run, arguments, {key: printable(value) for key, value in differing.items()})
 
 
@@ -231,8 +232,9 @@ def check_inputs(configs: Iterable[Config]) -> list[str]:
     texts: dict[str, str] = {}  # by what is checked, because reading a text is slow
     hashes = []
     for config in configs:
-        start = config.init_from and (config.init_from, config.model)
-        inputs = repr((config.data, config.model.context, config.trainer, start))
+        # None, or the initial model and the settings that must fit it
+        initial = config.init_from and (config.init_from, config.model)
+        inputs = repr((config.data, config.model.context, config.trainer, initial))
         if inputs not in texts:
             texts[inputs] = check_input(config)
         hashes.append(texts[inputs])
@@ -250,7 +252,7 @@ def check_input(config: Config) -> str:
         )
     extra_chars = ""
     if config.init_from is not None:
-        extra_chars = load_init_model(config).extra_chars
+        extra_chars = load_init_model(config).extra_chars  # of its vocabulary
     return open_text(config.data, config.model.context, extra_chars).sha256
 
 

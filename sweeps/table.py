@@ -103,7 +103,7 @@ def table_of_runs(runs: Collection[Run]) -> str:
     for run, values in settings.items():
         varied[run] = {"run": printable(run.name)}
         for key in columns:
-            if values.get(key, "null") != "null":
+            if values.get(key, "null") != "null":  # otherwise its cell is empty
                 varied[run][key] = values[key]
     table = leaderboard(rows_of(varied, {}))
     warning = caution(configs)
@@ -113,12 +113,12 @@ def table_of_runs(runs: Collection[Run]) -> str:
 def _differing_conditions(settings: Collection[Mapping[str, str]], config: Config) -> list[str]:
     """Return the keys that differ in `settings` and on which a result depends; `config` is that of any of the runs."""
     relevant = {*resume_rules.conditions_of(config), *resume_rules.PATHS, "trainer.max_steps"}
-    relevant -= {"threads", "compile"}
+    relevant -= {"threads", "compile"}  # chosen for the machine
     differing = []
     for key in all_keys(settings):
         group = key.partition(".")[0]  # a plug-in's key counts as its group
         if key in relevant or group in relevant:
-            values = {run[key] for run in settings if key in run}
+            values = {of_run[key] for of_run in settings if key in of_run}
             if len(values) > 1:
                 differing.append(key)
     return differing
@@ -145,7 +145,7 @@ def rows_of(varied: Varied, outcomes: Mapping[Run, str]) -> list[Row]:
 
 
 def best_first(table: list[Row]) -> list[Row]:
-    # Losses that were measured in different modes are not compared.
+    # Losses that were measured in different modes are not compared. Means have no mode.
     return sorted(
         table,
         key=lambda row: (row["val_bpc"] is None, row.get("mode") or "", row["val_bpc"] or 0.0),
@@ -258,7 +258,7 @@ def write_page(directory: Path, table: list[Row]) -> str:
             configs[row["directory"]] = read_config(row["directory"].directory)
     settings, averages = means(table)
     # Runs that differ only in their seed have one colour, which is a number.
-    numbers = dict[tuple[str, ...], int]()
+    numbers = dict[tuple[str, ...], int]()  # by the settings without the seed
     groups = [averages, table] if averages else [table]
     colours = []  # a list for each table of `cells`, with the colour of each row
     for rows in groups:
@@ -315,9 +315,9 @@ def run_list() -> str:
         with suppress(OSError):  # in a read-only directory, the lock cannot be tested
             if status == "running" and not run_lock.in_use(run.directory):
                 status = "killed"
-        cells = [run.name, status, str(summary.steps or ""), figure(summary.val_loss)]
-        cells += [summary.mode or "", summary.text or ""]
-        rows.append([printable(cell) for cell in cells])
+        row = [run.name, status, str(summary.steps or ""), figure(summary.val_loss)]
+        row += [summary.mode or "", summary.text or ""]
+        rows.append([printable(cell) for cell in row])
     if len(rows) == 1:
         return f"no run in {RUNS}/ yet"
     return aligned(rows)
