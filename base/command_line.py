@@ -124,7 +124,7 @@ def writing_to(
             path = stack.enter_context(atomic(path))
         file = stack.enter_context(open(path, "w", encoding="utf-8", newline=""))
     except OSError as error:
-        error.filename = name
+        error.filename = name  # not the resolved or the temporary path
         raise InputError(f"{option} {describe_os_error(error)}") from None
     with stack:
         try:

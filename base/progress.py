@@ -75,7 +75,7 @@ class Progress:
             leave=False, file=sys.stderr, dynamic_ncols=True, bar_format=shape,
             delay=1e-9,  # no first bar with a wrong elapsed time
         ) as bar:  # fmt: skip
-            bar.start_t -= PATIENCE_SECONDS
+            bar.start_t -= PATIENCE_SECONDS  # the work began before the wait
             while True:
                 bar.n = min(self.count, self.total or self.count)
                 bar.total = self.total or None

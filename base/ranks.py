@@ -29,10 +29,10 @@ def adopt_srun() -> None:
         or "RANK" in os.environ
         or _number("SLURM_STEP_NUM_TASKS") == 1
     ):
-        return  # not started by srun, or a single task
+        return  # not started by srun, started by torchrun, or a single task
     tasks = _number("SLURM_STEP_NUM_TASKS")
     machines = _number("SLURM_STEP_NUM_NODES")
-    layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")
+    layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")  # such as 2(x3), or 2,1 if unequal
     if tasks % machines or "," in layout:
         on = f"{tasks} tasks on {machines} machines ({layout})"
         raise JobError(f"srun: {on}: give every machine the same number of tasks")

@@ -94,7 +94,7 @@ class SourceFile:
             return [self]
         with readable(self.label):
             members = archive(self.path).infolist()
-        names = set[str]()
+        names = set[str]()  # a zip file may contain a name twice
         for info in members:
             if info.is_dir():
                 continue

@@ -190,7 +190,7 @@ def encode_documents(
 def _pieces(parts: list[SplitPart], tick: Tick) -> Iterator[tuple[str, np.ndarray]]:
     for split, documents, begin, end in parts:
         for tokens in documents.pieces(begin, end):
-            tick(len(tokens))
+            tick(len(tokens))  # about as many bytes
             yield split, tokens
 
 

@@ -25,7 +25,9 @@ def check_lengths(
         return  # each split is then the beginning of the whole text
     # Windows of the test split may be shorter than `context`, since it is only evaluated: two
     # tokens are enough.
-    has_test = config.split[2] > 0 if config.validation is None else config.test is not None
+    has_test = config.test is not None
+    if config.validation is None:  # each split is a part of data.path
+        has_test = config.split[2] > 0
     least_test = 2 if has_test else 0
     least = {"train": context + 1, "validation": context + 1, "test": least_test}
     for split, tokens in arrays.items():

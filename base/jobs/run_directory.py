@@ -197,7 +197,7 @@ def trials_of(name: str) -> list[Run]:
     if Run(path).is_sweep:
         trials = [Run(file.parent) for file in path.glob("*/summary.json")]
     elif path.exists():
-        return []
+        return []  # a run or a file, so not a pattern
     else:
         trials = matching(name)
     evaluated = [trial for trial in trials if trial.bpc < math.inf]
