@@ -78,7 +78,6 @@ class Progress:
             bar.start_t -= PATIENCE_SECONDS  # the work began before the wait
             while True:
                 bar.n = min(self.count, self.total or self.count)
-                bar.total = self.total or None
                 bar.refresh()
                 if self._over.wait(0.25):
                     return

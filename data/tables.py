@@ -231,11 +231,11 @@ def _delimited(lines: Iterator[str], kind: str, required: list[str]) -> Rows:
 
 def _objects(chunks: Iterator[str], kind: str) -> Rows:
     """Yield the rows of a JSON array or object over lines (only in *.json) or of lines of JSON, except blank lines."""
-    first = next(chunks, "").lstrip()
+    first = next(chunks, "")
     chunks = chain([first], chunks)
-    line, newline, _ = first.partition("\n")
+    line, newline, _ = first.lstrip().partition("\n")
     # an array, or an object over several lines; otherwise, each line is an object
-    is_tree = first.startswith("[") or bool(newline and not line.rstrip().endswith("}"))
+    is_tree = line.startswith("[") or bool(newline and not line.rstrip().endswith("}"))
     number = 1
     try:
         if kind == ".json" and is_tree:

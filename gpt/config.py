@@ -131,7 +131,7 @@ class OptimConfig:
     )  # fmt: skip
     lr: Any = option(
         6.0e-3,
-        "peak learning rate of AdamW; auto: 0.006, or more in a run of few steps",
+        "peak learning rate of AdamW; auto: 0.006; with minutes=, more in a run of few steps",
         auto=float,
         above=0,
     )
@@ -150,7 +150,10 @@ class OptimConfig:
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
     warmup: Any = option(
-        50, "linear warm-up steps; auto: 50, or fewer in a run of few steps", auto=int, least=0
+        50,
+        "linear warm-up steps; auto: 50; with minutes=, fewer in a run of few steps",
+        auto=int,
+        least=0,
     )
     schedule: str = option(
         "trapezoid", "learning-rate schedule after the warm-up", choices=("cosine", "trapezoid")

@@ -69,7 +69,7 @@ class LitGPT(L.LightningModule):
         self.micro_batch = config.data.micro_batch
         self.seed = config.seed
         self.compile_step = config.compile == "true"
-        self.mean_loss = mean_loss  # on a GPU, `_compile` replaces it
+        self.mean_loss = mean_loss  # on a GPU, `compile_training_step` replaces it
         self.graph: StepGraph | None = None  # on a single GPU
         self.history = history
         # step from 0; loss and gradient norm, (2,), on the device
@@ -88,8 +88,6 @@ class LitGPT(L.LightningModule):
         )
 
     def on_train_start(self) -> None:
-        if self.compile_step:
-            self._compile()
         (optimizer,) = self.trainer.optimizers
         # Lightning leaves the step counts of a resumed run on the CPU.
         for state in optimizer.state.values():
@@ -99,11 +97,11 @@ class LitGPT(L.LightningModule):
         if self.asynchronous and self.trainer.world_size == 1 and not torch.is_anomaly_enabled():
             self.graph = StepGraph(self._update, optimizer)
 
-    def _compile(self) -> None:
-        """Mark what is to be compiled at the next forward pass in training: on a GPU the whole model with its loss.
+    def compile_training_step(self, rows: int) -> None:
+        """Compile the forward and backward pass of a micro-batch, by running both passes once on zeros.
 
-        On a CPU each block is compiled separately, so that equal blocks share the code. Parameter
-        names in checkpoints do not change.
+        On a GPU the whole model is compiled with its loss; on a CPU each block separately, so that
+        equal blocks share the code. Parameter names in checkpoints do not change.
         """
         # With this option, Inductor selects kernels by a fixed rule rather than by timing them.
         options: dict[str, Any] = {"deterministic": torch.are_deterministic_algorithms_enabled()}
@@ -115,10 +113,6 @@ class LitGPT(L.LightningModule):
         # Compile only training steps: each new shape in evaluation and sampling would cost a
         # recompilation.
         torch.compiler.set_stance("force_eager")
-
-    def compile_training_step(self, rows: int) -> None:
-        """Compile the forward and backward pass of a micro-batch, by running both passes once on zeros."""
-        self._compile()
         windows = torch.zeros(
             rows, self.model_config.context + 1, dtype=torch.int64, device=self.device
         )
@@ -207,7 +201,7 @@ class LitGPT(L.LightningModule):
     def _loss(self, rows: Tensor) -> Tensor:
         """Return `mean_loss` of token sequences: (rows, context + 1) int64 -> ()."""
         tables = position_tables(self.model_config, rows.shape[1] - 1, rows.device)
-        # `_compile` has set "force_eager" for everything else.
+        # `compile_training_step` has set "force_eager" for everything else.
         with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
             return self.mean_loss(self.net, rows, tables)
 

@@ -390,6 +390,7 @@ REFUSALS = {
     ),
     "number": ("json", tree(CHAT), "messages.id", "row 1: data.field=messages.id: must be text, .*, but is int"),
     "number in a list": ("json", json.dumps([CHAT, {"messages": [{"text": 7}]}]), "messages.text", "a.json, row 6: "),
+    "blank lines": ("jsonl", '\n\n{"text": 7}\n', "text", "a.jsonl, line 3: data.field=text: must be text"),
     "column": ("csv", "sep=;\nid;text\n", "{id}: {txt}", "line 2: data.field=txt: no such field; nearest: text;"),
     "javascript": ("js", "a = []", "text", "but not a.js; keep what follows the = as .json, "),
     "no end": ("csv", "text\n", "{text", BRACES), "no beginning": ("csv", "text\n", "{text}}", BRACES),
