@@ -72,7 +72,10 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
         callbacks=choose_callbacks(config, length.is_short),
     )
     if length.fitting:
-        chosen = replace(chosen, optim=schedule_for(config.optim, length.steps))
+        # A text that is learned before the time is over is learned better at the default rate
+        # (docs/experiments.md).
+        optim = schedule_for(config.optim, length.fitting.steps_in_time)
+        chosen = replace(chosen, optim=optim)
     else:
         trainer = fill(default.trainer, max_steps=length.steps, val_check_interval=length.interval)
         chosen = replace(chosen, trainer=trainer)

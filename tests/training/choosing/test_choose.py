@@ -13,7 +13,7 @@ from base.jobs.run_directory import Run
 from conf.compose import read_config
 from conf.schema import Config
 from data.text import Text
-from gpt.config import ModelConfig
+from gpt.config import ModelConfig, OptimConfig
 from gpt.model import untrained
 from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
@@ -104,6 +104,7 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     weights = untrained(model, LETTERS.size).num_parameters()
     needed = tokens_needed(weights, model.dropout, 16_282)
     assert learned.steps_needed == pytest.approx(needed / 8 / 256)
+    assert learned.config.optim.lr == OptimConfig.lr
     assert learned.config.callbacks == {}, "it ends when the text is learned"
     (note, _) = learned.notes
     assert re.fullmatch(
@@ -112,6 +113,7 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     by_clock = chosen(16_282, "minutes=1", seconds=3.0)
     assert "a step takes about" in by_clock.notes[0]
+    assert by_clock.config.optim.lr > OptimConfig.lr
     overfitted = chosen(300, "data.overfit=300", "minutes=1", seconds=60.0)
     assert overfitted.steps_needed == math.inf, "it should memorise the text"
 
