@@ -38,7 +38,7 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
     The status is the result of `work` (None: 0) or that of its `InputError` or `RunFailed`; 2 if
     memory ran out, for which `out_of_memory` is the advice; 1 for an `OSError`; 130 for Ctrl-C.
     """
-    processes.limit_spinning()
+    processes.limit_spinning()  # of threads that wait; before torch is loaded
     _open_closed_streams()
     to_console()
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -59,11 +59,9 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
         reason = str(error)
         if isinstance(error, RunFailed) and not ranks.is_local_rank_0():
             return status  # every rank raises nearly the same error: one per machine is enough
-        if (
-            isinstance(error, InputError)
-            and not isinstance(error, ranks.JobError)
-            and ranks.rank()
-        ):
+        # After a JobError, the number of this rank cannot be read.
+        is_later_rank = not isinstance(error, ranks.JobError) and ranks.rank() > 0
+        if isinstance(error, InputError) and is_later_rank:
             # rank 0 may have the same error; then the launcher ends this process
             time.sleep(REFUSAL_SECONDS)
             reason = f"rank {ranks.rank()} on {platform.node()}: {reason}"

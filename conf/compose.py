@@ -293,7 +293,7 @@ def _with_hydra(primary: str, chosen: list[str], defaults: Mapping[str, Any]) ->
         if isinstance(node, DictConfig):
             # the dataclasses are frozen, but presets and `_set` change values
             OmegaConf.set_readonly(node, None)
-    # the first of the defaults in train.yaml and resume.yaml
+    # replaces what `- schema` means in train.yaml and resume.yaml: the first of their defaults
     ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(defaults)))
     folders = [f"file://{folder}" for folder in FOLDERS]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):

@@ -338,8 +338,10 @@ def _paths(value: Any, path: str = "") -> Iterator[str]:
         for name, inner in value.items():
             inner_path = f"{path}.{name}" if path else name
             parts = inner if isinstance(inner, list) else [inner]
-            # The texts are inside it. Pieces become one text, but have a path of their own, too.
-            if _text(inner) is None or all(map(_is_piece, parts)):
+            is_text = _text(inner) is not None
+            # pieces become one text, but what is listed are the paths inside them
+            are_pieces = bool(parts) and all(map(_is_piece, parts))
+            if are_pieces or not is_text:
                 yield from _paths(inner, inner_path)
             else:
                 yield inner_path

@@ -317,7 +317,7 @@ def scan(texts: Iterable[Iterable[str | bytes]]) -> tuple[list[int], str]:
     """Return (length of each text, all distinct characters in sorted order)."""
     sizes = []
     seen = np.zeros(0x110000, bool)  # whether each code point occurs
-    known = b""  # code points below 256 that occur
+    known = b""  # those below 256 that occur, again, for `translate`
     for text in texts:
         size = 0
         for chunk in text:

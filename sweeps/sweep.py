@@ -386,24 +386,25 @@ def combinations(command: Command) -> str:
 
 def begin_sweep(command: Command) -> int:
     """Check all trials of the sweep that `command` describes, then run it and return its exit status."""
+    if "debug" in command.overrides:
+        raise InputError("debug: only works for one run, without -m")
     runs = [(settings, compose(settings)) for settings in command.runs()]
     varied = varied_keys(command)
     arguments = itertools.chain(*map(arguments_of, command.overrides.values()))
     name = command.verbatim("name") or sweep_name(arguments)
     directory = check_sweep(name, varied, command.verbatim("resume"))
-    if "debug" in command.overrides:
-        raise InputError("debug: only works for one run, without -m")
     trials = []
     for settings, config in runs:
         trial = make_trial(name, varied, [setting.text for setting in settings])
         if has_finished(trial.run, config):
             trial.outcome = "finished"
         trials.append(trial)
-    for trial, sha256 in zip(trials, check_inputs(config for _, config in runs), strict=True):
+    hashes = check_inputs(config for _, config in runs)  # of the texts
+    for trial, sha256 in zip(trials, hashes, strict=True):
         check_text(trial, sha256)
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
-    by_name = {trial.name: trial for trial in trials}
+    by_name = {trial.name: trial for trial in trials}  # equal settings are one trial
     sweep = Sweep(name, len(by_name), by_name)
     _, first = runs[0]
     return run_sweep(sweep, first.workers)

@@ -180,9 +180,10 @@ def choose_accelerator(accelerator: str, hardware: Hardware) -> tuple[str, str]:
 
 
 def choose_devices(devices: int | str | list[int], device: str, present: int) -> int | list[int]:
-    """Return the number or the indices of the devices that a run uses on this machine, of which `present` are GPUs.
+    """Return the number or the indices of the devices that a run uses on this machine, which has `present` GPUs.
 
-    `auto` is one device, unless torchrun or srun has started a process for each of several.
+    `auto` is one device, unless torchrun or srun has started a process for each of several. Other
+    values then agree with the launcher, because `check_launch` has refused those that do not.
     """
     launched = ranks.launched()  # (ranks on this machine, machines), or None
     if isinstance(devices, list):

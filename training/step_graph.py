@@ -25,7 +25,7 @@ class StepGraph:
         self.left = UNRECORDED  # steps before the first that is recorded
         # the learning rates, one per group, () each
         self.rates = torch.zeros(len(self.groups), device="cuda").unbind()
-        self.stream = torch.cuda.Stream()
+        self.stream = torch.cuda.Stream()  # of the steps before the first that is recorded
         self.pool = torch.cuda.graph_pool_handle()
         # by which groups are `due`: the graph and what `update` returned, which a replay overwrites
         self.graphs: dict[tuple[bool, ...], tuple[torch.cuda.CUDAGraph, Tensor]] = {}

@@ -108,6 +108,7 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
         decoder = {"type": "Fuse"}
         pre_tokenizer = split
     vocabulary = {name: token for token, name in enumerate(names)}
+    # `unk_token` must be there, but what is not in the vocabulary never reaches the model.
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": normalizer,
         "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": decoder,

@@ -121,14 +121,15 @@ class Deadline(L.Callback):
         """Return whether to choose the number of steps after this step, for the first time or again."""
         step = trainer.global_step
         is_timed = len(self.recent) == self.recent.maxlen
-        if trainer.max_steps < 0:
+        if trainer.max_steps < 0:  # it has not been chosen yet
             is_due = is_timed and step >= (1 - self.cooldown) * self.fitting(trainer)
             return is_due or self._seconds_left() <= 0
         if not is_timed or step == trainer.max_steps:
             return False
         # by how much the run would end too early
         seconds_off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
-        return abs(seconds_off) > max(OFF_SECONDS, OFF * (self.ends_at - self.plan.startup.began))
+        seconds_in_all = self.ends_at - self.plan.startup.began  # of this process
+        return abs(seconds_off) > max(OFF_SECONDS, OFF * seconds_in_all)
 
     def _validation_is_due(self, trainer: L.Trainer, module: Any) -> bool:
         """Return whether to validate after this step, before the number of steps has been chosen."""

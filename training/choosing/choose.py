@@ -171,7 +171,7 @@ def choose_timed_length(
 def describe_time(
     minutes: float, fitting: Fitting, needs_text: bool, startup: StartUp
 ) -> Iterator[str]:
-    """Yield lines about the time limit. If the run `needs_text`, more time would not lower its loss."""
+    """Yield lines about the time limit. If the run `needs_text`, not even a larger model would lower its loss."""
     if fitting.learns_in_time:
         seconds = startup.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING_SHARE
         duration = count(round(seconds), "second")
