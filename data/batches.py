@@ -133,7 +133,7 @@ def batches_on_device(
 
 
 def num_validated(split: int, trained: int, *, last: bool, most: int | None = None) -> int:
-    """Return how many tokens a validation evaluates, of a `split` of so many: at most `most`.
+    """Return how many of the `split` tokens of a split a validation evaluates, at most `most`.
 
     The `last` validation of a run evaluates more of the split if the run has `trained` on many tokens.
     """

@@ -56,7 +56,7 @@ class Hardware:
     architectures: tuple[str, ...] = ()
     pytorch: str = ""  # version of PyTorch, such as 2.13.0+cpu
     cuda: str | None = None  # version of CUDA with which PyTorch was built
-    # version of NVIDIA's driver, if CUDA sees no GPU although one is there
+    # version of the NVIDIA driver, if CUDA sees no GPU although one is there
     driver: str | None = None
     has_mps: bool = False  # whether this is a Mac with Apple's GPU
 
@@ -92,7 +92,7 @@ def look() -> Hardware:
 
 
 def nvidia_driver() -> str | None:
-    """Return the version of NVIDIA's driver, or None if no GPU of NVIDIA is there or all are hidden on purpose."""
+    """Return the version of the NVIDIA driver, or None if no NVIDIA GPU is there or all are hidden on purpose."""
     if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not shutil.which("nvidia-smi"):
         return None
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]

@@ -187,7 +187,7 @@ class Deadline(L.Callback):
         left = self._seconds_left()
 
         def seconds(steps: int) -> float:
-            """Seconds of so many more steps, with their share of earlier validations, and of the last validation."""
+            """Seconds of `steps` more steps, with their share of earlier validations, and of the last validation."""
             validated = trainer.datamodule.num_validated(last_step=step + steps)
             return steps * per_step + validated * per_token
 

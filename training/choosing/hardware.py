@@ -25,7 +25,7 @@ from training.machine import Machine, StartUp
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products,
 # the more of the step is what compiling fuses (docs/experiments.md).
 COMPILED = {"bf16-mixed": 0.7, "32-true": 0.82}
-# Compiling takes so many times the seconds in which PyTorch and Lightning are imported, which
+# Compiling takes a multiple of the seconds in which PyTorch and Lightning are imported, which
 # depend on the CPU in the same way: without, and with the compiled code in torch's cache.
 COLD, WARM = 3.2, 0.3
 # The same on a GPU, where the step is a CUDA graph with and without compiling, and seconds
@@ -39,7 +39,7 @@ REACHED = 0.1
 
 MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # in a container, its limit
 LOADED_BYTES = 0.45 * 2**30  # of PyTorch and Lightning
-# A training step needs so many fp32 numbers (docs/experiments/memory.csv): per position and
+# How many fp32 numbers a training step needs (docs/experiments/memory.csv): per position and
 # channel, what each layer stores for its backward pass and what one backward pass needs; per score
 # of explicit attention, likewise; per logit.
 CHANNEL, CHANNELS_ONCE, SCORE, SCORES_ONCE, LOGIT = 28, 20, 1, 2, 3

@@ -19,7 +19,7 @@ LEARNED = 0.0003  # nats; a run may end where more steps would lower the loss by
 
 SCALE = 80.0  # A
 TOKENS = 44.0  # c
-# However often a text is read, the repetitions are worth at most so many readings of new text.
+# All repetitions of a text are worth at most this many readings of new text.
 REPEATS = 40.0
 USABLE_WEIGHTS = 2.0e6  # N' of a text of a million tokens
 USABLE_EXPONENT = 0.36  # how N' grows with the length of the text

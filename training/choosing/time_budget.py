@@ -40,7 +40,7 @@ DOUBLED_UP_TO_EPOCHS = 10.0
 # token per weight (docs/experiments.md).
 TOKENS_PER_WEIGHT = 6.0
 TEXT_PER_WEIGHT = 0.5
-WORSE = 1.05  # no larger model is timed if one's predicted loss is so many times the lowest
+WORSE = 1.05  # no larger model is timed if one's predicted loss is this many times the lowest
 # fraction of the seconds left that are training steps; the rest is for validations and the end
 TRAINING_SHARE = 0.85
 UNTIMED_STEPS = 2  # the first steps are slower
@@ -59,7 +59,7 @@ EVALUATING = 0.5  # seconds of evaluating a token, as a fraction of those of tra
 
 
 def num_validations(seconds: float) -> float:
-    """Return how often a run of so many seconds validates, unless the validations would take too long."""
+    """Return how often a run of `seconds` validates, unless the validations would take too long."""
     return min(MAX_VALIDATIONS, max(MIN_VALIDATIONS, seconds / 60))
 
 
