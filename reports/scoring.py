@@ -87,16 +87,7 @@ def print_scores(
     """
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
-    for candidate in candidates:
-        print(f"{candidate.label}{printable(candidate.file)}, step {candidate.step}", file=out)
-        if candidate.saw_text:
-            warning = "the model was trained on this text; the loss on held-out text is higher"
-            print(f"{candidate.label}{warning}", file=out)
-    if len({candidate.model.config.context for candidate in candidates}) > 1:
-        print(
-            "the models' contexts differ: the model with the longer one has an advantage", file=out
-        )
-
+    print_models(candidates, out)
     if options.per_document:
         of_documents = score_documents(candidates[0], text.documents)
         print_documents(of_documents, display_name(options), all_in_file=file is not None)
@@ -117,16 +108,9 @@ def print_scores(
             scores = score_in_detail(candidates, mode, options, file)
         else:
             scores = [measure(candidate, mode) for candidate in candidates]
-        is_test_score = (
-            mode == validation_mode and options.split == "test" and options.context is None
-        )
-        if is_test_score and options.compare:  # the other model may decide how the text is read
-            print(
-                "--compare: the test loss is not saved in summary.json; without --compare it is",
-                file=sys.stderr,
-            )
-        elif is_test_score:
-            save_test_score(checkpoints[0], scores[0])
+        is_like_validation = mode == validation_mode and options.context is None
+        if options.split == "test" and is_like_validation:
+            save_test_score(checkpoints[0], scores[0], comparing=options.compare is not None)
         if mode == modes[0]:
             length = (
                 f"{count(scores[0].characters, 'character')}, {count(scores[0].bytes, 'byte')}"
@@ -139,6 +123,19 @@ def print_scores(
             print(row(candidate.label + describe(candidate, mode), figures(score)), file=out)
         if options.compare:
             print(row(f"B - A  {mode} windows", difference(scores)), file=out)
+
+
+def print_models(candidates: list[Candidate], out: TextIO) -> None:
+    """Print which models are scored, and what makes their losses hard to compare."""
+    for candidate in candidates:
+        print(f"{candidate.label}{printable(candidate.file)}, step {candidate.step}", file=out)
+        if candidate.saw_text:
+            warning = "the model was trained on this text; the loss on held-out text is higher"
+            print(f"{candidate.label}{warning}", file=out)
+    if len({candidate.model.config.context for candidate in candidates}) > 1:
+        print(
+            "the models' contexts differ: the model with the longer one has an advantage", file=out
+        )
 
 
 def modes_of(options: argparse.Namespace, validation_mode: str) -> list[str]:
@@ -284,8 +281,18 @@ def document_row(loss: float, characters: int, unknown: int, line: int, text: st
     return f"{loss:>14.6f}{perplexity(loss):>16.6f}{characters:>13,}{unknown:>9,}{line or '':>9}  {text}"
 
 
-def save_test_score(model: Path, score: Score) -> None:
-    """Store the test loss in summary.json if `model` is the best model of a run, and print the file's path."""
+def save_test_score(model: Path, score: Score, comparing: bool) -> None:
+    """Store the test loss in summary.json if `model` is the best model of a run, and print the file's path.
+
+    It is not stored if two models are compared, because the other one may decide how the text is
+    read.
+    """
+    if comparing:
+        print(
+            "--compare: the test loss is not saved in summary.json; without --compare it is",
+            file=sys.stderr,
+        )
+        return
     run = Run(model.resolve().parents[1])
     summary = run.summary
     if model.name == run.model("best").name and summary.status is not None:

@@ -15,7 +15,7 @@ from base.progress import count
 from conf.schema import to_yaml
 from data.datamodule import ENDLESS
 from training.callbacks.checkpoints import Checkpoints
-from training.choosing.time_budget import EVALUATING, VALIDATING, num_validations
+from training.choosing.choose import MAX_VALIDATIONS, MIN_VALIDATIONS
 from training.run_plan import RunPlan
 
 TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
@@ -29,6 +29,8 @@ END_SHARE = 0.5
 # many seconds, the number is chosen again.
 OFF = 0.05
 OFF_SECONDS = 2.0
+VALIDATING = 0.05  # max fraction of the time for validations before the last one
+EVALUATING = 0.5  # seconds of evaluating a token, as a fraction of those of training with it
 
 
 class Deadline(L.Callback):
@@ -141,14 +143,16 @@ class Deadline(L.Callback):
     def _interval(self, trainer: Any, steps: int) -> int:
         """Return the steps between two validations, half of which come while the learning rate falls.
 
-        They are further apart than `num_validations` says if validating would take too long.
+        There is one a minute, within the limits for their number, unless they would take more of
+        the time than `VALIDATING`.
         """
         if not self.recent:  # the time is over after the first step
             return steps
         # The steps before the learning rate falls, or those after, as a fraction of all: each
         # phase has half of the validations.
         phase = 1 - self.cooldown if trainer.max_steps < 0 else self.cooldown
-        validations = num_validations(steps * self._per_step(trainer))
+        minutes = steps * self._per_step(trainer) / 60
+        validations = min(MAX_VALIDATIONS, max(MIN_VALIDATIONS, minutes))
         interval = phase * steps / (validations / 2)
         validation_seconds = trainer.datamodule.num_validated() * self._seconds_per_token(trainer)
         shortest = validation_seconds / (VALIDATING * self._per_step(trainer))

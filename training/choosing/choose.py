@@ -13,9 +13,7 @@ from gpt.model import untrained
 from training.choosing import hardware
 from training.choosing.scaling_law import LEARNED
 from training.choosing.time_budget import (
-    MAX_VALIDATIONS,
     MIN_STEPS,
-    MIN_VALIDATIONS,
     SHORT_TEXT,
     START_SHARE,
     TRAINING_SHARE,
@@ -36,6 +34,9 @@ FEW_WEIGHTS = 0.5  # per training token; with fewer, a model cannot memorise the
 DROPOUT = 0.2  # of a model with more than `MANY_WEIGHTS`
 LITTLE_DROPOUT = 0.1  # of a model between the two limits
 DROPOUT_FROM_EPOCHS = 10.0  # a short text that is read less often needs no dropout
+# of a run on a short text, or with a time limit
+MIN_VALIDATIONS = 12
+MAX_VALIDATIONS = 40
 PATIENCE = MIN_VALIDATIONS // 3
 # In few steps the learning rate is higher, and the warm-up shorter (docs/experiments.md).
 RAISED_BELOW = 1300  # steps

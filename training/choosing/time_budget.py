@@ -47,20 +47,9 @@ UNTIMED_STEPS = 2  # the first steps are slower
 TIMED_SECONDS = 0.4  # of the steps after them
 TIMING = 0.03  # max fraction of the seconds left that timing one model may use
 
-
 SHORT_TEXT = 690_000  # a run is adapted to a text of fewer training tokens
 # fraction of the steps that a run on a short text needs if it starts from a trained model
 START_SHARE = 0.25
-# A run with a time limit validates once a minute, within these limits.
-MIN_VALIDATIONS = 12
-MAX_VALIDATIONS = 40
-VALIDATING = 0.05  # max fraction of the time for validations before the last one
-EVALUATING = 0.5  # seconds of evaluating a token, as a fraction of those of training with it
-
-
-def num_validations(seconds: float) -> float:
-    """Return how often a run of `seconds` validates, unless the validations would take too long."""
-    return min(MAX_VALIDATIONS, max(MIN_VALIDATIONS, seconds / 60))
 
 
 class _Clock(L.Callback):
