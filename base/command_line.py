@@ -57,7 +57,7 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
     except (InputError, RunFailed) as error:
         status = error.status
         reason = str(error)
-        if isinstance(error, RunFailed) and not ranks.is_local_rank_0():
+        if isinstance(error, RunFailed) and ranks.local_rank() > 0:
             return status  # every rank raises nearly the same error: one per machine is enough
         # After a JobError, the number of this rank cannot be read.
         is_later_rank = not isinstance(error, ranks.JobError) and ranks.rank() > 0

@@ -15,7 +15,7 @@ class JobError(InputError):
 
 def adopt_srun() -> None:
     """If srun started this process, set torchrun's environment variables, which torch and Lightning read, too."""
-    launched(), rank(), is_local_rank_0()  # raise unless torchrun's variables are numbers
+    launched(), rank(), local_rank()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in os.environ]
     if missing and ("RANK" in os.environ or "LOCAL_RANK" in os.environ):
@@ -66,10 +66,6 @@ def rank() -> int:
 
 def local_rank() -> int:
     return _number("LOCAL_RANK", otherwise="0")  # among the processes on this machine
-
-
-def is_local_rank_0() -> bool:
-    return local_rank() == 0
 
 
 def _number(variable: str, otherwise: str = "1") -> int:

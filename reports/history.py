@@ -75,10 +75,6 @@ class History:
     def state(self) -> dict[str, Any]:
         return asdict(self) | {"seconds": self.elapsed()}
 
-    @property
-    def is_training(self) -> bool:
-        return self._started is not None
-
     def start_clock(self) -> None:
         self._started = time.perf_counter()
         self.begin_step()

@@ -17,6 +17,7 @@ from gpt.evaluation import Score
 from gpt.facts import describe_context, describe_shape, describe_windows, epochs, in_nats, share_of
 
 # a model that has memorised its text has a lower training loss / best validation loss
+MIN_STEPS = 100  # in fewer, a model learns next to nothing
 FAR_BELOW = 0.8
 RISEN = 1.02  # and a higher last validation loss / best validation loss
 READ_OFTEN = 2.0  # and has read the text more often, in epochs
@@ -169,13 +170,10 @@ def has_diverged(summary: Summary, losses: Sequence[Sequence[float]]) -> bool:
     return summary.val_loss > WORSE_THAN_GUESSING * summary.uniform_loss
 
 
-def verdict(
-    run: Run, summary: Summary, losses: Sequence[Sequence[float]], enough: int
-) -> list[str]:
+def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]]) -> list[str]:
     """Return a sentence for each problem of a finished run: it memorised its text, or n-grams predict better.
 
-    `losses` are pairs [step, nats] of training, and after `enough` steps a model should have
-    learned something.
+    `losses` are pairs [step, nats] of training.
     """
     best = summary.val_loss
     last = summary.last_val_loss
@@ -198,7 +196,7 @@ def verdict(
     if summary.ngram_loss is not None and best > summary.ngram_loss:
         helps = HELP
         if last == best:  # the loss was still falling at the end
-            steps = max(2 * summary.steps, enough)
+            steps = max(2 * summary.steps, MIN_STEPS)
             more = command("python", "train.py", f"resume={run}", f"trainer.max_steps={steps}")
             helps = f"more steps ({more}), {HELP}"
         sentences.append(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 
+from base import ranks
 from base.errors import InputError, one_line, printable
 from base.jobs import run_lock, slurm
 from base.jobs.run_directory import RUNS, Run, check_writable
@@ -21,7 +22,6 @@ from base.log import log
 from base.options import spell
 from base.processes import command, cores, watch
 from base.progress import clock, count
-from base.ranks import child_environment
 from conf.compose import compose, read_config
 from conf.keys import FOLDERS, is_launch, is_verbatim
 from conf.overrides import Command, arguments_of
@@ -127,7 +127,9 @@ def start(trial: Trial, workers: int, gpu: str | None = None) -> subprocess.Pope
     # Hide the SLURM job from the trial: only the sweep may requeue it, and the trial starts its
     # own ranks.
     environment = {
-        key: value for key, value in child_environment().items() if not key.startswith("SLURM_")
+        key: value
+        for key, value in ranks.child_environment().items()
+        if not key.startswith("SLURM_")
     }
     if workers > 1 and "OMP_NUM_THREADS" not in environment:
         environment["OMP_NUM_THREADS"] = str(max(1, cores() // workers))
@@ -187,7 +189,7 @@ def varied_keys(command: Command) -> list[str]:
 
 def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
     """Return the directory of a sweep after checking that the sweep can be started."""
-    if "TORCHELASTIC_RUN_ID" in os.environ or os.environ.get("SLURM_STEP_NUM_TASKS", "1") != "1":
+    if ranks.launched():
         train = command("python", "train.py")
         raise InputError(
             f"-m: a sweep is one process; start it with {train}, in SLURM with srun --ntasks=1"

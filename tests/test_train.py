@@ -226,8 +226,9 @@ def test_minutes_need_one_device(workplace: Path) -> None:
     assert not Path("runs").exists()
 
 
-def test_rates_that_ruin_the_model(train: Call) -> None:
-    ended = train("optim.lr=1e30", "optim.muon_lr=1e30", "minutes=1")
+@pytest.mark.parametrize("rate", ["auto", "1e30"])
+def test_rates_that_ruin_the_model(train: Call, rate: str) -> None:
+    ended = train(f"optim.lr={rate}", "optim.muon_lr=1e30", "minutes=1")
     one_line(ended, 1, "step 2: the loss is nan (batch 1 of seed 0): training has diverged")
     assert ended.err.endswith("optim.lr=0.006 optim.muon_lr=0.01\n")
     assert not Path("runs").exists(), (

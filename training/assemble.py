@@ -58,7 +58,7 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.
     last.
     """
     config, text = plan.config, plan.text
-    checkpoints = Checkpoints(plan.run.checkpoints, config.trainer, stops)
+    checkpoints = Checkpoints(plan.run.checkpoints, config.trainer.checkpoint_minutes, stops)
     deadline = Deadline(plan, checkpoints) if config.trainer.max_steps == "auto" else None
     display = Display(text.tokenizer.unit, deadline)
     callbacks: list[L.Callback] = [display, Metrics(config, text, display)]

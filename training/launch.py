@@ -5,15 +5,15 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable
 from typing import Any, cast
 
 from base import ranks
 from base.errors import InputError
-from base.jobs.run_directory import RUNS
+from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
 from conf.schema import Config, number_of
+from training.errors import resume_hint
 from training.machine import choose_accelerator, choose_devices, look
 
 SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
@@ -37,7 +37,6 @@ def check_launch(config: Config) -> int:
     elif trainer.num_nodes not in ("auto", 1):
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
         raise InputError(f"trainer.num_nodes={trainer.num_nodes}: {hint}")
-    config.data.rows(devices)  # raises if the batch cannot be shared out
     if devices > 1 and config.minutes is not None and trainer.max_steps == "auto":
         way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
         raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
@@ -47,6 +46,7 @@ def check_launch(config: Config) -> int:
         hardware = look()
         device, _ = choose_accelerator(trainer.accelerator, hardware)  # raises if there is none
         choose_devices(trainer.devices, device, len(hardware.gpus))  # raises if there are fewer
+    config.data.rows(devices)  # raises if the batch cannot be shared out
     return devices if is_to_launch else 0
 
 
@@ -82,7 +82,7 @@ def _may_differ(name: str, value: Any) -> bool:
     return name == "threads" or (name == "device" and not str(value).startswith("cuda"))
 
 
-def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> int:
+def launch(devices: int, settled: list[str], run: Run) -> int:
     """Run this command in one process (rank) per device, wait for the processes, and return the exit status.
 
     `settled` are arguments that name the run, added to the command so that all ranks train the
@@ -139,7 +139,7 @@ def launch(devices: int, settled: list[str], resume_hint: Callable[[], str]) -> 
     failure = min(result.failures.values(), key=lambda failure: failure.timestamp)
     if failure.exitcode < 0:
         # any other rank that is killed leaves rank 0, which prints the hint itself
-        advice = f"; {resume_hint()}" if failure.local_rank == 0 else ""
+        advice = f"; {resume_hint(run)}" if failure.local_rank == 0 else ""
         name = signal.Signals(-failure.exitcode).name
         log.error(f"train.py: rank {failure.local_rank} was killed by {name}{advice}")
         return 1

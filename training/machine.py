@@ -66,12 +66,15 @@ class Machine:
     """The devices that a run uses."""
 
     device: str  # the kind of the devices: cuda, mps or cpu
-    devices: int = 1  # their number, over all machines
     local: int | list[int] = 1  # on this machine, their number or their indices
     nodes: int = 1  # number of machines
     gpu: Gpu | None = None  # the GPU of this process
     gpus: int = 0  # number of GPUs of this machine, also of those that the run does not use
     note: str = ""  # why a GPU is not used, or what to know of one that is
+
+    @property
+    def devices(self) -> int:
+        return number_of(self.local) * self.nodes  # over all machines
 
 
 def look() -> Hardware:
@@ -196,12 +199,7 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
                 f"trainer.devices={spell(devices)}: this machine has {count(present, 'GPU')}, from 0 on"
             )
         return devices
-    if launched:
-        num_devices = launched[0]
-    elif devices == "auto":
-        num_devices = 1
-    else:
-        num_devices = int(devices)
+    num_devices = launched[0] if launched else number_of(devices)
     if device == "cuda" and num_devices > present:
         what = (
             f"torchrun or srun started {num_devices} ranks here"
@@ -219,7 +217,6 @@ def find_machine(config: Config) -> Machine:
     local = choose_devices(config.trainer.devices, device, len(hardware.gpus))
     launched = ranks.launched()  # (ranks on this machine, machines), or None
     nodes = launched[1] if launched else 1
-    devices = number_of(local) * nodes
     gpu = None
     if device == "cuda":
         import torch
@@ -228,7 +225,7 @@ def find_machine(config: Config) -> Machine:
         gpu = hardware.gpus[index]
         # before anything asks for memory: each context on GPU 0 costs 0.5 GB there
         torch.cuda.set_device(index)
-    return Machine(device, devices, local, nodes, gpu, len(hardware.gpus), note)
+    return Machine(device, local, nodes, gpu, len(hardware.gpus), note)
 
 
 def describe(machine: Machine, config: Config) -> str:

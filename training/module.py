@@ -3,11 +3,13 @@
 import hashlib
 import math
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 
 import lightning as L
 import torch
 import torch.nn.functional as F
+from lightning.pytorch.core.optimizer import LightningOptimizer
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
@@ -75,8 +77,7 @@ class LitGPT(L.LightningModule):
         # step from 0; loss and gradient norm, (2,), on the device
         self.pending_losses: list[tuple[int, Tensor]] = []
         self.grad_norm = 0.0  # of the last step whose loss was fetched, before clipping
-        self.score: Score | None = None  # of the last validation, after `scored_step` steps
-        self.scored_step = -1
+        self.score: Score | None = None  # of the last validation in this process
 
     def setup(self, stage: str) -> None:
         if self.trainer.world_size > 1:
@@ -95,7 +96,7 @@ class LitGPT(L.LightningModule):
                 state["step"] = state["step"].to(self.device)
         # A graph cannot be recorded while anomaly detection reads each gradient back.
         if self.asynchronous and self.trainer.world_size == 1 and not torch.is_anomaly_enabled():
-            self.graph = StepGraph(self._update, optimizer)
+            self.graph = StepGraph(partial(self._update, optimizer=optimizer), optimizer)
 
     def compile_training_step(self, rows: int) -> None:
         """Compile the forward and backward pass of a micro-batch, by running both passes once on zeros.
@@ -153,21 +154,18 @@ class LitGPT(L.LightningModule):
             progress.increment_ready()  # Lightning takes `global_step` from it
             progress.increment_completed()
         else:
-            outcome = self.gradients(batch)
-            if not self.asynchronous:
-                self._check(step, *outcome.tolist())
-            optimizer.step()
-            optimizer.zero_grad()
+            outcome = self._update(batch, optimizer)
         self.pending_losses.append((step, outcome))
         return {"loss": outcome[0]}
 
-    def _update(self, batch: Tensor) -> Tensor:
+    def _update(self, batch: Tensor, optimizer: Optimizer | LightningOptimizer) -> Tensor:
         """Take an optimizer step and return what `gradients` returns: the part that `StepGraph` repeats on a GPU.
 
         `training_step` sets the rates before it, and counts the step for Lightning after it.
         """
-        (optimizer,) = self.trainer.optimizers
         outcome = self.gradients(batch)
+        if not self.asynchronous:
+            self._check(self.global_step, *outcome.tolist())
         optimizer.step()
         optimizer.zero_grad()
         return outcome
@@ -248,7 +246,6 @@ class LitGPT(L.LightningModule):
         text = self.trainer.datamodule.text.evaluated  # type: ignore[attr-defined]
         # `first_totals` is the loss of the first token, which no window predicts.
         self.score = make_score(totals + first_totals(text))
-        self.scored_step = self.global_step
         if not math.isfinite(self.score.loss):
             raise Diverged(
                 f"the validation loss is {self.score.loss} after step {self.global_step}"
@@ -269,7 +266,7 @@ class LitGPT(L.LightningModule):
         """Add the history, and descriptions of the model, the text and the last validation, to `checkpoint`."""
         self.fetch_losses()  # so that the history includes the last step
         # None: this step has not been validated
-        score = self.score if self.scored_step == self.global_step else None
+        score = self.score if self.history.validated_step == self.global_step else None
         mode = self.trainer.datamodule.text.mode  # type: ignore[attr-defined]
         checkpoint |= {
             "format": CHECKPOINT_FORMAT,

@@ -41,7 +41,6 @@ from reports.history import History
 from reports.run_page import page
 from training.callbacks.display import Display
 from training.callbacks.watch import written
-from training.choosing.time_budget import MIN_STEPS
 from training.errors import Diverged, Stopped
 from training.loggers import log_result
 from training.module import LitGPT
@@ -169,7 +168,7 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     if diverged:
         summary = replace(summary, status="diverged")
     log.info(f"baselines  {log_lines.describe_baselines(summary, plan.text.tokenizer.unit)}")
-    for sentence in log_lines.verdict(run, summary, history.losses.entries, MIN_STEPS):
+    for sentence in log_lines.verdict(run, summary, history.losses.entries):
         log.info(f"           {sentence}")
     report = write_report(plan, summary, history, best.model, samples)
     if "tensorboard" in config.logger:
@@ -227,7 +226,7 @@ def write_report(
             "written": samples,
             "copied": summary.copies
             and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
-            "verdict": log_lines.verdict(plan.run, summary, history.losses.entries, MIN_STEPS),
+            "verdict": log_lines.verdict(plan.run, summary, history.losses.entries),
             "differences": [tuple(map(public, difference)) for difference in differences(config)],
             "command": public(shlex.join(["python", "train.py", *overrides(config)])),
             "config": public(to_yaml(config)),

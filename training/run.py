@@ -5,7 +5,6 @@ import time
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,7 +17,7 @@ from base.log import log
 from base.progress import Progress
 from conf.overrides import Setting
 from conf.schema import Config
-from training.errors import resume_hint, stoppable, with_advice
+from training.errors import stoppable, with_advice
 from training.launch import check_launch, launch
 from training.machine import StartUp, find_machine
 from training.resume import (
@@ -42,18 +41,15 @@ def main(settings: Sequence[Setting], config: Config, started: float) -> int:
     trains in this process. If it uses several devices, this process starts another process for
     each device and waits for them.
     """
-    found_by_name = config.name is not None and config.resume == "auto"
+    is_named = config.name is not None
     config, run, resumed = find_run(settings, config)
     ranks_to_start = check_launch(config)
     if ranks_to_start:
         run_lock.release()  # because rank 0, another process, locks the run
-        if found_by_name:
-            settled = list[str]()  # each rank finds the run by its name
-        elif resumed:
-            settled = [f"resume={run}"]
-        else:
-            settled = [f"name={run.name}"]
-        return launch(ranks_to_start, settled, partial(resume_hint, run))
+        settled = list[str]()  # each rank finds the run by its name
+        if not is_named:
+            settled = [f"resume={run}" if resumed else f"name={run.name}"]
+        return launch(ranks_to_start, settled, run)
     with stoppable(run):
         same_data = resumed and not any(
             setting.key.partition(".")[0] == "data" for setting in settings
@@ -79,14 +75,15 @@ def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: fl
     text, importing = open_run_text(config, point or init_model, run if same_data else None)
     with Progress("loading PyTorch and Lightning"):
         startup = StartUp(started, import_seconds=importing.result())
-        from training.choosing.choose import choose
+        from training.choosing.choose import choose, with_defaults
         from training.quiet_lightning import quiet_lightning
         from training.run_plan import RunPlan
 
     processes.keep_freed_memory()
     machine = find_machine(config)
     # with_advice, because with `minutes` the choice trains a few steps to time them
-    with quiet_lightning(), with_advice(run, config.optim, machine.devices):
+    optim = with_defaults(config.optim)
+    with quiet_lightning(), with_advice(run, optim, machine.devices):
         # config.yaml stores the name of the run, but not how this command resumes it
         to_store = replace(config, name=run.name, resume=None, allow=[])
         choice = choose(to_store, text, machine, startup)

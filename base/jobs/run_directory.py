@@ -338,9 +338,8 @@ def find_model(name: str | None) -> Path:
     if path.is_file() and path.suffix != ".ckpt":
         return path
     if Run(path).is_sweep:
-        trials = [Run(file.parent) for file in path.glob("*/summary.json")]
-        best = min(trials, key=lambda trial: trial.bpc, default=None)
-        if best is None or best.bpc == math.inf:
+        best = min(trials_of(name), key=lambda trial: trial.bpc, default=None)
+        if best is None:
             raise InputError(
                 f"{path}: no trial of this sweep has finished yet; name one of its trials"
             )

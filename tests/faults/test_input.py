@@ -163,11 +163,9 @@ def test_sweeps_that_cannot_be(train: Call, trained: Path, typed: str) -> None:
     assert files() == before
 
 
-@pytest.mark.parametrize("variable", ["TORCHELASTIC_RUN_ID", "SLURM_STEP_NUM_TASKS"])
-def test_a_sweep_is_one_process(
-    train: Call, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
-    monkeypatch.setenv(variable, "4")
+def test_a_sweep_is_one_process(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.setenv(variable, "0")  # as torchrun does, and `adopt_srun` for srun
     one_line(train("-m", "seed=1,2"), 2, "-m: a sweep is one process")
     assert not Path("runs").exists()
 

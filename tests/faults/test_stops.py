@@ -13,7 +13,7 @@ import torch
 
 from gpt import model_file
 from gpt.checkpoint import is_finite, read_training_checkpoint
-from tests.conftest import needs_compiler, one_line
+from tests.conftest import needs_compiler, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import LIMIT, MUON, TWO, Process, run, run_ranks, start, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same_checkpoints
@@ -82,6 +82,17 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
         "trainer.max_steps=3", environment={"SLURM_JOB_ID": "6", "SLURM_RESTART_COUNT": "1"}
     )
     assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
+
+
+@pytest.mark.slow
+def test_a_restarted_job_of_two_devices_continues_its_run(workplace: Path) -> None:
+    devices = ("name=pair", "trainer.devices=2", "trainer.accelerator=cpu")
+    job = {"SLURM_JOB_ID": "6"}
+    begun = run(*devices, "trainer.max_steps=2", environment=job)
+    assert begun.status == 0, begun
+    restarted = job | {"SLURM_RESTART_COUNT": "1"}
+    again = run(*devices, "trainer.max_steps=4", environment=restarted)
+    assert again.status == 0 and summary("pair")["steps"] == 4, again
 
 
 @pytest.mark.parametrize(("fault", "begun"), [

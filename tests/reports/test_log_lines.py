@@ -12,18 +12,18 @@ SUMMARY = Summary(
 
 
 def test_memorising_has_a_name_and_so_has_what_counting_does_better() -> None:
-    assert verdict(RUN, SUMMARY, [[300, 2.0]], 100) == []
+    assert verdict(RUN, SUMMARY, [[300, 2.0]]) == []
     risen = replace(SUMMARY, last_val_loss=2.6, best_step=180)
-    (said,) = verdict(RUN, risen, [[10, 4.0], [300, 1.2]], 100)
+    (said,) = verdict(RUN, risen, [[10, 4.0], [300, 1.2]])
     assert said.startswith(
         "The text was read 38 times and memorised from step 180 on: best.safetensors is the model"
     )
     assert (
-        verdict(RUN, replace(risen, epochs=1.5), [[300, 1.2]], 100)
-        == verdict(RUN, risen, [[300, 2.1]], 100)
+        verdict(RUN, replace(risen, epochs=1.5), [[300, 1.2]])
+        == verdict(RUN, risen, [[300, 2.1]])
         == []
     )
-    (said,) = verdict(RUN, replace(SUMMARY, val_loss=2.3, last_val_loss=2.3), [[300, 2.0]], 100)
+    (said,) = verdict(RUN, replace(SUMMARY, val_loss=2.3, last_val_loss=2.3), [[300, 2.0]])
     assert (
         said.startswith("A 4-gram model predicts better.")
         and "'resume=runs/a b' trainer.max_steps=600)" in said

@@ -8,7 +8,6 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from conf.schema import TrainerConfig
 from gpt.checkpoint import is_finite, save_training_checkpoint, write_model
 from training.callbacks.stop_signals import StopSignals, any_rank
 from training.errors import Diverged
@@ -29,12 +28,10 @@ class Checkpoints(L.Callback):
     `best.safetensors`.
     """
 
-    def __init__(self, directory: Path, config: TrainerConfig, stops: StopSignals) -> None:
+    def __init__(self, directory: Path, minutes: float, stops: StopSignals) -> None:
         self.directory = directory
         self.stops = stops
-        self.seconds = 60 * config.checkpoint_minutes  # between two saves
-        # steps between two validations; 0: `Deadline` decides when to validate
-        self.interval = 0 if config.val_check_interval == "auto" else config.val_check_interval
+        self.seconds = 60 * minutes  # between two saves
         self.due_at = math.inf  # time.monotonic() of the next save, known when training starts
 
     def on_train_start(self, *_: Any) -> None:
@@ -42,7 +39,7 @@ class Checkpoints(L.Callback):
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         step = trainer.global_step
-        if (self.interval and step % self.interval == 0) or step == trainer.max_steps:
+        if step % trainer.val_check_batch == 0 or step == trainer.max_steps:  # type: ignore[operator]
             return  # a validation follows and saves
         if trainer.world_size > 1 and pl_module.pending_losses:
             return  # a GPU still computes these steps, and a reduction would wait for them

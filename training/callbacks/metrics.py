@@ -73,7 +73,7 @@ class Metrics(L.Callback):
             trainer.should_stop = True
 
     def on_validation_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if pl_module.history.is_training:
+        if not trainer.sanity_checking:  # before the first step
             pl_module.fetch_losses()  # a GPU may still compute the steps before the validation
             pl_module.history.end_step(steps=0)  # adds this time to the steps already counted
 

@@ -10,10 +10,10 @@ from conf.schema import Config, TrainerConfig
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
 from gpt.model import untrained
+from reports.log_lines import MIN_STEPS
 from training.choosing import hardware
 from training.choosing.scaling_law import LEARNED
 from training.choosing.time_budget import (
-    MIN_STEPS,
     SHORT_TEXT,
     START_SHARE,
     TRAINING_SHARE,
@@ -110,7 +110,7 @@ def with_constants(config: Config, precision: str, threads: int | str) -> Config
 class Length:
     """How long a run trains, and the model and batch with which it does."""
 
-    steps: int  # with a time limit, an estimate
+    steps: int  # 0 with a time limit, until `Deadline` chooses them
     model: ModelConfig
     batch: int
     is_short: bool  # whether the text is so short that a run is adapted to it
@@ -160,7 +160,7 @@ def choose_timed_length(
         and fitting.loss <= lowest_loss(config, default, text) + LEARNED
     )
     return Length(
-        max(1, int(fitting.chosen_steps)),
+        0,
         fitting.model,
         fitting.batch,
         is_short,

@@ -17,7 +17,7 @@ import torch
 
 from base import processes, ranks
 from base.errors import InputError, one_line
-from conf.schema import Config
+from conf.schema import Config, number_of
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model import untrained
 from training.machine import Machine, StartUp
@@ -240,8 +240,8 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     rows = config.data.rows(machine.devices)  # windows in a forward pass on a device
     memory = available(machine.device)
     if machine.device == "cpu":
-        local_processes = machine.devices / machine.nodes  # they share the memory of their machine
-        memory = memory / local_processes - LOADED_BYTES
+        processes_here = number_of(machine.local)  # they share the memory of this machine
+        memory = memory / processes_here - LOADED_BYTES
     row_bytes = step_memory(config, vocabulary, machine.device)
     numbers = 4 * untrained(model, vocabulary).num_parameters()  # weights, gradients, two moments
     state_bytes = 4 * numbers  # in fp32

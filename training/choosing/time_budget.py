@@ -28,7 +28,6 @@ from training.choosing.scaling_law import DROPOUTS, predicted_loss, tokens_neede
 from training.machine import Machine, StartUp
 from training.module import LitGPT
 
-MIN_STEPS = 100  # in fewer, a model learns next to nothing, so the run says so
 # Models smaller than every preset, for short budgets.
 SMALLER = [ModelConfig(layers=2, heads=1, dim=64), ModelConfig(dim=64), ModelConfig(dim=96)]
 # From this many steps on, half of them with twice the batch reach at least as low a loss; but not
@@ -132,7 +131,6 @@ def fit_into_minutes(
     """
     best: Fitting | None = None
     for model, weights in candidates(config, default, text):
-        is_large = model.dim > ModelConfig.dim and config.model.dim == "auto"
         try:
             fitting = fit_model(model, config, default, text, machine, startup)
         except InputError:
@@ -141,7 +139,8 @@ def fit_into_minutes(
             raise
         if best and fitting.loss > WORSE * best.loss:
             break
-        if is_large and fitting.tokens_seen < TOKENS_PER_WEIGHT * weights:
+        is_large = model.dim > ModelConfig.dim
+        if best and is_large and fitting.tokens_seen < TOKENS_PER_WEIGHT * weights:
             break
         if best is None or fitting.loss < best.loss:
             best = fitting
