@@ -60,17 +60,13 @@ class LitGPT(L.LightningModule):
         self.automatic_optimization = False
         torch.manual_seed(config.seed)
         self.net = GPT(config.model, tokenizer.size)
-        self.model_config = config.model
-        self.optim_config = config.optim
+        self.config = config
         self.vocabulary = tokenizer.vocabulary
         # (V, 2): characters and UTF-8 bytes of each token
         self.token_sizes = tokenizer.token_sizes
         self.data = data  # about the text, for checkpoints
         self.conditions = conditions
         self.start = start
-        self.micro_batch = config.data.micro_batch
-        self.seed = config.seed
-        self.compile_step = config.compile == "true"
         self.mean_loss = mean_loss  # on a GPU, `compile_training_step` replaces it
         self.graph: StepGraph | None = None  # on a single GPU
         self.history = history
@@ -85,7 +81,7 @@ class LitGPT(L.LightningModule):
 
     def configure_optimizers(self) -> Optimizer:
         return make_optimizer(
-            self.net, self.optim_config, bf16=self.trainer.precision == "bf16-mixed"
+            self.net, self.config.optim, bf16=self.trainer.precision == "bf16-mixed"
         )
 
     def on_train_start(self) -> None:
@@ -115,7 +111,7 @@ class LitGPT(L.LightningModule):
         # recompilation.
         torch.compiler.set_stance("force_eager")
         windows = torch.zeros(
-            rows, self.model_config.context + 1, dtype=torch.int64, device=self.device
+            rows, self.config.model.context + 1, dtype=torch.int64, device=self.device
         )
         self._loss(windows).backward()
         self.zero_grad()
@@ -144,9 +140,9 @@ class LitGPT(L.LightningModule):
         step = self.global_step
         optimizer = self.optimizers()
         assert not isinstance(optimizer, list)
-        set_rates(optimizer.param_groups, step, self.optim_config, self.max_steps)
-        if self.model_config.dropout > 0:
-            torch.manual_seed(dropout_seed(self.seed, step, self.global_rank))
+        set_rates(optimizer.param_groups, step, self.config.optim, self.max_steps)
+        if self.config.model.dropout > 0:
+            torch.manual_seed(dropout_seed(self.config.seed, step, self.global_rank))
         # outcome: loss and gradient norm, (2,), on the device
         if self.graph:
             outcome = self.graph(batch)
@@ -176,7 +172,7 @@ class LitGPT(L.LightningModule):
         Return the mean loss of the batch in nats per token and the gradient norm before clipping,
         (2,). `batch` contains the tokens of this device's sequences, (rows, context + 1) int64.
         """
-        micro_batches = batch.split(self.micro_batch or len(batch))
+        micro_batches = batch.split(self.config.data.micro_batch or len(batch))
         model = self.trainer.model
         loss = torch.zeros((), device=self.device)
         for index, rows in enumerate(micro_batches):
@@ -189,7 +185,7 @@ class LitGPT(L.LightningModule):
             loss += part.detach()
         grad_norm = torch.nn.utils.clip_grad_norm_(
             self.net.parameters(),
-            self.optim_config.clip or float("inf"),  # 0: do not clip
+            self.config.optim.clip or float("inf"),  # 0: do not clip
         )
         if self.trainer.world_size > 1:
             # grad_norm is already that of the averaged gradients
@@ -198,9 +194,13 @@ class LitGPT(L.LightningModule):
 
     def _loss(self, rows: Tensor) -> Tensor:
         """Return `mean_loss` of token sequences: (rows, context + 1) int64 -> ()."""
-        tables = position_tables(self.model_config, rows.shape[1] - 1, rows.device)
+        tables = position_tables(self.config.model, rows.shape[1] - 1, rows.device)
         # `compile_training_step` has set "force_eager" for everything else.
-        with torch.compiler.set_stance("default") if self.compile_step else nullcontext():
+        with (
+            torch.compiler.set_stance("default")
+            if self.config.compile == "true"
+            else nullcontext()
+        ):
             return self.mean_loss(self.net, rows, tables)
 
     def fetch_losses(self) -> None:
@@ -226,7 +226,7 @@ class LitGPT(L.LightningModule):
         for name, value in (("the loss", loss), ("the gradient norm", grad_norm)):
             if not math.isfinite(value):
                 raise Diverged(
-                    f"step {step + 1}: {name} is {value} (batch {step} of seed {self.seed})"
+                    f"step {step + 1}: {name} is {value} (batch {step} of seed {self.config.seed})"
                 )
 
     def on_validation_epoch_start(self) -> None:
@@ -270,10 +270,10 @@ class LitGPT(L.LightningModule):
         mode = self.trainer.datamodule.text.mode  # type: ignore[attr-defined]
         checkpoint |= {
             "format": CHECKPOINT_FORMAT,
-            "model_config": vars(self.model_config).copy(),
+            "model_config": vars(self.config.model).copy(),
             "vocabulary": self.vocabulary,
             "val_loss": score and score.loss,
-            "evaluation": score and measured(score, self.model_config.context, mode),
+            "evaluation": score and measured(score, self.config.model.context, mode),
             "data": self.data,
             "conditions": self.conditions,
             "history": self.history.state(),

@@ -51,7 +51,7 @@ class Display(L.Callback):
                 dynamic_ncols=True,
                 bar_format="step {n_fmt}/{total_fmt} {bar} {desc}",
             )
-        self.show("compiling" if pl_module.compile_step else "the first step")
+        self.show("compiling" if pl_module.config.compile == "true" else "the first step")
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
         self.hide()
@@ -90,13 +90,12 @@ class Display(L.Callback):
             log.info(f"{step}  validation loss {in_nats(pl_module.score.loss)}")
         self.last_line = time.perf_counter()
 
-    def close(self, *_: Any, **__: Any) -> None:
+    def close(self) -> None:
+        """Remove what is shown; `recording` calls this when training has ended, whatever ended it."""
         self.hide()
         if self.bar is not None:
             self.bar.close()
             self.bar = None
-
-    on_train_end = on_exception = close
 
     def _steps(self, trainer: L.Trainer) -> int:
         """Return the number of steps of the run, or the estimate of `Deadline` if it has not chosen the number yet."""

@@ -93,7 +93,7 @@ class Metrics(L.Callback):
             "train/loss": loss,
             # nats per token -> bits per character
             "train/bpc": loss / math.log(2) * len(self.text.train) / self.text.characters["train"],
-            "optim/lr": lr_at(step - 1, module.optim_config, module.max_steps),  # from step 0 on
+            "optim/lr": lr_at(step - 1, module.config.optim, module.max_steps),  # from step 0 on
             "optim/grad_norm": module.grad_norm,
         }
         if trainer.loggers:
