@@ -18,10 +18,10 @@ from base.errors import InputError, one_line, printable
 from base.files import atomic, remove_unfinished
 from base.jobs.run_directory import Run
 from base.progress import Progress
-from data.config import DataConfig
+from data.config import END, DataConfig
 from data.corpus import open_corpus
 from data.decoding import Corpus, Tick
-from data.documents import END, WHITESPACE, DocumentRule, DocumentStats, contents
+from data.documents import DocumentRule, DocumentStats, contents
 from data.hash_order import encode_documents
 from data.ngrams import MOST_LINES, are_sorted, describe_likeness, losses_of_passages
 from data.seen import file_hashes, was_read
@@ -286,7 +286,8 @@ def _read_vocabulary(
 ) -> tuple[list[int], Tokenizer]:
     """Return (length of each file in characters or bytes, if there is no rule; tokenizer)."""
     texts: Iterable[Any] = (corpus.read(source, tick) for source in corpus.files)
-    if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
+    # The end marks of lines and paragraphs are part of the text. The model reads no other separators.
+    if rule and rule.end == END:
         texts = [contents(corpus, rule, tick)]
     sizes, characters = scan(texts)
     end = ""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from base.errors import InputError
 from base.progress import count
-from data.config import DataConfig
+from data.config import END, DataConfig
 from data.corpus import open_corpus
-from data.documents import END, DocumentRule, divide, is_divided
+from data.documents import DocumentRule, divide, is_divided
 from data.text import text_of_run
 from gpt.tokenizer import Tokenizer
 
