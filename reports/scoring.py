@@ -95,7 +95,7 @@ def print_scores(
             write_documents(of_documents, file)
         return
     # the mode of the validation loss of a run
-    validation_mode = "documents" if candidates[0].documents else "disjoint"
+    validation_mode = "documents" if candidates[0].end else "disjoint"
     has_documents = any(meta["documents"] for *_, meta in loaded)
     if options.compare and validation_mode == "disjoint" and has_documents:
         print("the models' documents differ, so both read the text in disjoint windows", file=out)
@@ -228,9 +228,8 @@ class DocumentScores(NamedTuple):
 
 
 def score_documents(candidate: Candidate, documents: list[Document]) -> DocumentScores:
-    assert candidate.documents
     tokenizer = candidate.tokenizer
-    mark = tokenizer.pack(candidate.documents["end"])
+    mark = tokenizer.pack(candidate.end)
     ends = list(accumulate(document.length + len(mark) for document in documents))
     marked = np.split(candidate.tokens, ends[:-1])
     after_marks = [np.concatenate((mark, tokens)) for tokens in marked]
@@ -306,7 +305,7 @@ def candidates_of(
 ) -> list[Candidate]:
     labels = ["A  ", "B  "] if options.compare else [""]
     rule = shared_rule(loaded)
-    documents = vars(rule) if rule else None
+    end = rule.end if rule else ""
     candidates = []
     for label, path, encoded, (config, weights, meta) in zip(
         labels, checkpoints, text.encoded, loaded, strict=True
@@ -333,7 +332,7 @@ def candidates_of(
             tokens=tokens,
             stride=min(stride, context),
             saw_text=was_read(meta["texts"], text.sha256, text.files),
-            documents=documents,
+            end=end,
         )
         candidates.append(candidate)
     return candidates
@@ -347,7 +346,7 @@ def describe(candidate: Candidate, mode: str) -> str:
         return f"{windows}, as sample.py reads"
     if mode != "strided":
         return windows
-    if candidate.documents:
+    if candidate.end:
         windows = describe_windows("documents", context)
     return f"{windows}, stride {candidate.stride}"
 
