@@ -27,9 +27,9 @@ from gpt.evaluation import Score, make_score, totals
 from gpt.facts import describe_windows
 from gpt.model_file import Model, to_device
 from gpt.scoring import Candidate, measure, measure_documents, pieces
-from gpt.tokenizer import Tokenizer, tokenizer_from
+from gpt.tokenizer import Tokenizer
 from reports.page import render_page
-from reports.text_to_score import Document, EncodedText, display_name, shared_rule
+from reports.text_to_score import Document, EncodedText, display_name
 
 ROWS = 20  # maximum documents in the printed table
 BEGINNING = 60  # characters shown of the beginning of a document
@@ -304,14 +304,10 @@ def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
     labels = ["A  ", "B  "] if options.compare else [""]
-    rule = shared_rule(loaded)
-    end = rule.end if rule else ""
     candidates = []
-    for label, path, encoded, (config, weights, meta) in zip(
-        labels, checkpoints, text.encoded, loaded, strict=True
+    for label, path, tokenizer, tokens, (config, weights, meta) in zip(
+        labels, checkpoints, text.tokenizers, text.tokens, loaded, strict=True
     ):
-        tokenizer = tokenizer_from(meta["vocabulary"])
-        tokens = np.frombuffer(encoded, tokenizer.dtype)  # (N,)
         model = build(config, weights)
         to_device(model, options.device)
         if options.context:
@@ -332,7 +328,7 @@ def candidates_of(
             tokens=tokens,
             stride=min(stride, context),
             saw_text=was_read(meta["texts"], text.sha256, text.files),
-            end=end,
+            end=text.end,
         )
         candidates.append(candidate)
     return candidates
