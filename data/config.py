@@ -112,10 +112,6 @@ class DataConfig:
                 f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}"
             )
 
-    def places(self) -> dict[str, str | None]:
-        """Return where the text is. An address may contain a password: only config.yaml of a run stores it."""
-        return {"path": self.path, "validation": self.validation, "test": self.test}
-
     def rows(self, devices: int) -> int:
         """Return how many sequences a forward pass on a device has; an `InputError` if they cannot be shared out."""
         # until `auto` is replaced: the default, which is the class attribute

@@ -34,7 +34,7 @@ def check_lengths(
         if len(tokens) >= least[split]:
             continue
         key = "path" if split == "train" else split
-        name = config.places()[key] if config.validation else corpus.name
+        name = getattr(config, key) if config.validation else corpus.name
         unit = "characters" if corpus.encoding else "bytes"
         needs = f"at least {least[split]:,}"
         if split != "test":
