@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from base.errors import InputError, nearest, printable
+from base.progress import count
 from data.config import DOCUMENT_ENDS
 from data.decoding import Corpus, Tick
 from data.documents import Batch, DocumentRule, batches
@@ -310,7 +311,7 @@ def _check_distinct(name: str, split: str, rule: DocumentRule, number: int, dist
         needed += nearest(value, DOCUMENT_ENDS)  # a misspelled kind counts as a separator
     if rule.kind == "file" and not split:
         needed += "; leave data.documents out to divide each file, or set data.validation=NAME"
-    documents = f"{number:,} document{'' if number == 1 else 's'}, {distinct:,} different"
+    documents = f"{count(number, 'document')}, {distinct:,} different"
     raise InputError(f"{name}: has {documents} with {key}={value}; {needed}")
 
 

@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence, Sized
-from types import MappingProxyType
 
 from base.errors import InputError, printable
 from data.config import DataConfig
@@ -49,7 +48,7 @@ def check_lengths(
 
 
 def split_by_file(
-    sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str] = MappingProxyType({})
+    sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str]
 ) -> dict[str, str]:
     """Assign each file of a text as a whole to one split, and return a dict from each file's name to its split.
 

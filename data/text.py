@@ -137,7 +137,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
         notes=corpus.notes + about_files,
     )  # fmt: skip
     if config.overfit is not None:
-        return _overfitted(text, config, context)
+        return _overfitted(text, config.overfit, context)
     # no warning if validation has files of its own
     is_ordered = meta["ordered"] and config.validation is None
     likeness = describe_likeness(meta["losses"], is_ordered)
@@ -170,9 +170,8 @@ def text_of_run(model: Path) -> Text:
     return text
 
 
-def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
-    """Return a copy whose validation and test are the first `data.overfit` training tokens."""
-    length = config.overfit or 0  # never None here
+def _overfitted(text: Text, length: int, context: int) -> Text:
+    """Return a copy whose validation and test are the first `length` training tokens (`data.overfit`)."""
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 *
@@ -386,7 +385,7 @@ def _save(
     encoded: Iterator[tuple[str, np.ndarray]],
     meta: dict[str, Any],
 ) -> None:
-    """Write pairs (split, tokens), and `meta`, which may be complete only after the last of them, into `folder`."""
+    """Write pairs (split, tokens) and `meta`, with their counts, checksums and losses added, into `folder`."""
     # A damaged text must go, because `atomic` replaces no folder. The caller holds the lock.
     shutil.rmtree(folder, ignore_errors=True)
     remove_unfinished(folder.parent)

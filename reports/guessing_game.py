@@ -58,7 +58,7 @@ def game_passages(
     try:
         text = text_of_run(file)
         # An end mark also precedes the first document.
-        trained = end + text.tokenizer.decode(text.train[:])
+        trained = end + text.tokenizer.decode(text.train)
         if source == "validation":
             text_to_guess = end + text.tokenizer.decode(text.validation)
     except InputError as error:
