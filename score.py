@@ -106,10 +106,9 @@ def run(options: argparse.Namespace) -> None:
     with output as file:  # before the slow work, so that a wrong name fails early
         with Progress("loading the model"):
             from gpt.model_file import read
-            from reports.text_to_score import check_models, read_text
+            from reports.text_to_score import read_text
 
             models = [read(path) for path in checkpoints]
-        check_models(checkpoints, models, options)
         encoded = read_text(checkpoints, models, options)
         with Progress("loading PyTorch"):
             from reports.scoring import print_scores

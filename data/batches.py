@@ -36,26 +36,6 @@ def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray
     return phase + context * random.permutation(windows_per_epoch(length, context))
 
 
-def window_starts(length: int, seed: int, step: int, batch: int, context: int) -> np.ndarray:
-    """Return the positions in the text at which the `batch` windows of training step `step` begin: (batch,) int64.
-
-    The text has `length` tokens, and a window has `context` input tokens. Batches are consecutive
-    slices of an endless sequence of epochs (see `epoch_starts`). A `ValueError` is raised if
-    `length` is not greater than `context`.
-    """
-    if length <= context:
-        raise ValueError(
-            f"{length} tokens are too few for a window of {context} tokens and its targets"
-        )
-    # the epoch of each window, and its index in the epoch: (batch,) each
-    epochs, index = np.divmod(step * batch + np.arange(batch), windows_per_epoch(length, context))
-    starts = np.empty(batch, np.int64)
-    for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
-        in_epoch = epochs == epoch
-        starts[in_epoch] = epoch_starts(length, seed, epoch, context)[index[in_epoch]]
-    return starts
-
-
 def at_documents(
     tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray
 ) -> np.ndarray:
@@ -85,12 +65,26 @@ class TrainingWindows:
     end: np.ndarray | None = None  # the end mark that follows each document, (M,)
 
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
-        """Return where the windows of `steps` steps begin: (steps * batch,).
+        """Return where the windows of `steps` steps begin: (steps * batch,) int64.
 
-        The first of them is step `steps * step` of the run.
+        The first of them is step `steps * step` of the run. A `ValueError` is raised if the text
+        is too short for a window.
         """
+        length = len(self.tokens)
+        if length <= self.context:
+            raise ValueError(
+                f"{length} tokens are too few for a window of {self.context} tokens and its targets"
+            )
         # Batches are consecutive slices of one sequence, so several are one batch of more windows.
-        starts = window_starts(len(self.tokens), self.seed, step, steps * self.batch, self.context)
+        batch = steps * self.batch
+        windows = step * batch + np.arange(batch)  # numbers in the sequence, (steps * batch,)
+        # the epoch of each window, and its index in the epoch: (steps * batch,) each
+        epochs, index = np.divmod(windows, windows_per_epoch(length, self.context))
+        starts = np.empty(batch, np.int64)
+        for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
+            in_epoch = epochs == epoch
+            in_order = epoch_starts(length, self.seed, epoch, self.context)
+            starts[in_epoch] = in_order[index[in_epoch]]
         if self.end is None:
             return starts
         return at_documents(self.tokens, starts, self.context, self.end)

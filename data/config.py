@@ -8,7 +8,9 @@ from base.errors import InputError
 from base.options import check, option, spell
 
 SPLIT = (0.9, 0.05, 0.05)
-DOCUMENT_KINDS = ("line", "paragraph", "file")  # any other value of data.documents is a separator
+END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
+# the end mark of each kind of document; any other value of data.documents is a separator
+DOCUMENT_ENDS = {"line": "\n", "paragraph": "\n\n", "file": END}
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class DataConfig:
             raise InputError(f"data.encoding={self.encoding}: must be {known}") from None
         if self.documents == "":
             raise InputError(
-                f"data.documents=: must be {', '.join(DOCUMENT_KINDS)}, a separator of documents, or null"
+                f"data.documents=: must be {', '.join(DOCUMENT_ENDS)}, a separator of documents, or null"
             )
         if self.field == "":
             raise InputError("data.field=: must be the name of a field, or null")
@@ -109,10 +111,6 @@ class DataConfig:
             raise InputError(
                 f"data.micro_batch={self.micro_batch}: must divide data.batch={self.batch}"
             )
-
-    def places(self) -> dict[str, str | None]:
-        """Return where the text is. An address may contain a password: only config.yaml of a run stores it."""
-        return {"path": self.path, "validation": self.validation, "test": self.test}
 
     def rows(self, devices: int) -> int:
         """Return how many sequences a forward pass on a device has; an `InputError` if they cannot be shared out."""

@@ -3,19 +3,15 @@
 import io
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from base.errors import InputError
 from base.options import unescaped
-from data.config import DOCUMENT_KINDS, DataConfig
+from data.config import DOCUMENT_ENDS, END, DataConfig
 from data.decoding import Corpus, Tick, suffix
 from data.tables import TABLES, fields
 
-END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
-# kinds of documents that whitespace separates: their end marks are part of the text
-WHITESPACE = ("line", "paragraph")
 BATCH = 2**20  # characters that are divided at once
 # the last one is for higher code points, too
 SPACES = np.array([chr(point).isspace() for point in range(0x3002)])
@@ -38,11 +34,8 @@ class DocumentRule:
             return cls("row", END, config.field)
         if config.documents is None:
             return None
-        if config.documents in DOCUMENT_KINDS:
-            return cls(
-                config.documents,
-                {"line": "\n", "paragraph": "\n\n", "file": END}[config.documents],
-            )
+        if config.documents in DOCUMENT_ENDS:
+            return cls(config.documents, DOCUMENT_ENDS[config.documents])
         return cls("part", END, unescaped(config.documents))
 
 
@@ -105,24 +98,8 @@ def _files_or_rows(corpus: Corpus, rule: DocumentRule, tick: Tick, empty: Any) -
             yield empty.join(corpus.read(source, tick))
             continue
         with source.open() as file:
-            for _, text in rows(file, source.label, rule.name, corpus.encoding or "utf-8", tick):
+            for _, text in fields(file, source.label, rule.name, corpus.encoding or "utf-8", tick):
                 yield text if corpus.encoding else text.encode()
-
-
-def rows(
-    file: IO[bytes],
-    label: str,
-    field: str,
-    encoding: str = "utf-8",
-    tick: Tick = lambda size: None,
-) -> Iterator[tuple[int, str]]:
-    """Yield pairs (number of the line or row, text), as `data.field` says; no text may contain the end mark."""
-    for line, text in fields(file, label, field, encoding, tick):
-        if END in text:
-            raise InputError(
-                f"{label}, line {line:,}: contains U+0003, the end mark of documents; remove it"
-            )
-        yield line, text
 
 
 def divide(text: Any, rule: DocumentRule, label: str) -> list[tuple[int, Any]]:
@@ -133,7 +110,7 @@ def divide(text: Any, rule: DocumentRule, label: str) -> list[tuple[int, Any]]:
     """
     if rule.kind == "row":
         raw = text if isinstance(text, bytes) else text.encode()
-        pairs: list[tuple[int, Any]] = list(rows(io.BytesIO(raw), label, rule.name))
+        pairs: list[tuple[int, Any]] = list(fields(io.BytesIO(raw), label, rule.name))
     elif rule.kind == "file":
         pairs = [(1, text)]
     elif rule.kind == "part":

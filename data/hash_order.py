@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from base.errors import InputError, nearest, printable
-from data.config import DOCUMENT_KINDS
+from base.progress import count
+from data.config import DOCUMENT_ENDS
 from data.decoding import Corpus, Tick
 from data.documents import Batch, DocumentRule, batches
 from data.novelty import powers
@@ -307,10 +308,10 @@ def _check_distinct(name: str, split: str, rule: DocumentRule, number: int, dist
     else:
         needed = "at least 3 different ones are needed"
     if rule.kind == "part":
-        needed += nearest(value, DOCUMENT_KINDS)  # a misspelled kind counts as a separator
+        needed += nearest(value, DOCUMENT_ENDS)  # a misspelled kind counts as a separator
     if rule.kind == "file" and not split:
         needed += "; leave data.documents out to divide each file, or set data.validation=NAME"
-    documents = f"{number:,} document{'' if number == 1 else 's'}, {distinct:,} different"
+    documents = f"{count(number, 'document')}, {distinct:,} different"
     raise InputError(f"{name}: has {documents} with {key}={value}; {needed}")
 
 

@@ -118,7 +118,10 @@ def powers(base: int, size: int) -> np.ndarray:
 
 
 def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarray) -> list[bool]:
-    """Return for each document, (n,) tokens, whether the training text contains it whole, between end marks, (M,)."""
+    """Return for each document, (n,) tokens, whether the training text contains it whole, between end marks, (M,).
+
+    It does not contain an empty document, which stands for an incomplete one.
+    """
     width = trained.itemsize
     # an end mark before the first document, too
     joined = np.concatenate((end.astype(trained.dtype), trained)).tobytes()
@@ -132,7 +135,7 @@ def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarra
     contained: list[bool] = []
     for document in documents:
         marked = np.concatenate((end, document, end)).astype(trained.dtype)
-        contained.append(contains(marked.tobytes()))
+        contained.append(len(document) > 0 and contains(marked.tobytes()))
     return contained
 
 

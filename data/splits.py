@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence, Sized
-from types import MappingProxyType
 
 from base.errors import InputError, printable
 from data.config import DataConfig
@@ -34,7 +33,7 @@ def check_lengths(
         if len(tokens) >= least[split]:
             continue
         key = "path" if split == "train" else split
-        name = config.places()[key] if config.validation else corpus.name
+        name = getattr(config, key) if config.validation else corpus.name
         unit = "characters" if corpus.encoding else "bytes"
         needs = f"at least {least[split]:,}"
         if split != "test":
@@ -49,7 +48,7 @@ def check_lengths(
 
 
 def split_by_file(
-    sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str] = MappingProxyType({})
+    sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str]
 ) -> dict[str, str]:
     """Assign each file of a text as a whole to one split, and return a dict from each file's name to its split.
 

@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from base.errors import InputError, nearest, one_line, printable
 from base.options import unescaped
+from data.config import END
 from data.decoding import CHUNK, TABLE_FILES, Tick, decode, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -29,7 +30,11 @@ Rows = Iterator[tuple[int, Any]]
 
 
 def fields(
-    file: IO[bytes], label: str, field: str, encoding: str, tick: Tick
+    file: IO[bytes],
+    label: str,
+    field: str,
+    encoding: str = "utf-8",
+    tick: Tick = lambda size: None,
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the line or row, text) for each row of a table, as `data.field` says.
 
@@ -55,6 +60,8 @@ def fields(
     try:
         for number, text in _texts(rows, parsed):
             text.encode()  # raises if it has half of a surrogate pair
+            if END in text:
+                raise _BadRow("contains U+0003, the end mark of documents; remove it", number)
             yield number, text.replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeEncodeError:
         reason = "has half of a surrogate pair, which is not a character"

@@ -18,10 +18,10 @@ from base.errors import InputError, one_line, printable
 from base.files import atomic, remove_unfinished
 from base.jobs.run_directory import Run
 from base.progress import Progress
-from data.config import DataConfig
+from data.config import END, DataConfig
 from data.corpus import open_corpus
 from data.decoding import Corpus, Tick
-from data.documents import END, WHITESPACE, DocumentRule, DocumentStats, contents
+from data.documents import DocumentRule, DocumentStats, contents
 from data.hash_order import encode_documents
 from data.ngrams import MOST_LINES, are_sorted, describe_likeness, losses_of_passages
 from data.seen import file_hashes, was_read
@@ -137,7 +137,7 @@ def encode_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars:
         notes=corpus.notes + about_files,
     )  # fmt: skip
     if config.overfit is not None:
-        return _overfitted(text, config, context)
+        return _overfitted(text, config.overfit, context)
     # no warning if validation has files of its own
     is_ordered = meta["ordered"] and config.validation is None
     likeness = describe_likeness(meta["losses"], is_ordered)
@@ -170,9 +170,8 @@ def text_of_run(model: Path) -> Text:
     return text
 
 
-def _overfitted(text: Text, config: DataConfig, context: int) -> Text:
-    """Return a copy whose validation and test are the first `data.overfit` training tokens."""
-    length = config.overfit or 0  # never None here
+def _overfitted(text: Text, length: int, context: int) -> Text:
+    """Return a copy whose validation and test are the first `length` training tokens (`data.overfit`)."""
     if length <= context:
         raise InputError(f"data.overfit={length}: must be above model.context={context}")
     # An epoch begins at a random phase and may miss the last `context` tokens, hence the 2 *
@@ -286,7 +285,8 @@ def _read_vocabulary(
 ) -> tuple[list[int], Tokenizer]:
     """Return (length of each file in characters or bytes, if there is no rule; tokenizer)."""
     texts: Iterable[Any] = (corpus.read(source, tick) for source in corpus.files)
-    if rule and rule.kind not in WHITESPACE:  # the model reads no separators between documents
+    # The end marks of lines and paragraphs are part of the text. The model reads no other separators.
+    if rule and rule.end == END:
         texts = [contents(corpus, rule, tick)]
     sizes, characters = scan(texts)
     end = ""
@@ -385,7 +385,7 @@ def _save(
     encoded: Iterator[tuple[str, np.ndarray]],
     meta: dict[str, Any],
 ) -> None:
-    """Write pairs (split, tokens), and `meta`, which may be complete only after the last of them, into `folder`."""
+    """Write pairs (split, tokens) and `meta`, with their counts, checksums and losses added, into `folder`."""
     # A damaged text must go, because `atomic` replaces no folder. The caller holds the lock.
     shutil.rmtree(folder, ignore_errors=True)
     remove_unfinished(folder.parent)

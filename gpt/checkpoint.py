@@ -21,7 +21,7 @@ from base.files import atomic
 from base.jobs import run_directory
 from gpt import model_file
 from gpt.config import ModelConfig
-from gpt.model import GPT
+from gpt.model import GPT, untrained
 from gpt.model_file import FORMAT, CheckpointError, other_format
 from gpt.tokenizer import Tokenizer, tokenizer_from
 
@@ -68,8 +68,7 @@ def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
 
 def build(config: ModelConfig, state: Mapping[str, np.ndarray]) -> GPT:
     """Return a `GPT` in evaluation mode with the weights of a model file."""
-    with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
-        model = GPT(config, len(state["embedding.weight"]))
+    model = untrained(config, len(state["embedding.weight"]))
     # load_state_dict needs seconds: its time is quadratic in the blocks
     for name, array in state.items():
         module, _, weight = name.rpartition(".")

@@ -1,5 +1,6 @@
 """Options of the model and the optimizer, without torch, so that the command line starts fast."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +120,21 @@ class ModelConfig:
     def absolute(self) -> bool:
         """Whether positions exist only for the first `context` tokens of a text (learned, sinusoidal)."""
         return self.positions in ("learned", "sinusoidal")
+
+    def first_needed(self, length: int) -> int:
+        """Return the index of the first token of a text of `length` tokens that can influence the text after it."""
+        T = self.context
+        if self.absolute:
+            # Where T tokens are stored and another comes, only the last T // 2 are kept
+            # (`Decoder._restart_full`).
+            forgotten = T - T // 2  # by each restart
+            restarts = math.ceil(max(0, length - T) / forgotten)
+            return restarts * forgotten
+        # Each block reaches back attention_window - 1 positions by attention, 1 by offset keys and
+        # conv_taps - 1 by the convolution. The token shift reaches back 1 more, and the last token
+        # itself counts, too: layers * (attention_window + conv_taps - 1) + 2 tokens.
+        reach = self.attention_window + self.conv_taps - 1
+        return max(0, length - self.layers * reach - 2)
 
 
 @dataclass(frozen=True)

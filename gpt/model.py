@@ -186,6 +186,6 @@ def init_weights(model: GPT) -> None:
 
 
 def untrained(config: ModelConfig, vocabulary: int) -> GPT:
-    """Return a model whose weights have no values (PyTorch's meta device), to count its parameters and FLOPs."""
-    with torch.device("meta"):
+    """Return a model whose weights have no values, to fill them or to count parameters and FLOPs."""
+    with torch.device("meta"):  # no initialisation, so torch's generator is not advanced
         return GPT(config, vocabulary)

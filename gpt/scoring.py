@@ -37,13 +37,13 @@ class Candidate(NamedTuple):
     tokens: np.ndarray  # the whole text, (N,) uint8 or uint16
     stride: int  # tokens between window starts if windows are strided
     saw_text: bool  # whether the model was trained on this text
-    documents: dict[str, str] | None  # `data.documents.DocumentRule` by which the text is divided
+    end: str  # the end mark that follows each document, "" if the text is not divided into documents
 
     def text(self, mode: str) -> EvaluationText:
         """Return the text as windows of `mode` read it: disjoint ones do not know documents."""
         end = None
-        if self.documents and mode != "disjoint":
-            end = self.tokenizer.pack(self.documents["end"])
+        if self.end and mode != "disjoint":
+            end = self.tokenizer.pack(self.end)
         stride = self.stride if mode == "strided" else None
         return EvaluationText(self.tokens, self.tokenizer.token_sizes, end, stride)
 

@@ -42,7 +42,6 @@ class CharTokenizer:
             `MAX_CHARACTERS` characters.
     """
 
-    kind = "char"  # the value of data.tokenizer
     unit = "character"  # what a token is, for messages
 
     def __init__(self, characters: str) -> None:
@@ -64,7 +63,7 @@ class CharTokenizer:
         self.size = len(self.characters)  # number of tokens, V
         self.dtype: type[np.unsignedinteger] = np.uint8 if self.size <= 256 else np.uint16
         self.names = list(self.characters)  # each token as text
-        self.vocabulary: dict[str, Any] = {"kind": self.kind, "characters": self.characters}
+        self.vocabulary: dict[str, Any] = {"kind": "char", "characters": self.characters}
         utf8_bytes = 1 + np.searchsorted([0x80, 0x800, 0x10000], self._points, side="right")
         self.token_sizes = np.stack((np.ones(self.size, np.int64), utf8_bytes), axis=1)  # (V, 2)
         # `take` clips code points above the largest one of the vocabulary to the last entry, which
@@ -161,12 +160,12 @@ class CharTokenizer:
 class ByteTokenizer:
     """A tokenizer with one token per byte of UTF-8, so that 256 tokens suffice to encode every text."""
 
-    kind = unit = "byte"
+    unit = "byte"
     size = 256
     dtype: type[np.unsignedinteger] = np.uint8
     # such as a and \xff
     names = [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
-    vocabulary: dict[str, Any] = {"kind": kind}
+    vocabulary: dict[str, Any] = {"kind": "byte"}
     # Bytes 10xxxxxx continue a character, so they count as 0 characters.
     # (256, 2)
     token_sizes = np.stack(((np.arange(256) & 0xC0) != 0x80, np.ones(256)), axis=1).astype(

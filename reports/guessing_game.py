@@ -6,9 +6,9 @@ from pathlib import Path
 
 from base.errors import InputError
 from base.progress import count
-from data.config import DataConfig
+from data.config import END, DataConfig
 from data.corpus import open_corpus
-from data.documents import END, DocumentRule, divide, is_divided
+from data.documents import DocumentRule, divide, is_divided
 from data.text import text_of_run
 from gpt.tokenizer import Tokenizer
 
@@ -58,7 +58,7 @@ def game_passages(
     try:
         text = text_of_run(file)
         # An end mark also precedes the first document.
-        trained = end + text.tokenizer.decode(text.train[:])
+        trained = end + text.tokenizer.decode(text.train)
         if source == "validation":
             text_to_guess = end + text.tokenizer.decode(text.validation)
     except InputError as error:

@@ -53,14 +53,12 @@ def compare(
     """Compare each text, and the document that it completes (otherwise ""), with the tokens `trained`, (N,)."""
     encoded = list(map(tokenizer.encode, texts))
     copies = longest_copies(encoded, trained)
-    complete = list(map(tokenizer.encode, filter(None, documents)))
-    # one for each of `complete`
-    repeated = iter(repeats(complete, trained, tokenizer.encode(end)))
+    repeated = repeats(list(map(tokenizer.encode, documents)), trained, tokenizer.encode(end))
     novelties = []
-    for tokens, copy, document in zip(encoded, copies, documents, strict=True):
+    for tokens, copy, document, is_known in zip(encoded, copies, documents, repeated, strict=True):
         new = None
         if document:
-            new = not next(repeated)
+            new = not is_known
         novelties.append(Novelty(tokens, copy, new))
     return novelties
 

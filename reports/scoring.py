@@ -27,9 +27,9 @@ from gpt.evaluation import Score, make_score, totals
 from gpt.facts import describe_windows
 from gpt.model_file import Model, to_device
 from gpt.scoring import Candidate, measure, measure_documents, pieces
-from gpt.tokenizer import Tokenizer, tokenizer_from
+from gpt.tokenizer import Tokenizer
 from reports.page import render_page
-from reports.text_to_score import Document, EncodedText, display_name, shared_rule
+from reports.text_to_score import Document, EncodedText, display_name
 
 ROWS = 20  # maximum documents in the printed table
 BEGINNING = 60  # characters shown of the beginning of a document
@@ -95,7 +95,7 @@ def print_scores(
             write_documents(of_documents, file)
         return
     # the mode of the validation loss of a run
-    validation_mode = "documents" if candidates[0].documents else "disjoint"
+    validation_mode = "documents" if candidates[0].end else "disjoint"
     has_documents = any(meta["documents"] for *_, meta in loaded)
     if options.compare and validation_mode == "disjoint" and has_documents:
         print("the models' documents differ, so both read the text in disjoint windows", file=out)
@@ -228,9 +228,8 @@ class DocumentScores(NamedTuple):
 
 
 def score_documents(candidate: Candidate, documents: list[Document]) -> DocumentScores:
-    assert candidate.documents
     tokenizer = candidate.tokenizer
-    mark = tokenizer.pack(candidate.documents["end"])
+    mark = tokenizer.pack(candidate.end)
     ends = list(accumulate(document.length + len(mark) for document in documents))
     marked = np.split(candidate.tokens, ends[:-1])
     after_marks = [np.concatenate((mark, tokens)) for tokens in marked]
@@ -305,14 +304,10 @@ def candidates_of(
     checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
 ) -> list[Candidate]:
     labels = ["A  ", "B  "] if options.compare else [""]
-    rule = shared_rule(loaded)
-    documents = vars(rule) if rule else None
     candidates = []
-    for label, path, encoded, (config, weights, meta) in zip(
-        labels, checkpoints, text.encoded, loaded, strict=True
+    for label, path, tokenizer, tokens, (config, weights, meta) in zip(
+        labels, checkpoints, text.tokenizers, text.tokens, loaded, strict=True
     ):
-        tokenizer = tokenizer_from(meta["vocabulary"])
-        tokens = np.frombuffer(encoded, tokenizer.dtype)  # (N,)
         model = build(config, weights)
         to_device(model, options.device)
         if options.context:
@@ -333,7 +328,7 @@ def candidates_of(
             tokens=tokens,
             stride=min(stride, context),
             saw_text=was_read(meta["texts"], text.sha256, text.files),
-            documents=documents,
+            end=text.end,
         )
         candidates.append(candidate)
     return candidates
@@ -347,7 +342,7 @@ def describe(candidate: Candidate, mode: str) -> str:
         return f"{windows}, as sample.py reads"
     if mode != "strided":
         return windows
-    if candidate.documents:
+    if candidate.end:
         windows = describe_windows("documents", context)
     return f"{windows}, stride {candidate.stride}"
 

@@ -36,16 +36,22 @@ class Document(NamedTuple):
 
 
 class EncodedText(NamedTuple):
-    encoded: list[bytes]  # for each model, the tokens in the `dtype` of its tokenizer
+    tokenizers: list[Tokenizer]  # of each model
+    tokens: list[np.ndarray]  # for each model, (N,) in the `dtype` of its tokenizer
+    end: str  # the end mark of documents, if all models were trained on documents of one rule, or ""
     documents: list[Document]  # if the text was divided: documents, each followed by its end mark
     sha256: str  # hash of the file, or "" for a split of a run
     files: list[str]  # hash of the file's text (`data.seen`), or [] for a split of a run
 
 
 def check_models(
-    checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace
+    checkpoints: list[Path],
+    loaded: list[Model],
+    rule: DocumentRule | None,
+    only_bytes: bool,
+    options: argparse.Namespace,
 ) -> None:
-    """Check the options of score.py that depend on the models."""
+    """Check the options of score.py that depend on the models and what they share."""
     for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
         if options.per_document and meta["documents"] is None:
             why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
@@ -53,14 +59,11 @@ def check_models(
         context = options.context or config.context
         if options.stride and options.stride > context:
             raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
-    only_bytes = all(
-        isinstance(tokenizer_from(meta["vocabulary"]), ByteTokenizer) for *_, meta in loaded
-    )
     if only_bytes and options.encoding != "utf-8":
         raise InputError(
             f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes"
         )
-    if options.window == "documents" and shared_rule(loaded) is None:
+    if options.window == "documents" and rule is None:
         raise InputError(
             "--window documents: needs models that were trained on documents, divided in the same way"
         )
@@ -69,7 +72,7 @@ def check_models(
 def read_text(
     checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace
 ) -> EncodedText:
-    """Return the text that score.py scores, encoded for each model in `loaded`.
+    """Check the options that depend on the models, and return the text to score, encoded for each model.
 
     It is read as a training text is: byte models alone read its bytes; with a character model, all
     read its characters.
@@ -77,6 +80,8 @@ def read_text(
     tokenizers = [tokenizer_from(meta["vocabulary"]) for *_, meta in loaded]
     only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
     rule = shared_rule(loaded)
+    end = rule.end if rule else ""
+    check_models(checkpoints, loaded, rule, only_bytes, options)
     sha256 = ""
     files = []
     with Progress("reading"):
@@ -98,15 +103,14 @@ def read_text(
             raise InputError(
                 f"--per-document: {display_name(options)} has only whitespace, which is not a document"
             )
-        encoded, documents = encode_parts(parts, rule, tokenizers, options)
-    if not encoded[0]:
+        tokens, documents = encode_parts(parts, rule, tokenizers, only_bytes, options)
+    if not len(tokens[0]):
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
-    token_size = np.dtype(tokenizers[0].dtype).itemsize  # bytes
-    if options.html is not None and len(encoded[0]) > MAX_PAGE * token_size:
+    if options.html is not None and len(tokens[0]) > MAX_PAGE:
         raise InputError(
             f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}"
         )
-    return EncodedText(encoded, documents, sha256, files)
+    return EncodedText(tokenizers, tokens, end, documents, sha256, files)
 
 
 def parts_of_split(
@@ -208,8 +212,9 @@ def encode_parts(
     parts: list[tuple[int, Any]],
     rule: DocumentRule | None,
     tokenizers: list[Tokenizer],
+    only_bytes: bool,
     options: argparse.Namespace,
-) -> tuple[list[bytes], list[Document]]:
+) -> tuple[list[np.ndarray], list[Document]]:
     """Encode parts of a text, pairs (line, text), for each tokenizer; with a `rule`, an end mark follows each part.
 
     Before, `--unknown` skips or replaces what one of the tokenizers does not know.
@@ -218,9 +223,10 @@ def encode_parts(
     lines = [line for line, _ in parts]
     texts = [text for _, text in parts]
     unknown = [0] * len(texts)
-    if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
+    if only_bytes:
         texts = [text.encode() if isinstance(text, str) else text for text in texts]
-        encoded = [b"".join(text + end.encode() for text in texts)] * len(tokenizers)
+        joined = b"".join(text + end.encode() for text in texts)
+        encoded = [np.frombuffer(joined, np.uint8)] * len(tokenizers)
     else:
         for tokenizer in tokenizers:
             texts = [tokenizer.canonical(text) for text in texts]
@@ -234,8 +240,8 @@ def encode_parts(
             models.append(options.compare)
         encoded = []
         for model, tokenizer in zip(models, tokenizers, strict=True):
-            mark = tokenizer.pack(end).tobytes()
-            pieces: list[bytes] = []
+            mark = tokenizer.pack(end)  # (M,)
+            pieces = [mark[:0]]  # so that there is one even if there are no parts
             for line, text in zip(lines, texts, strict=True):
                 try:
                     pieces += pack(text, tokenizer)
@@ -248,17 +254,17 @@ def encode_parts(
                         f"{display_name(options)}, line {line}: {whose}{error}; {ABOUT_UNKNOWN}"
                     ) from None
                 pieces.append(mark)
-            encoded.append(b"".join(pieces))
+            encoded.append(np.concatenate(pieces))
     if not rule:
         return encoded, []
     return encoded, list(map(Document, lines, unknown, map(len, texts)))
 
 
-def pack(text: str, tokenizer: Tokenizer) -> Iterator[bytes]:
+def pack(text: str, tokenizer: Tokenizer) -> Iterator[np.ndarray]:
     """Yield the tokens of a text in pieces, or raise `UnknownCharacter` with the position in the whole text."""
     for begin in range(0, len(text), PIECE):
         try:
-            yield tokenizer.pack(text[begin : begin + PIECE]).tobytes()
+            yield tokenizer.pack(text[begin : begin + PIECE])
         except UnknownCharacter as error:
             raise UnknownCharacter(
                 error.character, begin + error.position, error.nearest

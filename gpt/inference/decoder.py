@@ -14,7 +14,6 @@ tokens read at once, m keys attended to, C = dim, H heads of size D, T = context
 window (the longest cache), V = vocabulary, R = rotary dimensions, K = taps of the convolution.
 """
 
-import math
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -337,20 +336,3 @@ def _relu2(w: Weights, h: Array) -> Array:
 
 
 ACTIVATIONS = {"gelu": lambda w, h: w.gelu(h), "relu2": _relu2}
-
-
-def first_needed(weights: Weights, length: int) -> int:
-    """Return the index of the first token of a prompt of `length` tokens that can influence the text after it."""
-    config = weights.config
-    T = config.context
-    if config.absolute:
-        # Where T tokens are stored and another comes, only the last T // 2 are kept
-        # (`Decoder._restart_full`).
-        forgotten = T - T // 2  # by each restart
-        restarts = math.ceil(max(0, length - T) / forgotten)
-        return restarts * forgotten
-    # Each block reaches back S - 1 positions by attention, 1 by offset keys and K - 1 by the
-    # convolution. The token shift reaches back 1 more. With the last token itself, the sum is
-    # layers * (S + K - 1) + 2.
-    reach = config.attention_window + config.conv_taps - 1
-    return max(0, length - config.layers * reach - 2)

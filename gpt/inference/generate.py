@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from base.options import check, option
 from base.processes import cores
-from gpt.inference.decoder import Decoder, first_needed
+from gpt.inference.decoder import Decoder
 from gpt.inference.weights import Weights, weights_of
 
 if TYPE_CHECKING:
@@ -118,7 +118,8 @@ def stream(
     for length in sorted(set(lengths.tolist())):
         rows = np.flatnonzero(lengths == length)  # (rows,)
         tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
-        logits[rows] = decoder.read(tokens[:, first_needed(weights, length) :], rows)[:, -1]
+        start = weights.config.first_needed(length)
+        logits[rows] = decoder.read(tokens[:, start:], rows)[:, -1]
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)

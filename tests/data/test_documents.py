@@ -385,6 +385,7 @@ FIELD_REFUSALS = {  # the name of a file, its content, and of the refusal
         'text\n"a\nbcdefghijklmnopqrstuvwxyz\x03"',
         "a.csv, line 2: contains",
     ),
+    "an end mark in JSON": ("a.json", '[{"text": "a\\u0003"}]', "a.json, row 1: contains"),
     "no such field": (
         "a.csv",
         "id,texts\n1,a\n2\n",

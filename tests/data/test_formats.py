@@ -12,11 +12,11 @@ import zipfile
 import pytest
 
 from base.errors import InputError
-from data.config import DataConfig
+from data.config import END, DataConfig
 from data.corpus import open_corpus
 from data.decoding import CHUNK, ZSTD, NotText
-from data.documents import END, DocumentRule, divide, rows
-from data.tables import columns
+from data.documents import DocumentRule, divide
+from data.tables import columns, fields
 from tests.conftest import needs, refusal
 from tests.data.test_documents import parquet
 from tests.data.test_text import random_text
@@ -350,7 +350,7 @@ TREES = {
 @pytest.mark.parametrize(("kind", "content", "field", "documents"), TREES.values(), ids=TREES)
 def test_a_field_is_followed_to_its_texts(kind, content, field, documents):
     assert [
-        text for _, text in rows(io.BytesIO(content.encode()), f"a.{kind}", field)
+        text for _, text in fields(io.BytesIO(content.encode()), f"a.{kind}", field)
     ] == documents
     divided = divide(content, DocumentRule("row", END, field), f"a.{kind}")
     assert [text for _, text in divided] == [
@@ -369,7 +369,9 @@ def test_a_field_is_followed_to_its_texts(kind, content, field, documents):
     ids=["columns", "text first", "list of rows", "path"],
 )
 def test_a_field_of_parquet_is_followed_to_its_texts(table, field, documents):
-    assert [text for _, text in rows(io.BytesIO(parquet(table)), "a.parquet", field)] == documents
+    assert [
+        text for _, text in fields(io.BytesIO(parquet(table)), "a.parquet", field)
+    ] == documents
 
 
 BRACES = "data.field={.*: braces must hold the name of a field; write {{ for a brace"
@@ -402,7 +404,7 @@ REFUSALS = {
 @pytest.mark.parametrize(("kind", "content", "field", "said"), REFUSALS.values(), ids=REFUSALS)
 def test_a_wrong_field_is_refused_with_what_there_is(kind, content, field, said):
     message = refusal(
-        InputError, lambda: list(rows(io.BytesIO(content.encode()), f"a.{kind}", field))
+        InputError, lambda: list(fields(io.BytesIO(content.encode()), f"a.{kind}", field))
     )
     assert re.search(said, message) and "\n" not in message, message
 
@@ -413,7 +415,7 @@ def test_a_wrong_field_is_refused_with_what_there_is(kind, content, field, said)
 def test_a_large_tree_is_refused(monkeypatch, value):
     monkeypatch.setattr("data.tables.MAX_TREE", 2 * CHUNK)
     file = io.BytesIO((tree(value) + " " * 2 * CHUNK).encode())
-    message = refusal(InputError, lambda: list(rows(file, "a.json", "rows.text")))
+    message = refusal(InputError, lambda: list(fields(file, "a.json", "rows.text")))
     assert (
         message == "a.json, row 1: JSON of over 0 MB is only read if it has an object on each line"
     )
@@ -475,7 +477,7 @@ ROWS = {  # rows of JSON, data.field, and the texts that are read
 def test_a_template_is_filled_once_for_each_row(name: str) -> None:
     content, field, texts = ROWS[name]
     file = io.BytesIO(json.dumps(content, indent=1).encode())
-    assert [text for _, text in rows(file, "a.json", field)] == texts
+    assert [text for _, text in fields(file, "a.json", field)] == texts
 
 
 def test_a_list_of_rows_in_parquet_beside_columns_of_the_same_names() -> None:
@@ -487,4 +489,4 @@ def test_a_list_of_rows_in_parquet_beside_columns_of_the_same_names() -> None:
     file = io.BytesIO()
     pyarrow.parquet.write_table(table, file)
     file.seek(0)
-    assert [text for _, text in rows(file, "a.parquet", "m: {from}: {text}")] == ["ann: hi"]
+    assert [text for _, text in fields(file, "a.parquet", "m: {from}: {text}")] == ["ann: hi"]

@@ -44,7 +44,7 @@ def test_where_there_is_no_text_there_is_no_copy() -> None:
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])
 def test_repeats_are_whole_documents(end: str) -> None:
     tokenizer = CharTokenizer("\x03\nabcd")
-    trained = tokenizer.encode("".join(each + end for each in ("ab", "abc", "d\na", "c")))
+    trained = tokenizer.encode("".join(each + end for each in ("ab", "abc", "", "d\na", "c")))
     known = {
         "ab": True,
         "abc": True,

@@ -118,7 +118,7 @@ MANY_SHARES = [0.7, 0.2, 0.1]
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
 def test_many_files_go_to_one_split_each(tmp_path, opened, tokenizer):
     make(tmp_path / "text", MANY)
-    placed = split_by_file({name: len(part) for name, part in MANY.items()}, MANY_SHARES)
+    placed = split_by_file({name: len(part) for name, part in MANY.items()}, MANY_SHARES, {})
     assert decoded(opened(split=MANY_SHARES, tokenizer=tokenizer)) == {
         split: "\n".join(part for name, part in MANY.items() if placed[name] == split)
         for split in SPLITS
@@ -136,18 +136,18 @@ def test_one_file_fewer_and_each_is_cut(tmp_path, opened):
 def test_files_fill_validation_then_test_in_the_order_of_a_hash(shares):
     rng = random.Random(0)
     sizes = {f"ordner/größe {place}.txt": rng.randint(0, 2000) for place in range(200)}
-    placed = split_by_file(sizes, shares)
+    placed = split_by_file(sizes, shares, {})
     for split, share in zip(SPLITS, shares, strict=True):
         filled = sum(size for name, size in sizes.items() if placed[name] == split)
         assert abs(filled - share * sum(sizes.values())) < 1000 * (2 if split == "train" else 1)
     order = sorted(sizes, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
     assert placed[next(name for name in order if sizes[name])] == "validation"
-    assert placed == split_by_file(dict(sorted(sizes.items(), reverse=True)), shares)
+    assert placed == split_by_file(dict(sorted(sizes.items(), reverse=True)), shares, {})
 
 
 def test_a_giant_file_is_for_training():
     sizes = {f"{place}": 100 for place in range(60)} | {"giant": 100_000}
-    assert split_by_file(sizes, SHARES)["giant"] == "train"
+    assert split_by_file(sizes, SHARES, {})["giant"] == "train"
 
 
 def test_the_shares_of_the_benchmarks_are_exact():

@@ -100,15 +100,5 @@ class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):
         self, input_ids: Tensor, attention_mask: Any = None, **_: Any
     ) -> dict[str, Any]:
         """Return the arguments of `forward`: texts (B, T), cropped to those tokens that can influence the next one."""
-        shape = self.shape
-        context = shape.context
-        beyond = input_ids.shape[1] - context  # tokens that do not fit into the context
-        if not shape.absolute:
-            # how far back the blocks reach, as in `first_needed` of gpt/inference/decoder.py
-            keep = shape.layers * (shape.attention_window + shape.conv_taps - 1) + 2
-        elif beyond <= 0:
-            keep = context
-        else:  # a text that fills the context continues from its last half, again and again
-            half = context // 2
-            keep = half + (beyond - 1) % (context - half) + 1
-        return {"input_ids": input_ids[:, -keep:], "attention_mask": attention_mask}
+        start = self.shape.first_needed(input_ids.shape[1])
+        return {"input_ids": input_ids[:, start:], "attention_mask": attention_mask}

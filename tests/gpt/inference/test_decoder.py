@@ -9,7 +9,7 @@ import torch
 
 import gpt.inference.decoder
 from gpt.config import ModelConfig
-from gpt.inference.decoder import Decoder, first_needed
+from gpt.inference.decoder import Decoder
 from gpt.inference.weights import Weights, gelu
 from gpt.model import GPT
 from tests.reference import model as reference
@@ -122,7 +122,7 @@ def test_a_long_prompt_is_read_from_where_it_matters(config: ModelConfig) -> Non
     reach = config.layers * (config.attention_window + config.conv_taps - 1) + 2
     held = config.context if config.absolute else reach
     for length in range(1, len(tokens) + 1):
-        start = first_needed(ready, length)
+        start = config.first_needed(length)
         assert 0 <= start < length and length - start <= held, length
         same(Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1])
 
