@@ -324,15 +324,16 @@ def all_prompts(
 def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | None) -> list[str]:
     """Return the prompts in a UTF-8 file or, if `name` is `-`, in standard input.
 
-    A file of `documents` is divided as the training text was; any other file is one prompt.
+    If the training text was divided, with the rule `documents`, so is the file; otherwise it is one
+    prompt.
     """
-    # As in training, a character model reads every line end as LF; a byte model reads the bytes
-    # unchanged.
-    newline = "" if tokenizer.unit == "byte" else None
+    # As in training, a character model reads every line end as LF; a byte model reads it unchanged.
+    reads_bytes = tokenizer.unit == "byte"
+    newline = "" if reads_bytes else None
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
         text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
-        if tokenizer.unit == "character":
+        if not reads_bytes:
             text = text.replace("\ufeff", "")  # as in training, wherever it stands
     except (OSError, UnicodeDecodeError) as error:
         reason = f"is not UTF-8: {error}"
@@ -350,7 +351,7 @@ def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | No
     # A prompt in a file that is not a table is the beginning of one row.
     if rule.kind == "row" and not is_divided(rule, name):
         return [text]
-    pairs = divide(text.encode() if tokenizer.unit == "byte" else text, rule, name)
+    pairs = divide(text.encode() if reads_bytes else text, rule, name)
     if not pairs:
         raise InputError(f"--prompt-file {name}: has only whitespace, which is not a document")
     return [prompt if isinstance(prompt, str) else prompt.decode() for _, prompt in pairs]

@@ -35,6 +35,10 @@ class Key:
     def allowed(self) -> str:
         return allowed(self.kind, self.metadata)
 
+    @property
+    def may_be_list(self) -> bool:
+        return "list" in self.allowed  # `a list of numbers`, or `number, text or list`
+
 
 def _keys(
     kind: type, prefix: str = "", rule: str = "allow", values: Any = None

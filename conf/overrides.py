@@ -110,9 +110,10 @@ def settings_of(override: Override) -> list[Setting]:
 
 
 def arguments_of(override: Override) -> list[str]:
-    """Return an override as on the command line; a verbatim one as an argument for each value.
+    """Return the arguments of a command that sets what an override sets: one, or one for each verbatim value.
 
-    Those lack the quotes of `quote_verbatim`: the process of a trial quotes them anew.
+    A verbatim value is given as the user typed it, because the process of that command quotes it
+    (`quote_verbatim`).
     """
     if is_verbatim(override.key_or_group):
         return [setting.text for setting in settings_of(override)]
@@ -247,7 +248,7 @@ def _check_override(override: Override, argument: str, sweep: bool, search: bool
         raise InputError(f"{argument}: an interval is for a search; {advice}")
     if override.is_sweep_override() and not sweep:
         advice = "for a run with each: add -m"
-        if key in KEYS and "list" in KEYS[key].allowed:
+        if key in KEYS and KEYS[key].may_be_list:
             as_list = shlex.quote(f"{key}=[{argument.partition('=')[2]}]")
             advice = f"for one run with a list: {as_list}; {advice}"
         raise InputError(f"{argument}: several values for {key}; {advice}")

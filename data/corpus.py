@@ -282,6 +282,7 @@ def _about_table(names: list[str]) -> str:
 
 
 def _about_beginning(chunk: bytes, kind: str) -> str:
+    """Return what a file that begins with `chunk` contains besides its text, and how to leave it out, or ""."""
     if b"\x1b[" in chunk:
         return r"its escape codes; sed 's/\x1b\[[0-9;]*[A-Za-z]//g' removes them"
     if chunk.lstrip(b"\xef\xbb\xbf \t\r\n").lower().startswith((b"<!doctype", b"<html", b"<?xml")):

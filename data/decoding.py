@@ -346,7 +346,7 @@ def _refusal(
         return NotText(reason, advice=TABLE_FILES.get(suffix(name), way))
     if not proven:
         return WrongEncoding(reason, advice=f"name its encoding with {option}NAME: {ENCODINGS}")
-    if codec.startswith(proven):
+    if codec.startswith(proven):  # also utf-8-sig and utf-16-le; no other encoding would help
         return InputError(
             reason, advice=f"the text around it is {proven}, so the file is damaged or cut there"
         )

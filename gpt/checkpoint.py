@@ -97,7 +97,8 @@ def with_context(model: GPT, context: int) -> GPT:
             f"must be at most {model.config.context}, the number of learned positions"
         )
     other = GPT(replace(model.config, context=context), model.vocabulary).to(model.head.weight)
-    copy_weights(other, model, torch.arange(model.vocabulary, device=model.head.weight.device))
+    same_tokens = torch.arange(model.vocabulary, device=model.head.weight.device)  # (V,)
+    copy_weights(other, model, token_map=same_tokens)
     return other
 
 

@@ -2,13 +2,14 @@
 
 import re
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from base.errors import InputError
 from base.progress import count
 from data.config import END, DataConfig
 from data.corpus import open_corpus
-from data.documents import DocumentRule, divide, is_divided
+from data.documents import DocumentRule, batches, is_divided
 from data.text import text_of_run
 from gpt.tokenizer import Tokenizer
 
@@ -83,14 +84,17 @@ def game_passages(
 def read_texts(source: str, rule: DocumentRule | None) -> list[str]:
     """Return the documents or, where `rule` does not divide them, the whole texts of the files of `source`."""
     texts: list[str] = []
+    field = rule.name if rule and rule.kind == "row" else None
     try:
-        corpus = open_corpus(DataConfig(path=source))
+        corpus = open_corpus(DataConfig(path=source, field=field))
         for file in corpus.files:
-            text = "".join(map(str, corpus.read(file)))
             if rule and is_divided(rule, file.label):
-                texts += [document for _, document in divide(text, rule, file.label)]
-            else:
-                texts.append(text)
+                alone = replace(corpus, files=(file,))
+                for text, _, starts, ends, _ in batches(alone, rule, lambda size: None):
+                    spans = zip(starts.tolist(), ends.tolist(), strict=True)
+                    texts += [text[start:end] for start, end in spans]
+            else:  # each chunk is a str, because the default tokenizer reads characters
+                texts.append("".join(map(str, corpus.read(file))))
     except InputError as error:
         raise InputError(f"--guess {source}: {error.reason}") from None
     return texts

@@ -150,6 +150,23 @@ def test_passages_to_guess_begin_with_documents(
     assert end != "\x03" or passages == expected
 
 
+@pytest.mark.parametrize("name", ["texts.csv", "texts.parquet"])
+def test_rows_of_a_table_are_passages_to_guess(workplace: Path, name: str) -> None:
+    needs("pyarrow", extra="parquet")
+    import pyarrow.csv
+    import pyarrow.parquet
+
+    table = pyarrow.table({"id": list(range(len(LINES))), "text": LINES})
+    if name.endswith(".csv"):
+        pyarrow.csv.write_csv(table, name)
+    else:
+        pyarrow.parquet.write_table(table, name)
+    rule = {"kind": "row", "end": "\x03", "name": "text"}
+    model = Path("none/best.safetensors")
+    passages, _ = game_passages(name, model, CharTokenizer("abcd\n\x03"), rule)
+    assert passages == LONG
+
+
 def contents() -> dict[Path, bytes | None]:
     return {path: path.read_bytes() if path.is_file() else None for path in Path().rglob("*")}
 

@@ -66,7 +66,7 @@ def new_run(config: Config) -> Run:
     if config.allow:
         raise InputError(f"allow={spell(config.allow)}: only works with resume=")
     if ranks.rank() == 0:
-        if config.name is not None:
+        if config.name is not None:  # `open_directory` checks generated names, which are new
             run_directory.check_free(name)
         run_directory.check_writable(name)
     return Run(RUNS / name)

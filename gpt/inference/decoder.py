@@ -271,7 +271,10 @@ class Decoder:
         return x / self.weights.xp.sqrt(squares + self.weights.norm_eps)[..., None]  # (B, n, C)
 
     def _convolve(self, i: int, taps: Array, y: Array, chunk: Chunk) -> Array:
-        """Return the convolution of y with `taps`, (K, 1, C), in block i: (B, n, C) -> (B, n, C)."""
+        """Return the convolution of y with `taps`, (K, 1, C), in block i: (B, n, C) -> (B, n, C).
+
+        Its outputs are centred here, because the weights of an MLP with taps are not.
+        """
         w = self.weights
         B, n, C = y.shape
         reach = len(taps) - 1  # K - 1

@@ -106,8 +106,9 @@ class Deadline(L.Callback):
             why = f"the machine has become {'slower' if steps < steps_before else 'faster'}"
         trainer.fit_loop.epoch_loop.max_steps = steps  # which `trainer.max_steps` returns
         trainer.should_stop = steps == step
+        # Only once, because validations at multiples of a later interval would be uneven. `_interval`
+        # reads `max_steps` and `recent`.
         if self.chooses_interval and steps_before < 0:
-            # The interval stays, because validations at multiples of another one would be uneven.
             trainer.val_check_batch = self._interval(trainer, steps)
         # Timing starts anew, so that the same pause does not change the number twice.
         self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))
