@@ -109,7 +109,9 @@ class Deadline(L.Callback):
         # Only once, because validations at multiples of a later interval would be uneven. `_interval`
         # reads `max_steps` and `recent`.
         if self.chooses_interval and steps_before < 0:
-            trainer.val_check_batch = self._interval(trainer, steps)
+            # The last multiple before the end would otherwise be anywhere, even just before it.
+            num_intervals = math.ceil(steps / self._interval(trainer, steps))
+            trainer.val_check_batch = math.ceil(steps / num_intervals)
         # Timing starts anew, so that the same pause does not change the number twice.
         self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))
         self.save(steps, trainer.val_check_batch)

@@ -89,10 +89,11 @@ class Metrics(L.Callback):
 
     def _log(self, trainer: L.Trainer, module: Any, step: int) -> None:
         loss = module.history.end_interval(step)
+        tokens_per_character = len(self.text.train) / self.text.characters["train"]
         values = {
             "train/loss": loss,
             # nats per token -> bits per character
-            "train/bpc": loss / math.log(2) * len(self.text.train) / self.text.characters["train"],
+            "train/bpc": loss / math.log(2) * tokens_per_character,
             "optim/lr": lr_at(step - 1, module.config.optim, module.max_steps),  # from step 0 on
             "optim/grad_norm": module.grad_norm,
         }
@@ -103,7 +104,7 @@ class Metrics(L.Callback):
             values["perf/memory_gib"] = max_memory(module.device) / 2**30
         speed = self._speed(module.history)
         if speed is not None:
-            values["perf/chars_per_s"] = speed
+            values["perf/chars_per_s"] = speed / tokens_per_character
             if module.history.peak_flops:
                 values["perf/mfu"] = speed * self.flops_per_token / module.history.peak_flops
         for logger in trainer.loggers:

@@ -96,6 +96,7 @@ def test_validations_are_as_many_as_five_percent_of_the_time_allows(
     (steps,) = clock.chosen
     assert abs(len(clock.validated) - expected) <= 2
     assert 0.2 * len(clock.validated) < 0.06 * 60 * minutes
+    assert steps - clock.validated[-1] > 0.7 * (clock.validated[-1] - clock.validated[-2])
     while_rates_fall = [step for step in clock.validated if step > steps / 2]
     assert len(while_rates_fall) == pytest.approx(len(clock.validated) / 2, abs=1)
     assert len({step % while_rates_fall[0] for step in while_rates_fall}) == len(while_rates_fall)
