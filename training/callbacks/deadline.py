@@ -19,9 +19,9 @@ from training.choosing.choose import MAX_VALIDATIONS, MIN_VALIDATIONS
 from training.run_plan import RunPlan
 
 TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
-# after the choice, that mean is over this fraction of the steps left, so that a busy second counts
-# little
-WINDOW = 0.1
+# After the choice, that mean is over this fraction of the steps left, so that some busy seconds
+# count little.
+WINDOW = 0.3
 END_SECONDS = 2.0  # min seconds reserved to count n-grams, write samples and the report, and exit
 # on a slow machine, this fraction of the seconds of importing PyTorch is reserved instead
 END_SHARE = 0.5
