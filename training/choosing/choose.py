@@ -19,6 +19,7 @@ from training.choosing.time_budget import (
     TRAINING_SHARE,
     Fitting,
     fit_into_minutes,
+    fit_model,
     lowest_loss,
 )
 from training.machine import Machine, StartUp, describe
@@ -34,6 +35,9 @@ FEW_WEIGHTS = 0.5  # per training token; with fewer, a model cannot memorise the
 DROPOUT = 0.2  # of a model with more than `MANY_WEIGHTS`
 LITTLE_DROPOUT = 0.1  # of a model between the two limits
 DROPOUT_FROM_EPOCHS = 10.0  # a short text that is read less often needs no dropout
+# training tokens; the law of `scaling_law.py`, fitted on longer texts, has a shorter one learned
+# too early, and by too small a model (docs/experiments.md)
+PREDICTABLE = 50_000
 # of a run on a short text, or with a time limit
 MIN_VALIDATIONS = 12
 MAX_VALIDATIONS = 40
@@ -152,13 +156,19 @@ def choose_timed_length(
 ) -> Length:
     """Choose the model with the lowest loss within the time limit; a run that has learned the text ends earlier."""
     assert config.minutes
-    fitting = fit_into_minutes(config, default, text, machine, startup)
-    # Neither more steps nor a larger model would lower the loss.
-    needs_text = (
-        config.model.dim == "auto"
-        and fitting.learns_in_time
-        and fitting.loss <= lowest_loss(config, default, text) + LEARNED
-    )
+    fitting = fit_recipe(config, default, text, machine, startup)
+    needs_text = fitting is not None and config.model.dim == "auto"
+    if fitting is None:
+        fitting = fit_into_minutes(config, default, text, machine, startup)
+        if len(text.train) < PREDICTABLE:
+            least = steps_for(len(text.train), share_of_steps(config))
+            fitting = replace(fitting, steps_needed=max(least, fitting.steps_needed))
+        # Neither more steps nor a larger model would lower the loss.
+        needs_text = (
+            config.model.dim == "auto"
+            and fitting.learns_in_time
+            and fitting.loss <= lowest_loss(config, default, text) + LEARNED
+        )
     return Length(
         0,
         fitting.model,
@@ -167,6 +177,25 @@ def choose_timed_length(
         fitting=fitting,
         notes=tuple(describe_time(config.minutes, fitting, needs_text, startup)),
     )
+
+
+def fit_recipe(
+    config: Config, default: Config, text: Text, machine: Machine, startup: StartUp
+) -> Fitting | None:
+    """Return what a run without a time limit chooses, if the text is too short to predict losses and it fits."""
+    if len(text.train) >= PREDICTABLE or config.data.overfit is not None:
+        return None
+    model = default.model
+    steps = steps_for(len(text.train), share_of_steps(config))
+    fitting = fit_model(model, config, default, text, machine, startup)
+    if steps > fitting.steps_in_time:
+        return None
+    if config.model.dropout == "auto" and config.init_from is None:
+        weights = untrained(model, text.tokenizer.size).num_parameters()
+        tokens_seen = steps * default.data.batch * model.context
+        model = replace(model, dropout=dropout_for(weights, len(text.train), tokens_seen))
+    # There is more time than needed, so the rates are not raised.
+    return replace(fitting, model=model, steps_in_time=math.inf, steps_needed=steps)
 
 
 def describe_time(
@@ -253,7 +282,7 @@ def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
     if optim.name == "muon":
         times = min(HIGHEST_RATE, max(1.0, RAISED_BELOW / steps))
     rate = float(f"{times * OptimConfig.lr:.2g}")
-    warmup = min(OptimConfig.warmup, int(steps / SHORT_WARMUP))
+    warmup = int(min(OptimConfig.warmup, steps / SHORT_WARMUP))
     return fill(optim, lr=rate, warmup=warmup)
 
 

@@ -98,11 +98,11 @@ def test_what_a_short_text_gets() -> None:
 def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run ends when the text is learned, or by the clock."""
     monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.1)
-    learned = chosen(16_282, "minutes=60", seconds=3600.0)
+    learned = chosen(54_000, "minutes=60", seconds=3600.0)
     model, trainer = learned.config.model, learned.config.trainer
     assert (trainer.max_steps, trainer.val_check_interval) == ("auto", "auto")
     weights = untrained(model, LETTERS.size).num_parameters()
-    needed = tokens_needed(weights, model.dropout, 16_282)
+    needed = tokens_needed(weights, model.dropout, 54_000)
     assert learned.steps_needed == pytest.approx(needed / 8 / 256)
     assert learned.config.optim.lr == OptimConfig.lr
     assert learned.config.callbacks == {}, "it ends when the text is learned"
@@ -116,6 +116,21 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert by_clock.config.optim.lr > OptimConfig.lr
     overfitted = chosen(300, "data.overfit=300", "minutes=1", seconds=60.0)
     assert overfitted.steps_needed == math.inf, "it should memorise the text"
+
+
+def test_a_very_short_text_that_fits_into_minutes_is_trained_on_as_without_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.1)
+    usual = chosen(16_282)
+    enough = chosen(16_282, "minutes=1", seconds=60.0)
+    assert enough.config.model == usual.config.model and enough.config.model.dropout == 0.2
+    assert enough.config.optim == usual.config.optim
+    assert enough.steps_needed == usual.config.trainer.max_steps == 230
+    assert "this text is learned in about" in enough.notes[0]
+    too_little = chosen(16_282, "minutes=0.3", seconds=18.0)
+    assert too_little.config.model.dim < usual.config.model.dim
+    assert too_little.steps_needed >= 230
 
 
 def test_a_run_says_whether_more_time_or_more_text_would_help(
