@@ -191,7 +191,7 @@ def verdict(run: Run, summary: Summary, losses: Sequence[Sequence[float]]) -> li
     if fits_training and last > RISEN * best and summary.epochs > READ_OFTEN:
         read = f"The text was read {summary.epochs:,.0f} times and memorised from step {summary.best_step:,} on"
         sentences.append(
-            f"{read}: best.safetensors is the model of that step. What helps: model.dropout=0.2, {HELP}"
+            f"{read}: best.safetensors is the model of that step. What helps: a higher model.dropout, {HELP}"
         )
     if summary.ngram_loss is not None and best > summary.ngram_loss:
         helps = HELP

@@ -105,7 +105,7 @@ def table_of_runs(runs: Collection[Run]) -> str:
         for key in columns:
             if values.get(key, "null") != "null":  # otherwise its cell is empty
                 varied[run][key] = values[key]
-    table = leaderboard(rows_of(varied, {}))
+    table = leaderboard(rows_of(varied, {run: status_of(run) for run in varied}))
     warning = caution(configs)
     return f"{table}\n\n{warning}" if warning else table
 
@@ -306,16 +306,21 @@ def caution(configs: Mapping[Run, Config]) -> str:
     return ""
 
 
+def status_of(run: Run) -> str:
+    """Return the status of a run; it is `killed` if it says `running` but no process trains it."""
+    status = run.summary.status or "unreadable"
+    with suppress(OSError):  # in a read-only directory, the lock cannot be tested
+        if status == "running" and not run_lock.in_use(run.directory):
+            return "killed"
+    return status
+
+
 def run_list() -> str:
     """Return a table of all runs as text, the newest last."""
     rows = [["name", "status", "steps", "loss", "mode", "text"]]
     for run in reversed(newest_first("summary.json")):
         summary = run.summary
-        status = summary.status or "unreadable"
-        with suppress(OSError):  # in a read-only directory, the lock cannot be tested
-            if status == "running" and not run_lock.in_use(run.directory):
-                status = "killed"
-        row = [run.name, status, str(summary.steps or ""), figure(summary.val_loss)]
+        row = [run.name, status_of(run), str(summary.steps or ""), figure(summary.val_loss)]
         row += [summary.mode or "", summary.text or ""]
         rows.append([printable(cell) for cell in row])
     if len(rows) == 1:

@@ -89,6 +89,13 @@ def test_losses_of_different_modes_are_not_compared(train: Call) -> None:
     assert listed[0].split()[4] == "mode" and sum("documents" in line for line in listed) == 1
 
 
+def test_a_run_whose_process_is_gone_is_killed_in_a_table(train: Call) -> None:
+    store("cut", "seed=0")
+    make(Path("runs/cut"), {"summary.json": json.dumps({"status": "running"})})
+    ((head, row),) = tables(train, "cut")
+    assert row[head.index("loss")] == "killed"
+
+
 def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
     for seed in (0, 1):
         store(f"abl/seed={seed}", f"seed={seed}")
