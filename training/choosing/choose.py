@@ -7,6 +7,7 @@ from typing import Any
 
 from base.progress import count
 from conf.schema import Config, TrainerConfig
+from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
 from gpt.model import untrained
@@ -161,7 +162,7 @@ def choose_timed_length(
     if fitting is None:
         fitting = fit_into_minutes(config, default, text, machine, startup)
         if len(text.train) < PREDICTABLE:
-            least = steps_for(len(text.train), share_of_steps(config))
+            least = recipe_steps(config, default, text)
             fitting = replace(fitting, steps_needed=max(least, fitting.steps_needed))
         # Neither more steps nor a larger model would lower the loss.
         needs_text = (
@@ -186,7 +187,7 @@ def fit_recipe(
     if len(text.train) >= PREDICTABLE or config.data.overfit is not None:
         return None
     model = default.model
-    steps = steps_for(len(text.train), share_of_steps(config))
+    steps = recipe_steps(config, default, text)
     fitting = fit_model(model, config, default, text, machine, startup)
     if steps > fitting.steps_in_time:
         return None
@@ -196,6 +197,13 @@ def fit_recipe(
         model = replace(model, dropout=dropout_for(weights, len(text.train), tokens_seen))
     # There is more time than needed, so the rates are not raised.
     return replace(fitting, model=model, steps_in_time=math.inf, steps_needed=steps)
+
+
+def recipe_steps(config: Config, default: Config, text: Text) -> float:
+    """Return the steps that read as much as those of a run without a time limit with the default batch and context."""
+    steps = steps_for(len(text.train), share_of_steps(config))
+    usual_tokens = DataConfig.batch * ModelConfig.context  # of a step
+    return steps * usual_tokens / (default.data.batch * default.model.context)
 
 
 def describe_time(

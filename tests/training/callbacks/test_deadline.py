@@ -144,6 +144,7 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(
 ) -> None:
     # the clock decides
     monkeypatch.setattr("training.choosing.time_budget.tokens_needed", lambda *_: math.inf)
+    monkeypatch.setattr("training.choosing.choose.PREDICTABLE", 0)
     monkeypatch.setattr(deadline, "OFF", math.inf)  # a busy machine may not change the number
     started = time.monotonic()
     ended = train("name=timed", "minutes=0.2", *SMALL, defaults=False)
