@@ -80,8 +80,9 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
     if length.fitting:
         # A text that is learned before the time is over is learned better at the default rate
         # (docs/experiments.md).
-        optim = schedule_for(config.optim, length.fitting.steps_in_time)
-        chosen = replace(chosen, optim=optim)
+        if not length.fitting.learns_in_time:
+            optim = schedule_for(config.optim, length.fitting.steps_in_time)
+            chosen = replace(chosen, optim=optim)
     else:
         trainer = fill(default.trainer, max_steps=length.steps, val_check_interval=length.interval)
         chosen = replace(chosen, trainer=trainer)
@@ -195,8 +196,7 @@ def fit_recipe(
         weights = untrained(model, text.tokenizer.size).num_parameters()
         tokens_seen = steps * default.data.batch * model.context
         model = replace(model, dropout=dropout_for(weights, len(text.train), tokens_seen))
-    # There is more time than needed, so the rates are not raised.
-    return replace(fitting, model=model, steps_in_time=math.inf, steps_needed=steps)
+    return replace(fitting, model=model, steps_needed=steps)
 
 
 def recipe_steps(config: Config, default: Config, text: Text) -> float:
@@ -290,7 +290,7 @@ def schedule_for(optim: OptimConfig, steps: float) -> OptimConfig:
     if optim.name == "muon":
         times = min(HIGHEST_RATE, max(1.0, RAISED_BELOW / steps))
     rate = float(f"{times * OptimConfig.lr:.2g}")
-    warmup = int(min(OptimConfig.warmup, steps / SHORT_WARMUP))
+    warmup = min(OptimConfig.warmup, int(steps / SHORT_WARMUP))
     return fill(optim, lr=rate, warmup=warmup)
 
 
