@@ -3,11 +3,13 @@
 - An epoch cuts the text into adjacent windows, beginning at a random position, and visits the windows in random order.
   Batches are consecutive slices of an endless sequence of epochs. Each rank computes only its share of the windows in a
   batch.
-- If the text is divided into documents, a window that would begin inside a document is moved back to the document's
-  beginning, unless that is more than a window away (`at_documents`).
+- If the text is divided into documents, a window that would begin shortly after the beginning of a document is moved
+  back to it, so windows begin at documents and also continue long ones (`at_documents`). The text is then a circle:
+  its last document is followed by its first.
 - A validation during training may evaluate only a sample of the validation split (`num_validated`).
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,6 +22,10 @@ STEPS = 64  # training steps whose window starts are copied to a GPU at once
 VALIDATION_TOKENS = 2**15  # maximum tokens of a validation before the last step
 # maximum tokens of the last validation per token trained on, so that it is a small part of the run
 VALIDATED = 0.25
+# A window is moved back to the beginning of a document over at most this fraction of the context. A
+# token that a moved window no longer reads is read in the other epochs, at least 0.7 of them.
+MOVED_BACK = 0.25
+GOLDEN_RATIO = (1 + math.sqrt(5)) / 2
 
 
 def windows_per_epoch(length: int, context: int) -> int:
@@ -36,22 +42,42 @@ def epoch_starts(length: int, seed: int, epoch: int, context: int) -> np.ndarray
     return phase + context * random.permutation(windows_per_epoch(length, context))
 
 
+@lru_cache(maxsize=2)
+def epoch_starts_in_circle(length: int, seed: int, epoch: int, context: int) -> np.ndarray:
+    """Like `epoch_starts`, but the windows are spread evenly over a text whose end is followed by its beginning.
+
+    Each phase follows the one before by the golden ratio of the distance between windows, because
+    successive phases are then spread evenly, too: independent ones would leave some tokens unread
+    for many epochs.
+    """
+    windows = circle_windows(length, context)
+    first_phase = np.random.default_rng(seed).random()
+    phase = (first_phase + epoch * GOLDEN_RATIO) % 1
+    order = np.random.default_rng([seed, epoch]).permutation(windows)
+    return ((phase + order) * length / windows).astype(np.int64)
+
+
+def circle_windows(length: int, context: int) -> int:
+    """Return the number of windows that cover a circle of `length` tokens."""
+    return -(-length // context)
+
+
 def at_documents(
     tokens: np.ndarray, starts: np.ndarray, context: int, end: np.ndarray
 ) -> np.ndarray:
-    """Return the window starts, each moved back to the beginning of the document that it is in: (windows,) int64.
+    """Return window starts, each moved back to the beginning of a document if one is close before: (windows,) int64.
 
-    `starts` are positions in `tokens`, (N,), where the end mark `end`, (M,) tokens, follows each
-    document. A moved window begins with the end mark before its document, because sample.py also
-    gives the model an end mark first. A start is not moved if no end mark begins at it or at the
-    `context` - 1 positions before, as in a long document.
+    `starts` are positions in `tokens`, (N,), a circle, where the end mark `end`, (M,) tokens, follows
+    each document. A moved window begins with the end mark before its document, because sample.py also
+    gives the model an end mark first.
     """
-    places = starts[:, None] - np.arange(context)  # (windows, context)
-    is_end_mark = places >= 0  # (windows, context)
+    furthest = max(1, int(MOVED_BACK * context))
+    places = starts[:, None] - np.arange(furthest)  # (windows, furthest), the nearest first
+    is_end_mark = np.ones(places.shape, bool)
     for offset, token in enumerate(end):
-        is_end_mark &= tokens.take(places + offset, mode="clip") == token
-    distance = is_end_mark.argmax(1)  # (windows,), to the nearest
-    return starts - distance * is_end_mark.any(1)
+        is_end_mark &= tokens.take(places + offset, mode="wrap") == token
+    distance = is_end_mark.argmax(1)  # (windows,), to the nearest; 0 if there is none
+    return (starts - distance) % len(tokens)
 
 
 @dataclass(frozen=True)
@@ -75,15 +101,21 @@ class TrainingWindows:
             raise ValueError(
                 f"{length} tokens are too few for a window of {self.context} tokens and its targets"
             )
+        if self.end is None:
+            per_epoch = windows_per_epoch(length, self.context)
+            starts_of = epoch_starts
+        else:
+            per_epoch = circle_windows(length, self.context)
+            starts_of = epoch_starts_in_circle
         # Batches are consecutive slices of one sequence, so several are one batch of more windows.
         batch = steps * self.batch
         windows = step * batch + np.arange(batch)  # numbers in the sequence, (steps * batch,)
         # the epoch of each window, and its index in the epoch: (steps * batch,) each
-        epochs, index = np.divmod(windows, windows_per_epoch(length, self.context))
+        epochs, index = np.divmod(windows, per_epoch)
         starts = np.empty(batch, np.int64)
         for epoch in range(int(epochs[0]), int(epochs[-1]) + 1):
             in_epoch = epochs == epoch
-            in_order = epoch_starts(length, self.seed, epoch, self.context)
+            in_order = starts_of(length, self.seed, epoch, self.context)
             starts[in_epoch] = in_order[index[in_epoch]]
         if self.end is None:
             return starts
@@ -94,7 +126,9 @@ def train_batch(windows: TrainingWindows, step: int, rows: slice = slice(None)) 
     """Return `rows` of the batch of step `step`, inputs and the targets after them: (rows, context + 1) int64."""
     # (rows, context + 1)
     places = windows.starts(step)[rows, None] + np.arange(windows.context + 1)
-    return torch.from_numpy(np.asarray(windows.tokens)[places].astype(np.int64))
+    # "wrap" because a window of documents may reach beyond the last one
+    batch = np.asarray(windows.tokens).take(places, mode="wrap")  # (rows, context + 1)
+    return torch.from_numpy(batch.astype(np.int64))
 
 
 def on_device(
@@ -122,7 +156,8 @@ def batches_on_device(
         starts = windows.starts(step // STEPS, STEPS).reshape(STEPS, windows.batch)
         mine = torch.tensor(starts[:, rows])  # (STEPS, rows)
         for begins in mine.to(tokens.device, non_blocking=True)[step % STEPS :]:  # (rows,)
-            yield tokens[begins[:, None] + window].long()  # (rows, context + 1)
+            places = (begins[:, None] + window) % len(tokens)  # (rows, context + 1)
+            yield tokens[places].long()  # (rows, context + 1)
             step += 1
 
 

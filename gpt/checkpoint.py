@@ -26,7 +26,9 @@ from gpt.model_file import FORMAT, CheckpointError, other_format
 from gpt.tokenizer import Tokenizer, tokenizer_from
 
 PREFIX = "net."  # the model is the attribute `net` of the LightningModule
-CHECKPOINT_FORMAT = 2  # increase it if an old checkpoint would continue as another run
+# Increase the format if an old checkpoint would continue as another run.
+CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT_OF_DOCUMENTS = 3  # of runs on documents, whose batches are others
 
 
 def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:
@@ -174,12 +176,18 @@ def read_training_checkpoint(path: str | Path) -> dict[str, Any]:
         ) from error
     if not isinstance(contents, dict) or "format" not in contents:
         raise CheckpointError(f"{path}: is not a chargpt checkpoint")
-    if contents["format"] != CHECKPOINT_FORMAT:
+    expected = checkpoint_format(contents.get("data", {}).get("divided"))
+    if contents["format"] != expected:
         start = shlex.quote(f"init_from={Path(path).parent.parent}")
         raise other_format(
-            path, contents["format"], CHECKPOINT_FORMAT, f"{start} starts a new run from its model"
+            path, contents["format"], expected, f"{start} starts a new run from its model"
         )
     return contents
+
+
+def checkpoint_format(divided: Mapping[str, Any] | None) -> int:
+    """Return the format of a run's checkpoints; `divided` says how its text is divided into documents, if it is."""
+    return CHECKPOINT_FORMAT if divided is None else CHECKPOINT_FORMAT_OF_DOCUMENTS
 
 
 def write_model(path: Path, contents: Mapping[str, Any]) -> None:

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from conf.schema import Config
-from gpt.checkpoint import CHECKPOINT_FORMAT
+from gpt.checkpoint import checkpoint_format
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
@@ -269,7 +269,7 @@ class LitGPT(L.LightningModule):
         score = self.score if self.history.validated_step == self.global_step else None
         mode = self.trainer.datamodule.text.mode  # type: ignore[attr-defined]
         checkpoint |= {
-            "format": CHECKPOINT_FORMAT,
+            "format": checkpoint_format(self.data["divided"]),
             "model_config": vars(self.config.model).copy(),
             "vocabulary": self.vocabulary,
             "val_loss": score and score.loss,

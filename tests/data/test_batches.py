@@ -10,6 +10,7 @@ from data.batches import (
     STEPS,
     TrainingWindows,
     batches_on_device,
+    epoch_starts_in_circle,
     on_device,
     train_batch,
     windows_per_epoch,
@@ -116,6 +117,10 @@ def test_starts_are_those_that_were_written_down_once(length, step, batch, conte
     assert windows.starts(step).tolist() == starts
 
 
+def test_starts_in_documents_are_those_that_were_written_down_once():
+    assert epoch_starts_in_circle(100, 1337, 3, 16).tolist() == [81, 24, 53, 67, 96, 10, 39]
+
+
 def naive_windows(length, context, stride):
     """The targets that each window counts, by its start, by the words of the docstring."""
     windows, done = {}, 0  # the last target counted
@@ -182,22 +187,60 @@ def windows_of_documents(request):
     return TrainingWindows(tokens, 4, 6, 20, np.array(request.param, np.uint16))
 
 
-def test_windows_of_documents_begin_at_the_nearest_end_mark(windows_of_documents):
+def test_windows_of_documents_begin_at_an_end_mark_that_is_close_before(windows_of_documents):
     windows = windows_of_documents
     context, end, whole = windows.context, windows.end.tolist(), windows.tokens.tolist()
+    circle = 3 * whole  # the first document follows the last
+    count = -(-len(whole) // context)
+    epochs = [replace(windows, batch=count).starts(epoch, 1).tolist() for epoch in range(8)]
     moved = 0
-    for step in range(20):
-        plain = replace(windows, end=None).starts(step)
-        for start, row in zip(plain.tolist(), train_batch(windows, step).tolist(), strict=True):
+    for epoch, starts in enumerate(epochs):
+        spread = epoch_starts_in_circle(len(whole), windows.seed, epoch, context).tolist()
+        # one window after the other, as far apart as possible
+        gaps = np.diff([*sorted(spread), min(spread) + len(whole)])
+        assert max(gaps) <= context and max(gaps) - min(gaps) <= 1
+        for start, plain in zip(starts, spread, strict=True):
+            around = plain + len(whole)
             marks = [
-                p
-                for p in range(max(0, start - context + 1), start + 1)
-                if whole[p : p + len(end)] == end
+                place % len(whole)
+                for place in range(around, around - context // 4, -1)
+                if circle[place : place + len(end)] == end
             ]
-            begin = max(marks, default=start)
-            assert row == whole[begin : begin + context + 1]
-            moved += begin != start
+            assert start == (marks or [plain])[0]
+            moved += start != plain
     assert moved > 20
+    assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
+    rows = train_batch(windows, 11).tolist()
+    starts = windows.starts(11).tolist()
+    assert rows == [circle[start : start + context + 1] for start in starts]
+
+
+LENGTHS = [1, 2, 5, 9, 15, 16, 17, 33, 63, 64, 65, 90, 129, 200, 255, 257, 300, 513, 1000, 2000]
+
+
+@pytest.mark.parametrize("context", [64, 256])
+@pytest.mark.parametrize("end", [[0], [0, 0]], ids=["one token", "two tokens"])
+@pytest.mark.parametrize("length", [*LENGTHS, "any of them"])
+def test_each_token_of_a_document_is_read_about_once_an_epoch(length, end, context):
+    """By counting, for each token, how often it is a target."""
+    if length == "any of them":
+        lengths = np.random.default_rng(7).permutation(LENGTHS * 3).tolist()
+    else:
+        lengths = [length] * max(9, 8 * context // (length + len(end)))
+    tokens = np.array([token for size in lengths for token in [1] * size + end], np.uint8)
+    count = -(-len(tokens) // context)
+    windows = TrainingWindows(tokens, 3, count, context, np.array(end, np.uint8))
+    times_read = np.zeros((25, len(tokens)), int)  # by epoch
+    for epoch in range(len(times_read)):
+        for start in windows.starts(epoch).tolist():
+            for target in range(start + 1, start + context + 1):
+                times_read[epoch, target % len(tokens)] += 1
+    for first in (0, 5):  # of twenty epochs
+        mean = times_read[first : first + 20].mean(0)
+        assert mean.min() >= 0.7 and mean.max() <= 2
+    is_read = times_read > 0
+    for epoch in range(len(times_read) - 5):
+        assert is_read[epoch : epoch + 5].any(0).all()
 
 
 def test_windows_of_documents_are_the_same_on_a_device(windows_of_documents):

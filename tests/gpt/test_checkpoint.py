@@ -10,6 +10,7 @@ from conf.resume_rules import conditions_of
 from conf.schema import Config
 from gpt.checkpoint import (
     CHECKPOINT_FORMAT,
+    checkpoint_format,
     load,
     load_checkpoint,
     read_training_checkpoint,
@@ -37,6 +38,10 @@ def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]
         "state_dict": {f"net.{key}": state[key] for key in state},
         "global_step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
     }  # fmt: skip
+
+
+LINES = {"kind": "line", "end": "a", "name": ""}
+OF_LINES = contents() | {"data": contents()["data"] | {"divided": LINES}}
 
 
 @pytest.mark.parametrize("config", [tiny(tied=True, heads=3), *SOME[::3]], ids=name)
@@ -68,11 +73,17 @@ def test_a_model_file_is_made_of_a_checkpoint(config: ModelConfig, tmp_path: Pat
 
 
 def test_a_model_file_says_how_documents_end(tmp_path: Path) -> None:
-    lines = {"kind": "line", "end": "a", "name": ""}
     path = tmp_path / "last.safetensors"
-    write_model(path, contents() | {"data": contents()["data"] | {"divided": lines}})
+    write_model(path, OF_LINES)
     _, meta = load_checkpoint(path)
-    assert meta["documents"] == lines
+    assert meta["documents"] == LINES
+
+
+def test_checkpoints_of_documents_have_a_format_of_their_own(tmp_path: Path) -> None:
+    """Before it, their batches were others; those of a single text are the same."""
+    of_lines = OF_LINES | {"format": checkpoint_format(LINES)}
+    save_training_checkpoint(tmp_path / "step.ckpt", of_lines)
+    assert read_training_checkpoint(tmp_path / "step.ckpt")["data"]["divided"] == LINES
 
 
 @pytest.mark.parametrize(
@@ -91,13 +102,14 @@ def test_others_learn_the_name_of_a_text_and_not_where_it_lies(given: str, said:
     assert without_folders(given) == said
 
 
-LATER = CHECKPOINT_FORMAT + 1
+LATER = CHECKPOINT_FORMAT + 9
 
 
 @pytest.mark.parametrize(
     ("content", "said"),
     [
         pytest.param(contents() | {"format": LATER}, f"format {LATER}", id="a later format"),
+        pytest.param(OF_LINES, f"format {CHECKPOINT_FORMAT}", id="documents in the other order"),
         pytest.param(None, "no such checkpoint", id="no file"),
         pytest.param(torch.zeros(3), "not a chargpt checkpoint", id="a tensor"),
         pytest.param(Path("x"), "damaged or not a checkpoint", id="another class"),
