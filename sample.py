@@ -33,7 +33,7 @@ from base.jobs import run_directory
 from base.options import unescaped
 from base.progress import Progress, count, hidden
 from data.novelty import repeats
-from gpt.inference.continuation import Continuation, beginning, readable
+from gpt.inference.continuation import Continuation, beginning, find_stop, readable
 from gpt.inference.generate import TEMPERATURE, SamplingParams, generate_many, stream
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
@@ -54,7 +54,9 @@ class Sample(NamedTuple):
         """
         if not end or end not in self.text.stopped_by:
             return ""
-        document = (self.prompt + self.text.text).rpartition(end)[2]
+        # without the beginning of the end mark, if that is in the prompt
+        prompt = self.prompt[: len(self.prompt) - self.text.stopped_early]
+        document = (prompt + self.text.text).rpartition(end)[2]
         return document if document.strip() else ""
 
 
@@ -82,9 +84,7 @@ class Sampler:
             prompt = beginning(self.tokenizer, self.end) + prompt
         return self.tokenizer.encode(prompt)
 
-    def continuations(
-        self, prompts: list[np.ndarray], seeds: list[int]
-    ) -> Iterator[list[Continuation]]:
+    def continuations(self, prompts: list[str], seeds: list[int]) -> Iterator[list[Continuation]]:
         """Continue all `prompts` in one batch; yield the continuations so far after each token.
 
         It is the same list each time; the last time all of them have ended.
@@ -94,8 +94,9 @@ class Sampler:
         stops = [*options.stop]
         if self.stops_at_end:
             stops.append(self.end)
-        texts = [Continuation(self.tokenizer, stops) for _ in prompts]
-        for tokens in stream(self.weights, prompts, options.num_chars, params, seeds):
+        texts = [Continuation(self.tokenizer, stops, prompt) for prompt in prompts]
+        encoded = list(map(self.encode, prompts))  # (T0,) each
+        for tokens in stream(self.weights, encoded, options.num_chars, params, seeds):
             for text, token in zip(texts, tokens.tolist(), strict=True):
                 if not text.ended:
                     text.add(token)
@@ -108,7 +109,7 @@ class Sampler:
 
     def generate(self, rows: list[tuple[str, int]]) -> Iterator[Sample]:
         """Yield a sample for each of `rows`, which are pairs (prompt, seed)."""
-        prompts = [self.encode(prompt) for prompt, _ in rows]
+        prompts = [prompt for prompt, _ in rows]
         seeds = [seed for _, seed in rows]
 
         def continue_part(part: slice) -> Iterator[list[Continuation]]:
@@ -153,11 +154,10 @@ class Sampler:
 
     def show(self, prompt: str, seed: int, out: TextIO) -> Continuation:
         """Print a prompt and its continuation as it grows, and return the continuation."""
-        prompts = [self.encode(prompt)]
         out.write(for_output(readable(prompt, self.end), out))
         out.flush()
         printed = 0  # pieces of the text
-        for (text,) in self.continuations(prompts, [seed]):
+        for (text,) in self.continuations([prompt], [seed]):
             pieces = "".join(text.pieces[printed:])
             printed = len(text.pieces)
             if pieces:
@@ -434,7 +434,8 @@ def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
     }
     if sampler.end:
         # With --no-stop, the end mark is part of the text.
-        line["ended"] = sampler.end in text.stopped_by or sampler.end in text.text
+        is_inside = find_stop(prompt, text.text, sampler.end) is not None
+        line["ended"] = sampler.end in text.stopped_by or is_inside
     if novelty:
         line["longest_copy"] = novelty.copy.length
         if sampler.stops_at_end:

@@ -20,7 +20,7 @@ from gpt.checkpoint import load_checkpoint
 from gpt.inference.continuation import Continuation
 from gpt.inference.generate import random_numbers
 from gpt.tokenizer import CharTokenizer, tokenizer_from
-from sample import unescaped
+from sample import Sample, unescaped
 from tests.base.test_progress import Terminal
 from tests.conftest import ROOT, Call, Ended, less_progress, one_line
 from tests.model_files import filled, write_model_file
@@ -228,11 +228,13 @@ def test_escapes_of_a_stop(escaped: str, text: str) -> None:
     assert unescaped(escaped) == text
 
 
-@pytest.mark.parametrize("stops", [["ab"], ["aab", "c"], ["aba"]])
-def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str]) -> None:
+@pytest.mark.parametrize("stops", [["ab"], ["aab", "c"], ["aba"], ["b", "aa"]])
+@pytest.mark.parametrize("prompt", ["", "a", "ba", "aa", "aba", "caab"])
+def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str], prompt: str) -> None:
+    """A stop may begin in the prompt, but ends in the text."""
     tokenizer = CharTokenizer("abc")
     for text in map("".join, itertools.product("abc", repeat=6)):
-        growing, shown = Continuation(tokenizer, stops), ""
+        growing, shown = Continuation(tokenizer, stops, prompt), ""
         for character in text:
             growing.add(int(tokenizer.encode(character)[0]))
             assert growing.text[: len(shown)] == shown
@@ -242,10 +244,13 @@ def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str]) ->
         growing.close()
         # The stop that is complete first ends the text, before the first beginning of those that
         # end there.
-        ends = {stop: text.find(stop) + len(stop) for stop in stops if stop in text}
+        whole, earliest = prompt + text, len(prompt) + 1
+        found = {stop: whole.find(stop, max(0, earliest - len(stop))) for stop in stops}
+        ends = {stop: begin + len(stop) for stop, begin in found.items() if begin >= 0}
         begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
-        cut = text[: min(begins)] if begins else text
+        cut = whole[len(prompt) : max(len(prompt), min(begins))] if begins else text
         assert growing.text == cut and growing.text.startswith(shown)
+        assert growing.stopped_early == max(0, len(prompt) - min(begins, default=len(whole)))
 
 
 @pytest.mark.parametrize(
@@ -302,6 +307,35 @@ def test_documents(
     assert given == [f"{end}hi{end}b"]
     both = json.loads(sample(*settings[:3], "--json", "--stop", "c", "--no-stop").out)
     assert both["text"] == "ab" and not both["ended"]
+
+
+def test_an_end_mark_may_begin_in_the_prompt(
+    workplace: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vocabulary = {"kind": "char", "characters": "\nabc"}
+    tokenizer = tokenizer_from(vocabulary)
+
+    def scripted(_: object, prompts: list[np.ndarray], *__: object) -> Any:
+        for token in tokenizer.encode("\nc\nb"):
+            yield np.full(len(prompts), token)
+
+    monkeypatch.setattr("sample.stream", scripted)
+    documents = {"kind": "paragraph", "end": "\n\n", "name": ""}
+    write_model_file("m.st", filled(vocabulary=4), vocabulary, documents=documents)
+    expected = {  # by arguments: the text, and whether an end mark is in it
+        ("--prompt", "a\n"): ("", True),
+        ("--prompt", "a\n", "--no-stop"): ("\nc\nb", True),
+        ("--prompt", "a"): ("\nc\nb", False),
+        ("--prompt", "ab", "--stop", r"b\nc"): ("", False),
+        (): ("\nc\nb", False),  # the end mark before a text is no part of another one
+    }
+    for arguments, (text, ended) in expected.items():
+        (line,) = sample("m.st", "--json", *arguments).out.splitlines()
+        found = json.loads(line)
+        assert (found["text"], found["ended"]) == (text, ended), arguments
+    whole = Continuation(tokenizer, ["\n\n"], "b\n\na\n")
+    whole.add(0)
+    assert Sample("b\n\na\n", 0, whole).document("\n\n") == "a"
 
 
 def test_how_many_documents_are_new(train: Call, sample: Call) -> None:

@@ -67,7 +67,7 @@ def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
     contents = {
         "config.json": config,
         "generation_config.json": {"use_cache": False} | ids,
-        "tokenizer.json": describe(tokenizer),
+        "tokenizer.json": describe(tokenizer, mark),
         "tokenizer_config.json": {
             "tokenizer_class": "PreTrainedTokenizerFast",
             "clean_up_tokenization_spaces": False,
@@ -81,8 +81,11 @@ def write(model: "GPT", meta: dict[str, Any], path: Path) -> None:
         (path / name).write_text(text, encoding="utf-8", newline="\n")
 
 
-def describe(tokenizer: Tokenizer) -> dict[str, Any]:
-    """Return the contents of tokenizer.json; the tokenizer leaves out characters outside the vocabulary."""
+def describe(tokenizer: Tokenizer, mark: list[int]) -> dict[str, Any]:
+    """Return the contents of tokenizer.json, whose texts begin with the tokens `mark`, as with a BOS token.
+
+    The tokenizer leaves out characters outside the vocabulary.
+    """
     split: dict[str, Any] = {
         "type": "Split",
         "pattern": {"Regex": r"[\s\S]"},
@@ -108,10 +111,23 @@ def describe(tokenizer: Tokenizer) -> dict[str, Any]:
         decoder = {"type": "Fuse"}
         pre_tokenizer = split
     vocabulary = {name: token for token, name in enumerate(names)}
+    post_processor: dict[str, Any] | None = None
+    if mark:
+        name = "end mark"  # in this template only
+        begin = {"SpecialToken": {"id": name, "type_id": 0}}
+        first = {"Sequence": {"id": "A", "type_id": 0}}
+        second = {"Sequence": {"id": "B", "type_id": 0}}
+        spelled = [names[token] for token in mark]
+        post_processor = {
+            "type": "TemplateProcessing",
+            "single": [begin, first],
+            "pair": [begin, first, begin, second],
+            "special_tokens": {name: {"id": name, "ids": mark, "tokens": spelled}},
+        }
     # `unk_token` must be there, but what is not in the vocabulary never reaches the model.
     return {
         "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": normalizer,
-        "pre_tokenizer": pre_tokenizer, "post_processor": None, "decoder": decoder,
+        "pre_tokenizer": pre_tokenizer, "post_processor": post_processor, "decoder": decoder,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     }  # fmt: skip
 

@@ -26,19 +26,30 @@ def readable(text: str, end: str) -> str:
     return text.replace(end, "\n\n")
 
 
+def find_stop(prompt: str, text: str, stop: str) -> int | None:
+    """Return where the first `stop` that ends in `text` begins: below 0 in the prompt, None if there is none."""
+    begun = prompt[max(0, len(prompt) - len(stop) + 1) :]  # too short for a whole stop
+    position = (begun + text).find(stop)
+    if position < 0:
+        return None
+    return position - len(begun)
+
+
 class Continuation:
-    """The text that is generated after a prompt, built token by token until the first stop string occurs.
+    """The text that is generated after `prompt`, built token by token until the first stop string ends in it.
 
     The prompt must end with a complete character, because the first byte is decoded without it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: list[str]) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: list[str], prompt: str = "") -> None:
         self.tokenizer = tokenizer
         self.stops = stops
+        self.before = prompt  # text before `undecided` in which a stop string may begin
         self.pieces: list[str] = []  # final text
         self.undecided = ""  # text that may be the beginning of a stop string
         self.ended = False  # then no token may follow
         self.stopped_by: list[str] = []  # the stop strings that ended the text
+        self.stopped_early = 0  # characters of the prompt that belong to the stop string
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
@@ -48,20 +59,26 @@ class Continuation:
     def add(self, token: int) -> None:
         """Append a token; one that completes a stop string ends the text before the string."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
-        self.stopped_by = [stop for stop in self.stops if stop in self.undecided]
-        if self.stopped_by:
-            position = min(map(self.undecided.find, self.stopped_by))
-            self._end(self.undecided[:position])
+        positions: list[int] = []
+        for stop in self.stops:
+            position = find_stop(self.before, self.undecided, stop)
+            if position is not None:
+                self.stopped_by.append(stop)
+                positions.append(position)
+        if positions:
+            first = min(positions)
+            self.stopped_early = max(0, -first)
+            self._end(self.undecided[: max(0, first)])
             return
+        read = self.before + self.undecided
         begun = [  # lengths of the beginnings of stop strings with which the text ends
-            n
-            for stop in self.stops
-            for n in range(1, len(stop))
-            if self.undecided.endswith(stop[:n])
+            n for stop in self.stops for n in range(1, len(stop)) if read.endswith(stop[:n])
         ]
         final = len(self.undecided) - max(begun, default=0)  # characters in no stop string
-        self.pieces.append(self.undecided[:final])
-        self.undecided = self.undecided[final:]
+        if final > 0:
+            self.pieces.append(self.undecided[:final])
+            self.undecided = self.undecided[final:]
+            self.before = ""
 
     def close(self) -> None:
         """End the text, with U+FFFD for an incomplete last character."""

@@ -1,4 +1,4 @@
-"""Generate text: sample a token, append it, repeat. Many texts run in threads on a CPU, in large batches on a GPU."""
+"""Generate text: sample a token, append it, repeat. Many texts run in threads with NumPy, in large batches on a GPU."""
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -137,22 +137,22 @@ def generate_many(
 ) -> Iterator[Result]:
     """Call `work` for slices of `rows` texts that fit into memory, and yield the last result of each, in order.
 
-    On a CPU the slices run in parallel threads, on CUDA one after the other. `work` yields after
-    each token; `progress` then gets the number of new tokens, possibly in another thread.
+    With NumPy the slices run in parallel threads, with torch one after the other. `work` yields
+    after each token; `progress` then gets the number of new tokens, possibly in another thread.
     """
     config = weights.config
     # of one text
     cache_bytes = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
+    # Only NumPy: on MPS torch aborts the process if two threads use it.
+    threads = cores() if weights.numpy else 1
     if weights.cuda:
         import torch
 
         free, _ = torch.cuda.mem_get_info(weights.device)
-        threads = 1
         # A quarter of the free memory, because reading a prompt copies the cache, and logits need
         # memory, too.
         max_rows = min(MAX_ROWS_GPU, free // 4 // cache_bytes)  # of a part
     else:
-        threads = cores()
         max_rows = min(MAX_ROWS, MAX_CACHE // cache_bytes)
     worthwhile = min(threads, rows // MIN_ROWS)  # parts with enough texts for a thread
     needed = -(-rows // max(1, max_rows))  # parts that fit into memory, rounded up

@@ -26,7 +26,10 @@ class CharGPTConfig(PretrainedConfig):
 
 
 class Ended(StoppingCriteria):
-    """Stops a text that ends with the tokens `end`, an end mark of several tokens."""
+    """Stops a text that ends with the tokens `end`, an end mark of several tokens.
+
+    The mark that begins a text has no part in the one that ends it.
+    """
 
     def __init__(self, end: list[int]) -> None:
         # an attribute of this name makes `generate` pad the texts that have ended
@@ -34,8 +37,12 @@ class Ended(StoppingCriteria):
 
     def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
         """Return (B,) bool for the texts `input_ids`, (B, T): True for each text that ends with `self.end`."""
-        last = input_ids[:, -len(self.end) :].tolist()
-        return torch.tensor([tokens == self.end for tokens in last], device=input_ids.device)
+        n = len(self.end)
+        ended: list[bool] = []
+        for tokens in input_ids.tolist():
+            text = tokens[n:] if tokens[:n] == self.end else tokens
+            ended.append(text[-n:] == self.end)
+        return torch.tensor(ended, device=input_ids.device)  # (B,)
 
 
 class CharGPTForCausalLM(PreTrainedModel, GenerationMixin):

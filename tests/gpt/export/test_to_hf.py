@@ -1,3 +1,4 @@
+import itertools
 import json
 import os
 import random
@@ -16,8 +17,8 @@ from gpt.export.to_hf import WRAPPER, code, write
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
-from tests.conftest import needs
-from tests.model_files import about
+from tests.conftest import Call, needs
+from tests.model_files import about, write_model_file
 from tests.reference.models import MIXED, PLACES, fill, name, third, tiny
 
 LETTERS = "".join(sorted("\t\n\r !#'.<>ABadeknu|~\x00\x85\xa0é\u0301\u200b中\ufeff😀"))
@@ -201,8 +202,7 @@ answer = [texts, batch, spelled, tokenizer.decode(spelled), tokenizer.eos_token,
 """
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
+OF_DOCUMENTS = pytest.mark.parametrize(
     ("characters", "kind", "end"),
     [
         ("\x03\nab", "line", "\n"),
@@ -212,6 +212,10 @@ answer = [texts, batch, spelled, tokenizer.decode(spelled), tokenizer.eos_token,
     ],
     ids=["lines", "paragraphs", "files", "lines of bytes"],
 )
+
+
+@pytest.mark.slow
+@OF_DOCUMENTS
 def test_transformers_begins_and_ends_a_document(
     characters: str | None, kind: str, end: str, tmp_path: Path, elsewhere: Elsewhere
 ) -> None:
@@ -224,13 +228,74 @@ def test_transformers_begins_and_ends_a_document(
     texts, batch, spelled, decoded, *special = elsewhere(DOCUMENTS, [str(folder), prompts])
     one_token = characters and len(end) == 1
     assert special == ([end, end] if one_token else [None, None])
-    assert spelled == tokenizer.encode(decoded).tolist() and decoded == "a\n\n\x03b"
+    assert spelled == tokenizer.encode(decoded).tolist() and decoded == f"{end}a\n\n\x03b"
     if characters is None:
         ended = [text for text in texts if text[-1] == 10]
         assert all(text[0] == 10 and text[1:].index(10) == len(text) - 2 for text in ended)
         return
     for text in map(tokenizer.decode, texts):
-        assert text.startswith(end) and text.index(end, 1) == len(text) - len(end), text
+        assert text.startswith(end)
+        assert text.index(end, len(end)) == len(text) - len(end), text
     for text in map(tokenizer.decode, batch):
         padding = text[text.index(end, 3 - len(end)) + len(end) :]
         assert set(padding) <= {end[-1]}, "ended texts are padded"
+
+
+GREEDY = """
+folder, prompts = asked
+model, tokenizer = load(folder)
+options = {"max_new_tokens": 40, "do_sample": False}
+texts = [
+    model.generate(**tokenizer(text, return_tensors="pt"), **options)[0].tolist()
+    for text in prompts
+]
+tokenizer.save_pretrained(folder)
+again = load(folder)[1]
+writer = pipeline("text-generation", model=folder, trust_remote_code=True)
+piped = writer("ab", return_tensors=True, **options)[0]["generated_token_ids"]
+answer = [texts, again("ab")["input_ids"], piped]
+"""
+
+
+@pytest.mark.slow
+@OF_DOCUMENTS
+def test_greedy_documents_are_those_of_sample(
+    characters: str | None,
+    kind: str,
+    end: str,
+    workplace: Path,
+    sample: Call,
+    elsewhere: Elsewhere,
+) -> None:
+    vocabulary = {"kind": "char", "characters": characters} if characters else BYTES
+    tokenizer = tokenizer_from(vocabulary)
+    folder = workplace / "model"
+    documents = {"kind": kind, "end": end, "name": ""}
+    model = written(folder, tiny(token_shift=True), vocabulary, documents=documents)
+    write_model_file("m.st", model, vocabulary, documents=documents)
+    # prompts of all lengths up to 4, of which some end with a whole mark or its beginning
+    prompts = [""]
+    for length in range(1, 5):
+        prompts += map("".join, itertools.product("\nab", repeat=length))
+    arguments: list[str] = []
+    for prompt in prompts[1:]:
+        arguments += ["--prompt", prompt]
+    settings = ["--json", "--num-chars", "40", "--temperature", "0"]
+    lines = sample("m.st", *settings).out + sample("m.st", *settings, *arguments).out
+    texts, begun, piped = elsewhere(GREEDY, [str(folder), prompts])
+    begun_in_prompt = 0
+    for prompt, tokens, line in zip(prompts, texts, lines.splitlines(), strict=True):
+        ours = json.loads(line)
+        whole = tokenizer.decode(tokens)
+        assert ours["prompt"] == prompt and whole.startswith(end + prompt)
+        whole = whole.removeprefix(end)
+        position = whole.find(end, max(0, len(prompt) - len(end) + 1))
+        assert ours["ended"] == (position >= 0)
+        if ours["ended"]:
+            assert position + len(end) == len(whole), "nothing follows the end mark"
+            begun_in_prompt += position < len(prompt)
+            whole = whole[: max(position, len(prompt))]
+        assert prompt + ours["text"] == whole
+    assert (begun_in_prompt > 0) == (len(end) > 1)
+    assert begun == tokenizer.encode(f"{end}ab").tolist()
+    assert piped == texts[prompts.index("ab")]

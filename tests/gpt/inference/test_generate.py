@@ -1,3 +1,4 @@
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -11,7 +12,7 @@ from gpt.inference.generate import (
     probabilities,
     sample_tokens,
 )
-from gpt.inference.weights import weights_of
+from gpt.inference.weights import Weights, weights_of
 from tests.conftest import refusal
 from tests.model_files import filled as build
 from tests.reference import sampling
@@ -87,6 +88,31 @@ def test_many_texts_are_done_in_parts(
 
     parts = list(generate_many(write, rows, weights_of(build(tiny()))))
     assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
+
+
+@pytest.mark.parametrize(("library", "most"), [("numpy", 2), ("torch", 1)])
+def test_only_numpy_runs_in_several_threads(
+    library: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Torch on a CPU stands for MPS, which is not CUDA, either."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    monkeypatch.setattr("gpt.inference.generate.MAX_ROWS", 10)
+    model = build(tiny())
+    weights = weights_of(model)
+    if library == "torch":
+        weights = Weights(model.config, model.state_dict())
+    running: list[int] = []
+    counts: list[int] = []
+
+    def write(part: slice) -> Iterator[list[int]]:
+        running.append(part.start)
+        time.sleep(0.2)  # the other part begins meanwhile, if there is a thread for it
+        counts.append(len(running))
+        running.remove(part.start)
+        yield list(range(part.start, part.stop))
+
+    assert sum(generate_many(write, 20, weights), []) == list(range(20))
+    assert max(counts) == most
 
 
 def test_model_prompt_and_random_state_are_left_as_they_were() -> None:
