@@ -7,13 +7,8 @@ from collections.abc import Iterable
 from typing import TextIO
 
 HIDDEN = "***"  # replaces a password or a token
-# What nanoGPT, transformers and Lightning call our keys and options.
-ELSEWHERE = {
-    "n_layer": "layers", "n_head": "heads", "n_embd": "dim", "d_model": "dim", "hidden_size": "dim",
-    "block_size": "context", "batch_size": "batch", "learning_rate": "lr", "max_epochs": "max_steps",
-    "gpus": "devices", "out_dir": "name", "ckpt_path": "resume",
-    "start": "prompt", "max_new_tokens": "num-chars", "temp": "temperature",
-}  # fmt: skip
+# What nanoGPT and transformers call options of sample.py.
+ELSEWHERE = {"start": "prompt", "max_new_tokens": "num-chars", "temp": "temperature"}
 # words in the names of URL query parameters that are secret
 SECRET = "token|sig|credential|password|passwd|secret|key"
 

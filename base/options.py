@@ -7,6 +7,7 @@ import sys
 import types
 import typing
 from collections.abc import Iterable
+from copy import copy
 from typing import Any
 
 from base.errors import InputError, nearest
@@ -37,8 +38,8 @@ def option(
     assert rules.keys() <= {"choices", "auto", "verbatim", *LIMITS}
     metadata = {"help": meaning, "choices": (), "auto": None, "launch": launch, **rules}
     metadata["on_resume"] = "free" if launch else on_resume
-    if isinstance(default, list):
-        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, list | dict):
+        return dataclasses.field(default_factory=lambda: copy(default), metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 

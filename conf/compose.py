@@ -1,9 +1,8 @@
 """Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml.
 
-Also the way back: the command line that repeats a configuration.
+Also the way back: the command line that repeats a run.
 """
 
-import copy
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -14,7 +13,8 @@ from typing import Any
 import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
-from hydra.errors import HydraException
+from hydra.core.override_parser.types import Quote, QuotedString
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -27,39 +27,41 @@ from base import ranks
 from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
-from conf.keys import CONF, FOLDERS, KEYS, groups, has_auto, is_launch, is_verbatim, nearest_key
-from conf.overrides import Setting, quoted
+from conf.keys import (
+    CONF,
+    FOLDERS,
+    KEYS,
+    choice_values,
+    groups,
+    is_launch,
+    is_verbatim,
+    nearest_key,
+)
+from conf.overrides import key_of
 from conf.resume_rules import trained_groups
-from conf.schema import PLUGINS, Config, by_key, number_of
+from conf.schema import PLUGINS, Config, SearchConfig, by_key, number_of
 
 PRESET = re.compile("In '.+?': ")  # how an error of Hydra names a preset
+# Text that Hydra's grammar reads as itself without quotes.
+PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 
 
-def compose(settings: Sequence[Setting]) -> Config:
-    """Compose the configuration of a new run from the defaults, the presets and the command line."""
-    with _as_input_error():
-        config: Config = OmegaConf.to_object(_compose_new(settings))  # type: ignore[assignment]
-    for group in PLUGINS:
-        _check_names(group, getattr(config, group))
+def compose(arguments: Sequence[str]) -> Config:
+    """Compose the configuration of a new run from the defaults, the presets and the arguments of the command line."""
+    config: Config = _object("train", arguments)
+    if config.init_from is not None:
+        from gpt.model_file import read_description  # loads NumPy
+
+        try:
+            model, meta = read_description(find_model(config.init_from))
+        except InputError:
+            # Reported when the model is loaded: a run that resumes from its checkpoint needs no
+            # model.
+            return config
+        config = _object("train", arguments, trained_groups(model, meta))
     if config.minutes is not None:
         _check_minutes(config)
     return config
-
-
-def _compose_new(settings: Sequence[Setting]) -> DictConfig:
-    """Compose a new run; the settings of the model that `init_from` names replace the defaults."""
-    config = _set(_presets("train", settings), settings)
-    if config.init_from is None:
-        return config
-    from gpt.model_file import read_description  # loads NumPy
-
-    try:
-        model, meta = read_description(find_model(config.init_from))
-    except InputError:
-        # Reported when the model is loaded: a run that resumes from its checkpoint needs no
-        # model.
-        return config
-    return _set(_presets("train", settings, trained_groups(model, meta)), settings)
 
 
 def _check_minutes(config: Config) -> None:
@@ -81,7 +83,12 @@ def _check_minutes(config: Config) -> None:
         )
 
 
-def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
+def compose_search(arguments: Sequence[str]) -> SearchConfig:
+    """Compose the options of a search from arguments such as `hparams_search=default`."""
+    return _object("search", arguments)["hparams_search"]
+
+
+def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
     """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
 
     A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
@@ -94,16 +101,22 @@ def compose_resumed(settings: Sequence[Setting], stored: Config) -> Config:
     launched = ranks.launched()  # (ranks on this machine, machines), or None
     if launched and number_of(stored.trainer.devices) != launched[0]:
         base["trainer"]["devices"] = "auto"
-    keys = {setting.key for setting in settings}
-    # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
-    replaced = base | {group: {} for group in PLUGINS if group in keys}
     stored_values = by_key(base)
+    # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
+    replaced = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
     with _as_input_error():
-        config = _set(_presets("resume", settings, replaced), settings)
+        config = _composed("resume", arguments, base | replaced)
+        for group in PLUGINS:
+            for name in [
+                name for name, options in config[group].items() if "auto" in options.values()
+            ]:
+                del config[group][name]
+                if name in stored_values[group]:  # otherwise the run has left it out
+                    config[group][name] = escaped(stored_values[group][name])
         for key in KEYS:
             # a verbatim value may be a file that is called auto
-            if not is_verbatim(key) and has_auto(OmegaConf.select(config, key)):
-                OmegaConf.update(config, key, escaped(stored_values[key]), merge=False)
+            if not is_verbatim(key) and OmegaConf.select(config, key) == "auto":
+                OmegaConf.update(config, key, escaped(stored_values[key]))
         return OmegaConf.to_object(config)  # type: ignore[return-value]
 
 
@@ -116,12 +129,7 @@ def read_config(run: Path) -> Config:
     """
     path = run / "config.yaml"
     try:
-        _check_aliases(path)
-        with _as_input_error():
-            # without resolving interpolations
-            values: Any = OmegaConf.to_container(OmegaConf.load(path))
-        if not isinstance(values, dict):
-            raise InputError("must be a mapping of keys to values")
+        values = _read_plain(path)
         for group, default in asdict(Config()).items():
             if isinstance(default, dict) and not isinstance(values.get(group, {}), dict):
                 raise InputError(f"{group}={spell(values[group])}: must be a mapping")
@@ -130,14 +138,14 @@ def read_config(run: Path) -> Config:
             plugins = values.get(group, {})
             if not all(isinstance(arguments, dict) for arguments in plugins.values()):
                 raise InputError(f"{group}: must be a mapping")
-            _check_names(group, plugins)
             if any("_target_" in arguments for arguments in plugins.values()):
                 raise InputError(
                     f"{group}: _target_ is not accepted: a file of conf/{group} names the class"
                 )
-            chosen.append(_plugins_setting(group, plugins))
+            _check_names(group, plugins)
+            chosen.append(f"{group}={spell(list(plugins))}")
         with _as_input_error():
-            merged = OmegaConf.merge(_presets("resume", chosen), escaped(values))
+            merged = OmegaConf.merge(_composed("resume", chosen), escaped(values))
             config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
         missing = asdict(config).keys() - values.keys()
         if missing:
@@ -149,78 +157,42 @@ def read_config(run: Path) -> Config:
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
 
-def _check_aliases(path: Path) -> None:
-    """Refuse a YAML file with aliases: OmegaConf copies what they stand for, which a stranger can make exponential."""
-    with _as_input_error(), open(path, "rb") as file:
-        for event in yaml.parse(file, yaml.SafeLoader):
-            if isinstance(event, yaml.AliasEvent):
-                raise InputError(
-                    f"the alias *{event.anchor} is not accepted: a run's file has none"
-                )
+def _read_plain(path: Path) -> dict[str, Any]:
+    """Read a YAML file without resolving interpolations.
 
-
-def show(settings: Sequence[Setting]) -> str:
-    """Return the configuration of a run as YAML, like Hydra's `--cfg job --resolve`."""
-    with _as_input_error():
-        config = _compose_new(settings)
-        return OmegaConf.to_yaml(OmegaConf.create(OmegaConf.to_container(config, resolve=True)))
-
-
-def differences(config: Config) -> list[tuple[str, str, str]]:
-    """Return (key, value, default), as on the command line, for each setting that differs from its default.
-
-    A value that the run has chosen for `auto` is included, unless most runs choose the same value.
+    Aliases are refused: OmegaConf copies what they stand for, which a stranger can make
+    exponential.
     """
-    defaults = by_key(_plain_presets())
-    values = by_key(config)
-    differing = []
-    for key, value in values.items():
-        if (
-            key not in PLUGINS
-            and not is_launch(key)
-            and value not in (defaults[key], KEYS[key].usual)
-        ):
-            differing.append((key, spell(value), spell(defaults[key])))
-    # the same plug-ins, with the arguments in their files
-    files = _plain_presets([_plugins_setting(group, values[group]) for group in PLUGINS])
-    for group in PLUGINS:
-        differing += _differing_plugins(
-            group, getattr(config, group), defaults[group], files[group]
-        )
-    return differing
+    with _as_input_error():
+        with open(path, "rb") as file:
+            for event in yaml.parse(file, yaml.SafeLoader):
+                if isinstance(event, yaml.AliasEvent):
+                    raise InputError(
+                        f"the alias *{event.anchor} is not accepted: a run's file has none"
+                    )
+        values = OmegaConf.to_container(OmegaConf.load(path))
+    if not isinstance(values, dict):
+        raise InputError("must be a mapping of keys to values")
+    return values  # type: ignore[return-value]
 
 
-def _differing_plugins(
-    group: str, plugins: Mapping[str, Any], defaults: Mapping[str, Any], files: Mapping[str, Any]
-) -> list[tuple[str, str, str]]:
-    """Do as `differences` for the plug-ins of a group; `files` has the arguments in their files, by plug-in."""
-    differing = []
-    names = list(plugins)
-    # most runs leave out a plug-in with an argument `auto`
-    usual = [name for name, arguments in defaults.items() if "auto" not in arguments.values()]
-    if names not in (list(defaults), usual):
-        chosen = spell(names) if names else "none"
-        differing.append((group, chosen, spell(usual)))
-    for name, arguments in plugins.items():
-        for argument, value in arguments.items():
-            default = files[name][argument]
-            if value not in (default, "auto"):
-                differing.append((f"{group}.{name}.{argument}", quoted(value), quoted(default)))
-    return differing
-
-
-def overrides(config: Config) -> list[str]:
-    """Return the `key=value` arguments that repeat a run: what `minutes=N` has chosen, but not `minutes` itself."""
-    return [f"{key}={value}" for key, value, _ in differences(config) if key != "minutes"]
-
-
-def _plugins_setting(group: str, plugins: Mapping[str, Any]) -> Setting:
-    names = list(plugins)
-    return Setting(group, names, f"{group}={spell(names)}")
-
-
-def _plain_presets(settings: Sequence[Setting] = ()) -> dict[str, Any]:
-    return OmegaConf.to_container(_presets("train", settings))  # type: ignore[return-value]
+def repeating(config: Config) -> list[str]:
+    """Return the arguments that train the same again, with what the run has chosen for each `auto`."""
+    defaults = by_key(Config())
+    arguments = []
+    for key, value in by_key(config).items():
+        # the steps that `minutes` has chosen replace it
+        if is_launch(key) or key == "minutes" or (key not in PLUGINS and value == defaults[key]):
+            continue
+        if not isinstance(value, dict):
+            arguments.append(f"{key}={spell(value)}")
+            continue
+        options = value
+        if key in PLUGINS:
+            arguments.append(f"{key}={spell(list(value))}")
+            options = by_key(value)
+        arguments += [f"{key}.{name}={quoted(option)}" for name, option in options.items()]
+    return arguments
 
 
 def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
@@ -244,68 +216,53 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
     return instances
 
 
-def _set(config: DictConfig, settings: Sequence[Setting]) -> DictConfig:
-    """Return a copy of `config`, which contains the presets, with the values of the command line."""
-    config = copy.deepcopy(config)
-    for setting in settings:
-        if setting.is_group:
-            continue
-        key = setting.key
-        group, _, rest = key.partition(".")
-        if group in PLUGINS:
-            name, _, argument = rest.partition(".")
-            if name not in config[group]:
-                raise InputError(f"{setting.text}: needs {group}={name}")
-            accepted = [option for option in config[group][name] if option != "_target_"]
-            if argument not in accepted:
-                listed = ", ".join(accepted) or "none"
-                raise InputError(f"{key}: no such key; {group}={name} accepts {listed}")
-        if is_verbatim(key) and setting.value:
-            # Raises for an unfinished `${`, which config.yaml cannot contain.
-            OmegaConf.create({key: setting.value})
-            OmegaConf.update(config, key, escaped(setting.value))
-        else:
-            OmegaConf.update(config, key, setting.value)
+def _object(
+    primary: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
+) -> Any:
+    with _as_input_error():
+        config: Any = OmegaConf.to_object(_composed(primary, arguments, defaults))
+    if primary == "train":
+        for group in PLUGINS:
+            _check_names(group, getattr(config, group))
     return config
 
 
-# reading conf/ is slow, and each run of a sweep needs the result
-_composed: dict[str, DictConfig] = {}
-
-
-def _presets(
-    primary: str, settings: Sequence[Setting], defaults: Mapping[str, Any] | None = None
+def _composed(
+    primary: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> DictConfig:
-    """Compose conf/`primary`.yaml with the presets in `settings`; `defaults` replaces the defaults of `Config`.
-
-    Later calls return the same object, so a caller must not change it.
-    """
-    chosen = [setting.text for setting in settings if setting.is_group]
-    inputs = repr((primary, chosen, FOLDERS, defaults))
-    if inputs not in _composed:
-        _composed[inputs] = _with_hydra(primary, chosen, defaults or {})
-    return _composed[inputs]
-
-
-def _with_hydra(primary: str, chosen: list[str], defaults: Mapping[str, Any]) -> DictConfig:
+    """Compose conf/`primary`.yaml with the arguments of a command line; `defaults` replaces those of `Config`."""
     schema = OmegaConf.structured(Config)
-    for node in (schema, *(schema[key] for key in schema)):
+    search = OmegaConf.structured(SearchConfig)
+    for node in (schema, search, *(schema[key] for key in schema)):
         if isinstance(node, DictConfig):
-            # the dataclasses are frozen, but presets and `_set` change values
-            OmegaConf.set_readonly(node, None)
-    # replaces what `- schema` means in train.yaml and resume.yaml: the first of their defaults
-    ConfigStore.instance().store("schema", OmegaConf.merge(schema, escaped(defaults)))
+            OmegaConf.set_readonly(node, None)  # the dataclasses are frozen
+    OmegaConf.set_struct(schema.trainer.more, False)  # any name
+    # These replace what `- schema` means in train.yaml, and `- search_schema` in search.yaml.
+    store = ConfigStore.instance()
+    store.store("schema", OmegaConf.merge(schema, escaped(defaults or {})))
+    store.store("search_schema", {"hparams_search": search})
     folders = [f"file://{folder}" for folder in FOLDERS]
+    overrides = [*map(for_hydra, arguments), f"hydra.searchpath={folders}"]
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-        return hydra.compose(primary, [*chosen, f"hydra.searchpath={folders}"])
+        return hydra.compose(primary, overrides)
 
 
-def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
-    for name in plugins:
-        if name not in groups()[group]:
-            raise InputError(
-                f"{group}: {name}: there is no conf/{group}/{name}.yaml that names its class"
-            )
+def for_hydra(argument: str) -> str:
+    """Return an argument in Hydra's grammar: with its value in quotes if it is a text that is used verbatim."""
+    key, _, text = argument.partition("=")
+    if not is_verbatim(key) or text == "null":
+        return argument
+    OmegaConf.create(
+        {key: text}
+    )  # raises for an unfinished `${`, which config.yaml cannot contain
+    return f"{key}={quoted(escaped(text))}"
+
+
+def quoted(value: Any) -> str:
+    """Return the text that Hydra's grammar reads as `value`."""
+    if isinstance(value, str) and not PLAIN.fullmatch(value):
+        return QuotedString(value, Quote.single).with_quotes()
+    return spell(value)
 
 
 def escaped(value: Any) -> Any:
@@ -320,6 +277,14 @@ def escaped(value: Any) -> Any:
     return value
 
 
+def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
+    for name in plugins:
+        if name not in groups()[group]:
+            raise InputError(
+                f"{group}: {name}: there is no conf/{group}/{name}.yaml that names its class"
+            )
+
+
 @contextmanager
 def _as_input_error() -> Iterator[None]:
     """Turn an error of Hydra, OmegaConf or YAML into an `InputError` that names the key, its value and what is allowed.
@@ -329,30 +294,48 @@ def _as_input_error() -> Iterator[None]:
     try:
         yield
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
-        cause = _cause(error)
-        message = _explain(cause)
+        message = _explain(error)
         preset = PRESET.match(str(error))
-        if preset and cause is not error:  # OmegaConf's message does not name the preset
+        if preset and not message.startswith(preset[0]):  # OmegaConf's message does not name it
             message = preset[0] + message
         raise InputError(one_line(message)) from None
 
 
-def _cause(error: BaseException) -> BaseException:
-    """Return the error of OmegaConf that has led to `error` or, if there is none, the first of its causes."""
-    if PRESET.match(str(error)) and isinstance(error.__context__, OmegaConfBaseException):
-        return error.__context__  # Hydra does not chain the error in a preset
-    while not isinstance(error, OmegaConfBaseException) and error.__cause__:
-        error = error.__cause__
-    return error
-
-
 def _explain(error: BaseException) -> str:
+    if isinstance(error, MissingConfigException):
+        group, _, name = str(error.missing_cfg_file).rpartition("/")
+        presets = error.options or []
+        return str(wrong_value(group, name, f"one of {', '.join(presets)}", presets))
+    if isinstance(error, OverrideParseException):
+        key = key_of(error.override)
+        reason = str(error).split("\n")[0]
+        return (
+            f"{error.override}: cannot read the value of {key} ({reason}); quote it: '{key}=\"…\"'"
+        )
+    # The reason is the error of OmegaConf: a cause or, in a preset, the context.
+    cause: BaseException | None = error
+    while cause and not isinstance(cause, OmegaConfBaseException):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return str(error)
     # OmegaConf appends the key in a line of its own, and the index of an item in brackets.
-    message, _, rest = str(error).partition("\n    full_key: ")
-    path = getattr(error, "full_key", None) or rest.partition("\n")[0]
+    message, _, rest = str(cause).partition("\n    full_key: ")
+    path = getattr(cause, "full_key", None) or rest.partition("\n")[0]
     key = re.sub(r"\[\d+\]$", "", str(path))
-    if isinstance(error, ValidationError) and key in KEYS:
-        return str(wrong_value(key, error.value, KEYS[key].allowed))
-    if isinstance(error, ConfigAttributeError | ConfigKeyError):
-        return f"{key}: no such key{nearest_key(key)}"
+    if isinstance(cause, ValidationError) and key in KEYS:
+        return str(wrong_value(key, cause.value, KEYS[key].allowed))
+    if isinstance(cause, ConfigAttributeError | ConfigKeyError):
+        return _explain_key(key)
     return f"{key}: {message}" if key else message
+
+
+def _explain_key(key: str) -> str:
+    """Say why a key does not exist; that of a plug-in may be one that is not chosen."""
+    group, _, rest = key.partition(".")
+    name, _, option = rest.partition(".")
+    if group not in PLUGINS or name not in groups()[group]:
+        return f"{key}: no such key{nearest_key(key)}"
+    accepted = choice_values(group, name).get(name, {}).keys() - {"_target_"}
+    if not option or option in accepted:
+        return f"{key}: needs {group}={name}"
+    return f"{key}: no such key; {group}={name} accepts {', '.join(sorted(accepted)) or 'none'}"

@@ -4,21 +4,35 @@ import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 
-from base.errors import InputError, most_similar, one_line
+from base.errors import InputError, most_similar
 from base.options import allowed
 from conf.schema import Config, SearchConfig
 from gpt.config import ModelConfig
 
 CONF = Path(__file__).parent
-FOLDERS: list[Path] = []  # of `--config-dir`; a preset in conf/ takes precedence over theirs
+FOLDERS: list[Path] = []  # of `--config-dir`
+
+
+# What nanoGPT, transformers and Lightning call our keys.
+ELSEWHERE = {
+    "n_layer": "model.layers", "num_hidden_layers": "model.layers", "n_head": "model.heads",
+    "num_attention_heads": "model.heads", "n_embd": "model.dim", "d_model": "model.dim",
+    "hidden_size": "model.dim", "block_size": "model.context", "max_position_embeddings": "model.context",
+    "batch_size": "data.batch", "gradient_accumulation_steps": "data.micro_batch",
+    "accumulate_grad_batches": "data.micro_batch", "dataset": "data.path", "text": "data.path",
+    "learning_rate": "optim.lr", "warmup_iters": "optim.warmup", "warmup_steps": "optim.warmup",
+    "grad_clip": "optim.clip", "gradient_clip_val": "optim.clip", "max_grad_norm": "optim.clip",
+    "beta1": "optim.betas", "beta2": "optim.betas", "max_iters": "trainer.max_steps",
+    "max_epochs": "trainer.max_steps", "epochs": "trainer.max_steps", "num_train_epochs": "trainer.max_steps",
+    "eval_interval": "trainer.val_check_interval", "eval_steps": "trainer.val_check_interval",
+    "device": "trainer.accelerator", "gpus": "trainer.devices", "dtype": "trainer.precision",
+    "max_time": "minutes", "time": "minutes", "out_dir": "name", "output_dir": "name", "ckpt_path": "resume",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -27,17 +41,12 @@ class Key:
 
     kind: Any  # the type annotation of the field
     default: Any  # may be `auto`
-    usual: Any  # the value that `auto` becomes in most runs
     metadata: Mapping[str, Any]  # from `base.options.option`
     on_resume: str
 
     @property
     def allowed(self) -> str:
         return allowed(self.kind, self.metadata)
-
-    @property
-    def may_be_list(self) -> bool:
-        return "list" in self.allowed  # `a list of numbers`, or `number, text or list`
 
 
 def _keys(
@@ -57,7 +66,7 @@ def _keys(
             yield from _keys(type(value), f"{name}.", on_resume, value)
         elif field.metadata:  # a field without is no option: `space` of a search
             default = getattr(values, field.name) if values else value
-            yield name, Key(hints[field.name], default, field.default, field.metadata, on_resume)
+            yield name, Key(hints[field.name], default, field.metadata, on_resume)
 
 
 KEYS = dict(_keys(Config))  # of a run
@@ -84,53 +93,47 @@ def add_folder(name: str) -> None:
     folder = Path(name).absolute()
     if not name or not folder.is_dir():
         raise InputError(f"--config-dir {name}: no such folder")
-    if not any(file for group in groups() for file in folder.glob(f"{group}/*.yaml")):
+    files = [file for group in groups() for file in folder.glob(f"{group}/*.yaml")]
+    if not files:
         raise InputError(
             f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}"
         )
+    for file in files:
+        if (CONF / file.relative_to(folder)).exists():  # which Hydra would use instead
+            raise InputError(f"{file}: conf/ has a preset of this name; rename the file")
     if folder not in FOLDERS:
         FOLDERS.append(folder)
 
 
 def groups() -> dict[str, list[str]]:
-    return _groups((CONF, *FOLDERS))
-
-
-@cache  # a sweep calls it for each of its runs
-def _groups(folders: tuple[Path, ...]) -> dict[str, list[str]]:
-    presets = dict[str, list[str]]()
-    for group in sorted(folders[0].iterdir()):
-        if any(group.glob("*.yaml")):
-            names = {
-                file.stem for folder in folders for file in folder.glob(f"{group.name}/*.yaml")
-            }
-            presets[group.name] = sorted(names)
-    return presets
+    """Return the names of the presets by group."""
+    files = [file for folder in (CONF, *FOLDERS) for file in folder.glob("*/*.yaml")]
+    names = [folder.name for folder in CONF.iterdir() if any(folder.glob("*.yaml"))]
+    return {
+        group: sorted({file.stem for file in files if file.parent.name == group})
+        for group in sorted(names)
+    }
 
 
 def choice_values(group: str, choice: str) -> dict[str, Any]:
-    """Return the settings in the file of the preset `choice`, or raise an `InputError`."""
-    files = [folder / group / f"{choice}.yaml" for folder in [CONF, *FOLDERS]]
-    # if there is none, the error names that of conf/
-    file = next((file for file in files if file.exists()), files[0])
-    try:
-        values = OmegaConf.to_container(OmegaConf.load(file))
-    except (OSError, ValueError, yaml.YAMLError, OmegaConfBaseException) as error:
-        raise InputError(f"{file}: {one_line(error)}") from None
-    if not isinstance(values, dict):
-        raise InputError(f"{file}: must be a mapping of keys to values")
-    return values  # type: ignore[return-value]
+    """Return the settings in the file of a preset, without those that it inherits."""
+    (file,) = (
+        file for folder in (CONF, *FOLDERS) for file in folder.glob(f"{group}/{choice}.yaml")
+    )
+    return OmegaConf.to_container(OmegaConf.load(file))  # type: ignore[return-value]
 
 
 def nearest_key(key: str, others: Iterable[str] = ()) -> str:
-    """Return the end of an error line, such as "; nearest: optim.lr" for `LR`: the last component must be similar."""
+    """Return the end of an error line, such as "; nearest: optim.lr" for `LR`, or "" if no name is similar."""
+    group, _, last = key.replace("-", "_").rpartition(".")
     names = [*KEYS, *SEARCH_KEYS, *groups(), *others]
-    full = {name: name for name in names}
-    # reversed: of the keys with the same last component, the first one counts
-    for name in reversed(names):
-        _, _, last = name.rpartition(".")
-        full[last] = name
-    close = most_similar(key.rpartition(".")[2], full)
+    if last in ELSEWHERE:
+        return f"; nearest: {ELSEWHERE[last]}"
+    # of the keys with the same last component, the first one counts
+    full = {name.rpartition(".")[2]: name for name in reversed(names)}
+    full |= {name: name for name in names}
+    in_group = {last: name for last, name in full.items() if name.startswith(f"{group}.")}
+    close = most_similar(last, in_group if group in groups() else full)
     return f"; nearest: {full[close]}" if close else ""
 
 

@@ -17,6 +17,24 @@ from gpt.config import ModelConfig, OptimConfig
 PLUGINS = ("callbacks", "logger")
 MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
+# Arguments of `L.Trainer` that `trainer.more` accepts. Of the others, those that would break a promise
+# are refused with the key that does it here.
+PASSED_ON = (
+    "min_steps", "num_sanity_val_steps", "sync_batchnorm", "inference_mode", "enable_model_summary",
+    "enable_autolog_hparams",
+)  # fmt: skip
+REFUSED = {
+    "strategy": "trainer.devices", "plugins": "trainer.precision", "fast_dev_run": "debug=fast",
+    "max_epochs": "trainer.max_steps", "min_epochs": "trainer.more.min_steps", "max_time": "minutes",
+    "limit_train_batches": "trainer.max_steps", "limit_val_batches": "data.val_tokens",
+    "limit_test_batches": "data.split", "limit_predict_batches": "sample.py", "overfit_batches": "data.overfit",
+    "check_val_every_n_epoch": "trainer.val_check_interval", "enable_checkpointing": "trainer.checkpoint_minutes",
+    "enable_progress_bar": "trainer.log_every_n_steps", "accumulate_grad_batches": "data.micro_batch",
+    "gradient_clip_val": "optim.clip", "gradient_clip_algorithm": "optim.clip",
+    "use_distributed_sampler": "trainer.devices", "barebones": "logger=none",
+    "reload_dataloaders_every_n_epochs": "trainer.max_steps", "default_root_dir": "name",
+    "model_registry": "name", "logger": "logger", "callbacks": "callbacks",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -74,9 +92,23 @@ class TrainerConfig:
         "pytorch: profile a few steps by operator; print a table and write trace.json",
         choices=("pytorch",),
     )
+    more: dict[str, Any] = option(
+        {},
+        "other arguments of Lightning's Trainer, such as trainer.more.min_steps=100",
+        on_resume="allow",
+    )
 
     def __post_init__(self) -> None:
         check(self, "trainer")
+        for name, value in self.more.items():
+            if name not in PASSED_ON:
+                ours = REFUSED.get(name, f"trainer.{name}" if hasattr(self, name) else None)
+                instead = (
+                    f"is done by {ours}" if ours else f"must be one of {', '.join(PASSED_ON)}"
+                )
+                raise InputError(f"trainer.more.{name}: {instead}")
+            if not fits(value, bool | None, {}) and not fits(value, int, {}):
+                raise wrong_value(f"trainer.more.{name}", value, "true, false, null or a number")
         is_number = fits(self.devices, int, {"least": 1})
         is_list = fits(self.devices, list[int], {"least": 0}) and len(self.devices) > 0
         if not (self.devices == "auto" or is_number or is_list):
@@ -240,12 +272,12 @@ def to_dict(config: Config) -> dict[str, Any]:
 
 
 def by_key(config: Config | Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration, or nested dicts, as one dict, such as {"optim.lr": 0.003}; PLUGINS stay dicts."""
+    """Return a configuration, or nested dicts, as one dict, such as {"optim.lr": 0.003}; free ones stay dicts."""
     if isinstance(config, Config):
         config = to_dict(config)
     values = dict[str, Any]()
     for key, value in config.items():
-        if isinstance(value, dict) and key not in PLUGINS:
+        if isinstance(value, dict) and key not in (*PLUGINS, "more"):
             values |= {f"{key}.{inner}": setting for inner, setting in by_key(value).items()}
         else:
             values[key] = value
