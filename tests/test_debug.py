@@ -2,6 +2,9 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -12,6 +15,7 @@ from base.jobs import run_lock
 from data.config import DataConfig
 from data.text import open_text
 from tests.conftest import TINY, Call, one_line, summary
+from training import profiler
 
 SMALL = [
     each
@@ -114,3 +118,44 @@ def test_profile_records_the_last_steps(train: Call, options: list[str], steps: 
     assert len(products) == steps * linear
     (row,) = re.findall(r"^ +aten::mm .* (\d+) *$", ended.out, re.MULTILINE)
     assert int(row) == 3 * steps * linear, "a product forward and two backward"
+
+
+# The number of steps that a run has from a step on (-1: not chosen yet), and which are recorded.
+PROFILED: dict[str, tuple[dict[int, int], list[int]]] = {
+    "known": ({0: 20}, [10, 11, 12]),
+    "a short run": ({0: 12}, [9, 10, 11]),
+    "shorter than what is recorded": ({0: 2}, [0, 1]),
+    "resumed": ({100: 500}, [110, 111, 112]),
+    "resumed at its end": ({499: 500}, [499]),
+    "minutes": ({0: -1, 50: 60}, [10, 11, 12]),
+    "minutes, resumed": ({100: -1, 150: 160}, [110, 111, 112]),
+    "minutes, a short run": ({0: -1, 4: 9}, [6, 7, 8]),
+    "minutes, chosen at its end": ({0: -1, 6: 8}, [6, 7]),
+    "minutes, over": ({0: -1, 6: 6}, []),
+}
+
+
+@pytest.mark.parametrize(("steps", "recorded"), PROFILED.values(), ids=PROFILED)
+def test_profile_records_steps_as_fast_as_most(
+    monkeypatch: pytest.MonkeyPatch, steps: dict[int, int], recorded: list[int]
+) -> None:
+    recorder = Mock()
+    said = list[str]()
+    monkeypatch.setattr(profiler, "profile", lambda **_: recorder)
+    monkeypatch.setattr(profiler.log, "info", said.append)
+    start = min(steps)
+    trainer: Any = SimpleNamespace(global_step=start, max_steps=steps[start])
+    callback = profiler.StepProfiler(Path("trace.json"))
+    callback.on_train_start(trainer, Mock())
+    seen = list[int]()
+    while trainer.global_step != trainer.max_steps:
+        callback.on_train_batch_start(trainer)
+        if recorder.start.called and not recorder.stop.called:
+            seen.append(trainer.global_step)
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer)
+        trainer.max_steps = steps.get(trainer.global_step, trainer.max_steps)
+    callback.on_train_end(trainer, Mock())
+    assert seen == recorded
+    assert recorder.start.call_count == recorder.stop.call_count == bool(recorded)
+    assert ("nothing" in str(said[0])) == (not recorded)
