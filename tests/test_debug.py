@@ -12,6 +12,7 @@ import yaml
 
 from base.files import write_text
 from base.jobs import run_lock
+from base.jobs.run_directory import find_model
 from data.config import DataConfig
 from data.text import open_text
 from tests.conftest import TINY, Call, one_line, summary
@@ -44,14 +45,18 @@ def test_fast_goes_through_every_part(train: Call, sample: Call) -> None:
 @pytest.fixture
 def run_before(trained: Path) -> Path:
     """A run that `debug=fast` would replace."""
+    said = summary("first")
+    write_text(Path("runs/first/summary.json"), json.dumps(said | {"debug": True}))
     return Path("runs/first").rename(RUN)
 
 
 @pytest.mark.slow
 def test_fast_leaves_one_directory(run_before: Path, train: Call) -> None:
     (run_before / "left").write_text("of the run before")
-    assert train(*FAST, defaults=False).status == 0
+    ended = train(*FAST, defaults=False)
+    assert ended.status == 0 and f"replaces the earlier run in {RUN}\n" in ended.out
     assert os.listdir("runs") == [RUN.name]
+    assert summary("debug-fast")["debug"] is True
     assert not (run_before / "left").exists()
     assert not list(run_before.glob("events.*"))
 
@@ -59,8 +64,35 @@ def test_fast_leaves_one_directory(run_before: Path, train: Call) -> None:
 def test_only_its_name_leads_to_a_debug_run(run_before: Path, train: Call, sample: Call) -> None:
     assert "no run in runs/" in sample().err
     assert sample("debug-fast", "--num-chars", "5").status == 0
-    write_text(run_before / "summary.json", '{"status": "running"}')
+    write_text(run_before / "summary.json", '{"status": "running", "debug": true}')
     one_line(train("resume=auto"), 2, "no unfinished run")
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        pytest.param("debug-foo", [], id="a name that only begins alike"),
+        pytest.param("debug-fast", ["debug=fast"], id="the name of a preset"),
+        pytest.param("other", ["debug=fast", "name=other"], id="a name for a run of a preset"),
+    ],
+)
+def test_a_run_that_the_user_has_named_is_kept(
+    trained: Path, train: Call, name: str, preset: list[str]
+) -> None:
+    if name == "other":
+        assert train(*FAST, "name=other", defaults=False).status == 0
+    else:
+        Path("runs/first").rename(Path("runs", name))
+    before = sorted(Path("runs").rglob("*"))
+    command = [*SMALL, *(preset or [f"name={name}"])]
+    one_line(train(*command, defaults=False), 2, f"runs/{name} exists")
+    assert sorted(Path("runs").rglob("*")) == before
+    assert not summary(name).get("debug")
+    assert find_model(None).parents[1] == Path("runs", name), "the newest run"
+
+
+def test_a_debug_run_gives_way_to_no_other_run(run_before: Path, train: Call) -> None:
+    one_line(train(f"name={RUN.name}"), 2, f"{RUN} exists")
 
 
 def test_fast_replaces_no_run_that_another_process_is_training(

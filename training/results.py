@@ -317,5 +317,7 @@ def recording(plan: RunPlan, module: LitGPT, display: Display) -> Iterator[None]
 
 
 def write_summary(run: Run, summary: Summary) -> None:
-    begun = run.summary.begun or datetime.now(UTC).isoformat()
-    replace(summary, begun=begun).write(run.directory / "summary.json")
+    before = run.summary
+    begun = before.begun or datetime.now(UTC).isoformat()
+    debug = before.debug or summary.debug
+    replace(summary, begun=begun, debug=debug).write(run.directory / "summary.json")
