@@ -92,6 +92,26 @@ def public(text: str) -> str:
     return re.sub("[\ud800-\udfff]", "\N{REPLACEMENT CHARACTER}", redacted(text))
 
 
+def without_folders(name: str) -> str:
+    """For what is sent to others: return the file name of a path, an address or a list ("[a/b,c/d]": "b, d")."""
+    name = printable(name)
+    if name.startswith("[") and name.endswith("]"):
+        return ", ".join(map(without_folders, name[1:-1].split(",")))
+    if "://" in name:
+        name = re.split(r"[?#]", name)[0]
+    return re.split(r"[/\\]", name.rstrip("/\\"))[-1]
+
+
+def without_places(note: str) -> str:
+    """For what is sent to others: return a line up to the first of its parts, between "; ", that may name a folder."""
+    parts = []
+    for part in printable(note).split("; "):
+        if re.search(r"(?<!\d)[/\\]|[/\\](?!\d)", part):  # but 90/5/5 is no path
+            break
+        parts.append(part)
+    return "; ".join(parts)
+
+
 def printable(text: object) -> str:
     """For one line or one cell: return `text`, `redacted`, with U+FFFD for line breaks and what is unprintable."""
     return "".join(

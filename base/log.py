@@ -5,12 +5,16 @@ import sys
 from pathlib import Path
 
 from base import ranks
-from base.errors import visible
+from base.errors import public, visible
 from base.progress import discard, hidden
 
 log = logging.getLogger("chargpt")
 log.setLevel(logging.INFO)
 log.propagate = False
+
+
+def _line(record: logging.LogRecord) -> str:
+    return visible(public(record.getMessage()))
 
 
 class _Console(logging.Handler):
@@ -23,7 +27,7 @@ class _Console(logging.Handler):
         out = sys.stderr if error else sys.stdout
         try:
             with hidden():
-                print(visible(record.getMessage()), file=out, flush=True)
+                print(_line(record), file=out, flush=True)
         except BrokenPipeError:  # the reader, such as `head`, has left; the run continues
             discard(out)
 
@@ -40,7 +44,7 @@ class _LogFile(logging.Handler):
             return
         try:
             with open(self.path, "a", encoding="utf-8") as file:
-                file.write(visible(record.getMessage()) + "\n")
+                file.write(f"{_line(record)}\n")
         except OSError:
             # A line that cannot be written ends the run, which then logs an error: that one may be
             # lost.

@@ -9,6 +9,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from base import cgroups
 from base.errors import InputError
 
 # Rounds that an OpenMP thread spins at a barrier before it sleeps. A spinning thread can occupy
@@ -18,7 +19,6 @@ from base.errors import InputError
 SPINS = 3000
 
 STAT = Path("/proc/stat")
-CPU_MAX = Path("/sys/fs/cgroup/cpu.max")  # in a container, its limit
 
 
 def command(program: str, *arguments: object) -> str:
@@ -50,10 +50,9 @@ def cores() -> int:
         allowed = len(os.sched_getaffinity(0))
     else:
         allowed = os.cpu_count() or 1
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        # of a container (`docker run --cpus=1.5`)
-        quota, period = map(int, CPU_MAX.read_text().split())
-        return min(allowed, math.ceil(quota / period))
+    limit = cgroups.cpu_limit(cgroups.ROOT)  # such as that of `docker run --cpus=1.5`
+    if limit < allowed:
+        return math.ceil(limit)
     return allowed
 
 

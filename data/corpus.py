@@ -338,7 +338,8 @@ def open_corpus(config: DataConfig) -> Corpus:
         except InputError as error:
             raise InputError(str(error).replace("data.path=", f"data.{split}=")) from None
         files += [replace(source, split=split) for source in held_out]
-    return Corpus(printable(name), tuple(files), encoding, cache, notes=tuple(notes))
+    lines = tuple(map(printable, notes))
+    return Corpus(printable(name), tuple(files), encoding, cache, notes=lines)
 
 
 def _open_files(path: str, config: DataConfig, cache: Path, notes: list[str]) -> list[SourceFile]:

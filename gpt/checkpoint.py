@@ -5,7 +5,6 @@ Resume only your own checkpoints; a stranger's model should be a model file, whi
 
 import errno
 import os
-import re
 import shlex
 import zipfile
 from collections.abc import Mapping
@@ -16,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from base.errors import describe_os_error, is_out_of_memory, one_line, printable, redacted
+from base.errors import describe_os_error, is_out_of_memory, one_line, without_folders
 from base.files import atomic
 from base.jobs import run_directory
 from gpt import model_file
@@ -37,16 +36,6 @@ def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]
         name.removeprefix(PREFIX): value.detach().float().cpu().numpy()
         for name, value in state_dict.items()
     }
-
-
-def without_folders(name: str) -> str:
-    """Return the file name of a text's path, URL or list ("[a/b,c/d]": "b, d"), because models are sent to others."""
-    if name.startswith("[") and name.endswith("]"):
-        return ", ".join(map(without_folders, name[1:-1].split(",")))
-    name = redacted(name)
-    if "://" in name:
-        name = re.split(r"[?#]", name)[0]
-    return printable(re.split(r"[/\\]", name.rstrip("/\\"))[-1])
 
 
 def load(path: str | Path) -> tuple[GPT, Tokenizer]:

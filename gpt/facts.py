@@ -2,6 +2,7 @@
 
 import math
 
+from base.errors import printable
 from base.jobs.run_directory import Summary
 from base.progress import clock, count
 from gpt.config import ModelConfig
@@ -70,6 +71,6 @@ def origin(summary: Summary) -> str:
     """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
     line = f"{summary.device}, {summary.precision}, seed {summary.seed}"
     if summary.init_from:
-        line += f", started from {summary.init_from}"
+        line += f", started from {printable(summary.init_from)}"
     versions = [f"{name} {version}" for name, version in (summary.versions or {}).items()]
     return f"{line}; {', '.join(versions)}"

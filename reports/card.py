@@ -10,12 +10,12 @@ from typing import Any
 
 from jinja2 import Template
 
-from base.errors import printable
+from base.errors import printable, without_folders, without_places
 from base.jobs.run_directory import Run, Summary
 from base.progress import count
 from conf.compose import overrides, read_config
 from conf.resume_rules import PATHS
-from gpt.checkpoint import without_folders
+from conf.schema import PLUGINS
 from gpt.facts import (
     describe_context,
     describe_shape,
@@ -75,7 +75,11 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
 
 def public_setting(setting: str) -> str:
     key, _, value = setting.partition("=")
-    if key not in PRIVATE:
+    is_path = key in PRIVATE
+    if key.startswith(PLUGINS):  # an argument may be anything
+        value = value.strip("'\"")
+        is_path = "/" in value or "\\" in value
+    if not is_path:
         return setting
     return f"{key}={without_folders(value)}"
 
@@ -106,8 +110,9 @@ def rows(
             "documents",
             f"{documents['kind']}s, each followed by the end mark {json.dumps(documents['end'])}",
         )
-    for note in summary.notes or ():
-        yield "", note
+    for note in map(without_places, summary.notes or ()):
+        if note:
+            yield "", note
     if loss is not None:
         yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
     if loss is not None and evaluation:

@@ -2,6 +2,9 @@ import json
 import os
 import re
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -9,9 +12,11 @@ import yaml
 
 from base.files import write_text
 from base.jobs import run_lock
+from base.jobs.run_directory import find_model
 from data.config import DataConfig
 from data.text import open_text
 from tests.conftest import TINY, Call, one_line, summary
+from training import profiler
 
 SMALL = [
     each
@@ -40,14 +45,18 @@ def test_fast_goes_through_every_part(train: Call, sample: Call) -> None:
 @pytest.fixture
 def run_before(trained: Path) -> Path:
     """A run that `debug=fast` would replace."""
+    said = summary("first")
+    write_text(Path("runs/first/summary.json"), json.dumps(said | {"debug": True}))
     return Path("runs/first").rename(RUN)
 
 
 @pytest.mark.slow
 def test_fast_leaves_one_directory(run_before: Path, train: Call) -> None:
     (run_before / "left").write_text("of the run before")
-    assert train(*FAST, defaults=False).status == 0
+    ended = train(*FAST, defaults=False)
+    assert ended.status == 0 and f"replaces the earlier run in {RUN}\n" in ended.out
     assert os.listdir("runs") == [RUN.name]
+    assert summary("debug-fast")["debug"] is True
     assert not (run_before / "left").exists()
     assert not list(run_before.glob("events.*"))
 
@@ -55,8 +64,35 @@ def test_fast_leaves_one_directory(run_before: Path, train: Call) -> None:
 def test_only_its_name_leads_to_a_debug_run(run_before: Path, train: Call, sample: Call) -> None:
     assert "no run in runs/" in sample().err
     assert sample("debug-fast", "--num-chars", "5").status == 0
-    write_text(run_before / "summary.json", '{"status": "running"}')
+    write_text(run_before / "summary.json", '{"status": "running", "debug": true}')
     one_line(train("resume=auto"), 2, "no unfinished run")
+
+
+@pytest.mark.parametrize(
+    ("name", "preset"),
+    [
+        pytest.param("debug-foo", [], id="a name that only begins alike"),
+        pytest.param("debug-fast", ["debug=fast"], id="the name of a preset"),
+        pytest.param("other", ["debug=fast", "name=other"], id="a name for a run of a preset"),
+    ],
+)
+def test_a_run_that_the_user_has_named_is_kept(
+    trained: Path, train: Call, name: str, preset: list[str]
+) -> None:
+    if name == "other":
+        assert train(*FAST, "name=other", defaults=False).status == 0
+    else:
+        Path("runs/first").rename(Path("runs", name))
+    before = sorted(Path("runs").rglob("*"))
+    command = [*SMALL, *(preset or [f"name={name}"])]
+    one_line(train(*command, defaults=False), 2, f"runs/{name} exists")
+    assert sorted(Path("runs").rglob("*")) == before
+    assert not summary(name).get("debug")
+    assert find_model(None).parents[1] == Path("runs", name), "the newest run"
+
+
+def test_a_debug_run_gives_way_to_no_other_run(run_before: Path, train: Call) -> None:
+    one_line(train(f"name={RUN.name}"), 2, f"{RUN} exists")
 
 
 def test_fast_replaces_no_run_that_another_process_is_training(
@@ -114,3 +150,44 @@ def test_profile_records_the_last_steps(train: Call, options: list[str], steps: 
     assert len(products) == steps * linear
     (row,) = re.findall(r"^ +aten::mm .* (\d+) *$", ended.out, re.MULTILINE)
     assert int(row) == 3 * steps * linear, "a product forward and two backward"
+
+
+# The number of steps that a run has from a step on (-1: not chosen yet), and which are recorded.
+PROFILED: dict[str, tuple[dict[int, int], list[int]]] = {
+    "known": ({0: 20}, [10, 11, 12]),
+    "a short run": ({0: 12}, [9, 10, 11]),
+    "shorter than what is recorded": ({0: 2}, [0, 1]),
+    "resumed": ({100: 500}, [110, 111, 112]),
+    "resumed at its end": ({499: 500}, [499]),
+    "minutes": ({0: -1, 50: 60}, [10, 11, 12]),
+    "minutes, resumed": ({100: -1, 150: 160}, [110, 111, 112]),
+    "minutes, a short run": ({0: -1, 4: 9}, [6, 7, 8]),
+    "minutes, chosen at its end": ({0: -1, 6: 8}, [6, 7]),
+    "minutes, over": ({0: -1, 6: 6}, []),
+}
+
+
+@pytest.mark.parametrize(("steps", "recorded"), PROFILED.values(), ids=PROFILED)
+def test_profile_records_steps_as_fast_as_most(
+    monkeypatch: pytest.MonkeyPatch, steps: dict[int, int], recorded: list[int]
+) -> None:
+    recorder = Mock()
+    said = list[str]()
+    monkeypatch.setattr(profiler, "profile", lambda **_: recorder)
+    monkeypatch.setattr(profiler.log, "info", said.append)
+    start = min(steps)
+    trainer: Any = SimpleNamespace(global_step=start, max_steps=steps[start])
+    callback = profiler.StepProfiler(Path("trace.json"))
+    callback.on_train_start(trainer, Mock())
+    seen = list[int]()
+    while trainer.global_step != trainer.max_steps:
+        callback.on_train_batch_start(trainer)
+        if recorder.start.called and not recorder.stop.called:
+            seen.append(trainer.global_step)
+        trainer.global_step += 1
+        callback.on_train_batch_end(trainer)
+        trainer.max_steps = steps.get(trainer.global_step, trainer.max_steps)
+    callback.on_train_end(trainer, Mock())
+    assert seen == recorded
+    assert recorder.start.call_count == recorder.stop.call_count == bool(recorded)
+    assert ("nothing" in str(said[0])) == (not recorded)

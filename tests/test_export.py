@@ -271,6 +271,24 @@ def test_a_card_keeps_paths_and_markup_to_itself(
     assert str(Path.cwd()) not in card
 
 
+def test_a_card_says_what_was_left_out_and_not_where_it_lies(
+    workplace: Path, train: Call, export: Call
+) -> None:
+    """Nor does a folder whose name is not UTF-8 end the run."""
+    folder = workplace / os.fsdecode(b"ann\xe9")
+    folder.mkdir()
+    Path("book.txt").rename(folder / "book.txt")
+    (folder / "notes.md").write_text("left out")
+    ended = train("name=own", f"data.path={folder}", "trainer.max_steps=2")
+    assert (ended.status, ended.err) == (0, "")
+    assert f"to read all: 'data.path={workplace}/ann\ufffd/**/*'" in ended.out
+    assert "to read all: " in Path("runs/own/train.log").read_text("utf-8")
+    assert export("own", "--to", "card", "own.md").status == 0
+    card = Path("own.md").read_text("utf-8")
+    assert "1 \\*.txt file read, 1 other file left out: 1 .md |" in card
+    assert str(workplace) not in card and "to read all" not in card
+
+
 @pytest.mark.promise
 @pytest.mark.slow
 def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> None:

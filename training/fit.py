@@ -10,7 +10,7 @@ from base.errors import InputError, one_line
 from base.files import write_text
 from base.jobs import run_directory, run_lock
 from base.jobs.run_directory import Summary
-from base.log import to_file
+from base.log import log, to_file
 from conf.schema import to_yaml
 from data.datamodule import TextDataModule
 from reports.log_lines import introduce
@@ -71,14 +71,18 @@ def open_directory(
     directory.mkdir(parents=True, exist_ok=True)
     # if two processes start runs of the same name, only one gets the directory
     run_lock.lock(directory)
+    # Another process may have created the run before this one has locked its directory.
     if plan.new:
-        run_directory.check_free(run.name)  # another process may have created the run meanwhile
-        if run.is_debug:  # replaces the debug run before it
+        run_directory.check_free(run.name, plan.debug)
+        if run.is_debug:
             for entry in set(directory.iterdir()) - {directory / ".lock"}:
                 if entry.is_dir() and not entry.is_symlink():
                     shutil.rmtree(entry)
                 else:
                     entry.unlink()
+            log.info(f"debug      replaces the earlier run in {run}")
+    elif not plan.resumed:  # resume=auto, which found no run
+        run_directory.check_not_begun(run.name)
     remove_leftovers(run)
     for logger in loggers:
         try:
@@ -95,6 +99,9 @@ def open_directory(
     write_text(run.config, to_yaml(plan.config))  # from here on the directory is a run
     run.checkpoints.mkdir(exist_ok=True)
     write_summary(
-        run, Summary(status="running", text=plan.text.name, text_sha256=plan.text.sha256)
+        run,
+        Summary(
+            status="running", debug=plan.debug, text=plan.text.name, text_sha256=plan.text.sha256
+        ),
     )
     introduce(run, plan.config, plan.text, plan.choice.machine, parameters, plan.notes)

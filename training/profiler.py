@@ -29,17 +29,28 @@ class StepProfiler(L.Callback):
         self.recorder: profile | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        left = trainer.max_steps - trainer.global_step
-        self.first = trainer.global_step + min(SKIPPED_STEPS, max(0, left - NUM_STEPS))
+        self.first_step = trainer.global_step
+        self.recorded_steps = 0
 
     def on_train_batch_start(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.first:
+        first = self.first_step + SKIPPED_STEPS
+        is_chosen = trainer.max_steps > 0  # with `minutes`, `Deadline` chooses it later
+        if is_chosen:  # a shorter run profiles its last steps
+            first = min(first, trainer.max_steps - NUM_STEPS)
+        if self.recorder is None and not self.recorded_steps and trainer.global_step >= first:
             self.recorder = profile(record_shapes=True)
             self.recorder.start()
 
     def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if trainer.global_step == self.first + NUM_STEPS:
+        if self.recorder:
+            self.recorded_steps += 1
+        if self.recorded_steps == NUM_STEPS:
             self._end()
+
+    def on_train_end(self, *_: Any) -> None:
+        self._end()
+        if not self.recorded_steps:
+            log.info(f"profile    nothing: the run ended within its first {SKIPPED_STEPS} steps")
 
     def _end(self, *_: Any, **__: Any) -> None:
         recorder, self.recorder = self.recorder, None
@@ -53,4 +64,4 @@ class StepProfiler(L.Callback):
                 )
             )
 
-    on_validation_start = on_train_end = on_exception = _end
+    on_validation_start = on_exception = _end

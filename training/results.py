@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from base import processes, ranks
-from base.errors import InputError, one_line, public
+from base.errors import InputError, one_line, public, without_folders
 from base.files import atomic, write_text
 from base.jobs.run_directory import Run, Summary
 from base.log import log, to_file
@@ -26,13 +26,7 @@ from data.ngrams import baselines
 from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
-from gpt.checkpoint import (
-    build,
-    model_state,
-    read_training_checkpoint,
-    without_folders,
-    write_model,
-)
+from gpt.checkpoint import build, model_state, read_training_checkpoint, write_model
 from gpt.evaluation import Score, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT, untrained
@@ -317,5 +311,7 @@ def recording(plan: RunPlan, module: LitGPT, display: Display) -> Iterator[None]
 
 
 def write_summary(run: Run, summary: Summary) -> None:
-    begun = run.summary.begun or datetime.now(UTC).isoformat()
-    replace(summary, begun=begun).write(run.directory / "summary.json")
+    before = run.summary
+    begun = before.begun or datetime.now(UTC).isoformat()
+    debug = before.debug or summary.debug
+    replace(summary, begun=begun, debug=debug).write(run.directory / "summary.json")

@@ -35,7 +35,7 @@ def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, 
     """
     if config.resume is None:
         if not ranks.restarted():
-            return config, new_run(config), False
+            return config, new_run(config, is_debug(settings)), False
         # A restart repeats the command line of the first start, so it continues the run that this
         # created. `new_name` returns the same name again, because it depends on job and settings.
         config = replace(config, resume="auto", name=config.name or run_directory.new_name(config))
@@ -60,14 +60,20 @@ def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, 
     return replace(resumed, resume=config.resume), run, True
 
 
-def new_run(config: Config) -> Run:
+def is_debug(settings: Sequence[Setting]) -> bool:
+    """Return whether a preset of conf/debug names the run, rather than the user."""
+    values = {setting.key: setting.value for setting in settings}
+    return values.get("debug") is not None and "name" not in values
+
+
+def new_run(config: Config, debug: bool) -> Run:
     """Return the directory of a new run after checking that it can be created."""
     name = config.name or run_directory.new_name(config)
     if config.allow:
         raise InputError(f"allow={spell(config.allow)}: only works with resume=")
     if ranks.rank() == 0:
         if config.name is not None:  # `open_directory` checks generated names, which are new
-            run_directory.check_free(name)
+            run_directory.check_free(name, debug)
         run_directory.check_writable(name)
     return Run(RUNS / name)
 

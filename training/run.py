@@ -26,6 +26,7 @@ from training.resume import (
     check_resumed,
     find_point,
     find_run,
+    is_debug,
     load_init_model,
 )
 
@@ -54,14 +55,17 @@ def main(settings: Sequence[Setting], config: Config, started: float) -> int:
         same_data = resumed and not any(
             setting.key.partition(".")[0] == "data" for setting in settings
         )
-        plan = settle(config, run, resumed, same_data, started)
+        debug = not resumed and is_debug(settings)
+        plan = settle(config, run, resumed, same_data, debug, started)
         from training.fit import fit  # loads what evaluates and reports
 
         fit(plan)
     return 0
 
 
-def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: float) -> "RunPlan":
+def settle(
+    config: Config, run: Run, resumed: bool, same_data: bool, debug: bool, started: float
+) -> "RunPlan":
     """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`.
 
     `same_data` says that a resumed run takes all settings of its data from its config.yaml.
@@ -96,6 +100,7 @@ def settle(config: Config, run: Run, resumed: bool, same_data: bool, started: fl
         point,
         resumed,
         new=config.resume is None,
+        debug=debug,
         startup=startup,
     )
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too

@@ -33,6 +33,7 @@ class RunPlan:
     resumed: bool
     # whether the run directory must not exist yet; False also for resume=auto, which found no run
     new: bool
+    debug: bool  # whether a preset of conf/debug has named this new run
     startup: StartUp
 
     @property

@@ -30,6 +30,9 @@ class Summary:
     # running, finished, interrupted, diverged or failed; None: no readable file
     status: str | None = None
     begun: str | None = None  # when the run was first started, as an ISO 8601 time in UTC
+    # Whether a preset of conf/debug has named the run: the next run of the preset replaces it, and
+    # no command uses it as the newest.
+    debug: bool = False
     text: str | None = None  # the name of the text
     # hash of the text's file or, if it has several files, of their names and hashes
     text_sha256: str | None = None
@@ -144,8 +147,7 @@ class Run:
 
     @property
     def is_debug(self) -> bool:
-        # The next debug run of this name replaces the run, and no command uses it as the newest.
-        return self.directory.name.startswith("debug-")
+        return self.summary.debug
 
 
 def new_name(config: object) -> str:
@@ -256,20 +258,31 @@ def named(name: str) -> Path:
     return Path(name)
 
 
-def check_free(name: str) -> None:
-    """Raise an `InputError` if a new run cannot be called `name`, for example because another run has this name."""
-    run = _place(name)
-    if run.config.exists() and not run.is_debug:
+def check_not_begun(name: str) -> None:
+    """Raise an `InputError` if there is a run `name`."""
+    run = Run(RUNS / name)
+    if run.config.exists():
         continues = f"{shlex.quote(f'name={name}')} resume=auto"
         raise InputError(
             f"name={name}: {run} exists; {continues} continues it, another name starts afresh"
         )
+
+
+def check_free(name: str, debug: bool) -> None:
+    """Raise an `InputError` if a new run cannot be called `name`, for example because another run has this name.
+
+    A `debug` run may replace an earlier one.
+    """
+    run = _place(name)
+    if debug and run.is_debug:
+        return
+    check_not_begun(name)
     if run.directory.is_dir() and not run.directory.is_symlink():
         # A process that was killed before it wrote config.yaml has left only these files.
         others = [
             path for path in run.directory.iterdir() if path.name not in (".lock", "train.log")
         ]
-        if run.is_debug or all(path.suffix == ".tmp" for path in others):
+        if all(path.suffix == ".tmp" for path in others):
             return
     if os.path.lexists(run.directory):
         raise InputError(f"name={name}: {run} exists and is not a run; use another name")

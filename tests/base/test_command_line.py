@@ -9,7 +9,7 @@ import pytest
 
 from base.command_line import main
 from base.errors import InputError
-from base.log import to_console
+from base.log import log, to_console, to_file
 from tests.conftest import ROOT
 
 
@@ -57,3 +57,17 @@ def test_output_that_cannot_be_written_is_said_once(trained: Path) -> None:
     assert ended.returncode == 1
     said = "sample.py: No space left on device"
     assert ended.stderr.splitlines()[-1].startswith(said), ended.stderr
+
+
+def test_no_log_line_has_a_password_or_a_byte_that_utf_8_cannot_write(
+    tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    path = tmp_path / "train.log"
+    to_console()
+    to_file(path)
+    try:
+        log.info("to read all: 'data.path=https://ann:hunter2@a.org/caf\udce9/**/*'")
+    finally:
+        to_console()
+    line = "to read all: 'data.path=https://***@a.org/caf\ufffd/**/*'\n"
+    assert capsys.readouterr().out == path.read_text("utf-8") == line

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from base.errors import without_folders, without_places
 from conf.resume_rules import conditions_of
 from conf.schema import Config
 from gpt.checkpoint import (
@@ -15,7 +16,6 @@ from gpt.checkpoint import (
     load_checkpoint,
     read_training_checkpoint,
     save_training_checkpoint,
-    without_folders,
     write_model,
 )
 from gpt.config import ModelConfig
@@ -95,11 +95,35 @@ def test_checkpoints_of_documents_have_a_format_of_their_own(tmp_path: Path) -> 
         ("letters/", "letters"),
         ("https://host/books/a.txt?token=SECRET", "a.txt"),
         ("[a.txt,dir/b.txt]", "a.txt, b.txt"),
+        ("[https://ann:pw@host/a.txt,/home/b\udcff.txt]", "a.txt, b\ufffd.txt"),
         ("Python 3.11.7 standard library", "Python 3.11.7 standard library"),
     ],
 )
 def test_others_learn_the_name_of_a_text_and_not_where_it_lies(given: str, said: str) -> None:
     assert without_folders(given) == said
+
+
+@pytest.mark.parametrize(
+    ("note", "said"),
+    [
+        (
+            "2 files, each divided 90/5/5 into training",
+            "2 files, each divided 90/5/5 into training",
+        ),
+        (
+            "1 file left out: 1 .md; to read all: 'data.path=/home/ann/**/*'",
+            "1 file left out: 1 .md",
+        ),
+        ("1 file left out: 1 .md; unpack C:\\ann\\a.zip to read all", "1 file left out: 1 .md"),
+        ("/a; ann; b.csv is read as plain text", ""),
+        (
+            "a.csv is read as plain text; data.field=NAME",
+            "a.csv is read as plain text; data.field=NAME",
+        ),
+    ],
+)
+def test_others_learn_what_a_note_says_and_not_where_files_lie(note: str, said: str) -> None:
+    assert without_places(note) == said
 
 
 LATER = CHECKPOINT_FORMAT + 9

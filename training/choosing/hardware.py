@@ -8,14 +8,13 @@ import shutil
 import subprocess
 import sys
 import sysconfig
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import torch
 
-from base import processes, ranks
+from base import cgroups, processes, ranks
 from base.errors import InputError, one_line
 from conf.schema import Config, number_of
 from gpt.attention import MIN_BLOCK, is_explicit
@@ -37,7 +36,6 @@ LAPTOP_FLOPS = 1.5e11
 # fraction of its peak FLOP/s that a GPU reaches in an uncompiled step (docs/results.md, an H200)
 REACHED = 0.1
 
-MEMORY_MAX = Path("/sys/fs/cgroup/memory.max")  # in a container, its limit
 LOADED_BYTES = 0.45 * 2**30  # of PyTorch and Lightning
 # How many fp32 numbers a training step needs (docs/experiments/memory.csv): per position and
 # channel, what each layer stores for its backward pass and what one backward pass needs; per score
@@ -289,9 +287,10 @@ def available(device: str) -> float:
         return math.inf
     import resource
 
-    limits = [float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))]
-    with suppress(OSError, ValueError):  # no such file, or "max"
-        limits.append(float(MEMORY_MAX.read_text()))
+    limits = [
+        float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")),
+        cgroups.memory_limit(cgroups.ROOT),
+    ]
     soft_limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if soft_limit != resource.RLIM_INFINITY:
         limits.append(float(soft_limit))

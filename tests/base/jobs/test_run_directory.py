@@ -1,8 +1,10 @@
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from threading import Timer
+from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -10,8 +12,9 @@ from filelock import FileLock
 from base.errors import InputError
 from base.jobs.run_directory import Run, check_free, find_model, new_name, to_resume
 from base.jobs.run_lock import in_use, lock, release
-from tests.conftest import refusal
+from tests.conftest import Call, one_line, refusal
 from tests.stores import make
+from training import run as training_run
 from training.resume import newest_unfinished
 
 
@@ -82,7 +85,8 @@ def test_the_newest_unfinished_run(runs: None) -> None:
     ],
 )
 def test_names_that_are_not_free(runs: None, name: str, words: str) -> None:
-    assert words in refusal(InputError, check_free, name)
+    for debug in (False, True):
+        assert words in refusal(InputError, check_free, name, debug)
 
 
 def test_a_sweep_without_a_finished_trial_has_no_model(runs: None) -> None:
@@ -147,3 +151,24 @@ def test_a_run_stays_locked_without_its_lock_file(tmp_path: Path) -> None:
         release()
     assert not in_use(tmp_path)
     assert subprocess.run(command, timeout=60).returncode == 0
+
+
+@pytest.mark.parametrize("resume", [["resume=auto"], []], ids=["resume=auto", "a new run"])
+def test_a_slow_start_overwrites_no_run_that_another_process_has_ended_meanwhile(
+    trained: Path, train: Call, monkeypatch: pytest.MonkeyPatch, resume: list[str]
+) -> None:
+    Path("runs/first").rename("ended")
+    settle = training_run.settle
+
+    def slow(*given: Any) -> Any:
+        plan = settle(*given)  # has looked for runs/first, and not locked it
+        shutil.copytree("ended", "runs/first")
+        return plan
+
+    with monkeypatch.context() as patch:
+        patch.setattr(training_run, "settle", slow)
+        ended = train("name=first", "seed=1", *resume)
+    one_line(ended, 2, "runs/first exists; name=first resume=auto continues it")
+    for file in ("config.yaml", "summary.json", "checkpoints/best.safetensors"):
+        assert Path("runs/first", file).read_bytes() == Path("ended", file).read_bytes()
+    assert "is finished" in train("name=first", "resume=auto").out

@@ -12,10 +12,11 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from base import processes
+from base import cgroups, processes
 from base.errors import InputError
 from tests.conf.test_defaults import compose
 from tests.conftest import needs_compiler, refusal
+from tests.stores import make
 from training.choosing import hardware
 from training.choosing.choose import with_defaults
 from training.machine import Machine
@@ -66,18 +67,73 @@ def test_a_launcher_has_chosen_the_threads(four_cores: pytest.MonkeyPatch) -> No
     assert hardware.choose_threads("auto") == ("auto", "")
 
 
-@pytest.mark.parametrize(("quota", "cores"), [
-    (None, 8), ("max 100000", 8), ("150000 100000", 2), ("10000 100000", 1), ("1600000 100000", 8),
-])  # fmt: skip
-def test_a_container_s_quota_limits_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, cores: int
+GIB = 2**30
+UNLIMITED = 2**63 - 4096  # what version 1 of control groups says
+# What a machine of 8 cores says in /proc/self/cgroup, the limits in /sys/fs/cgroup, and what is
+# left: cores, and bytes of memory, of which none is without a limit here.
+GROUPS: dict[str, tuple[str | None, dict[str, object], int, float]] = {
+    "without control groups": (None, {}, 8, math.inf),
+    "no limit": ("0::/", {"cpu.max": "max 100000", "memory.max": "max"}, 8, math.inf),
+    "a container": ("0::/", {"cpu.max": "150000 100000", "memory.max": GIB}, 2, GIB),
+    "of which /proc is hidden": (None, {"cpu.max": "10000 100000", "memory.max": GIB}, 1, GIB),
+    "more than there is": ("0::/", {"cpu.max": "1600000 100000"}, 8, math.inf),
+    "that sees the path of its host": ("0::/host/pod", {"memory.max": GIB}, 8, GIB),
+    "systemd": (
+        "0::/user.slice/run-1.scope",
+        {"user.slice/run-1.scope/memory.max": GIB, "user.slice/memory.max": "max"},
+        8,
+        GIB,
+    ),
+    "SLURM, whose job limits its step": (
+        "0::/slurmstepd.scope/job_7/step_0/user/task_0",
+        {
+            "slurmstepd.scope/job_7/memory.max": GIB,
+            "slurmstepd.scope/job_7/cpu.max": "300000 100000",
+            "slurmstepd.scope/job_7/step_0/memory.max": 2 * GIB,
+            "slurmstepd.scope/job_7/step_0/user/task_0/cpu.max": "400000 100000",
+            "slurmstepd.scope/job_8/memory.max": 1,
+        },
+        3,
+        GIB,
+    ),
+    "version 1": (
+        "9:cpu,cpuacct:/user\n4:memory:/slurm/uid_1/job_7\n1:name=systemd:/x\n0::/",
+        {
+            "memory/memory.limit_in_bytes": UNLIMITED,
+            "memory/slurm/uid_1/memory.limit_in_bytes": GIB,
+            "memory/slurm/uid_1/job_7/memory.limit_in_bytes": 2 * GIB,
+            "cpu/cpu.cfs_quota_us": -1,
+            "cpu/cpu.cfs_period_us": 100_000,
+            "cpu/user/cpu.cfs_quota_us": 250_000,
+            "cpu/user/cpu.cfs_period_us": 100_000,
+        },
+        3,
+        GIB,
+    ),
+}
+
+
+@pytest.mark.parametrize(("groups", "limits", "cores", "memory"), GROUPS.values(), ids=GROUPS)
+def test_control_groups_limit_cores_and_memory(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    groups: str | None,
+    limits: dict[str, object],
+    cores: int,
+    memory: float,
 ) -> None:
-    monkeypatch.setattr(processes, "CPU_MAX", tmp_path / "cpu.max")
+    files = {f"sys/fs/cgroup/{name}": f"{value}\n" for name, value in limits.items()}
+    if groups is not None:
+        files["proc/self/cgroup"] = f"{groups}\n"
+    make(tmp_path, files)
+    monkeypatch.setattr(cgroups, "ROOT", tmp_path)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(8)), raising=False)
     monkeypatch.delenv("OMP_NUM_THREADS")
-    if quota:
-        (tmp_path / "cpu.max").write_text(quota)
     assert processes.cores() == cores
+    limit = cgroups.memory_limit(tmp_path)
+    assert min(limit, UNLIMITED) == min(memory, UNLIMITED)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    assert hardware.available("cpu") == min(memory, there)
 
 
 @pytest.mark.parametrize(("asked", "device", "saved", "chosen"), [
