@@ -13,7 +13,7 @@ from base.command_line import main
 from base.errors import InputError
 from base.jobs import run_directory, run_lock
 from base.log import log
-from conf.compose import compose, show
+from conf.compose import compose
 from conf.help import usage
 from conf.overrides import read_command
 from sweeps.sweep import begin_sweep, combinations
@@ -55,7 +55,7 @@ def dispatch(arguments: list[str]) -> int | None:
     if command.search:
         from sweeps.search import begin_search  # loads Optuna
 
-        return begin_search(command.search, command)
+        return begin_search(command)
     if command.sweep:
         if command.show:
             print(combinations(command))
@@ -64,9 +64,9 @@ def dispatch(arguments: list[str]) -> int | None:
     (settings,) = command.runs()
     config = compose(settings)
     if command.show:
-        print(show(settings), end="")
+        print(run.show(settings, config), end="")
         return 0
-    return run.main(settings, config, STARTED)
+    return run.main(command, config, STARTED)
 
 
 def compare(patterns: list[str]) -> str:

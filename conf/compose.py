@@ -4,6 +4,7 @@ Also the way back: the command line that repeats a run.
 """
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -41,7 +42,7 @@ from conf.overrides import key_of
 from conf.resume_rules import trained_groups
 from conf.schema import PLUGINS, Config, SearchConfig, by_key, number_of
 
-PRESET = re.compile("In '.+?': ")  # how an error of Hydra names a preset
+PRESET = re.compile("In '.+?/.+?': ")  # how an error of Hydra names a preset
 # Text that Hydra's grammar reads as itself without quotes.
 PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 
@@ -103,7 +104,7 @@ def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
         base["trainer"]["devices"] = "auto"
     stored_values = by_key(base)
     # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
-    replaced = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
+    replaced: dict[str, Any] = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
     with _as_input_error():
         config = _composed("resume", arguments, base | replaced)
         for group in PLUGINS:
@@ -308,10 +309,15 @@ def _explain(error: BaseException) -> str:
         return str(wrong_value(group, name, f"one of {', '.join(presets)}", presets))
     if isinstance(error, OverrideParseException):
         key = key_of(error.override)
-        reason = str(error).split("\n")[0]
+        _, reason, *_ = str(error).split("\n")
         return (
             f"{error.override}: cannot read the value of {key} ({reason}); quote it: '{key}=\"…\"'"
         )
+    several = re.match("Ambiguous value for argument '(.*)'\n", str(error))
+    if several:
+        key, _, values = several[1].partition("=")
+        as_list = shlex.quote(f"{key}=[{values}]")
+        return f"{several[1]}: several values; for a list: {as_list}; for a run with each: add -m"
     # The reason is the error of OmegaConf: a cause or, in a preset, the context.
     cause: BaseException | None = error
     while cause and not isinstance(cause, OmegaConfBaseException):

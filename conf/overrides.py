@@ -105,12 +105,12 @@ def checked(argument: str) -> str:
     """Return an argument after checking its form and its key; `+trainer.NAME` becomes `trainer.more.NAME`."""
     name, equals, value = argument.partition("=")
     key = name.lstrip("+")
-    if not (equals and key):
-        raise InputError(f"{argument}: must be key=value, such as model.heads=8{_hint(argument)}")
-    if not is_verbatim(key) and WEB_CHARACTERS.search(argument):
-        raise InputError(f"{argument}: has a dash or quotes of a web page; type - ' \"")
     if key.startswith("~"):
         raise InputError(f"{argument}: keys cannot be removed; give {key[1:]} a value")
+    if not is_verbatim(key) and WEB_CHARACTERS.search(argument):
+        raise InputError(f"{argument}: has a dash or quotes of a web page; type - ' \"")
+    if not (equals and key):
+        raise InputError(f"{argument}: must be key=value, such as model.heads=8{_hint(argument)}")
     if key != name and key not in KEYS:
         key = re.sub(r"^trainer\.(?!more\.)", "trainer.more.", key)
     if not is_key(key):

@@ -13,7 +13,7 @@ from jinja2 import Template
 from base.errors import printable, without_folders, without_places
 from base.jobs.run_directory import Run, Summary
 from base.progress import count
-from conf.compose import overrides, read_config
+from conf.compose import read_config, repeating
 from conf.resume_rules import PATHS
 from conf.schema import PLUGINS
 from gpt.facts import (
@@ -49,7 +49,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
         summary = run.summary
         config = read_config(run.directory)
         command = fenced(
-            shlex.join(["python", "train.py", *map(public_setting, overrides(config))])
+            shlex.join(["python", "train.py", *map(public_setting, repeating(config))])
         )
         shares = ", ".join(f"{share:g}" for share in config.data.split)
         split = f"; split {shares} into training, validation and test"

@@ -52,7 +52,7 @@ def page(
     attended = passage[: min(NUM_ATTENDED, model.config.context)]
     unit = tokenizer.unit
     data = {
-        **{key: about[key] for key in ("written", "differences", "command", "config")},
+        **{key: about[key] for key in ("written", "command", "exact_command", "config")},
         "copied": about["copied"] or NOT_COMPARED,
         "baselines": baselines(summary),
         "curves": {

@@ -4,25 +4,24 @@ A stopped trial stays in the state RUNNING in the journal of Optuna's study, so 
 command resumes it.
 """
 
-import itertools
 import math
 import os
 import random
 import shlex
 import typing
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from hydra.core.override_parser.types import IntervalSweep, Override, RangeSweep
+from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 
 from base.errors import InputError, one_line
 from base.jobs import run_lock
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
-from conf.compose import compose
-from conf.keys import KEYS, is_launch
-from conf.overrides import Command, arguments_of, parse_overrides, settings_of
+from conf.compose import compose, compose_search
+from conf.keys import KEYS, is_launch, is_verbatim
+from conf.overrides import Command, checked, key_of, parse
 from conf.schema import Config, SearchConfig
 from sweeps.sweep import Sweep, Trial, check_inputs, check_sweep, make_trial, run_sweep, sweep_name
 from sweeps.table import Row
@@ -41,11 +40,11 @@ except ModuleNotFoundError:
 FILE = "study.journal"
 
 
-def distribution(override: Override) -> Any:
+def distribution(text: str) -> Any:
     """Return the Optuna distribution for a key and its range, such as `optim.lr=interval(1e-3,1e-2)`."""
-    text = str(override.input_line)
+    override = parse(text)
     value = typing.cast(Any, override.value())
-    key = KEYS.get(override.key_or_group)
+    key = KEYS.get(key_of(text))
     # a key of type int, or int | None, or one of `option(..., auto=int)`
     is_whole = key is not None and int in (
         key.kind,
@@ -167,46 +166,41 @@ class Search(Sweep):
         return 0
 
 
-def begin_search(config: SearchConfig, command: Command) -> int:
+def begin_search(command: Command) -> int:
     """Check all values of a search, then run it and return its exit status.
 
     A value of a key on the command line fixes the key, and a range replaces the range in the
-    preset `config`.
+    preset.
     """
-    ranges = [
-        f"{key}={value}" for key, value in config.space.items() if key not in command.overrides
-    ]
-    swept = parse_overrides(ranges, search=True)
+    config = compose_search(command.search)
+    arguments = command.arguments
+    ranges = [f"{key}={values}" for key, values in config.space.items() if key not in arguments]
     fixed = []
-    for override in command.overrides.values():
-        if override.is_sweep_override():
-            swept.append(override)
+    for key, argument in arguments.items():
+        if not is_verbatim(key) and parse(argument).is_sweep_override():
+            ranges.append(argument)
         else:
-            fixed.append(override)
-    space = {override.key_or_group: distribution(override) for override in swept}
+            fixed.append(argument)
+    space = {key_of(checked(values)): distribution(values) for values in ranges}
     if not space:
         every = "the command fixes every key that has a range"
         raise InputError(f"hparams_search: nothing is left to search: {every}")
     # What a continuing command must repeat; a hash of it names the directory.
     same = [f"hparams_search.{key}={getattr(config, key)}" for key in ("seed", "startup")]
-    same += [str(override.input_line) for override in swept]
-    for override in fixed:
-        if not is_launch(override.key_or_group):
-            same += arguments_of(override)
-    name = command.verbatim("name") or sweep_name(same, "search")
-    directory = check_sweep(name, list(space), command.verbatim("resume"))
+    same += [*ranges, *(argument for argument in fixed if not is_launch(key_of(argument)))]
+    name = command.value("name") or sweep_name(same, "search")
+    directory = check_sweep(name, list(space), command.value("resume"))
     if Run(directory).is_sweep and not (directory / FILE).exists():
         raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
     configs = corners(fixed, space)
     same += [f"text={sha256}" for sha256 in sorted(set(check_inputs(configs)))]
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
-    arguments = list(itertools.chain(*map(arguments_of, fixed)))
-    search = Search(name, config, space, arguments, same)
+    search = Search(name, config, space, fixed, same)
     return run_sweep(search, configs[0].workers)
 
 
-def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[Config]:
+def corners(fixed: list[str], space: Mapping[str, Any]) -> list[Config]:
     """Return a few trials that have every choice and both ends of every range in `space`.
 
     Raises an `InputError` if a value is wrong, so that no trial fails because of it later.
@@ -223,7 +217,5 @@ def corners(fixed: Iterable[Override], space: Mapping[str, Any]) -> list[Config]
         corner = [
             setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()
         ]
-        overrides = [*fixed, *parse_overrides(corner, search=True)]
-        settings = list(itertools.chain(*map(settings_of, overrides)))
-        configs.append(compose(settings))
+        configs.append(compose([*fixed, *corner]))
     return configs

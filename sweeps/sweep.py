@@ -1,7 +1,6 @@
 """Run a sweep (`-m`): check all its trials, run each in a process of its own and write a table of the results."""
 
 import hashlib
-import itertools
 import os
 import re
 import shlex
@@ -21,10 +20,10 @@ from base.jobs.run_directory import RUNS, Run, check_writable
 from base.log import log
 from base.options import spell
 from base.processes import command, cores, watch
-from base.progress import clock, count
+from base.progress import Progress, clock, count
 from conf.compose import compose, read_config
 from conf.keys import FOLDERS, is_launch, is_verbatim
-from conf.overrides import Command, arguments_of
+from conf.overrides import Command, values_of
 from conf.resume_rules import changed
 from conf.schema import Config, number_of
 from gpt.facts import figure
@@ -181,10 +180,12 @@ def varied_keys(command: Command) -> list[str]:
     A sweep of one trial has none, so it is named by all keys except those that are used verbatim
     or belong to the launch.
     """
-    several = [key for key, override in command.overrides.items() if override.is_sweep_override()]
+    several = [
+        key for key, argument in command.arguments.items() if values_of(argument) != [argument]
+    ]
     if several:
         return several
-    return [key for key in command.overrides if not is_launch(key) and not is_verbatim(key)]
+    return [key for key in command.arguments if not is_launch(key) and not is_verbatim(key)]
 
 
 def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
@@ -378,26 +379,34 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line."""
     lines = []
-    for settings in command.runs():
-        compose(settings)  # raises if a value is wrong
-        lines.append(
-            shlex.join(setting.text for setting in settings if not is_launch(setting.key))
-        )
+    for arguments, _ in composed(command):
+        kept = [argument for argument in arguments if not is_launch(argument.partition("=")[0])]
+        lines.append(shlex.join(kept))
     return "\n".join(lines)
+
+
+def composed(command: Command) -> list[tuple[list[str], Config]]:
+    """Return the arguments and the configuration of each run of a sweep; raises if a value is wrong."""
+    runs = command.runs()
+    configs = []
+    with Progress("checking the combinations", len(runs)) as progress:
+        for arguments in runs:
+            configs.append((arguments, compose(arguments)))
+            progress.update(1)
+    return configs
 
 
 def begin_sweep(command: Command) -> int:
     """Check all trials of the sweep that `command` describes, then run it and return its exit status."""
-    if "debug" in command.overrides:
+    if "debug" in command.arguments:
         raise InputError("debug: only works for one run, without -m")
-    runs = [(settings, compose(settings)) for settings in command.runs()]
+    runs = composed(command)
     varied = varied_keys(command)
-    arguments = itertools.chain(*map(arguments_of, command.overrides.values()))
-    name = command.verbatim("name") or sweep_name(arguments)
-    directory = check_sweep(name, varied, command.verbatim("resume"))
+    name = command.value("name") or sweep_name(command.arguments.values())
+    directory = check_sweep(name, varied, command.value("resume"))
     trials = []
-    for settings, config in runs:
-        trial = make_trial(name, varied, [setting.text for setting in settings])
+    for arguments, config in runs:
+        trial = make_trial(name, varied, arguments)
         if has_finished(trial.run, config):
             trial.outcome = "finished"
         trials.append(trial)

@@ -78,11 +78,17 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
     options: dict[str, Any] = vars(config.trainer).copy()
     # not options of `L.Trainer`; `StepProfiler` replaces its `profiler`
     del options["timeout"], options["checkpoint_minutes"], options["profiler"]
+    more = options.pop("more")
     options |= {
+        "max_epochs": -1,
+        "check_val_every_n_epoch": None,  # val_check_interval counts steps, not epochs
+        # -1: a whole validation before the first step
+        "num_sanity_val_steps": -1 if plan.init_model else 0,
+        "enable_model_summary": False,
         "accelerator": plan.machine.device,
         "devices": plan.machine.local,
         "num_nodes": plan.machine.nodes,
-    }
+    } | more
     if options["max_steps"] == "auto":
         options["max_steps"] = -1  # until `Deadline` has chosen
     if options["val_check_interval"] == "auto":
@@ -102,14 +108,9 @@ def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:
             callbacks=callbacks,
             logger=instantiate("logger", loggers, save_dir=str(plan.run)),
             plugins=[AtomicCheckpointIO(point), environment],
-            max_epochs=-1,
-            check_val_every_n_epoch=None,  # val_check_interval counts steps, not epochs
-            # -1: a whole validation before the first step
-            num_sanity_val_steps=-1 if plan.init_model else 0,
             use_distributed_sampler=False,
             enable_checkpointing=False,
             enable_progress_bar=False,
-            enable_model_summary=False,
         )
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer: {error}") from None

@@ -4,9 +4,10 @@ import shutil
 from collections.abc import Iterable
 
 import lightning as L
+import yaml
 
 from base import ranks
-from base.errors import InputError, one_line
+from base.errors import InputError, one_line, public
 from base.files import write_text
 from base.jobs import run_directory, run_lock
 from base.jobs.run_directory import Summary
@@ -96,6 +97,9 @@ def open_directory(
             raise InputError(
                 f"logger: {type(logger).__name__} cannot start: {one_line(error)}"
             ) from None
+    arguments = [*(run.arguments or ()), *plan.arguments]  # of a key that is set twice, the last
+    by_key = {argument.partition("=")[0]: public(argument) for argument in arguments}
+    write_text(run.overrides, yaml.safe_dump(list(by_key.values()), allow_unicode=True))
     write_text(run.config, to_yaml(plan.config))  # from here on the directory is a run
     run.checkpoints.mkdir(exist_ok=True)
     write_summary(

@@ -19,7 +19,7 @@ from base.files import atomic, write_text
 from base.jobs.run_directory import Run, Summary
 from base.log import log, to_file
 from base.progress import Progress
-from conf.compose import differences, overrides
+from conf.compose import repeating
 from conf.schema import to_yaml
 from data.batches import num_validated
 from data.ngrams import baselines
@@ -221,8 +221,8 @@ def write_report(
             "copied": summary.copies
             and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": log_lines.verdict(plan.run, summary, history.losses.entries),
-            "differences": [tuple(map(public, difference)) for difference in differences(config)],
-            "command": public(shlex.join(["python", "train.py", *overrides(config)])),
+            "command": shlex.join(["python", "train.py", *(plan.run.arguments or ())]),
+            "exact_command": public(shlex.join(["python", "train.py", *repeating(config)])),
             "config": public(to_yaml(config)),
         }
         tokens = passage(text, config.model.context + 1)

@@ -14,7 +14,7 @@ from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
 from conf.compose import compose_resumed, read_config
-from conf.overrides import Setting
+from conf.overrides import key_of
 from conf.resume_rules import check_trained, check_unchanged, conditions_of, trained_groups
 from conf.schema import Config
 from reports.history import History
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
     from gpt.tokenizer import Tokenizer
 
 
-def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, bool]:
+def find_run(arguments: Sequence[str], config: Config) -> tuple[Config, Run, bool]:
     """Return the configuration, the directory of the run, and whether this is an earlier run, which is then locked.
 
-    The configuration of an earlier run is its config.yaml, changed by the `settings` on the
-    command line.
+    The configuration of an earlier run is its config.yaml, changed by the arguments of
+    the command line.
     """
     if config.resume is None:
         if not ranks.restarted():
-            return config, new_run(config, is_debug(settings)), False
+            return config, new_run(config, is_debug(list(map(key_of, arguments)))), False
         # A restart repeats the command line of the first start, so it continues the run that this
         # created. `new_name` returns the same name again, because it depends on job and settings.
         config = replace(config, resume="auto", name=config.name or run_directory.new_name(config))
@@ -56,14 +56,13 @@ def find_run(settings: Sequence[Setting], config: Config) -> tuple[Config, Run, 
         raise InputError(
             f"{error}; if another version made this run, {start} starts from its model"
         ) from None
-    resumed = compose_resumed(settings, stored)
+    resumed = compose_resumed(arguments, stored)
     return replace(resumed, resume=config.resume), run, True
 
 
-def is_debug(settings: Sequence[Setting]) -> bool:
+def is_debug(keys: Sequence[str]) -> bool:
     """Return whether a preset of conf/debug names the run, rather than the user."""
-    values = {setting.key: setting.value for setting in settings}
-    return values.get("debug") is not None and "name" not in values
+    return "debug" in keys and "name" not in keys
 
 
 def new_run(config: Config, debug: bool) -> Run:

@@ -2,7 +2,6 @@
 
 import os
 import time
-from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
@@ -15,8 +14,8 @@ from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.log import log
 from base.progress import Progress
-from conf.overrides import Setting
-from conf.schema import Config
+from conf.overrides import Command
+from conf.schema import Config, to_yaml
 from training.errors import stoppable, with_advice
 from training.launch import check_launch, launch
 from training.machine import StartUp, find_machine
@@ -35,15 +34,16 @@ if TYPE_CHECKING:
     from training.run_plan import RunPlan
 
 
-def main(settings: Sequence[Setting], config: Config, started: float) -> int:
+def main(command: Command, config: Config, started: float) -> int:
     """Train and evaluate a run, write its report, and return the exit status of the process.
 
-    `config` is composed from the `settings` on the command line. If the run uses one device, it
+    `config` is composed from the arguments of the `command`. If the run uses one device, it
     trains in this process. If it uses several devices, this process starts another process for
     each device and waits for them.
     """
     is_named = config.name is not None
-    config, run, resumed = find_run(settings, config)
+    (arguments,) = command.runs()
+    config, run, resumed = find_run(arguments, config)
     ranks_to_start = check_launch(config)
     if ranks_to_start:
         run_lock.release()  # because rank 0, another process, locks the run
@@ -52,24 +52,25 @@ def main(settings: Sequence[Setting], config: Config, started: float) -> int:
             settled = [f"resume={run}" if resumed else f"name={run.name}"]
         return launch(ranks_to_start, settled, run)
     with stoppable(run):
-        same_data = resumed and not any(
-            setting.key.partition(".")[0] == "data" for setting in settings
-        )
-        debug = not resumed and is_debug(settings)
-        plan = settle(config, run, resumed, same_data, debug, started)
+        plan = settle(command, config, run, resumed, started)
         from training.fit import fit  # loads what evaluates and reports
 
         fit(plan)
     return 0
 
 
-def settle(
-    config: Config, run: Run, resumed: bool, same_data: bool, debug: bool, started: float
-) -> "RunPlan":
-    """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`.
+def show(arguments: list[str], config: Config) -> str:
+    """Return as YAML what a command line would train; `config` is composed from its `arguments`."""
+    if config.resume is not None:
+        config, _, _ = find_run(arguments, config)
+    return to_yaml(config)
 
-    `same_data` says that a resumed run takes all settings of its data from its config.yaml.
-    """
+
+def settle(command: Command, config: Config, run: Run, resumed: bool, started: float) -> "RunPlan":
+    """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
+    arguments = command.to_keep
+    # a resumed run that takes all settings of its data from its config.yaml
+    same_data = resumed and not any(argument.startswith("data") for argument in arguments)
     with Progress("checking checkpoints"):
         point = find_point(run, config) if resumed else None
     init_model = None
@@ -100,7 +101,8 @@ def settle(
         point,
         resumed,
         new=config.resume is None,
-        debug=debug,
+        debug=not resumed and is_debug(list(command.arguments)),
+        arguments=arguments,
         startup=startup,
     )
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too

@@ -15,6 +15,8 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import get_type_hints
 
+import yaml
+
 from base import processes, ranks
 from base.errors import InputError, nearest
 from base.files import write_text
@@ -131,6 +133,19 @@ class Run:
         return self.directory / "config.yaml"  # from when it exists, the directory is a run
 
     @property
+    def overrides(self) -> Path:
+        return self.directory / "overrides.yaml"
+
+    @property
+    def arguments(self) -> list[str] | None:
+        """The arguments of the commands that trained the run; None if the run does not have this file."""
+        try:
+            stored = yaml.safe_load(self.overrides.read_text("utf-8"))
+        except (OSError, ValueError, yaml.YAMLError):
+            return None
+        return [str(argument) for argument in stored] if isinstance(stored, list) else None
+
+    @property
     def checkpoints(self) -> Path:
         return self.directory / "checkpoints"
 
@@ -153,10 +168,14 @@ class Run:
 def new_name(config: object) -> str:
     """Return a generated name for a run, such as the time and a random suffix."""
     identity = ranks.identity()
-    # all processes of the job generate the same name, and a restarted job finds its runs
-    if identity is not None:
-        return f"{identity}_{hashlib.sha256(repr(config).encode()).hexdigest()[:6]}"
     is_alone = ranks.launched() in (None, (1, 1))  # one process on one machine
+    if identity is not None:
+        step = os.environ.get("SLURM_STEP_ID", "")
+        name = f"{identity}_{hashlib.sha256((repr(config) + step).encode()).hexdigest()[:6]}"
+        # All processes of the job generate the same name, and a restarted job finds its runs. A
+        # command that is repeated in the same allocation gets another name.
+        if not is_alone or ranks.restarted() or not (RUNS / name).exists():
+            return name
     if not is_alone:
         raise InputError(
             "name=null: processes on several machines need one directory; give name=…"

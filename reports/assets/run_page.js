@@ -206,22 +206,8 @@ function passage({ letters: passageText, nats: costs, likely }) {
 
 // -- The settings ----------------------------------------------------------------------------------
 
-function settings({ differences, command, config }) {
-  const changed = element("changed");
-  if (differences.length) {
-    const table = make("table");
-    const rows = differences.map(([key, ...values]) => {
-      const name = make("span"); // a key breaks after a dot or an underscore only
-      name.append(...key.split(/(?<=[._])/).flatMap((part) => [part, make("wbr")]));
-      return [name, ...values.map((value) => makeReadable("span", value))];
-    });
-    table.append(tableRow("th", "setting", "this run", "default"), ...rows.map((cells) => tableRow("td", ...cells)));
-    changed.append(table);
-    if (differences.some(([, , value]) => value === "auto"))
-      changed.append(make("p", "soft small", "Where the default is auto, the run chose a value for this machine when it started."));
-  } else changed.append(make("p", "soft", "Every setting has its default value."));
-  element("command").append(...readable(command));
-  element("config").append(...readable(config));
+function settings(data) {
+  for (const id of ["command", "exact_command", "config"]) element(id).append(...readable(data[id]));
 }
 
 samples(data.samples, data.written, data.copied);
