@@ -81,7 +81,9 @@ def newest_unfinished() -> Run | None:
         # Rank 0 locks the directory for all ranks, so the others do not ask.
         if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
             return run_directory.to_resume(str(run), None)  # checks its files, too
-    raise InputError(f"resume=auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped")
+    raise InputError(
+        f"resume=auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
+    )
 
 
 class ResumePoint:

@@ -66,7 +66,7 @@ class RunPlan:
         return replace(self, choice=replace(self.choice, config=config))
 
     def ended_by_callback(self, step: int, history: History) -> "RunPlan":
-        """Return the plan of a run that ended before `Deadline` chose its steps: those taken, with as many validations."""
+        """Return the plan of a run that ended before `Deadline` chose: the steps taken, with as many validations."""
         return self.with_steps(step, math.ceil(step / max(1, history.validations.seen)))
 
     @cached_property
