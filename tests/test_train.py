@@ -1,4 +1,5 @@
 import hashlib
+import json
 import math
 import os
 import re
@@ -6,6 +7,7 @@ import shlex
 import signal
 import time
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import numpy as np
 import pytest
@@ -243,6 +245,21 @@ def test_a_model_that_is_worse_than_guessing_has_diverged(train: Call) -> None:
     found = summary("a")
     assert found["status"] == "diverged" and found["val_loss"] > 1.2 * found["uniform_loss"]
     assert "training has diverged" in Path("runs/a/report.html").read_text()
+    again = train("optim.lr=40", "name=a", "resume=auto")
+    assert (again.status, again.err) == (1, ended.err) and summary("a") == found
+
+
+@pytest.mark.parametrize("val_loss", [9.0, None], ids=["worse than guessing", "NaN"])
+@pytest.mark.usefixtures("trained")
+def test_resume_auto_skips_a_run_that_has_diverged(train: Call, val_loss: float | None) -> None:
+    older = Path("runs/first/summary.json")
+    older.write_text(older.read_text().replace('"finished"', '"interrupted"'))
+    copytree("runs/first", "runs/newer")
+    changes = {"status": "diverged", "begun": "2100-01-01T00:00:00", "val_loss": val_loss}
+    Path("runs/newer/summary.json").write_text(json.dumps(summary("first") | changes))
+    assert "runs/first is finished" in train("resume=auto", defaults=False).out
+    rmtree("runs/first")
+    one_line(train("resume=auto", defaults=False), 2, "no unfinished run", "diverged")
 
 
 @pytest.mark.slow

@@ -66,7 +66,10 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.
         callbacks.append(StepProfiler(plan.run.directory / "trace.json"))
     if deadline:
         callbacks.append(deadline)
-    callbacks += instantiate("callbacks", config.callbacks)
+    users_callbacks = instantiate("callbacks", config.callbacks)
+    if plan.resume_point:
+        plan.resume_point.change_arguments(config.callbacks, users_callbacks)
+    callbacks += users_callbacks
     callbacks += [Watch(config.watch, text), checkpoints, stops]
     return display, callbacks
 

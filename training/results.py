@@ -108,24 +108,30 @@ def evaluate_models(
 
 
 def write_missing(plan: RunPlan) -> None:
-    """Log how a run without steps left can be continued, and write its results if it has none."""
+    """Log how a run without steps left can be continued, and write its results if it has none.
+
+    Raises `Diverged` if the results show it, like `write_results`.
+    """
     run, point = plan.run, plan.resume_point
     assert point
     if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
-        plan = plan.with_steps(point.step, point.step)
+        plan = plan.ended_by_callback(point.step, point.history)
     steps = plan.config.trainer.max_steps
     if point.step > steps:
         raise InputError(
             f"trainer.max_steps={steps}: {run} has already trained for {point.step} steps; "
             f"trainer.max_steps={point.step} finishes it at this step"
         )
+    summary = run.summary
+    if summary.val_loss is not None and summary.status == "diverged":
+        raise worse_than_guessing(summary.val_loss)
     if point.step >= steps:
         more = [f"trainer.max_steps={2 * point.step}"]
     else:  # a callback has ended the run
         more = ["callbacks=[]", "allow=[callbacks]"]
     command = processes.command("python", "train.py", f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
-    if run.summary.val_loss is not None or ranks.rank():
+    if summary.val_loss is not None or ranks.rank():
         return
     to_file(run.directory / "train.log")
     write_text(run.config, to_yaml(plan.config))
@@ -170,8 +176,12 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if diverged:
-        # ruined: its checkpoints, too, so the advice is a new run
-        raise Diverged(f"the validation loss is {best.score.loss:,.4g} nats", ruined=True)
+        raise worse_than_guessing(best.score.loss)
+
+
+def worse_than_guessing(val_loss: float) -> Diverged:
+    # ruined: its checkpoints, too, so the advice is a new run
+    return Diverged(f"the validation loss is {val_loss:,.4g} nats", ruined=True)
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:

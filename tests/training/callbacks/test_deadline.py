@@ -5,9 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 
 from conf.compose import overrides, read_config
+from conf.keys import FOLDERS
 from reports.history import History
 from tests.conftest import Call, assert_same_weights, summary
 from tests.faults import faults
@@ -162,6 +164,49 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(
     assert again.status == 0, again
     assert_same_weights("timed", "steps")
     assert "is finished" in train("resume=timed", defaults=False).out
+
+
+class StopAt(L.Callback):
+    """Ends training after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.should_stop = True
+
+
+STOP_AT = "stop_at:\n  _target_: tests.training.callbacks.test_deadline.StopAt\n  step: 30\n"
+EARLY = [
+    "callbacks=early_stopping",
+    "callbacks.early_stopping.patience=1",
+    "callbacks.early_stopping.min_delta=100",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stopping", "validations"), [(["callbacks=stop_at"], 1), (EARLY, 2)], ids=["any", "early"]
+)
+def test_a_callback_may_end_a_run_before_the_choice(
+    train: Call, workplace: Path, stopping: list[str], validations: int, request: Any
+) -> None:
+    request.addfinalizer(FOLDERS.clear)
+    (workplace / "own/callbacks").mkdir(parents=True)
+    (workplace / "own/callbacks/stop_at.yaml").write_text(STOP_AT)
+    own = "--config-dir=own"
+    small = [each for each in SMALL if not each.startswith("callbacks")]
+    ended = train(own, "name=a", "minutes=0.5", *small, *stopping, defaults=False)
+    assert ended.status == 0, ended
+    config = read_config(Path("runs/a"))
+    steps, interval = config.trainer.max_steps, config.trainer.val_check_interval
+    assert summary("a")["status"] == "finished" and summary("a")["steps"] == steps
+    assert len(summary("a")["validations"]) == math.ceil(steps / interval) == validations
+    report = Path("runs/a/report.html").read_text()
+    assert f"trainer.max_steps={steps} " in report
+    assert f"trainer.val_check_interval={interval} " in report
+    assert "is finished" in train(own, "resume=a", defaults=False).out
 
 
 @pytest.mark.slow
