@@ -26,7 +26,7 @@ from gpt.model_file import FORMAT, CheckpointError, other_format
 from gpt.tokenizer import Tokenizer, tokenizer_from
 
 PREFIX = "net."  # the model is the attribute `net` of the LightningModule
-CHECKPOINT_FORMAT = 2  # increase it if an old checkpoint would continue as another run
+CHECKPOINT_FORMAT = 3  # increase it if an old checkpoint would continue as another run
 
 
 def model_state(state_dict: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

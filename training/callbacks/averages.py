@@ -1,0 +1,37 @@
+"""The callback that averages the weights (`callbacks=ema`)."""
+
+from typing import Any
+
+import lightning as L
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor
+
+SHARE = 0.05  # mean age of the averaged weights in steps, as a fraction of the steps so far
+
+
+class MovingAverage(WeightAveraging):
+    """Validates, samples and checkpoints an exponential moving average of the weights, over a share of the run.
+
+    The decay of update n is n / (n + 1 / `SHARE`), at most `decay`. The average is then over
+    about the last twentieth of the steps so far, however many there will be, and the weights of
+    the first steps vanish from it. Source: the power-law averages of Karras et al.,
+    arXiv:2312.02696.
+    """
+
+    def __init__(self, decay: float, use_buffers: bool) -> None:
+        if not 0 <= decay <= 1:
+            raise ValueError(f"decay={decay:g}: must be 0 to 1")
+        super().__init__(use_buffers=use_buffers, avg_fn=self.averaged)
+        self.decay = decay
+
+    def averaged(self, average: Tensor, current: Tensor, updates: Tensor | int) -> Tensor:
+        """Return the average after one more update, the first of which has only copied the weights."""
+        n = float(updates)
+        decay = min(self.decay, n / (n + 1 / SHARE))
+        return decay * average + (1 - decay) * current
+
+    def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Do not restore the weights yet: `Watch` samples from the average, too."""
+
+    def on_validation_end(self, trainer: Any, pl_module: L.LightningModule) -> None:
+        super().on_validation_epoch_end(trainer, pl_module)  # restores the weights
