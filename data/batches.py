@@ -5,7 +5,8 @@
   batch.
 - If the text is divided into documents, a window that would begin inside a document is moved back to the document's
   beginning, unless that is more than a window away (`at_documents`).
-- A validation during training may evaluate only a sample of the validation split (`num_validated`).
+- Each validation during training evaluates the same sample of the validation split (`num_validated`), and the results
+  of a run a larger one (`num_evaluated`).
 """
 
 from collections.abc import Iterator
@@ -17,9 +18,10 @@ import torch
 
 COPIED = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
-VALIDATION_TOKENS = 2**15  # maximum tokens of a validation before the last step
-# maximum tokens of the last validation per token trained on, so that it is a small part of the run
-VALIDATED = 0.25
+VALIDATION_TOKENS = 2**15  # maximum tokens of a validation during training
+# maximum tokens of the evaluation after training per token trained on, so that it is a small part
+# of the run
+EVALUATED_SHARE = 0.25
 
 
 def windows_per_epoch(length: int, context: int) -> int:
@@ -126,13 +128,15 @@ def batches_on_device(
             step += 1
 
 
-def num_validated(split: int, trained: int, *, last: bool, most: int | None = None) -> int:
-    """Return how many of the `split` tokens of a split a validation evaluates, at most `most`.
+def num_validated(split: int, most: int | None = None) -> int:
+    """Return how many of the `split` tokens of a split each validation evaluates, at most `most`.
 
-    The `last` validation of a run evaluates more of the split if the run has `trained` on many tokens.
+    It is the same for all validations of a run, so that their losses can be compared.
     """
-    split = min(split, most or split)
-    part = VALIDATION_TOKENS
-    if last:
-        part = max(part, int(VALIDATED * trained))
-    return min(split, part)
+    return min(split, most or split, VALIDATION_TOKENS)
+
+
+def num_evaluated(split: int, trained: int, most: int | None = None) -> int:
+    """Return how many of the `split` tokens of a split are evaluated after a run has `trained` on so many."""
+    part = max(VALIDATION_TOKENS, int(EVALUATED_SHARE * trained))
+    return min(split, most or split, part)
