@@ -60,9 +60,8 @@ def fit(plan: RunPlan) -> None:
             plan = plan.with_steps(trainer.max_steps, trainer.val_check_batch)  # type: ignore[arg-type]
         if ranks.rank() == 0:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
-            # The validation after step max_steps has scored as much of the split as the results need.
-            is_last = 0 < trainer.max_steps <= saved["global_step"]
-            write_results(plan, saved, module.score if is_last else None)
+            is_validated = saved["history"]["validated_step"] == saved["global_step"]
+            write_results(plan, saved, module.score if is_validated else None)
 
 
 def open_directory(

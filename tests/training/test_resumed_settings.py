@@ -14,7 +14,7 @@ from torch.nn.utils import get_total_norm
 
 from conf.keys import KEYS, choice_values, groups, is_launch
 from gpt import attention
-from tests.conftest import Call, last, summary
+from tests.conftest import Call, summary
 from tests.reference.optim import learning_rate
 from training.module import LitGPT
 
@@ -96,13 +96,6 @@ def rows_from(split: str) -> Callable[[Seen], int]:
     return lambda seen: len(getattr(seen.text, split))
 
 
-def is_average_the_last(seen: Seen) -> bool:
-    """Whether the average that a checkpoint stores is of the last weights alone."""
-    contents = last("changed")
-    ours = contents["state_dict"]
-    return all(ours[name].equal(w) for name, w in contents["current_model_state"].items())
-
-
 def micro_batches(seen: Seen) -> bool:
     # `explicit_attention` runs once for each layer and micro-batch
     return seen.explicit_calls == len(seen.batches) * 2 * 6
@@ -151,7 +144,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "data.path": Change("same.txt", lambda seen: Path(seen.text.name).name, "same.txt"),
         "data.documents": Change("line", lambda seen: seen.text.mode, "documents"),
         "data.split": Change("[0.5,0.25,0.25]", rows_from("validation"), 65 * 15),
-        "data.val_tokens": Change("50", lambda seen: seen.trainer.datamodule.num_validated(), 50),
+        "data.val_tokens": Change("50", lambda seen: seen.trainer.datamodule.num_validated, 50),
         "data.cache_dir": Change("elsewhere", lambda seen: any(Path("elsewhere").iterdir()), True),
         "logger": Change("csv", lambda seen: [type(logger).__name__ for logger in seen.trainer.loggers], ["Csv"]),
         "watch.sample_length": Change(
@@ -181,7 +174,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "callbacks.early_stopping.min_delta": Change(
             "50", lambda seen: seen.callback("EarlyStopping").min_delta, -50
         ),
-        "callbacks.ema.decay": Change("0", is_average_the_last, True),
+        "callbacks.ema.share": Change("1", lambda seen: seen.callback("MovingAverage").share, 1),
         "trainer.max_steps": Change("20", lambda seen: seen.trainer.max_steps, 20),
     },
     "other arguments of callbacks": {
@@ -190,9 +183,6 @@ CHANGES: dict[str, dict[str, Change]] = {
         ),
         "callbacks.early_stopping.check_on_train_epoch_end": Change(
             "true", lambda seen: seen.callback("EarlyStopping")._check_on_train_epoch_end, True
-        ),
-        "callbacks.ema.use_buffers": Change(
-            "true", lambda seen: seen.callback("EMAWeightAveraging")._average_model.use_buffers, True
         ),
     },
 }  # fmt: skip

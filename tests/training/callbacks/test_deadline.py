@@ -28,8 +28,11 @@ class Clock:
         minutes: float,
         cooldown: float,
         steps_needed: int = 10**9,
+        evaluated: int = 900,
     ) -> None:
         self.now = 0.0
+        # the last validation, and the evaluation unless it is the same
+        self.tokens_at_end = 100 + evaluated if evaluated > 100 else 100
         self.chosen = list[int]()
         self.validated = list[int]()  # the steps of the validations
         monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -49,7 +52,7 @@ class Clock:
             self.callback, "save", lambda steps, interval: self.chosen.append(steps)
         )
         data = SimpleNamespace(
-            num_validated=lambda last_step=0: 1000 if last_step else 100, tokens_per_step=10
+            num_validated=100, num_evaluated=lambda steps: evaluated, tokens_per_step=10
         )
         loop = SimpleNamespace(epoch_loop=self)
         self.max_steps, self.global_step, self.should_stop = -1, 0, False
@@ -70,20 +73,22 @@ class Clock:
                 self.callback.on_validation_end(self)
                 module.history.add_validation(self.global_step, 1.0, 1.0)
                 self.validated.append(self.global_step)
-        return self.now + 1000 * self.seconds_per_token + END_SECONDS
+        return self.now + self.tokens_at_end * self.seconds_per_token + END_SECONDS
 
 
 # With a cooldown of 1 it is chosen before a validation has been timed.
 @pytest.mark.parametrize(
-    ("cooldown", "tolerance"), [(0.5, 5), (0.2, 5), (0.0, 5), (1.0, OFF * 600)]
-)
+    ("cooldown", "tolerance", "evaluated"),
+    [(0.5, 5, 900), (0.5, 5, 4900), (0.5, 5, 100), (0.2, 5, 900), (0.0, 5, 900), (1.0, OFF * 600, 900)],
+)  # fmt: skip
 def test_the_steps_are_chosen_once_and_fill_the_time(
-    monkeypatch: pytest.MonkeyPatch, cooldown: float, tolerance: float
+    monkeypatch: pytest.MonkeyPatch, cooldown: float, tolerance: float, evaluated: int
 ) -> None:
-    clock = Clock(monkeypatch, 1.0, cooldown)
+    clock = Clock(monkeypatch, 1.0, cooldown, evaluated=evaluated)
     assert 57 < clock.train(lambda _: 0.1) <= 60.5
     (steps,) = clock.chosen
-    training = 60 - END_SECONDS - 2 - 0.2 * len(clock.validated)
+    at_end = 0.002 * clock.tokens_at_end
+    training = 60 - END_SECONDS - at_end - 0.2 * len(clock.validated)
     assert steps == clock.global_step and steps == pytest.approx(training / 0.1, abs=tolerance)
 
 
