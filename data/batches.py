@@ -6,7 +6,8 @@
 - If the text is divided into documents, a window that would begin shortly after the beginning of a document is moved
   back to it, so windows begin at documents and also continue long ones (`at_documents`). The text is then a circle:
   its last document is followed by its first.
-- A validation during training may evaluate only a sample of the validation split (`num_validated`).
+- Each validation during training evaluates the same sample of the validation split (`num_validated`), and the results
+  of a run a larger one (`num_evaluated`).
 """
 
 import math
@@ -19,9 +20,10 @@ import torch
 
 COPIED = 2**28  # tokens copied to a GPU at once
 STEPS = 64  # training steps whose window starts are copied to a GPU at once
-VALIDATION_TOKENS = 2**15  # maximum tokens of a validation before the last step
-# maximum tokens of the last validation per token trained on, so that it is a small part of the run
-VALIDATED = 0.25
+VALIDATION_TOKENS = 2**15  # maximum tokens of a validation during training
+# maximum tokens of the evaluation after training per token trained on, so that it is a small part
+# of the run
+EVALUATED_SHARE = 0.25
 # A window is moved back to the beginning of a document over at most this fraction of the context. A
 # token that a moved window no longer reads is read in the other epochs, at least 0.7 of them.
 MOVED_BACK = 0.25
@@ -161,13 +163,15 @@ def batches_on_device(
             step += 1
 
 
-def num_validated(split: int, trained: int, *, last: bool, most: int | None = None) -> int:
-    """Return how many of the `split` tokens of a split a validation evaluates, at most `most`.
+def num_validated(split: int, most: int | None = None) -> int:
+    """Return how many of the `split` tokens of a split each validation evaluates, at most `most`.
 
-    The `last` validation of a run evaluates more of the split if the run has `trained` on many tokens.
+    It is the same for all validations of a run, so that their losses can be compared.
     """
-    split = min(split, most or split)
-    part = VALIDATION_TOKENS
-    if last:
-        part = max(part, int(VALIDATED * trained))
-    return min(split, part)
+    return min(split, most or split, VALIDATION_TOKENS)
+
+
+def num_evaluated(split: int, trained: int, most: int | None = None) -> int:
+    """Return how many of the `split` tokens of a split are evaluated after a run has `trained` on so many."""
+    part = max(VALIDATION_TOKENS, int(EVALUATED_SHARE * trained))
+    return min(split, most or split, part)

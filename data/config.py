@@ -55,8 +55,8 @@ class DataConfig:
         least=2,
     )
     val_tokens: int | None = option(
-        None, "maximum tokens per validation; null: 32768, in the last a quarter of those trained on, if more", least=2,
-        on_resume="free",
+        None, "maximum tokens per validation; null: 32768, after training a quarter of those trained on, if more",
+        least=2,
     )  # fmt: skip
     batch: Any = option(
         8,

@@ -10,7 +10,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from data.batches import TrainingWindows, batches_on_device, num_validated, on_device, train_batch
+from data.batches import (
+    TrainingWindows,
+    batches_on_device,
+    num_evaluated,
+    num_validated,
+    on_device,
+    train_batch,
+)
 from data.config import DataConfig
 from data.text import Text
 from gpt.evaluation import window_batches
@@ -74,18 +81,15 @@ class TextDataModule(L.LightningDataModule):
     def tokens_per_step(self) -> int:
         return self.config.batch * self.context  # over all devices
 
-    def num_validated(self, last_step: int = 0) -> int:
-        """Return how many tokens the validation at the current step evaluates, over all devices.
+    @property
+    def num_validated(self) -> int:
+        """How many tokens each validation evaluates, over all devices."""
+        return num_validated(len(self.text.validation), self.config.val_tokens)
 
-        If `last_step` is not 0: the last validation of a run that would end with this step.
-        """
-        assert self.trainer is not None
-        step = last_step or self.trainer.global_step
-        # `max_steps` is -1 if the steps are not limited
-        last = bool(last_step) or 0 < self.trainer.max_steps <= step
-        split = len(self.text.validation)
-        trained = step * self.tokens_per_step
-        return num_validated(split, trained, last=last, most=self.config.val_tokens)
+    def num_evaluated(self, steps: int) -> int:
+        """Return how many tokens are evaluated after a run of `steps` steps."""
+        trained = steps * self.tokens_per_step
+        return num_evaluated(len(self.text.validation), trained, self.config.val_tokens)
 
     def val_dataloader(self) -> DataLoader:
         """Return a loader of this device's share of the validation windows, in the same order in every validation."""
@@ -94,7 +98,7 @@ class TextDataModule(L.LightningDataModule):
 
         def windows() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             text = self.text.evaluated
-            chosen = text.windows(self.context, most=self.num_validated())
+            chosen = text.windows(self.context, most=self.num_validated)
             return window_batches(text, chosen, rank=trainer.global_rank, ranks=trainer.world_size)
 
         return DataLoader(_Batches(windows), batch_size=None)

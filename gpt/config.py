@@ -163,6 +163,7 @@ class OptimConfig:
         "Muon updates each block every n steps, in turn, at n times its rate; 1: every step",
         least=1,
         most=64,
+        on_resume="fixed",
     )
     min_lr: float = option(0.0, "final learning rate of AdamW", least=0)
     warmup: Any = option(

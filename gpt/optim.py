@@ -153,8 +153,9 @@ class Muon(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)  # (rows, columns)
-                if group["beta2"]:
-                    state["moment"] = torch.zeros_like(parameter[:, :1])  # (rows, 1)
+            # A resumed run may begin to normalise.
+            if group["beta2"] and "moment" not in state:
+                state["moment"] = torch.zeros_like(parameter[:, :1])  # (rows, 1)
 
         # From here on, the gradients become the updates, in place.
         # (rows, columns) each

@@ -52,7 +52,7 @@ def introduce(
         training = f"{count(steps, 'step')} of {windows}, {epochs(to_read / len(text.train))}"
     unit = text.tokenizer.unit
     split = len(text.validation)
-    validated = num_validated(split, to_read, last=False, most=config.data.val_tokens)
+    validated = num_validated(split, config.data.val_tokens)
     which = "the whole split"
     if validated < split:
         which = f"about {validated:,} evenly spaced {unit}s of the split, more at the end"

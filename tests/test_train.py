@@ -1,4 +1,5 @@
 import hashlib
+import json
 import math
 import os
 import re
@@ -6,6 +7,7 @@ import shlex
 import signal
 import time
 from pathlib import Path
+from shutil import copytree, rmtree
 
 import numpy as np
 import pytest
@@ -15,11 +17,12 @@ from lightning_utilities.core.imports import RequirementCache
 
 from benchmarks import plain_loop
 from conf.compose import read_config
-from data.batches import VALIDATED
+from data.batches import EVALUATED_SHARE
 from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import CHECKPOINT_FORMAT, load_checkpoint
 from gpt.config import OptimConfig
+from gpt.evaluation import evaluate, window_batches
 from gpt.optim import lr_at
 from tests.conftest import Call, board, last, needs, needs_compiler, one_line, summary
 from tests.faults import faults, processes
@@ -106,21 +109,32 @@ def test_curves_are_losses_and_rates_by_step(trained: Path) -> None:
 @pytest.mark.parametrize(
     ("more_steps", "whole"), [(-1, False), (0, True)], ids=["a short run", "a run long enough"]
 )
-def test_a_short_run_evaluates_a_part_of_its_split(
+def test_validations_are_of_the_same_windows_and_the_results_of_more(
     train: Call, monkeypatch: pytest.MonkeyPatch, more_steps: int, whole: bool
 ) -> None:
     monkeypatch.setattr("data.batches.VALIDATION_TOKENS", 64)
-    split = len(open_text(DataConfig(path="book.txt"), 32).validation)
-    steps = math.ceil(split / (VALIDATED * 8 * 32)) + more_steps
-    out = train("name=a", f"trainer.max_steps={steps}", "trainer.val_check_interval=1").out
+    text = open_text(DataConfig(path="book.txt"), 32)
+    split = len(text.validation)
+    steps = math.ceil(split / (EVALUATED_SHARE * 8 * 32)) + more_steps
+    given = ("trainer.val_check_interval=1", "callbacks=snapshots", "trainer.precision=32-true")
+    out = train("name=a", f"trainer.max_steps={steps}", *given).out
     counted = summary("a")["evaluation"]
     (line,) = re.findall("validation loss .*best checkpoint.*", out)
     assert counted["split_characters"] == split
     assert f"{counted['characters']:,}" in line
     assert (counted["characters"] == split) == ("all" in line) == whole
     assert ("score.py runs/a --split validation" in out) != whole
-    entries = last("a")["history"]["validations"]["entries"]
-    assert entries[-1][1] == summary("a")["last_val_loss"], "the last validation is the final one"
+    validated = {}
+    for step in range(1, steps + 1):
+        model, _ = load_checkpoint(f"runs/a/checkpoints/step-{step}.safetensors")
+        sample = window_batches(text.evaluated, text.evaluated.windows(32, most=64))
+        validated[str(step)] = evaluate(model, text.evaluated, sample).loss
+    assert summary("a")["validations"] == pytest.approx(validated, rel=1e-6)
+    more = text.evaluated.windows(32, most=min(split, int(EVALUATED_SHARE * steps * 8 * 32)))
+    final = evaluate(model, text.evaluated, window_batches(text.evaluated, more))
+    assert summary("a")["last_val_loss"] == pytest.approx(final.loss, rel=1e-6)
+    best = min(validated, key=lambda step: validated[step])
+    assert last("a")["history"]["best_step"] == int(best)
 
 
 def test_a_summary_has_the_loss_of_each_validation(trained: Path) -> None:
@@ -243,6 +257,21 @@ def test_a_model_that_is_worse_than_guessing_has_diverged(train: Call) -> None:
     found = summary("a")
     assert found["status"] == "diverged" and found["val_loss"] > 1.2 * found["uniform_loss"]
     assert "training has diverged" in Path("runs/a/report.html").read_text()
+    again = train("optim.lr=40", "name=a", "resume=auto")
+    assert (again.status, again.err) == (1, ended.err) and summary("a") == found
+
+
+@pytest.mark.parametrize("val_loss", [9.0, None], ids=["worse than guessing", "NaN"])
+@pytest.mark.usefixtures("trained")
+def test_resume_auto_skips_a_run_that_has_diverged(train: Call, val_loss: float | None) -> None:
+    older = Path("runs/first/summary.json")
+    older.write_text(older.read_text().replace('"finished"', '"interrupted"'))
+    copytree("runs/first", "runs/newer")
+    changes = {"status": "diverged", "begun": "2100-01-01T00:00:00", "val_loss": val_loss}
+    Path("runs/newer/summary.json").write_text(json.dumps(summary("first") | changes))
+    assert "runs/first is finished" in train("resume=auto", defaults=False).out
+    rmtree("runs/first")
+    one_line(train("resume=auto", defaults=False), 2, "no unfinished run", "diverged")
 
 
 @pytest.mark.slow

@@ -54,8 +54,8 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.
     """Return the callback that shows progress, and all callbacks in the order in which Lightning must call them.
 
     The display comes first, so that it announces the work of the other callbacks after a
-    validation. `Checkpoints` comes after all callbacks whose state it saves, and `stops` comes
-    last.
+    validation. `Watch` comes before `MovingAverage`, which restores the weights. `Checkpoints`
+    comes after all callbacks whose state it saves, and `stops` comes last.
     """
     config, text = plan.config, plan.text
     checkpoints = Checkpoints(plan.run.checkpoints, config.trainer.checkpoint_minutes, stops)
@@ -66,8 +66,12 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.
         callbacks.append(StepProfiler(plan.run.directory / "trace.json"))
     if deadline:
         callbacks.append(deadline)
-    callbacks += instantiate("callbacks", config.callbacks)
-    callbacks += [Watch(config.watch, text), checkpoints, stops]
+    callbacks.append(Watch(config.watch, text))
+    users_callbacks = instantiate("callbacks", config.callbacks)
+    if plan.resume_point:
+        plan.resume_point.change_arguments(config.callbacks, users_callbacks)
+    callbacks += users_callbacks
+    callbacks += [checkpoints, stops]
     return display, callbacks
 
 

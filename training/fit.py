@@ -28,7 +28,8 @@ from training.run_plan import RunPlan
 def fit(plan: RunPlan) -> None:
     """Train the model of a run as `plan` says, evaluate it and write the results into the run directory."""
     if plan.is_over:
-        write_missing(plan)
+        with with_advice(plan.run, plan.config.optim, plan.machine.devices):
+            write_missing(plan)
         return
     point = plan.resume_point
     to_file(plan.run.directory / "train.log")
@@ -53,14 +54,15 @@ def fit(plan: RunPlan) -> None:
             trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
             if stops.received is not None:  # each rank ends by itself after training
                 raise Stopped(stops.received, trainer.global_step)
-        # max_steps is -1 if a callback ended the run before `Deadline` chose the number
-        steps = max(trainer.max_steps, trainer.global_step)
-        plan = plan.with_steps(steps, trainer.val_check_batch)  # type: ignore[arg-type]
+        if trainer.max_steps < 0:  # a callback ended the run before `Deadline` chose the number
+            plan = plan.ended_by_callback(trainer.global_step, module.history)
+            write_text(plan.run.config, to_yaml(plan.config))
+        else:
+            plan = plan.with_steps(trainer.max_steps, trainer.val_check_batch)  # type: ignore[arg-type]
         if ranks.rank() == 0:
             saved = trainer.strategy.checkpoint_io.saved  # type: ignore[attr-defined]
-            # The validation after step max_steps has scored as much of the split as the results need.
-            is_last = 0 < trainer.max_steps <= saved["global_step"]
-            write_results(plan, saved, module.score if is_last else None)
+            is_validated = saved["history"]["validated_step"] == saved["global_step"]
+            write_results(plan, saved, module.score if is_validated else None)
 
 
 def open_directory(

@@ -39,6 +39,11 @@ def mean_loss(net: GPT, rows: Tensor, tables: tuple[Tensor, ...]) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten())
 
 
+def keep_settings(optimizer: Optimizer, stored: dict[str, Any]) -> dict[str, Any]:
+    """Return the stored state of an optimizer with its present settings, which a resumed run may have changed."""
+    return stored | {"param_groups": optimizer.state_dict()["param_groups"]}
+
+
 class LitGPT(L.LightningModule):
     """A `GPT` with its loss, optimizer and validation, as a LightningModule.
 
@@ -80,9 +85,11 @@ class LitGPT(L.LightningModule):
             check_same_start(self.conditions | {"start": self.start})
 
     def configure_optimizers(self) -> Optimizer:
-        return make_optimizer(
+        optimizer = make_optimizer(
             self.net, self.config.optim, bf16=self.trainer.precision == "bf16-mixed"
         )
+        optimizer.register_load_state_dict_pre_hook(keep_settings)
+        return optimizer
 
     def on_train_start(self) -> None:
         (optimizer,) = self.trainer.optimizers

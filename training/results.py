@@ -21,7 +21,7 @@ from base.log import log, to_file
 from base.progress import Progress
 from conf.compose import repeating
 from conf.schema import to_yaml
-from data.batches import num_validated
+from data.batches import num_evaluated, num_validated
 from data.ngrams import baselines
 from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
@@ -68,16 +68,19 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
 
 
 def evaluate_models(
-    plan: RunPlan, contents: dict[str, Any], scored: Score | None, count: int
+    plan: RunPlan, contents: dict[str, Any], validated: Score | None, count: int
 ) -> tuple[EvaluatedModel, EvaluatedModel]:
     """Evaluate the best and the last model on the validation split, write both model files, and return (best, last).
 
-    The best model was chosen by validations during training, each on a part of the split. If the
-    last model has a lower loss in this evaluation, it is returned and written as the best model,
-    too. `contents` is the last checkpoint. `count` tokens are evaluated, unless `scored` is the
-    last model's score.
+    The best model was chosen by validations during training, which may evaluate a smaller part of
+    the split than the `count` tokens here. If the last model has a lower loss in this evaluation,
+    it is returned and written as the best model, too. `contents` is the last checkpoint, and
+    `validated` the score of its validation, which is used if it was on as many tokens.
     """
     step = contents["global_step"]
+    score = validated
+    if count > num_validated(len(plan.text.validation), plan.config.data.val_tokens):
+        score = None
     files = {name: plan.run.model(name) for name in ("last", "best")}
     device = plan.machine.device
 
@@ -88,7 +91,7 @@ def evaluate_models(
     model = build(
         model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])
     ).to(device)
-    last = EvaluatedModel(step, scored or evaluate_split(plan, model, count, "last"), model)
+    last = EvaluatedModel(step, score or evaluate_split(plan, model, count, "last"), model)
     write_model(files["last"], contents | scores(last.score))
     if contents["history"]["best_step"] != step:
         try:
@@ -108,49 +111,53 @@ def evaluate_models(
 
 
 def write_missing(plan: RunPlan) -> None:
-    """Log how a run without steps left can be continued, and write its results if it has none."""
+    """Log how a run without steps left can be continued, and write its results if it has none.
+
+    Raises `Diverged` if the results show it, like `write_results`.
+    """
     run, point = plan.run, plan.resume_point
     assert point
     if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
-        plan = plan.with_steps(point.step, point.step)
+        plan = plan.ended_by_callback(point.step, point.history)
     steps = plan.config.trainer.max_steps
     if point.step > steps:
         raise InputError(
             f"trainer.max_steps={steps}: {run} has already trained for {point.step} steps; "
             f"trainer.max_steps={point.step} finishes it at this step"
         )
+    summary = run.summary
+    if summary.val_loss is not None and summary.status == "diverged":
+        raise worse_than_guessing(summary.val_loss)
     if point.step >= steps:
         more = [f"trainer.max_steps={2 * point.step}"]
     else:  # a callback has ended the run
         more = ["callbacks=[]", "allow=[callbacks]"]
     command = processes.command("python", "train.py", f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
-    if run.summary.val_loss is not None or ranks.rank():
+    if summary.val_loss is not None or ranks.rank():
         return
     to_file(run.directory / "train.log")
     write_text(run.config, to_yaml(plan.config))
     write_results(plan, point.take())
 
 
-def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None = None) -> None:
+def write_results(plan: RunPlan, contents: dict[str, Any], validated: Score | None = None) -> None:
     """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html.
 
-    `contents` and `scored` are those of `evaluate_models`. Raises `Diverged` at the end if the
+    `contents` and `validated` are those of `evaluate_models`. Raises `Diverged` at the end if the
     losses show it.
     """
     run = plan.run
     config = plan.config
     history = History.of(contents["history"])
     tokens_seen = contents["global_step"] * config.data.batch * config.model.context
-    num_evaluated = num_validated(
-        len(plan.text.validation), tokens_seen, last=True, most=config.data.val_tokens
-    )
-    best, last = evaluate_models(plan, contents, scored, num_evaluated)
+    evaluated = num_evaluated(len(plan.text.validation), tokens_seen, config.data.val_tokens)
+    best, last = evaluate_models(plan, contents, validated, evaluated)
     samples, copies = write_samples(plan, best.model)
     log_lines.show_samples(samples)
     log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
     with Progress("counting n-grams"):
-        uniform, ngram, order = baselines(plan.text, config.model.context, num_evaluated)
+        uniform, ngram, order = baselines(plan.text, config.model.context, evaluated)
     split_size = {"split_characters": plan.text.characters["validation"]}
     summary = summarize(
         plan, "finished", last.step, history, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
@@ -170,8 +177,12 @@ def write_results(plan: RunPlan, contents: dict[str, Any], scored: Score | None 
     write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if diverged:
-        # ruined: its checkpoints, too, so the advice is a new run
-        raise Diverged(f"the validation loss is {best.score.loss:,.4g} nats", ruined=True)
+        raise worse_than_guessing(best.score.loss)
+
+
+def worse_than_guessing(val_loss: float) -> Diverged:
+    # ruined: its checkpoints, too, so the advice is a new run
+    return Diverged(f"the validation loss is {val_loss:,.4g} nats", ruined=True)
 
 
 def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:

@@ -80,11 +80,15 @@ def new_run(config: Config, debug: bool) -> Run:
 def newest_unfinished() -> Run | None:
     """Return the newest unfinished run in whose directory no other process trains."""
     for run in run_directory.newest_first("config.yaml"):
-        is_unfinished = not run.is_debug and run.summary.status != "finished"
+        # With the same settings, a run that has diverged would diverge again.
+        has_ended = run.summary.status in ("finished", "diverged")
+        is_unfinished = not (run.is_debug or has_ended)
         # Rank 0 locks the directory for all ranks, so the others do not ask.
         if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
             return run_directory.to_resume(str(run), None)  # checks its files, too
-    raise InputError(f"resume=auto: no unfinished run in {RUNS}/ that is not in use")
+    raise InputError(
+        f"resume=auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
+    )
 
 
 class ResumePoint:
@@ -98,6 +102,22 @@ class ResumePoint:
         self.extra_chars: str = contents["data"]["extra_chars"]
         self.texts: list[Any] = contents["data"]["texts"]
         self._contents: dict[str, Any] | None = contents
+
+    def change_arguments(
+        self, plugins: Mapping[str, Mapping[str, Any]], callbacks: Sequence[Any]
+    ) -> None:
+        """Store the arguments that a resumed run has changed, because Lightning would restore the earlier ones.
+
+        `plugins` has the arguments of each callback, in the order of `callbacks`. What is no
+        changed argument, such as the count of EarlyStopping beside its patience, continues.
+        """
+        assert self._contents
+        for (name, arguments), callback in zip(plugins.items(), callbacks, strict=True):
+            before = self.conditions["callbacks"].get(name, {})
+            stored = self._contents["callbacks"].get(callback.state_key, {})
+            for key, value in callback.state_dict().items():
+                if key in stored and key in before and arguments.get(key) != before[key]:
+                    stored[key] = value
 
     def take(self) -> dict[str, Any]:
         """Return the contents of the checkpoint, once: they must not stay in memory."""

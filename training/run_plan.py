@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -12,6 +13,7 @@ from base.jobs.run_directory import Run
 from conf.resume_rules import conditions_of
 from conf.schema import Config
 from data.text import Text
+from reports.history import History
 from training.choosing.choose import Choice
 from training.machine import Machine, StartUp
 from training.resume import InitModel, ResumePoint
@@ -64,6 +66,10 @@ class RunPlan:
             self.config, trainer=replace(trainer, max_steps=steps, val_check_interval=interval)
         )
         return replace(self, choice=replace(self.choice, config=config))
+
+    def ended_by_callback(self, step: int, history: History) -> "RunPlan":
+        """Return the plan of a run that ended before `Deadline` chose: the steps taken, with as many validations."""
+        return self.with_steps(step, math.ceil(step / max(1, history.validations.seen)))
 
     @cached_property
     def conditions(self) -> dict[str, Any]:

@@ -45,7 +45,7 @@ COMMANDS = {
         "trainer.deterministic=warn",
         "trainer.devices=[0,1]",
     ],
-    "callbacks": ["callbacks=[early_stopping,ema]", "callbacks.ema.decay=0.9"],
+    "callbacks": ["callbacks=[early_stopping,ema]", "callbacks.ema.share=0.9"],
     "no logger": ["logger=none", "trainer.devices=2", "trainer.profiler=pytorch"],
     "loggers": [
         "logger=[csv,wandb]",

@@ -52,7 +52,7 @@ def test_what_is_typed_otherwise(stopped: Call) -> None:
 
 def test_what_would_be_another_model(stopped: Call) -> None:
     before = contents_of(Path("runs"))
-    for typed in ("model.dim=64", "optim=adamw", "minutes=1"):
+    for typed in ("model.dim=64", "optim=adamw", "optim.muon_every=1", "minutes=1"):
         key = "optim.name" if typed == "optim=adamw" else typed.partition("=")[0]
         for ended in (stopped(typed), stopped(typed, f"allow=[{key}]")):
             refused(ended, rf"{key}=[\w.]+ \(the run has \w+\)", f"allow= cannot permit .*{key}")

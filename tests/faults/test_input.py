@@ -30,7 +30,7 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     "hydra.run.dir=x": "hydra.run.dir: no such key", "seed=range(0,5)": "-m",
     f"data.split={800 * '['}1{800 * ']'}": "nested too deeply", "data.split=0.8,0.1,0.1": "'data.split=[0.8,0.1,0.1]'",
     "logger.tensorboard.name=../../x": "logger=tensorboard accepts none",
-    "callbacks.ema.decay=0.5": "needs callbacks=ema",
+    "callbacks.ema.share=0.5": "needs callbacks=ema",
     # contradictory
     "model.heads=3": "must divide model.dim=32; try 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",

@@ -23,7 +23,7 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("logger", {"csv": {"name": [{"_target_": "os.getcwd"}]}}), ("logger", {"../experiment/enwik8": {}}),
     ("logger", {"none": {}}),
     ("logger", {"tensorboard": {"save_dir": "escaped"}}), ("callbacks", {1: {}}), ("callbacks", {"ema": [1]}),
-    ("callbacks", {"ema": {"decay": "${oc.create:{_target_:os.getcwd}}"}}), ("callbacks", {"ema": {"decay": 2}}),
+    ("callbacks", {"ema": {"share": "${oc.create:{_target_:os.getcwd}}"}}), ("callbacks", {"ema": {"share": 2}}),
 ]  # fmt: skip
 WRONG = [  # text of a config.yaml, and what is said of it
     ("", "lacks "), ("- 1", "must be a mapping"), ("seed: [", "while parsing a flow node"),
@@ -88,7 +88,7 @@ def test_a_callback_of_one_s_own_is_a_file(train: Call, monkeypatch: pytest.Monk
 
 NAMED = [  # classes on a command line, and what is said of them
     ("callbacks.x._target_=os.system", "needs callbacks=x"),
-    ("callbacks=ema callbacks.ema._target_=os.system", "callbacks=ema accepts decay"),
+    ("callbacks=ema callbacks.ema._target_=os.system", "callbacks=ema accepts share"),
     ("callbacks={x:{_target_:os.system}}", "must be a value or a list"),
     ("logger=wandb logger.wandb.project=[[{_target_:os.getcwd}]]", "must be a value or a list"),
 ]

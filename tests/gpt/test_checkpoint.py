@@ -154,7 +154,7 @@ def test_another_model_or_other_settings_are_another_format() -> None:
     model = """layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift
         conv_taps tied attention"""
     names = """seed init_from minutes threads compile data.documents data.field data.encoding data.tokenizer data.split
-        data.overfit data.batch data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2
+        data.overfit data.val_tokens data.batch data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2
         optim.muon_every optim.min_lr optim.warmup optim.schedule optim.cooldown optim.weight_decay optim.betas
         optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"""
     given = [name for name in conditions_of(Config()) if not name.startswith("model.")]

@@ -110,6 +110,16 @@ def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Pa
 
 
 @pytest.mark.slow
+def test_a_trial_that_has_diverged_fails_a_repeated_sweep_too(workplace: Path) -> None:
+    given = ["-m", "optim.lr=40,3e-3", "name=s", "logger=none"]
+    for _ in range(2):
+        ended = run(*given)
+        assert ended.status == 1, ended
+        assert ended.err == "train.py: 1 of 2 trials failed: optim.lr=40\n"
+        assert {row["status"] for row in table("s")} == {"finished", "failed"}
+
+
+@pytest.mark.slow
 def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(
     train: Call, workplace: Path
 ) -> None:

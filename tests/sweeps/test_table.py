@@ -59,8 +59,8 @@ def test_what_was_chosen_for_the_machine_does_not_separate_settings(
     ("trainer.precision=32-true", "trainer.precision=bf16-mixed", "trainer.precision", ["32-true", "bf16-mixed"]),
     ("data.micro_batch=null", "data.micro_batch=4", "data.micro_batch", ["", "4"]),
     ("callbacks=ema", "callbacks=[ema,snapshots]", "callbacks", ["[ema,snapshots]", "ema"]),
-    ("callbacks=ema", "callbacks=ema callbacks.ema.decay=0.5", "callbacks.ema.decay", ["0.5", "0.998"]),
-], ids=["steps", "precision", "micro-batch", "callbacks", "decay"])  # fmt: skip
+    ("callbacks=ema", "callbacks=ema callbacks.ema.share=0.5", "callbacks.ema.share", ["0.05", "0.5"]),
+], ids=["steps", "precision", "micro-batch", "callbacks", "share"])  # fmt: skip
 def test_what_a_result_depends_on_separates_settings(
     train: Call, one: str, other: str, column: str, cells: list[str]
 ) -> None:

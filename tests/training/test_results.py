@@ -21,7 +21,7 @@ MODELS = [Path(f"runs/a/checkpoints/{name}.safetensors") for name in ("last", "b
 
 
 def test_the_models_of_a_run_with_averages_are_the_averages(train: Call) -> None:
-    assert train("name=a", "callbacks=ema", "callbacks.ema.decay=0.9", *STEPS).status == 0
+    assert train("name=a", "callbacks=ema", "callbacks.ema.share=0.1", *STEPS).status == 0
     averaged, contents = read(MODELS[0]), last("a")
     for name, weight in averaged.state.items():
         assert torch.from_numpy(weight).equal(contents["state_dict"][f"net.{name}"]), name

@@ -68,7 +68,7 @@ class Deadline(L.Callback):
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
         seconds = time.perf_counter() - self.validation_began
-        self.seconds_per_token = seconds / trainer.datamodule.num_validated()
+        self.seconds_per_token = seconds / trainer.datamodule.num_validated
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.step_began = time.perf_counter()
@@ -157,7 +157,7 @@ class Deadline(L.Callback):
         minutes = steps * self._per_step(trainer) / 60
         validations = min(MAX_VALIDATIONS, max(MIN_VALIDATIONS, minutes))
         interval = phase * steps / (validations / 2)
-        validation_seconds = trainer.datamodule.num_validated() * self._seconds_per_token(trainer)
+        validation_seconds = trainer.datamodule.num_validated * self._seconds_per_token(trainer)
         shortest = validation_seconds / (VALIDATING * self._per_step(trainer))
         return max(1, math.ceil(interval), int(shortest))
 
@@ -192,13 +192,17 @@ class Deadline(L.Callback):
         per_step = self._per_step(trainer)
         per_token = self._seconds_per_token(trainer)
         left = self._seconds_left()
+        data = trainer.datamodule
 
         def seconds(steps: int) -> float:
-            """Seconds of `steps` more steps, with their share of earlier validations, and of the last validation."""
-            validated = trainer.datamodule.num_validated(last_step=step + steps)
-            return steps * per_step + validated * per_token
+            """Seconds of `steps` more steps with their validations, of the last validation and of the evaluation."""
+            tokens = data.num_validated
+            evaluated = data.num_evaluated(step + steps)
+            if evaluated > data.num_validated:  # otherwise the last validation is the evaluation
+                tokens += evaluated
+            return steps * per_step + tokens * per_token
 
-        in_time = max(0, int(left / per_step))  # without the last validation
+        in_time = max(0, int(left / per_step))  # without the last validation and the evaluation
         most = int(min(in_time, max(0, self.steps_needed - step)))
         # how many of the numbers of steps 0, 1, ..., most take no longer than the time left
         num_fitting = bisect_right(range(most + 1), left, key=seconds)

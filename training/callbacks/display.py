@@ -73,7 +73,7 @@ class Display(L.Callback):
             self.last_line = time.perf_counter()
 
     def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
-        tokens = trainer.datamodule.num_validated()  # type: ignore[attr-defined]
+        tokens = trainer.datamodule.num_validated  # type: ignore[attr-defined]
         self.show("validating", tokens // trainer.world_size)
 
     def on_validation_batch_end(

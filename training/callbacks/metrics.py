@@ -29,6 +29,10 @@ class Metrics(L.Callback):
         self.tokens_per_step = config.data.batch * config.model.context  # over all devices
         self.text = text
         self.display = display
+        # With Muon, each block is updated once in so many steps.
+        self.muon_every = config.optim.muon_every if config.optim.name == "muon" else 1
+        # weights before a step whose updates are logged, by name
+        self.before: dict[str, Tensor] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         history = pl_module.history
@@ -44,10 +48,14 @@ class Metrics(L.Callback):
         history.start_clock()
 
     def on_train_batch_start(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
-        if trainer.loggers and self._is_logged(trainer, trainer.global_step + 1):
-            # the weights before the step, for `relative_updates`
+        step = trainer.global_step  # from 0
+        # A round of steps that ends with a logged one, so that each block is updated in one of them
+        ends = range(step + 1, step + 1 + self.muon_every)
+        if trainer.loggers and any(self._is_logged(trainer, end) for end in ends):
             self.before = {
-                name: weight.detach().clone() for name, weight in pl_module.net.named_parameters()
+                name: weight.detach().clone()
+                for name, weight in pl_module.net.named_parameters()
+                if is_due(name, step, self.muon_every)
             }
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
@@ -66,8 +74,13 @@ class Metrics(L.Callback):
             pl_module.history.begin_step()
         else:
             pl_module.history.end_step()
+        updates = relative_updates(self.before, pl_module.net)
+        self.before = {}
         if is_logged:
-            self._log(trainer, pl_module, step)
+            self._log(trainer, pl_module, step, updates)
+        elif updates:
+            for logger in trainer.loggers:
+                logger.log_metrics(updates, step=step)
         if step == trainer.max_steps:
             # makes Lightning validate after the last step, whatever the interval
             trainer.should_stop = True
@@ -87,7 +100,7 @@ class Metrics(L.Callback):
     def _is_logged(self, trainer: L.Trainer, step: int) -> bool:
         return step % trainer.log_every_n_steps == 0 or step == trainer.max_steps  # type: ignore[attr-defined]
 
-    def _log(self, trainer: L.Trainer, module: Any, step: int) -> None:
+    def _log(self, trainer: L.Trainer, module: Any, step: int, updates: dict[str, float]) -> None:
         loss = module.history.end_interval(step)
         tokens_per_character = len(self.text.train) / self.text.characters["train"]
         values = {
@@ -98,9 +111,7 @@ class Metrics(L.Callback):
             "optim/grad_norm": module.grad_norm,
         }
         if trainer.loggers:
-            updates = relative_updates(self.before, module.net)
-            del self.before
-            values |= {f"update/{group}": update for group, update in updates.items()}
+            values |= updates
             values["perf/memory_gib"] = max_memory(module.device) / 2**30
         speed = self._speed(module.history)
         if speed is not None:
@@ -140,14 +151,29 @@ def group_of(name: str) -> str:
     }.get(layer, layer)
 
 
+def is_due(name: str, step: int, muon_every: int) -> bool:
+    """Return whether step `step`, from 0, updates the layer of the parameter `name`: Muon leaves out some blocks."""
+    if group_of(name) not in ("attention", "mlp"):
+        return True
+    block = int(name.split(".")[1])  # blocks.0.mlp.up.weight -> 0
+    return block % muon_every == step % muon_every
+
+
 def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
-    """Return how far a step has moved the weights of each kind of layer: kind -> ||after - before|| / ||before||."""
+    """Return how far a step has moved the weights `before` of each kind of layer, as metrics.
+
+    update/<kind> -> ||after - before|| / ||before||
+    """
+    if not before:
+        return {}
     weights: dict[str, list[Tensor]] = {}
     moves: dict[str, list[Tensor]] = {}
-    for name, parameter in model.named_parameters():
-        old = before[name]
+    parameters = dict(model.named_parameters())
+    for name, old in before.items():
+        parameter = parameters[name]
         weights.setdefault(group_of(name), []).append(old.float())
         moves.setdefault(group_of(name), []).append((parameter.detach() - old).float())
     ratios = [get_total_norm(moves[group]) / get_total_norm(weights[group]) for group in weights]
+    names = [f"update/{group}" for group in weights]
     # a single GPU synchronization
-    return dict(zip(weights, torch.stack(ratios).tolist(), strict=True))
+    return dict(zip(names, torch.stack(ratios).tolist(), strict=True))

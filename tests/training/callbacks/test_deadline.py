@@ -5,9 +5,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import lightning as L
 import pytest
 
 from conf.compose import overrides, read_config
+from conf.keys import FOLDERS
 from reports.history import History
 from tests.conftest import Call, assert_same_weights, summary
 from tests.faults import faults
@@ -26,8 +28,11 @@ class Clock:
         minutes: float,
         cooldown: float,
         steps_needed: int = 10**9,
+        evaluated: int = 900,
     ) -> None:
         self.now = 0.0
+        # the last validation, and the evaluation unless it is the same
+        self.tokens_at_end = 100 + evaluated if evaluated > 100 else 100
         self.chosen = list[int]()
         self.validated = list[int]()  # the steps of the validations
         monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
@@ -47,7 +52,7 @@ class Clock:
             self.callback, "save", lambda steps, interval: self.chosen.append(steps)
         )
         data = SimpleNamespace(
-            num_validated=lambda last_step=0: 1000 if last_step else 100, tokens_per_step=10
+            num_validated=100, num_evaluated=lambda steps: evaluated, tokens_per_step=10
         )
         loop = SimpleNamespace(epoch_loop=self)
         self.max_steps, self.global_step, self.should_stop = -1, 0, False
@@ -68,20 +73,22 @@ class Clock:
                 self.callback.on_validation_end(self)
                 module.history.add_validation(self.global_step, 1.0, 1.0)
                 self.validated.append(self.global_step)
-        return self.now + 1000 * self.seconds_per_token + END_SECONDS
+        return self.now + self.tokens_at_end * self.seconds_per_token + END_SECONDS
 
 
 # With a cooldown of 1 it is chosen before a validation has been timed.
 @pytest.mark.parametrize(
-    ("cooldown", "tolerance"), [(0.5, 5), (0.2, 5), (0.0, 5), (1.0, OFF * 600)]
-)
+    ("cooldown", "tolerance", "evaluated"),
+    [(0.5, 5, 900), (0.5, 5, 4900), (0.5, 5, 100), (0.2, 5, 900), (0.0, 5, 900), (1.0, OFF * 600, 900)],
+)  # fmt: skip
 def test_the_steps_are_chosen_once_and_fill_the_time(
-    monkeypatch: pytest.MonkeyPatch, cooldown: float, tolerance: float
+    monkeypatch: pytest.MonkeyPatch, cooldown: float, tolerance: float, evaluated: int
 ) -> None:
-    clock = Clock(monkeypatch, 1.0, cooldown)
+    clock = Clock(monkeypatch, 1.0, cooldown, evaluated=evaluated)
     assert 57 < clock.train(lambda _: 0.1) <= 60.5
     (steps,) = clock.chosen
-    training = 60 - END_SECONDS - 2 - 0.2 * len(clock.validated)
+    at_end = 0.002 * clock.tokens_at_end
+    training = 60 - END_SECONDS - at_end - 0.2 * len(clock.validated)
     assert steps == clock.global_step and steps == pytest.approx(training / 0.1, abs=tolerance)
 
 
@@ -162,6 +169,49 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(
     assert again.status == 0, again
     assert_same_weights("timed", "steps")
     assert "is finished" in train("resume=timed", defaults=False).out
+
+
+class StopAt(L.Callback):
+    """Ends training after a step."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if trainer.global_step == self.step:
+            trainer.should_stop = True
+
+
+STOP_AT = "stop_at:\n  _target_: tests.training.callbacks.test_deadline.StopAt\n  step: 30\n"
+EARLY = [
+    "callbacks=early_stopping",
+    "callbacks.early_stopping.patience=1",
+    "callbacks.early_stopping.min_delta=100",
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("stopping", "validations"), [(["callbacks=stop_at"], 1), (EARLY, 2)], ids=["any", "early"]
+)
+def test_a_callback_may_end_a_run_before_the_choice(
+    train: Call, workplace: Path, stopping: list[str], validations: int, request: Any
+) -> None:
+    request.addfinalizer(FOLDERS.clear)
+    (workplace / "own/callbacks").mkdir(parents=True)
+    (workplace / "own/callbacks/stop_at.yaml").write_text(STOP_AT)
+    own = "--config-dir=own"
+    small = [each for each in SMALL if not each.startswith("callbacks")]
+    ended = train(own, "name=a", "minutes=0.5", *small, *stopping, defaults=False)
+    assert ended.status == 0, ended
+    config = read_config(Path("runs/a"))
+    steps, interval = config.trainer.max_steps, config.trainer.val_check_interval
+    assert summary("a")["status"] == "finished" and summary("a")["steps"] == steps
+    assert len(summary("a")["validations"]) == math.ceil(steps / interval) == validations
+    report = Path("runs/a/report.html").read_text()
+    assert f"trainer.max_steps={steps} " in report
+    assert f"trainer.val_check_interval={interval} " in report
+    assert "is finished" in train(own, "resume=a", defaults=False).out
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from gpt.model_file import read
 from tests.conftest import Call, assert_same_weights, board, last
 
 
@@ -28,19 +29,25 @@ GROUPS = {
 }  # fmt: skip
 
 
-def moved(name: str, key: str = "state_dict") -> dict[str, float]:
-    """||after - before|| / ||before|| of the last step of a run that has saved after every step, by group."""
-    older, newer = (
-        torch.load(f"runs/{name}/checkpoints/{which}.ckpt")[key] for which in ("previous", "last")
-    )
-    sums = {group: [0.0, 0.0] for group in GROUPS}
-    for full in (full for full in older if "net." in full):
+def is_due(full: str, step: int, every: int) -> bool:
+    """Whether step s = `step` - 1 updates block i: s % every = i % every, as in docs/model.md."""
+    block = re.search(r"blocks\.(\d+)\.(attention|mlp)\.", full)
+    return not block or int(block[1]) % every == (step - 1) % every
+
+
+def moved(
+    older: dict[str, torch.Tensor], newer: dict[str, torch.Tensor], step: int, every: int
+) -> dict[str, float]:
+    """||after - before|| / ||before|| of a step by group, of the blocks that Muon updates in it."""
+    sums: dict[str, list[float]] = {}
+    for full in (full for full in older if "net." in full and is_due(full, step, every)):
         (group,) = [
             group
             for group, names in GROUPS.items()
             if re.fullmatch(names, full.rpartition("net.")[2])
         ]
         before, after = older[full].double(), newer[full].double()
+        sums.setdefault(group, [0.0, 0.0])
         sums[group][0] += float((after - before).square().sum())
         sums[group][1] += float(before.square().sum())
     return {group: math.sqrt(move / size) for group, (move, size) in sums.items()}
@@ -50,17 +57,50 @@ EVERY = ["trainer.max_steps=3", "trainer.val_check_interval=1", "trainer.log_eve
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("key", "recipe"), [
-    pytest.param("state_dict", "optim=adamw model.positions=learned model.bias=true optim.clip=0", id="AdamW"),
-    pytest.param("current_model_state", "optim=muon data.micro_batch=2 callbacks=ema trainer.precision=32-true",
+@pytest.mark.parametrize(("key", "every", "recipe"), [
+    pytest.param("state_dict", 1, "optim=adamw model.positions=learned model.bias=true optim.clip=0", id="AdamW"),
+    pytest.param("current_model_state", 2, "optim=muon data.micro_batch=2 callbacks=ema trainer.precision=32-true",
                  id="averages"),
 ])  # fmt: skip
-def test_updates_are_those_between_two_checkpoints(train: Call, key: str, recipe: str) -> None:
+def test_updates_are_those_between_two_checkpoints(
+    train: Call, key: str, every: int, recipe: str
+) -> None:
     assert train("name=a", *EVERY, *recipe.split()).status == 0
-    expected = moved("a", key)
-    assert min(expected.values()) > 1e-5
+    older, newer = (
+        torch.load(f"runs/a/checkpoints/{which}.ckpt")[key] for which in ("previous", "last")
+    )
+    expected = moved(older, newer, 3, every)
+    assert expected.keys() == GROUPS.keys() and min(expected.values()) > 1e-5
     logged = {group: scalars("a", f"update/{group}") for group in GROUPS}
-    assert logged == {group: pytest.approx({3: expected[group]}, rel=1e-4) for group in GROUPS}
+    assert all(list(steps) == [2, 3][-every:] for steps in logged.values())
+    assert {group: steps[3] for group, steps in logged.items()} == pytest.approx(
+        expected, rel=1e-4
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("layers", "every", "log_every", "measured"),
+    [(1, 2, 4, [3, 4, 7, 8]), (2, 2, 3, [2, 3, 5, 6, 7, 8]), (3, 3, 4, [2, 3, 4, 6, 7, 8])],
+)
+def test_the_updates_of_every_block_are_logged(
+    train: Call, layers: int, every: int, log_every: int, measured: list[int]
+) -> None:
+    given = [f"model.layers={layers}", f"optim.muon_every={every}", "trainer.precision=32-true"]
+    steps = ["trainer.max_steps=8", f"trainer.log_every_n_steps={log_every}"]
+    watched = ["trainer.val_check_interval=1", "callbacks=snapshots"]
+    assert train("name=a", *given, *steps, *watched).status == 0
+    weights = {}
+    for step in range(1, 9):
+        state = read(Path(f"runs/a/checkpoints/step-{step}.safetensors")).state
+        weights[step] = {f"net.{name}": torch.from_numpy(weight) for name, weight in state.items()}
+    for group in ("attention", "mlp"):
+        expected = {}
+        for step in measured:
+            moves = moved(weights[step - 1], weights[step], step, every)
+            if group in moves:  # otherwise no block is updated
+                expected[step] = pytest.approx(moves[group], rel=1e-3)
+        assert scalars("a", f"update/{group}") == expected and expected
 
 
 def test_a_run_that_goes_on_has_one_history(trained: Path, train: Call) -> None:

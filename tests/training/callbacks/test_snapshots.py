@@ -10,7 +10,7 @@ from gpt.model_file import read
 from tests.conftest import Call, last
 from tests.model_files import nats_of
 
-AVERAGED = ["callbacks.ema.decay=0.9", "trainer.max_steps=20"]
+AVERAGED = ["callbacks.ema.share=0.1", "trainer.max_steps=20"]
 FILES = Path("runs/a/checkpoints")
 
 

@@ -63,8 +63,9 @@ def test_pictures_come_once_a_validation_and_change_nothing(workplace: Path) -> 
     assert_same_weights("unwatched", "whole")
 
 
-def test_texts_are_what_the_model_writes(train: Callable[..., Ended]) -> None:
-    assert train("name=a", "trainer.max_steps=10").status == 0
+@pytest.mark.parametrize("callbacks", ["[]", "ema", "[ema,snapshots]"])
+def test_texts_are_what_the_model_writes(train: Callable[..., Ended], callbacks: str) -> None:
+    assert train("name=a", "trainer.max_steps=10", f"callbacks={callbacks}").status == 0
     model, meta = load_checkpoint("runs/a")
     ((step, texts),) = last("a")["history"]["samples"]["entries"]
     assert step == 10 and [temperature for temperature, _, _ in texts] == [0.9, 0.9]

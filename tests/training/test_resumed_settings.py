@@ -1,0 +1,312 @@
+"""Each setting that a resumed run may change is the one that it then uses."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from shutil import copytree, rmtree
+from typing import Any
+
+import lightning as L
+import pytest
+import torch
+from torch.nn.utils import get_total_norm
+
+from conf.keys import KEYS, choice_values, groups, is_launch
+from gpt import attention
+from tests.conftest import Call, summary
+from tests.reference.optim import learning_rate
+from training.module import LitGPT
+
+# Text in which each byte of a Cyrillic letter occurs in each tenth: as koi8-r and as cp1251 it has
+# the same characters in another order.
+LETTERS = "".join(map(chr, range(0x410, 0x450)))
+AS_CP1251 = LETTERS.encode("koi8-r").decode("cp1251")[:3]
+RUN = (
+    "model.layers=2 model.heads=2 model.dim=16 model.context=8 model.dropout=0 data.batch=4 data.encoding=koi8-r "
+    "optim.lr=0.006 optim.muon_beta2=0 trainer.val_check_interval=2 trainer.log_every_n_steps=1 "
+    "trainer.precision=32-true trainer.accelerator=cpu trainer.max_steps=4 logger=none compile=false threads=1 "
+    "data.path=letters.txt"
+).split()
+# `min_delta`: no validation but the first is better
+CALLBACKS = [
+    "callbacks=[early_stopping,ema]",
+    "callbacks.early_stopping.patience=50",
+    "callbacks.early_stopping.min_delta=100",
+]
+CHANGED = Path("runs/changed")
+FIELD = "field"  # the changes of a run whose text is a table
+
+
+@dataclass
+class Seen:
+    """What a resumed run has trained with."""
+
+    trainer: L.Trainer
+    module: Any
+    batches: list[torch.Tensor] = field(default_factory=list)
+    clipped_norms: list[float] = field(default_factory=list)  # of the gradients
+    explicit_calls: int = 0  # of the attention kernel, in training steps
+    threads: int = 0
+    deterministic: bool = False
+    only_warns: bool = False
+    benchmark: bool = False
+    detects_anomalies: bool = False
+
+    @property
+    def text(self) -> Any:
+        return self.trainer.datamodule.text  # type: ignore[attr-defined]
+
+    def group(self, by_muon: bool) -> dict[str, Any]:
+        (optimizer,) = self.trainer.optimizers
+        # matrices, and the embeddings
+        return next(group for group in optimizer.param_groups if group["muon"] == by_muon)
+
+    def callback(self, name: str) -> Any:
+        """The only callback whose class is called so."""
+        (found,) = [
+            callback
+            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
+            if type(callback).__name__ == name
+        ]
+        return found
+
+
+@dataclass
+class Change:
+    value: str
+    used: Callable[[Seen], Any]
+    expected: Any
+
+
+def rates(seen: Seen) -> tuple[float, float]:
+    """Of AdamW and, with half of the blocks at each step at twice the rate, of Muon."""
+    return seen.group(False)["lr"], seen.group(True)["lr"] / 2
+
+
+def cosine(seen: Seen) -> bool:
+    config = seen.module.config.optim
+    step = seen.trainer.max_steps - 1
+    assert (config.schedule, config.min_lr) == ("cosine", 0.002)
+    rate = learning_rate(step, seen.trainer.max_steps, config)
+    return rates(seen)[0] == pytest.approx(rate) and rate < 0.003
+
+
+def rows_from(split: str) -> Callable[[Seen], int]:
+    return lambda seen: len(getattr(seen.text, split))
+
+
+def micro_batches(seen: Seen) -> bool:
+    # `explicit_attention` runs once for each layer and micro-batch
+    return seen.explicit_calls == len(seen.batches) * 2 * 6
+
+
+BOTH_RATES = (pytest.approx(0.02), pytest.approx(0.03))
+# runs that resume -> key -> change. The keys of a run are observed independently of each other.
+CHANGES: dict[str, dict[str, Change]] = {
+    "optimizer": {
+        "optim.lr": Change("0.02", rates, BOTH_RATES),
+        "optim.muon_lr": Change("0.03", rates, BOTH_RATES),
+        "optim.warmup": Change("0", rates, BOTH_RATES),
+        "optim.cooldown": Change("0", rates, BOTH_RATES),
+        "optim.muon_beta2": Change("0.8", lambda seen: seen.group(True)["beta2"], 0.8),
+        "optim.weight_decay": Change(
+            "0.3", lambda seen: [seen.group(kind)["weight_decay"] for kind in (False, True)], [0.3, 0.3]
+        ),
+        "optim.betas": Change("[0.5,0.6]", lambda seen: tuple(seen.group(False)["betas"]), (0.5, 0.6)),
+        "optim.clip": Change("0.001", lambda seen: max(seen.clipped_norms), pytest.approx(1e-3, rel=1e-3)),
+        "data.batch": Change("12", lambda seen: {len(batch) for batch in seen.batches}, {12}),
+        "data.micro_batch": Change("2", micro_batches, True),
+        "threads": Change("2", lambda seen: seen.threads, 2),
+        "trainer.deterministic": Change("warn", lambda seen: (seen.deterministic, seen.only_warns), (True, True)),
+        "trainer.detect_anomaly": Change("true", lambda seen: seen.detects_anomalies, True),
+        "trainer.max_steps": Change("6", lambda seen: summary("changed")["steps"], 6),
+        "trainer.log_every_n_steps": Change(
+            "3", lambda seen: [step for step, _ in seen.module.history.losses.entries], [1, 2, 3, 4, 6]
+        ),
+        "trainer.checkpoint_minutes": Change("2", lambda seen: seen.callback("Checkpoints").seconds, 120),
+        "trainer.profiler": Change("pytorch", lambda seen: (CHANGED / "trace.json").exists(), True),
+    },
+    "schedule": {
+        "optim.schedule": Change("cosine", cosine, True),
+        "optim.min_lr": Change("0.002", cosine, True),
+        "model.dropout": Change("0.25", lambda seen: seen.module.net.blocks[0].dropout.p, 0.25),
+        "model.attention": Change("sdpa", lambda seen: seen.explicit_calls, 0),
+        "trainer.precision": Change(
+            "bf16-mixed", lambda seen: (seen.trainer.precision, seen.trainer.optimizers[0].bf16), ("bf16-mixed", True)
+        ),
+        "trainer.benchmark": Change("true", lambda seen: seen.benchmark, True),
+        "trainer.val_check_interval": Change(
+            "1", lambda seen: [step for step, *_ in seen.module.history.validations.entries], [2, 4, 5, 6]
+        ),
+    },
+    "text": {
+        "data.path": Change("same.txt", lambda seen: Path(seen.text.name).name, "same.txt"),
+        "data.documents": Change("line", lambda seen: seen.text.mode, "documents"),
+        "data.split": Change("[0.5,0.25,0.25]", rows_from("validation"), 65 * 15),
+        "data.val_tokens": Change("50", lambda seen: seen.trainer.datamodule.num_validated, 50),
+        "data.cache_dir": Change("elsewhere", lambda seen: any(Path("elsewhere").iterdir()), True),
+        "logger": Change("csv", lambda seen: [type(logger).__name__ for logger in seen.trainer.loggers], ["Csv"]),
+        "watch.sample_length": Change(
+            "7", lambda seen: {len(text) for _, texts in seen.module.history.samples.entries for *_, text in texts}, {7}
+        ),
+    },
+    "own validation": {
+        "data.validation": Change("other.txt", rows_from("validation"), 65 * 10),
+        "data.test": Change("other2.txt", rows_from("test"), 65 * 20),
+        "logger": Change("tensorboard", lambda seen: len(seen.trainer.loggers), 1),
+        "watch.pictures": Change("false", lambda seen: seen.callback("Watch").config.pictures, False),
+    },
+    "few tokens": {
+        "data.encoding": Change("cp1251", lambda seen: seen.text.tokenizer.decode(seen.text.train[:3]), AS_CP1251),
+        "data.overfit": Change("40", rows_from("validation"), 40),
+        "seed": Change("5", lambda seen: seen.trainer.datamodule.windows.seed, 5),
+    },
+    FIELD: {"data.field": Change("b", lambda seen: "bbbb" in decoded(seen), True)},
+    "callbacks": {
+        "callbacks": Change("[snapshots]", lambda seen: (CHANGED / "checkpoints/step-6.safetensors").exists(), True),
+    },
+    "arguments of callbacks": {
+        # The count goes on: 1 before, 2 after step 6, which ends the run.
+        "callbacks.early_stopping.patience": Change(
+            "2", lambda seen: (seen.callback("EarlyStopping").wait_count, seen.trainer.global_step), (2, 6)
+        ),
+        "callbacks.early_stopping.min_delta": Change(
+            "50", lambda seen: seen.callback("EarlyStopping").min_delta, -50
+        ),
+        "callbacks.ema.share": Change("1", lambda seen: seen.callback("MovingAverage").share, 1),
+        "trainer.max_steps": Change("20", lambda seen: seen.trainer.max_steps, 20),
+    },
+    "other arguments of callbacks": {
+        "callbacks.early_stopping.monitor": Change(
+            "val/bpc", lambda seen: seen.callback("EarlyStopping").monitor, "val/bpc"
+        ),
+        "callbacks.early_stopping.check_on_train_epoch_end": Change(
+            "true", lambda seen: seen.callback("EarlyStopping")._check_on_train_epoch_end, True
+        ),
+    },
+}  # fmt: skip
+# A process of one CPU shows nothing of these.
+ELSEWHERE = {
+    "compile",
+    "trainer.accelerator",
+    "trainer.devices",
+    "trainer.num_nodes",
+    "trainer.timeout",
+}
+
+
+def decoded(seen: Seen) -> str:
+    return seen.text.tokenizer.decode(seen.text.train)
+
+
+def test_every_setting_that_may_change_is_tried() -> None:
+    changeable = {
+        key for key, option in KEYS.items() if option.on_resume != "fixed" and not is_launch(key)
+    }
+    for name in groups()["callbacks"]:
+        for callback, arguments in choice_values("callbacks", name).items():
+            if "_target_" in arguments:
+                changeable |= {
+                    f"callbacks.{callback}.{argument}"
+                    for argument in arguments
+                    if argument != "_target_"
+                }
+    tried = {key for changes in CHANGES.values() for key in changes}
+    assert tried == changeable - ELSEWHERE
+
+
+@pytest.fixture
+def as_before() -> Iterator[None]:
+    """Restores what a run sets for its whole process."""
+    threads = torch.get_num_threads()
+    benchmark = torch.backends.cudnn.benchmark
+    yield
+    torch.set_num_threads(threads)
+    torch.backends.cudnn.benchmark = benchmark
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def runs(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+    """What each run of this process trains with, the newest last."""
+    seen: list[Seen] = []
+    step, gradients, explicit = (
+        LitGPT.training_step,
+        LitGPT.gradients,
+        attention.explicit_attention,
+    )
+
+    def watched_step(self: Any, batch: torch.Tensor, index: int) -> Any:
+        if not seen or seen[-1].module is not self:
+            seen.append(Seen(self.trainer, self))
+        now = seen[-1]
+        now.batches.append(batch.clone())
+        now.threads = torch.get_num_threads()
+        now.deterministic = torch.are_deterministic_algorithms_enabled()
+        now.only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+        now.benchmark = torch.backends.cudnn.benchmark
+        now.detects_anomalies = torch.is_anomaly_enabled()
+        return step(self, batch, index)
+
+    def watched_gradients(self: Any, batch: torch.Tensor) -> Any:
+        outcome = gradients(self, batch)
+        norm = get_total_norm([parameter.grad for parameter in self.net.parameters()])
+        seen[-1].clipped_norms.append(float(norm))
+        return outcome
+
+    def watched_explicit(*given: Any) -> Any:
+        if seen and seen[-1].module.net.training:
+            seen[-1].explicit_calls += 1
+        return explicit(*given)
+
+    monkeypatch.setattr(LitGPT, "training_step", watched_step)
+    monkeypatch.setattr(LitGPT, "gradients", watched_gradients)
+    monkeypatch.setattr(attention, "explicit_attention", watched_explicit)
+    return seen
+
+
+@pytest.fixture(scope="module")
+def resumable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A directory with the texts, and the runs `text` and `field` once they are trained."""
+    folder = tmp_path_factory.mktemp("resumable")
+    for name, repeated in {"letters": 60, "same": 60, "other": 10, "other2": 20}.items():
+        lines = [LETTERS[i:] + LETTERS[:i] + "\n" for i in range(repeated)]
+        (folder / f"{name}.txt").write_bytes("".join(lines).encode("koi8-r"))
+    rows = [{"a": f"abcd {i:03}", "b": f"bbbbacd {i:03}"} for i in range(300)]
+    (folder / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    return folder
+
+
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
+@pytest.mark.usefixtures("as_before")
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_setting_is_used(
+    name: str,
+    runs: list[Seen],
+    resumable: Path,
+    train: Call,
+    workplace: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(resumable)
+    base, table = "text", list[str]()
+    if name == FIELD:
+        base, table = FIELD, ["data.path=rows.jsonl", "data.field=a", "data.encoding=utf-8"]
+    if not Path("runs", base).exists():
+        ended = train(*RUN, *CALLBACKS, *table, f"name={base}", defaults=False)
+        assert ended.status == 0, ended
+    rmtree(CHANGED, ignore_errors=True)
+    copytree(f"runs/{base}", CHANGED)
+    changes = CHANGES[name]
+    typed = [f"{key}={change.value}" for key, change in changes.items()]
+    if any(key.startswith("callbacks.") for key in changes):
+        typed += [each for each in CALLBACKS if each.partition("=")[0] not in changes]
+    if "trainer.max_steps" not in changes:
+        typed.append("trainer.max_steps=6")
+    names = {key if key in KEYS else "callbacks" for key in changes}
+    allowed = ["text", *(key for key in names if KEYS[key].on_resume == "allow")]
+    ended = train("resume=changed", *typed, f"allow=[{','.join(allowed)}]", defaults=False)
+    assert ended.status == 0, ended
+    for key, change in changes.items():
+        assert change.used(runs[-1]) == change.expected, key
