@@ -47,29 +47,20 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
     """Describe the values that an option of type `hint` accepts, such as 'a whole number, at least 1'."""
     kind, item, optional = _unpack(metadata.get("auto") or hint)
     if metadata.get("choices"):
-        choices = [*metadata["choices"], "null"] if optional else metadata["choices"]
-        return f"one of {', '.join(choices)}"
+        return f"one of {', '.join(metadata['choices'])}{', null' if optional else ''}"
+    limits = [f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata]
+    bounds = " and ".join(limits)
+    if {"least", "most"} <= metadata.keys():
+        bounds = f"{metadata['least']} to {metadata['most']}"
+    words = NAMES.get(kind, "number, text or list")
     if kind is list:
         words = f"a list of {NAMES[item].removeprefix('a ')}s"
-    else:
-        words = NAMES.get(kind, "number, text or list")
-    bounds = _bounds(metadata)
+        bounds = bounds and f"each {bounds}"
     if bounds:
-        words += ", each " if kind is list else ", "
-        words += bounds
+        words += f", {bounds}"
     if metadata.get("auto"):
         words = f"auto or {words}"
-    if optional:
-        words += ", or null"
-    return words
-
-
-def _bounds(metadata: typing.Mapping[str, Any]) -> str:
-    if {"least", "most"} <= metadata.keys():
-        return f"{metadata['least']} to {metadata['most']}"
-    return " and ".join(
-        f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata
-    )
+    return f"{words}, or null" if optional else words
 
 
 def _unpack(hint: Any) -> tuple[Any, Any, bool]:
@@ -77,11 +68,9 @@ def _unpack(hint: Any) -> tuple[Any, Any, bool]:
     optional = typing.get_origin(hint) in (types.UnionType, typing.Union)  # only `X | None`
     if optional:
         hint = typing.get_args(hint)[0]
-    if typing.get_origin(hint) is list:
-        return list, typing.get_args(hint)[0], optional
-    if typing.is_typeddict(hint):
-        return dict, None, optional
-    return typing.get_origin(hint) or hint, None, optional
+    kind = dict if typing.is_typeddict(hint) else typing.get_origin(hint) or hint
+    item = typing.get_args(hint)[0] if kind is list else None
+    return kind, item, optional
 
 
 def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
@@ -89,24 +78,28 @@ def fits(value: Any, hint: Any, metadata: typing.Mapping[str, Any]) -> bool:
 
     A hint is a class, `list[X]` or `X | None`; the entries of a TypedDict or `dict[...]` are not checked.
     """
+    choices = metadata.get("choices")
+    kind, item, optional = _unpack(metadata.get("auto") or hint)
+    if kind is Any:
+        optional = not choices
+        kind = object
+    if value is None:
+        return optional
     if metadata.get("auto") and value == "auto":
         return True
-    kind, item, optional = _unpack(metadata.get("auto") or hint)
-    if value is None:
-        return optional or (kind is Any and not metadata.get("choices"))
     if kind is list:
         return isinstance(value, list | tuple) and all(
             fits(entry, item, metadata) for entry in value
         )
     if isinstance(value, bool) and kind in (int, float):  # bool is a subclass of int
         return False
-    # An int is allowed; NaN and infinity are not.
-    if kind is float and not (isinstance(value, int | float) and abs(value) <= sys.float_info.max):
+    if kind is float:  # an int is allowed; NaN and infinity are not
+        kind = int | float
+        metadata = {"most": sys.float_info.max, "least": -sys.float_info.max, **metadata}
+    if not isinstance(value, kind):
         return False
-    if kind not in (Any, float) and not isinstance(value, kind):
-        return False
-    if metadata.get("choices"):
-        return spell(value) in metadata["choices"]
+    if choices:
+        return spell(value) in choices
     return all(
         holds(value, metadata[key]) for key, (_, holds) in LIMITS.items() if key in metadata
     )

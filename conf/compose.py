@@ -1,10 +1,6 @@
-"""Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml.
-
-Also the way back: the command line that repeats a run.
-"""
+"""Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml."""
 
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,7 +11,7 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -28,19 +24,10 @@ from base import ranks
 from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
-from conf.keys import (
-    CONF,
-    FOLDERS,
-    KEYS,
-    choice_values,
-    groups,
-    is_launch,
-    is_verbatim,
-    nearest_key,
-)
+from conf.keys import CONF, FOLDERS, KEYS, groups, is_verbatim, nearest_key
 from conf.overrides import key_of
 from conf.resume_rules import trained_groups
-from conf.schema import PLUGINS, Config, SearchConfig, by_key, number_of
+from conf.schema import PLUGINS, Config, SearchConfig, by_key
 
 PRESET = re.compile("In '.+?/.+?': ")  # how an error of Hydra names a preset
 # Text that Hydra's grammar reads as itself without quotes.
@@ -99,8 +86,7 @@ def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
     # The present command decides the number of machines and, if it was started as several
     # processes, of devices.
     base["trainer"]["num_nodes"] = "auto"
-    launched = ranks.launched()  # (ranks on this machine, machines), or None
-    if launched and number_of(stored.trainer.devices) != launched[0]:
+    if ranks.launched():
         base["trainer"]["devices"] = "auto"
     stored_values = by_key(base)
     # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
@@ -131,19 +117,11 @@ def read_config(run: Path) -> Config:
     path = run / "config.yaml"
     try:
         values = _read_plain(path)
-        for group, default in asdict(Config()).items():
-            if isinstance(default, dict) and not isinstance(values.get(group, {}), dict):
-                raise InputError(f"{group}={spell(values[group])}: must be a mapping")
         chosen = []
         for group in PLUGINS:
-            plugins = values.get(group, {})
-            if not all(isinstance(arguments, dict) for arguments in plugins.values()):
-                raise InputError(f"{group}: must be a mapping")
-            if any("_target_" in arguments for arguments in plugins.values()):
-                raise InputError(
-                    f"{group}: _target_ is not accepted: a file of conf/{group} names the class"
-                )
-            _check_names(group, plugins)
+            plugins = values.get(group) or {}
+            if not isinstance(plugins, dict) or not set(plugins) <= set(groups()[group]):
+                raise InputError(f"{group}={spell(plugins)}: must name files of conf/{group}")
             chosen.append(f"{group}={spell(list(plugins))}")
         with _as_input_error():
             merged = OmegaConf.merge(_composed("resume", chosen), escaped(values))
@@ -164,68 +142,21 @@ def _read_plain(path: Path) -> dict[str, Any]:
     Aliases are refused: OmegaConf copies what they stand for, which a stranger can make
     exponential.
     """
+    text = path.read_text("utf-8")
+    if "_target_" in text:
+        raise InputError("_target_ is not accepted: a file of conf/ names the class")
     with _as_input_error():
-        with open(path, "rb") as file:
-            for event in yaml.parse(file, yaml.SafeLoader):
-                if isinstance(event, yaml.AliasEvent):
-                    raise InputError(
-                        f"the alias *{event.anchor} is not accepted: a run's file has none"
-                    )
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
+            raise InputError("an alias is not accepted: a run's file has none")
         values = OmegaConf.to_container(OmegaConf.load(path))
     if not isinstance(values, dict):
         raise InputError("must be a mapping of keys to values")
     return values  # type: ignore[return-value]
 
 
-def repeating(config: Config) -> list[str]:
-    """Return the arguments that train the same again, with what the run has chosen for each `auto`."""
-    defaults = by_key(Config())
-    arguments = []
-    for key, value in by_key(config).items():
-        # the steps that `minutes` has chosen replace it
-        if is_launch(key) or key == "minutes" or (key not in PLUGINS and value == defaults[key]):
-            continue
-        if not isinstance(value, dict):
-            arguments.append(f"{key}={spell(value)}")
-            continue
-        options = value
-        if key in PLUGINS:
-            arguments.append(f"{key}={spell(list(value))}")
-            options = by_key(value)
-        arguments += [f"{key}.{name}={quoted(option)}" for name, option in options.items()]
-    return arguments
-
-
-def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
-    """Create the plug-ins of `group`, `callbacks` or `logger`; each constructor also receives `more`.
-
-    Unlike in Hydra's `instantiate`, `${…}` in an argument is text.
-    """
-    instances = []
-    for name, arguments in plugins.items():
-        try:
-            options = {**arguments, **more}
-            target = options.pop("_target_")
-            create = hydra.utils.instantiate({"_target_": target, "_partial_": True})
-            instances.append(create(**options))
-        except Exception as error:
-            cause = error.__cause__ or error
-            reason = one_line(cause)[:300] or type(cause).__name__
-            if isinstance(cause, ModuleNotFoundError) and "wandb" in reason:
-                reason = "needs wandb: pip install -c constraints.txt -e '.[wandb]'"
-            raise InputError(f"{group}={name}: cannot be created: {reason}") from None
-    return instances
-
-
-def _object(
-    primary: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
-) -> Any:
+def _object(primary: str, arguments: Sequence[str], defaults: Any = None) -> Any:
     with _as_input_error():
-        config: Any = OmegaConf.to_object(_composed(primary, arguments, defaults))
-    if primary == "train":
-        for group in PLUGINS:
-            _check_names(group, getattr(config, group))
-    return config
+        return OmegaConf.to_object(_composed(primary, arguments, defaults))
 
 
 def _composed(
@@ -278,14 +209,6 @@ def escaped(value: Any) -> Any:
     return value
 
 
-def _check_names(group: str, plugins: Mapping[str, Any]) -> None:
-    for name in plugins:
-        if name not in groups()[group]:
-            raise InputError(
-                f"{group}: {name}: there is no conf/{group}/{name}.yaml that names its class"
-            )
-
-
 @contextmanager
 def _as_input_error() -> Iterator[None]:
     """Turn an error of Hydra, OmegaConf or YAML into an `InputError` that names the key, its value and what is allowed.
@@ -305,19 +228,8 @@ def _as_input_error() -> Iterator[None]:
 def _explain(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        presets = error.options or []
+        presets = groups()[group]
         return str(wrong_value(group, name, f"one of {', '.join(presets)}", presets))
-    if isinstance(error, OverrideParseException):
-        key = key_of(error.override)
-        _, reason, *_ = str(error).split("\n")
-        return (
-            f"{error.override}: cannot read the value of {key} ({reason}); quote it: '{key}=\"…\"'"
-        )
-    several = re.match("Ambiguous value for argument '(.*)'\n", str(error))
-    if several:
-        key, _, values = several[1].partition("=")
-        as_list = shlex.quote(f"{key}=[{values}]")
-        return f"{several[1]}: several values; for a list: {as_list}; for a run with each: add -m"
     # The reason is the error of OmegaConf: a cause or, in a preset, the context.
     cause: BaseException | None = error
     while cause and not isinstance(cause, OmegaConfBaseException):
@@ -331,17 +243,11 @@ def _explain(error: BaseException) -> str:
     if isinstance(cause, ValidationError) and key in KEYS:
         return str(wrong_value(key, cause.value, KEYS[key].allowed))
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
-        return _explain_key(key)
+        group, _, plugin = key.partition(".")
+        if group not in PLUGINS:
+            return f"{key}: no such key{nearest_key(key)}"
+        if "." not in plugin:
+            return f"{key}: needs {group}={plugin}"
+        options = [name for name in cause.parent_node or () if name != "_target_"]
+        return f"{key}: no such key, must be one of {', '.join(options) or 'none'}"
     return f"{key}: {message}" if key else message
-
-
-def _explain_key(key: str) -> str:
-    """Say why a key does not exist; that of a plug-in may be one that is not chosen."""
-    group, _, rest = key.partition(".")
-    name, _, option = rest.partition(".")
-    if group not in PLUGINS or name not in groups()[group]:
-        return f"{key}: no such key{nearest_key(key)}"
-    accepted = choice_values(group, name).get(name, {}).keys() - {"_target_"}
-    if not option or option in accepted:
-        return f"{key}: needs {group}={name}"
-    return f"{key}: no such key; {group}={name} accepts {', '.join(sorted(accepted)) or 'none'}"

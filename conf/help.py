@@ -63,7 +63,6 @@ def usage(everything: bool) -> str:
 def _lines_of(name: str) -> Iterator[str]:
     """Yield a line about the key `name` or, if the name ends in a dot, about each key of its group."""
     for key, about in (KEYS | SEARCH_KEYS).items():
-        in_group = name.endswith(".") and key.startswith(name)
-        if (key == name or in_group) and "help" in about.metadata:
+        if key.startswith(name) and "help" in about.metadata:
             setting = f"{key}={spell(about.default)}"
             yield f"  {setting:34} {about.metadata['help']} ({about.allowed})"

@@ -16,9 +16,17 @@ from omegaconf.errors import OmegaConfBaseException
 
 from base.command_line import Parser
 from base.errors import InputError, one_line
-from base.jobs.run_directory import RUNS
-from conf.keys import FOLDERS, KEYS, SEARCH_KEYS, add_folder, groups, is_verbatim, nearest_key
-from conf.schema import PLUGINS
+from conf.keys import (
+    FOLDERS,
+    KEYS,
+    SEARCH_KEYS,
+    add_folder,
+    groups,
+    is_launch,
+    is_verbatim,
+    nearest_key,
+)
+from conf.schema import MORE, PLUGINS
 
 FLAGS = (
     "-m", "--multirun", "-h", "--help", "--help=all", "-c", "--cfg", "-cd", "--config-dir", "--runs", "--version",
@@ -38,22 +46,14 @@ class Command:
     sweep: bool = False
     show: bool = False  # the settings, instead of training
 
-    def value(self, key: str) -> str | None:
-        """Return the value of a key such as `name`, whose value is used verbatim; None if it is not set."""
-        if key not in self.arguments:
-            return None
-        return self.arguments[key].partition("=")[2]
-
     def runs(self) -> list[list[str]]:
         """Return the arguments of each run: in a sweep, of every combination, otherwise a single list."""
         if not self.sweep:
             return [list(self.arguments.values())]
         choices = list(map(values_of, self.arguments.values()))
         combinations = math.prod(map(len, choices))
-        if combinations > MAX_RUNS:
-            raise InputError(
-                f"-m: {combinations:,} combinations of values; must be at most {MAX_RUNS:,}"
-            )
+        if not 0 < combinations <= MAX_RUNS:
+            raise InputError(f"-m: {combinations:,} combinations; must be 1 to {MAX_RUNS:,}")
         return list(map(list, itertools.product(*choices)))
 
     @property
@@ -74,12 +74,6 @@ def read_command(arguments: Sequence[str]) -> Command:
     parser.add_argument("-m", "--multirun", action="store_true")
     parser.add_argument("-c", "--cfg", choices=["job"])
     parser.add_argument("-cd", "--config-dir", action="append", default=[])
-    for argument in arguments:
-        flag = key_of(argument)
-        if argument.startswith("-") and flag not in FLAGS:
-            near = nearest_key(flag.lstrip("-"), FLAGS)
-            allowed = f"must be one of {', '.join(FLAGS)}, or key=value"
-            raise InputError(f"{argument}: no such flag, {allowed}{near}")
     flags, others = parser.parse_known_args(arguments)
     for folder in flags.config_dir:
         add_folder(folder)  # before keys are checked, because they may be those of its presets
@@ -104,6 +98,10 @@ def read_command(arguments: Sequence[str]) -> Command:
 def checked(argument: str) -> str:
     """Return an argument after checking its form and its key; `+trainer.NAME` becomes `trainer.more.NAME`."""
     name, equals, value = argument.partition("=")
+    if name.startswith("-"):
+        near = nearest_key(name.lstrip("-"), FLAGS)
+        allowed = f"must be one of {', '.join(FLAGS)}, or key=value"
+        raise InputError(f"{argument}: no such flag, {allowed}{near}")
     key = name.lstrip("+")
     if key.startswith("~"):
         raise InputError(f"{argument}: keys cannot be removed; give {key[1:]} a value")
@@ -123,8 +121,9 @@ def checked(argument: str) -> str:
 
 
 def is_key(key: str) -> bool:
-    free = ("trainer.more.", *(f"{group}." for group in PLUGINS))  # Lightning's names
-    return key in (*groups(), *KEYS, *SEARCH_KEYS) or key.startswith(free)
+    more = [f"trainer.more.{name}" for name in MORE]
+    of_plugin = tuple(f"{group}." for group in PLUGINS)  # the files of conf/ have the rest
+    return key in (*groups(), *KEYS, *SEARCH_KEYS, *more) or key.startswith(of_plugin)
 
 
 def _hint(word: str) -> str:
@@ -141,16 +140,12 @@ def _hint(word: str) -> str:
 def values_of(argument: str) -> list[str]:
     """Return an argument for each value of one in a sweep: for `optim.lr=3e-3,6e-3` two.
 
-    Commas separate paths and names, too, but the name of an existing file or run, and what is in
-    brackets or quotes, is a single value.
+    Commas separate paths and names, too, but an existing file, and what is in brackets or
+    quotes, is a single value.
     """
     key, _, text = argument.partition("=")
     if is_verbatim(key):
-        if (
-            key in ("name", "resume")
-            or os.path.exists(os.path.expanduser(text))
-            or os.path.exists(RUNS / text)
-        ):
+        if is_launch(key) or os.path.exists(os.path.expanduser(text)):
             return [argument]
         values = [value[1:-1] if quote else value for value, quote in VALUE.findall(f"{text},")]
         return [f"{key}={value}" for value in values]
@@ -162,8 +157,6 @@ def values_of(argument: str) -> list[str]:
         values = list(itertools.islice(override.sweep_string_iterator(), MAX_RUNS + 1))
     except HydraException:  # an interval or a glob
         raise InputError(f"{argument}: write {key}=a,b,c or {key}=range(a,b)") from None
-    if not 0 < len(values) <= MAX_RUNS:
-        raise InputError(f"{argument}: must have 1 to {MAX_RUNS:,} values")
     return [f"{key}={value}" for value in values]
 
 

@@ -11,8 +11,8 @@ from typing import Any
 from base import processes
 from base.errors import InputError, nearest
 from base.options import spell
-from conf.keys import KEYS, has_auto
-from conf.schema import Config, by_key
+from conf.keys import KEYS
+from conf.schema import PLUGINS, Config, by_key
 from gpt.config import ModelConfig
 
 # free on resume, which compares the text's fingerprint
@@ -46,7 +46,10 @@ def changed(stored: Config, config: Config) -> list[str]:
             continue
         if key == "trainer.max_steps" and longer:
             continue
-        if has_auto(value) and key not in PATHS:  # a file may be called auto
+        has_auto = value == "auto"
+        if key in PLUGINS:
+            has_auto = any("auto" in options.values() for options in value.values())
+        if has_auto and key not in PATHS:  # a file may be called auto
             continue
         differing.append(_difference(key, value, theirs[key]))
     return differing

@@ -12,10 +12,12 @@ from jinja2 import Template
 
 from base.errors import printable, without_folders, without_places
 from base.jobs.run_directory import Run, Summary
+from base.options import spell
 from base.progress import count
-from conf.compose import read_config, repeating
+from conf.compose import quoted, read_config
+from conf.keys import is_launch
 from conf.resume_rules import PATHS
-from conf.schema import PLUGINS
+from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import (
     describe_context,
     describe_shape,
@@ -71,6 +73,25 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
         temperature=f"{TEMPERATURE:g}",
         sample=fenced(sample),
     )
+
+
+def repeating(config: Config) -> list[str]:
+    """Return the arguments that train the same again, with what the run has chosen for each `auto`."""
+    defaults = by_key(Config())
+    arguments = []
+    for key, value in by_key(config).items():
+        # the steps that `minutes` has chosen replace it
+        if is_launch(key) or key == "minutes" or (key not in PLUGINS and value == defaults[key]):
+            continue
+        if not isinstance(value, dict):
+            arguments.append(f"{key}={spell(value)}")
+            continue
+        options = value
+        if key in PLUGINS:
+            arguments.append(f"{key}={spell(list(value))}")
+            options = by_key(value)
+        arguments += [f"{key}.{name}={quoted(option)}" for name, option in options.items()]
+    return arguments
 
 
 def public_setting(setting: str) -> str:

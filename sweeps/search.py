@@ -188,11 +188,11 @@ def begin_search(command: Command) -> int:
     # What a continuing command must repeat; a hash of it names the directory.
     same = [f"hparams_search.{key}={getattr(config, key)}" for key in ("seed", "startup")]
     same += [*ranges, *(argument for argument in fixed if not is_launch(key_of(argument)))]
-    name = command.value("name") or sweep_name(same, "search")
-    directory = check_sweep(name, list(space), command.value("resume"))
+    configs = corners(fixed, space)
+    name = configs[0].name or sweep_name(same, "search")
+    directory = check_sweep(name, list(space), configs[0].resume)
     if Run(directory).is_sweep and not (directory / FILE).exists():
         raise InputError(f"name={name}: {directory} is a sweep, not a search; use another name")
-    configs = corners(fixed, space)
     same += [f"text={sha256}" for sha256 in sorted(set(check_inputs(configs)))]
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)

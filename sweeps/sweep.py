@@ -402,8 +402,9 @@ def begin_sweep(command: Command) -> int:
         raise InputError("debug: only works for one run, without -m")
     runs = composed(command)
     varied = varied_keys(command)
-    name = command.value("name") or sweep_name(command.arguments.values())
-    directory = check_sweep(name, varied, command.value("resume"))
+    _, first = runs[0]
+    name = first.name or sweep_name(command.arguments.values())
+    directory = check_sweep(name, varied, first.resume)
     trials = []
     for arguments, config in runs:
         trial = make_trial(name, varied, arguments)
@@ -417,5 +418,4 @@ def begin_sweep(command: Command) -> int:
     run_lock.lock(directory)
     by_name = {trial.name: trial for trial in trials}  # equal settings are one trial
     sweep = Sweep(name, len(by_name), by_name)
-    _, first = runs[0]
     return run_sweep(sweep, first.workers)

@@ -1,5 +1,7 @@
 """Create the LightningModule, the callbacks and the Trainer of a run, and compile its training step."""
 
+import pkgutil
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -12,7 +14,6 @@ from lightning.pytorch.strategies import DDPStrategy
 from base import ranks
 from base.errors import InputError, is_out_of_memory, one_line
 from base.progress import Progress
-from conf.compose import instantiate
 from data.datamodule import ENDLESS
 from reports.history import History
 from training.callbacks.checkpoints import AtomicCheckpointIO, Checkpoints
@@ -73,6 +74,22 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.
     callbacks += users_callbacks
     callbacks += [checkpoints, stops]
     return display, callbacks
+
+
+def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
+    """Create the plug-ins of `group`, `callbacks` or `logger`; each constructor also receives `more`."""
+    instances = []
+    for name, arguments in plugins.items():
+        options = {**arguments, **more}
+        try:
+            create = pkgutil.resolve_name(options.pop("_target_"))
+            instances.append(create(**options))
+        except Exception as error:
+            reason = one_line(error)[:300] or type(error).__name__
+            if isinstance(error, ModuleNotFoundError) and "wandb" in reason:
+                reason = "needs wandb: pip install -c constraints.txt -e '.[wandb]'"
+            raise InputError(f"{group}={name}: cannot be created: {reason}") from None
+    return instances
 
 
 def build_trainer(plan: RunPlan, callbacks: list[L.Callback]) -> L.Trainer:

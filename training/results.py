@@ -19,7 +19,6 @@ from base.files import atomic, write_text
 from base.jobs.run_directory import Run, Summary
 from base.log import log, to_file
 from base.progress import Progress
-from conf.compose import repeating
 from conf.schema import to_yaml
 from data.batches import num_evaluated, num_validated
 from data.ngrams import baselines
@@ -31,6 +30,7 @@ from gpt.evaluation import Score, evaluate, measured, window_batches
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT, untrained
 from reports import log_lines
+from reports.card import repeating
 from reports.history import History
 from reports.run_page import page
 from training.callbacks.display import Display

@@ -8,10 +8,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import lightning as L
+import yaml
 
 from base.errors import InputError
 from base.progress import Progress
-from conf.keys import presets
+from conf.keys import CONF
 from conf.schema import Config
 from data.datamodule import TextDataModule
 from data.text import Text
@@ -162,6 +163,15 @@ def with_larger_batch(fitting: Fitting, text_tokens: int) -> Fitting:
         step_seconds=2 * fitting.step_seconds,
         steps_needed=fitting.steps_needed / 2,
     )
+
+
+def presets() -> list[ModelConfig]:
+    """Return the presets of `model=` that set only layers, heads and width, from small to large."""
+    files = [yaml.safe_load(file.read_text("utf-8")) for file in CONF.glob("model/*.yaml")]
+    sizes = [
+        ModelConfig(**values) for values in files if values.keys() == {"layers", "heads", "dim"}
+    ]
+    return sorted(sizes, key=lambda size: size.layers * size.dim**2)
 
 
 def candidates(config: Config, default: Config, text: Text) -> Iterator[tuple[ModelConfig, int]]:
