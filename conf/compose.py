@@ -11,7 +11,7 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException, MissingConfigException
+from hydra.errors import HydraException, MissingConfigException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -94,12 +94,13 @@ def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
     with _as_input_error():
         config = _composed("resume", arguments, base | replaced)
         for group in PLUGINS:
-            for name in [
-                name for name, options in config[group].items() if "auto" in options.values()
-            ]:
-                del config[group][name]
-                if name in stored_values[group]:  # otherwise the run has left it out
-                    config[group][name] = escaped(stored_values[group][name])
+            kept = {}
+            for name, options in config[group].items():
+                if "auto" not in options.values():
+                    kept[name] = options
+                elif name in stored_values[group]:  # otherwise the run has left it out
+                    kept[name] = escaped(stored_values[group][name])
+            OmegaConf.update(config, group, kept, merge=False)
         for key in KEYS:
             # a verbatim value may be a file that is called auto
             if not is_verbatim(key) and OmegaConf.select(config, key) == "auto":
@@ -184,9 +185,8 @@ def for_hydra(argument: str) -> str:
     key, _, text = argument.partition("=")
     if not is_verbatim(key) or text == "null":
         return argument
-    OmegaConf.create(
-        {key: text}
-    )  # raises for an unfinished `${`, which config.yaml cannot contain
+    # Raises for an unfinished `${`, which config.yaml cannot contain.
+    OmegaConf.create({key: text})
     return f"{key}={quoted(escaped(text))}"
 
 
@@ -229,7 +229,10 @@ def _explain(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
         presets = groups()[group]
-        return str(wrong_value(group, name, f"one of {', '.join(presets)}", presets))
+        path = ", or for a text data.path=FILE" if group == "data" else ""
+        return str(wrong_value(group, name, f"one of {', '.join(presets)}{path}", presets))
+    if isinstance(error, OverrideParseException):
+        return f"{error.override}: {error}"
     # The reason is the error of OmegaConf: a cause or, in a preset, the context.
     cause: BaseException | None = error
     while cause and not isinstance(cause, OmegaConfBaseException):
@@ -249,5 +252,5 @@ def _explain(error: BaseException) -> str:
         if "." not in plugin:
             return f"{key}: needs {group}={plugin}"
         options = [name for name in cause.parent_node or () if name != "_target_"]
-        return f"{key}: no such key, must be one of {', '.join(options) or 'none'}"
+        return f"{key}: no such key; {group}={plugin.partition('.')[0]} accepts {', '.join(options) or 'none'}"
     return f"{key}: {message}" if key else message

@@ -38,7 +38,7 @@ SECTIONS = {
     "validations, samples, logs, checkpoints": "trainer.val_check_interval data.val_tokens watch. "
     "trainer.log_every_n_steps trainer.checkpoint_minutes",
     "machine": "threads compile trainer.precision trainer.accelerator trainer.devices trainer.num_nodes "
-    "trainer.timeout trainer.deterministic trainer.benchmark",
+    "trainer.timeout trainer.deterministic trainer.benchmark trainer.more",
     "find faults": "data.overfit trainer.detect_anomaly trainer.profiler",
     "several runs (-m, hparams_search=default)": "workers hparams_search.",
 }

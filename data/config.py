@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from base.errors import InputError
-from base.options import check, option, spell
+from base.options import check, option
 
 SPLIT = (0.9, 0.05, 0.05)
 END = "\x03"  # U+0003 END OF TEXT: the end mark of documents that may contain any line breaks
@@ -47,7 +47,10 @@ class DataConfig:
         "char", "a token is a character or a byte", choices=("char", "byte"), on_resume="fixed"
     )
     split: list[float] = option(
-        [*SPLIT], "fractions for training, validation and test", least=0, most=1
+        [*SPLIT],
+        "fractions for training, validation and test; not used with data.validation",
+        least=0,
+        most=1,
     )
     overfit: int | None = option(
         None,
@@ -85,10 +88,6 @@ class DataConfig:
         if self.test is not None and self.validation is None:
             raise InputError(
                 f"data.test={self.test}: needs data.validation=, the text for validation"
-            )
-        if self.validation is not None and self.split != list(SPLIT):
-            raise InputError(
-                f"data.split={spell(self.split)}: cannot be combined with data.validation="
             )
         try:
             codecs.lookup(self.encoding)

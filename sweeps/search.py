@@ -65,6 +65,8 @@ def distribution(text: str) -> Any:
         if isinstance(value, RangeSweep):
             # because Optuna's range contains its end, and that of Hydra does not
             values = typing.cast(list[Any], list(override.sweep_iterator()))
+            if not values:
+                raise ValueError("has no values")
             all_whole = all(isinstance(number, int) for number in values)
             kind: Any = IntDistribution if all_whole else FloatDistribution
             return kind(values[0], values[-1], step=value.step)

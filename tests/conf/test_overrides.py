@@ -1,15 +1,17 @@
+import inspect
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from lightning import Trainer
 
 from base.errors import InputError
-from conf.compose import read_config
+from conf.compose import quoted, read_config
 from conf.help import usage
 from conf.keys import KEYS, groups
-from conf.overrides import parse, quoted, read_command
-from conf.schema import Config, by_key, to_dict, to_yaml
+from conf.overrides import parse, read_command
+from conf.schema import MORE, Config, TrainerConfig, by_key, to_dict, to_yaml
 from gpt.config import OptimConfig
 from tests.conf.test_defaults import composed
 from tests.conftest import Call, one_line, refusal
@@ -47,15 +49,15 @@ def test_a_sweep_of_too_many_combinations_is_refused() -> None:
 @pytest.mark.parametrize(
     ("typed", "taken"),
     [
-        ("optim.lr=2e-3 optim.lr=3e-3", ["optim.lr=0.003"]),
-        ("optim.lr=1e-3,2e-3 optim.lr=3e-3", ["optim.lr=0.003"]),
+        ("optim.lr=2e-3 optim.lr=3e-3", ["optim.lr=3e-3"]),
+        ("optim.lr=1e-3,2e-3 optim.lr=3e-3", ["optim.lr=3e-3"]),
         ("data.path=z data.path=x,y", ["data.path=x", "data.path=y"]),
         ("data.path=x,y data.path=z", ["data.path=z"]),
     ],
 )
 def test_of_a_key_that_is_typed_twice_the_last_counts(typed: str, taken: list[str]) -> None:
     runs = read_command(["-m", *typed.split()]).runs()
-    assert [each.text for (each,) in runs] == taken
+    assert [each for (each,) in runs] == taken
 
 
 @pytest.mark.parametrize(
@@ -78,16 +80,6 @@ def test_a_comma_separates_names_only_with_m(
     assert [by_key(each)[key] for each in composed(*given, "seed=1")] == [typed]
 
 
-@pytest.mark.parametrize("typed", ["x,,y", "x,"])
-def test_an_empty_name_in_a_sweep_is_refused_with_the_way_to_type_it(typed: str) -> None:
-    assert refused("-m", f"data.path={typed}").endswith(f"'data.path=\"{typed}\"'")
-
-
-def test_a_search_takes_one_name() -> None:
-    message = refused("hparams_search=default", "init_from=h,s")
-    assert message.startswith("init_from=h,s: must be one value")
-
-
 def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
     (config,) = composed("optim.clip=1", "minutes=5", "data.split=[0.5,0.5,0]")
     floats = [config.optim.clip, config.minutes, *config.data.split]
@@ -102,6 +94,27 @@ def test_cfg_shows_every_value_as_yaml(train: Call) -> None:
     assert values["model"]["heads"] == 4
     assert values["data"]["path"] == "a ${seed},b.txt"
     assert list(values) == list(to_dict(Config()))
+
+
+def test_cfg_shows_what_a_resumed_run_trains(trained: Path, train: Call) -> None:
+    files = sorted(Path("runs").rglob("*"))
+    ended = train("resume=first", "trainer.max_steps=40", "--cfg", "job", defaults=False)
+    stored = yaml.safe_load(Path("runs/first/config.yaml").read_text())
+    stored["trainer"]["max_steps"] = 40
+    shown = yaml.safe_load(ended.out) | {"resume": None}
+    shown["trainer"]["num_nodes"] = stored["trainer"]["num_nodes"]  # that of each launch
+    assert shown == stored and sorted(Path("runs").rglob("*")) == files
+
+
+def test_a_variable_of_the_environment_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CHARGPT_SEED", "7")
+    (config,) = composed("seed=${oc.env:CHARGPT_SEED}", "data.path=${oc.env:CHARGPT_SEED}")
+    assert (config.seed, config.data.path) == (7, "${oc.env:CHARGPT_SEED}")
+
+
+def test_a_text_for_validation_may_go_with_a_preset_that_has_a_split() -> None:
+    (config,) = composed("data=shakespeare", "data.validation=mine.txt")
+    assert config.data.validation == "mine.txt"
 
 
 def test_cfg_refuses_what_a_run_would_refuse(train: Call) -> None:
@@ -162,15 +175,32 @@ def test_a_name_is_a_folder_in_runs(name: str) -> None:
     ],
 )
 def test_a_text_that_is_quoted_is_read_as_this_text(text: str) -> None:
-    (override,) = parse([f"data.path={quoted(text)}"])
-    assert override.value() == text
+    assert parse(f"data.path={quoted(text)}").value() == text
 
 
-def test_hydra_s_plus_signs_are_taken() -> None:
-    (config,) = composed("++data.path=a 'b', c", "++name=3", "seed=1")
-    assert (config.data.path, config.name) == ("a 'b', c", "3")
-    (config,) = composed("++data.path=a", "data.path=b")
-    assert config.data.path == "b"
+def test_a_plus_sign_is_for_other_arguments_of_lightning_s_trainer() -> None:
+    typed = ["+trainer.min_steps=3", "trainer.more.sync_batchnorm=true"]
+    (config,) = composed(*typed)
+    assert config.trainer.more == {"min_steps": 3, "sync_batchnorm": True}
+
+
+def test_every_argument_of_lightning_s_trainer_is_ours_or_passed_on_or_refused_with_ours() -> None:
+    arguments = set(inspect.signature(Trainer).parameters)
+    ours = {key.removeprefix("trainer.") for key in KEYS} & arguments | {"callbacks", "logger"}
+    rest = arguments - ours
+    passed_on = set(MORE)
+    assert passed_on < rest
+    for name in rest - passed_on:
+        message = refused(f"+trainer.{name}=1")
+        near = message.partition("; nearest: ")[2]
+        assert near in (*KEYS, *groups()) or near.removeprefix("trainer.more.") in MORE, message
+        with pytest.raises(ValueError, match=f"trainer.more.{name}=1: must be"):
+            TrainerConfig(more={name: 1})  # what a stranger's config.yaml may say
+
+
+@pytest.mark.parametrize("typed", ["+model.heads=8", "++data.path=x", "+data=stdlib"])
+def test_a_plus_sign_before_a_key_is_refused(typed: str) -> None:
+    assert refused(typed).endswith("exists; leave the + out")
 
 
 def test_the_help_has_every_key() -> None:
@@ -206,7 +236,15 @@ def test_the_nearest_name_is_said(typed: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "typed", ["data.tokenizer=bpe", "optim.name=lion", "model.foo=1", "data=gutenberg", "-x"]
+    "typed",
+    [
+        "data.tokenizer=bpe",
+        "optim.name=lion",
+        "model.foo=1",
+        "data=gutenberg",
+        "-x",
+        "model.name=a",
+    ],
 )
 def test_no_name_is_near_to_what_is_unlike(typed: str) -> None:
     assert "nearest" not in refused(typed)
@@ -216,7 +254,11 @@ ELSEWHERE = {  # what nanoGPT, transformers and Lightning call a key
     "n_layer=1": "model.layers", "n_head=1": "model.heads", "n_embd=1": "model.dim", "hidden_size=1": "model.dim",
     "d_model=1": "model.dim", "model.block_size=1": "model.context", "--batch_size=1": "data.batch",
     "learning_rate=1": "optim.lr", "--learning-rate=1": "optim.lr", "max_epochs=1": "trainer.max_steps",
-    "gpus=1": "trainer.devices", "out_dir=a": "name", "ckpt_path=a": "resume",
+    "gpus=1": "trainer.devices", "out_dir=a": "name", "ckpt_path=a": "resume", "device=cpu": "trainer.accelerator",
+    "gradient_accumulation_steps=2": "data.micro_batch", "trainer.accumulate_grad_batches=2": "data.micro_batch",
+    "trainer.gradient_clip_val=1": "optim.clip", "max_time=1": "minutes", "time=1": "minutes", "text=a": "data.path",
+    "dtype=a": "trainer.precision", "epochs=1": "trainer.max_steps", "max_iters=1": "trainer.max_steps",
+    "eval_interval=1": "trainer.val_check_interval",
 }  # fmt: skip
 
 

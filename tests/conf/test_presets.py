@@ -127,6 +127,27 @@ def test_a_wrong_preset_is_one_line(chain: str, train: Call, content: str, said:
     one_line(train(chain, "experiment=a", defaults=False), 2, said)
 
 
+def test_a_preset_may_not_have_the_name_of_one_of_ours(chain: str, train: Call) -> None:
+    Path("own/model/mine.yaml").rename("own/model/tiny.yaml")
+    one_line(
+        train(chain, "model=tiny", defaults=False), 2, "tiny.yaml: conf/ has a preset of this"
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("trial: 3\n", "trial: no such key"), ("space: {optim.lrr: 1}\n", "nearest: optim.lr")],
+    ids=["an option", "a key of the space"],
+)
+def test_a_wrong_key_in_a_search_of_one_s_own_is_one_line(
+    chain: str, train: Call, content: str, said: str
+) -> None:
+    needs("optuna", extra="search")
+    Path("own/hparams_search").mkdir()
+    Path("own/hparams_search/mine.yaml").write_text(content)
+    one_line(train(chain, "hparams_search=mine"), 2, said)
+
+
 @pytest.mark.slow
 def test_the_trials_of_a_sweep_inherit(chain: str) -> None:
     ended = run("-m", chain, "experiment=a", "optim.warmup=4,5", "trainer.max_steps=2", "name=s")

@@ -8,7 +8,7 @@ from base.errors import InputError
 from conf import compose as composing
 from conf.overrides import read_command
 from conf.resume_rules import changed, check_trained, trained_groups
-from conf.schema import Config
+from conf.schema import Config, to_yaml
 from gpt.config import ModelConfig
 from gpt.model_file import read_description
 from tests.conf.test_defaults import compose
@@ -88,6 +88,13 @@ def test_callbacks_that_are_typed_replace_those_of_the_run() -> None:
     assert resumed(chosen(), "callbacks=[]").callbacks == {}
 
 
+def test_a_callback_beside_one_that_is_auto_is_added() -> None:
+    typed = ["callbacks=[auto,snapshots]"]
+    assert list(resumed(chosen(), *typed).callbacks) == ["early_stopping", "snapshots"]
+    without = replace(chosen(), callbacks={})  # the run has left early stopping out
+    assert list(resumed(without, *typed).callbacks) == ["snapshots"]
+
+
 def test_a_project_of_wandb_whose_name_ends_in_auto_is_not_auto() -> None:
     logged = resumed(compose(["logger=wandb"]), "logger.wandb.project=autograd").logger
     assert logged["wandb"]["project"] == "autograd"
@@ -128,7 +135,7 @@ def test_a_trained_model_brings_its_shape() -> None:
     assert vars(config.model) == TRAINED | {"dropout": 0.3}
     assert (config.data.tokenizer, config.optim.lr, config.init_from) == ("byte", 0.5, "a")
     assert started(TRAINED | {"window": 5}, "char").model.window == 5
-    shown = composing.show(*read_command(["init_from=a"]).runs())
+    shown = to_yaml(compose(["init_from=a"]))
     assert "layers: 3" in shown and "dim: 96" in shown and "dropout: 0.1" in shown
 
 

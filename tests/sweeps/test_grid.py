@@ -64,10 +64,7 @@ def test_values_survive_the_trial_s_command_line() -> None:
     ]
     typed += ["logger=wandb", f"logger.wandb.project={','.join(quoted)}"]
     command = read_command(["-m", *typed])
-    trials = [
-        make_trial("s", varied_keys(command), [each.text for each in run])
-        for run in command.runs()
-    ]
+    trials = [make_trial("s", varied_keys(command), run) for run in command.runs()]
     made = [compose(trial.command[2:]) for trial in trials]
     assert [(config.optim.min_lr, config.logger["wandb"]["project"]) for config in made] == list(
         itertools.product(rates, names)

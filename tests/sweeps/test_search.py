@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from conf.overrides import parse
 from tests.conftest import Call, needs, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import processes_in, run, wait_for
@@ -119,7 +118,7 @@ def test_ranges_mean_what_hydra_means_by_them(
     from sweeps.search import distribution
 
     expected = getattr(distributions, f"{kind}Distribution")(**arguments)
-    assert distribution(parse([typed])[0]) == expected
+    assert distribution(typed) == expected
 
 
 WRONG = {  # what is typed, and what is said of it

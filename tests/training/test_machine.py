@@ -269,13 +269,13 @@ def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(
     assert machine.nvidia_driver() is None
 
 
-@pytest.mark.parametrize(("number", "expected"), [("2", 2), ("4", "auto")])
+@pytest.mark.parametrize("number", ["2", "4"])
 def test_a_run_of_two_devices_can_be_resumed_by_any_number_of_ranks(
-    monkeypatch: pytest.MonkeyPatch, number: str, expected: int | str
+    monkeypatch: pytest.MonkeyPatch, number: str
 ) -> None:
     for name, value in {"RANK": "0", "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}.items():
         monkeypatch.setenv(name, value)
-    assert compose_resumed([], compose(["trainer.devices=2"])).trainer.devices == expected
+    assert compose_resumed([], compose(["trainer.devices=2"])).trainer.devices == "auto"
 
 
 @pytest.mark.parametrize(("minutes", "number"), [(None, 1), (5.0, 3)])

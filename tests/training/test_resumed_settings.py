@@ -10,9 +10,10 @@ from typing import Any
 import lightning as L
 import pytest
 import torch
+import yaml
 from torch.nn.utils import get_total_norm
 
-from conf.keys import KEYS, choice_values, groups, is_launch
+from conf.keys import CONF, KEYS, is_launch
 from gpt import attention
 from tests.conftest import Call, summary
 from tests.reference.optim import learning_rate
@@ -135,6 +136,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "trainer.precision": Change(
             "bf16-mixed", lambda seen: (seen.trainer.precision, seen.trainer.optimizers[0].bf16), ("bf16-mixed", True)
         ),
+        "trainer.more": Change("{min_steps:5}", lambda seen: seen.trainer.fit_loop.min_steps, 5),
         "trainer.benchmark": Change("true", lambda seen: seen.benchmark, True),
         "trainer.val_check_interval": Change(
             "1", lambda seen: [step for step, *_ in seen.module.history.validations.entries], [2, 4, 5, 6]
@@ -204,8 +206,8 @@ def test_every_setting_that_may_change_is_tried() -> None:
     changeable = {
         key for key, option in KEYS.items() if option.on_resume != "fixed" and not is_launch(key)
     }
-    for name in groups()["callbacks"]:
-        for callback, arguments in choice_values("callbacks", name).items():
+    for file in CONF.glob("callbacks/*.yaml"):
+        for callback, arguments in yaml.safe_load(file.read_text()).items():
             if "_target_" in arguments:
                 changeable |= {
                     f"callbacks.{callback}.{argument}"

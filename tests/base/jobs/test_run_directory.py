@@ -93,6 +93,18 @@ def test_a_sweep_without_a_finished_trial_has_no_model(runs: None) -> None:
     assert "no trial of this sweep has finished" in refusal(InputError, find_model, "sweep")
 
 
+def test_a_command_that_is_repeated_in_an_allocation_gets_another_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLURM_JOB_ID", "6")
+    first = new_name({})
+    Path("runs", first).mkdir(parents=True)
+    assert new_name({}) != first
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    assert new_name({}) == first  # a requeued job finds its run
+
+
 def test_processes_on_several_machines_need_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")

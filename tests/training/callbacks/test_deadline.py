@@ -8,8 +8,9 @@ from typing import Any
 import lightning as L
 import pytest
 
-from conf.compose import overrides, read_config
+from conf.compose import read_config
 from conf.keys import FOLDERS
+from reports.card import repeating
 from reports.history import History
 from tests.conftest import Call, assert_same_weights, summary
 from tests.faults import faults
@@ -164,7 +165,7 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(
     assert summary("timed")["steps"] == steps == int(said.replace(",", "")) > 100
     assert 3 < ended.out.count("validation loss") < 15, "at equal times"
     again = train(
-        "name=steps", *overrides(config), "callbacks=[]", "model.dropout=0", defaults=False
+        "name=steps", *repeating(config), "callbacks=[]", "model.dropout=0", defaults=False
     )
     assert again.status == 0, again
     assert_same_weights("timed", "steps")
