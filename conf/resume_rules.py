@@ -55,9 +55,9 @@ def changed(stored: Config, config: Config) -> list[str]:
     return differing
 
 
-def _difference(key: str, ours: Any, theirs: Any) -> str:
+def _difference(key: str, ours: Any, theirs: Any, whose: str = "run") -> str:
     stored = "none" if theirs is None else spell(theirs)
-    return f"{key}={spell(ours)} (the run has {stored})"
+    return f"{key}={spell(ours)} (the {whose} has {stored})"
 
 
 def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -85,10 +85,8 @@ def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> No
         if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]
     ]
     if fixed:
-        listed = ", ".join(
-            f"{key}={spell(ours[key])} (the model has {spell(trained[key])})" for key in fixed
-        )
-        raise InputError(f"init_from={config.init_from}: cannot change {listed}")
+        listed = [_difference(key, ours[key], trained[key], "model") for key in fixed]
+        raise InputError(f"init_from={config.init_from}: cannot change {', '.join(listed)}")
 
 
 def check_unchanged(
@@ -102,6 +100,8 @@ def check_unchanged(
     for name in allow:
         if name not in now:
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
+    defaults = {key: option.default for key, option in KEYS.items()}
+    before = defaults | dict(before)  # a checkpoint may be older than a setting
     differing = [name for name in now if before.get(name) != now[name]]
     fixed = [
         name

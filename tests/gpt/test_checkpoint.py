@@ -150,13 +150,13 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(
 
 
 def test_another_model_or_other_settings_are_another_format() -> None:
-    """A model file without a field would get today's default; a setting that a checkpoint lacks counts as null."""
+    """A model file without a field would get today's default; one that a checkpoint lacks has its default."""
     model = """layers heads dim context dropout bias norm activation positions window qk_norm key_offset token_shift
         conv_taps tied attention"""
     names = """seed init_from minutes threads compile data.documents data.field data.encoding data.tokenizer data.split
         data.overfit data.val_tokens data.batch data.micro_batch optim.name optim.lr optim.muon_lr optim.muon_beta2
         optim.muon_every optim.min_lr optim.warmup optim.schedule optim.cooldown optim.weight_decay optim.betas
-        optim.clip trainer.precision trainer.deterministic trainer.benchmark callbacks"""
+        optim.clip trainer.precision trainer.deterministic trainer.benchmark trainer.more callbacks"""
     given = [name for name in conditions_of(Config()) if not name.startswith("model.")]
     found = (FORMAT, list(ModelConfig.__dataclass_fields__), given)
     assert found == (1, model.split(), names.split()), "give FORMAT a new number, too"
