@@ -8,7 +8,7 @@ from torch import Tensor
 
 
 class MovingAverage(WeightAveraging):
-    """Validates, samples and checkpoints an average of the weights, over about the last 5 % of the steps so far (`share`).
+    """Validates, samples and saves an average of the weights, over about the last 5 % of the steps so far (`share`).
 
     The decay of update n is n / (n + 1 / `share`), however many steps there will be, so the weights
     of the first steps vanish from the average.
