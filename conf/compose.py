@@ -25,7 +25,7 @@ from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, groups, is_verbatim, nearest_key
-from conf.overrides import key_of
+from conf.overrides import key_of, names_class, parse
 from conf.resume_rules import trained_groups
 from conf.schema import PLUGINS, Config, SearchConfig, by_key
 
@@ -119,10 +119,16 @@ def read_config(run: Path) -> Config:
     try:
         values = _read_plain(path)
         chosen = []
+        for group in groups():
+            _check_mapping(group, values.get(group, {}))
         for group in PLUGINS:
-            plugins = values.get(group) or {}
-            if not isinstance(plugins, dict) or not set(plugins) <= set(groups()[group]):
+            plugins = values.get(group, {})
+            if names_class(plugins):
+                raise InputError(f"{group}: only a file of conf/ or --config-dir names a class")
+            if not set(plugins) <= set(groups()[group]):
                 raise InputError(f"{group}={spell(plugins)}: must name files of conf/{group}")
+            for name, options in plugins.items():
+                _check_mapping(f"{group}.{name}", options)
             chosen.append(f"{group}={spell(list(plugins))}")
         with _as_input_error():
             merged = OmegaConf.merge(_composed("resume", chosen), escaped(values))
@@ -137,6 +143,11 @@ def read_config(run: Path) -> Config:
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
 
+def _check_mapping(key: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"{key}={spell(value)}: must be a mapping")
+
+
 def _read_plain(path: Path) -> dict[str, Any]:
     """Read a YAML file without resolving interpolations.
 
@@ -144,8 +155,6 @@ def _read_plain(path: Path) -> dict[str, Any]:
     exponential.
     """
     text = path.read_text("utf-8")
-    if "_target_" in text:
-        raise InputError("_target_ is not accepted: a file of conf/ names the class")
     with _as_input_error():
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise InputError("an alias is not accepted: a run's file has none")
@@ -184,6 +193,8 @@ def for_hydra(argument: str) -> str:
     """Return an argument in Hydra's grammar: with its value in quotes if it is a text that is used verbatim."""
     key, _, text = argument.partition("=")
     if not is_verbatim(key) or text == "null":
+        if names_class(parse(argument).value()):
+            raise InputError(f"{argument}: only a file of conf/ or --config-dir names a class")
         return argument
     # Raises for an unfinished `${`, which config.yaml cannot contain.
     OmegaConf.create({key: text})

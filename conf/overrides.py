@@ -34,6 +34,10 @@ FLAGS = (
 MAX_RUNS = 10_000  # runs of one sweep, so also the values of one key
 # Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
+OF_PLUGINS = tuple(f"{group}." for group in PLUGINS)  # the files of conf/ have the rest
+# The option of a plug-in, but not its class, and not the plug-in as a whole: an interpolation
+# such as ${oc.create:…} could bring a class.
+PLUGIN_KEY = re.compile(r"\w+\.[\w-]+(\.(?!_target_\b)\w+)+", re.ASCII)
 WEB_CHARACTERS = re.compile("^[–—−]|[“”„‘’]")
 
 
@@ -115,15 +119,16 @@ def checked(argument: str) -> str:
         raise InputError(f"{key}: no such key{nearest_key(key)}")
     if key != name and not key.startswith("trainer.more."):
         raise InputError(f"{argument}: {key} exists; leave the + out")
-    if "_target_" in argument and not is_verbatim(key):
-        raise InputError(f"{argument}: only a file of conf/ or --config-dir names a class")
+    if key.startswith(OF_PLUGINS) and not PLUGIN_KEY.fullmatch(key):
+        raise InputError(
+            f"{argument}: must be the option of a preset, such as callbacks.ema.share=0.1"
+        )
     return f"{key}={value}"
 
 
 def is_key(key: str) -> bool:
     more = [f"trainer.more.{name}" for name in MORE]
-    of_plugin = tuple(f"{group}." for group in PLUGINS)  # the files of conf/ have the rest
-    return key in (*groups(), *KEYS, *SEARCH_KEYS, *more) or key.startswith(of_plugin)
+    return key in (*groups(), *KEYS, *SEARCH_KEYS, *more) or key.startswith(OF_PLUGINS)
 
 
 def _hint(word: str) -> str:
@@ -158,6 +163,13 @@ def values_of(argument: str) -> list[str]:
     except HydraException:  # an interval or a glob
         raise InputError(f"{argument}: write {key}=a,b,c or {key}=range(a,b)") from None
     return [f"{key}={value}" for value in values]
+
+
+def names_class(value: object) -> bool:
+    """Return whether `value`, plain data, contains the key `_target_`, which names a class to create."""
+    if isinstance(value, dict):
+        return "_target_" in map(str, value) or any(map(names_class, value.values()))
+    return isinstance(value, list) and any(map(names_class, value))
 
 
 def parse(argument: str) -> Override:
