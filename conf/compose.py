@@ -1,9 +1,10 @@
 """Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -24,10 +25,10 @@ from base import ranks
 from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
-from conf.keys import CONF, FOLDERS, KEYS, groups, is_verbatim, nearest_key
+from conf.keys import CONF, FOLDERS, KEYS, VERBATIM, groups, nearest_key
 from conf.overrides import key_of, names_class, parse
-from conf.resume_rules import trained_groups
 from conf.schema import PLUGINS, Config, SearchConfig, by_key
+from gpt.config import ModelConfig
 
 PRESET = re.compile("In '.+?/.+?': ")  # how an error of Hydra names a preset
 # Text that Hydra's grammar reads as itself without quotes.
@@ -71,6 +72,11 @@ def _check_minutes(config: Config) -> None:
         )
 
 
+def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings that a run takes over from the model from which it starts, as group -> key -> value."""
+    return {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
+
+
 def compose_search(arguments: Sequence[str]) -> SearchConfig:
     """Compose the options of a search from arguments such as `hparams_search=default`."""
     return _object("search", arguments)["hparams_search"]
@@ -103,40 +109,44 @@ def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
             OmegaConf.update(config, group, kept, merge=False)
         for key in KEYS:
             # a verbatim value may be a file that is called auto
-            if not is_verbatim(key) and OmegaConf.select(config, key) == "auto":
+            if key not in VERBATIM and OmegaConf.select(config, key) == "auto":
                 OmegaConf.update(config, key, escaped(stored_values[key]))
         return OmegaConf.to_object(config)  # type: ignore[return-value]
 
 
-def read_config(run: Path) -> Config:
+def read_config(run: Path, *, classes: bool = True) -> Config:
     """Return the configuration in the config.yaml of the run directory `run`, or raise an `InputError`.
 
     The file is data: its interpolations are text, and it contains only the names of callbacks and
     loggers, whose classes come from the files of conf/. So it cannot make the program execute
-    other code.
+    other code. Without `classes`, the files of conf/ are not needed.
     """
     path = run / "config.yaml"
     try:
         values = _read_plain(path)
-        chosen = []
+        missing = {field.name for field in fields(Config)} - values.keys()
         for group in groups():
             _check_mapping(group, values.get(group, {}))
-        for group in PLUGINS:
-            plugins = values.get(group, {})
-            if names_class(plugins):
+        plugins = {group: values.get(group, {}) for group in PLUGINS}
+        for group, entries in plugins.items():
+            if names_class(entries):
                 raise InputError(f"{group}: only a file of conf/ or --config-dir names a class")
-            if not set(plugins) <= set(groups()[group]):
-                raise InputError(f"{group}={spell(plugins)}: must name files of conf/{group}")
-            for name, options in plugins.items():
+            for name, options in entries.items():
                 _check_mapping(f"{group}.{name}", options)
-            chosen.append(f"{group}={spell(list(plugins))}")
+                if classes and name not in groups()[group]:
+                    needed = f"add --config-dir=FOLDER, which has {group}/{name}.yaml"
+                    raise InputError(f"{group}.{name}: no such preset; {needed}")
+        chosen = []
+        if classes:
+            chosen = [f"{group}={spell(list(entries))}" for group, entries in plugins.items()]
+        else:
+            values |= dict.fromkeys(PLUGINS, {})
         with _as_input_error():
             merged = OmegaConf.merge(_composed("resume", chosen), escaped(values))
             config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
-        missing = asdict(config).keys() - values.keys()
         if missing:
             raise InputError(f"lacks {', '.join(sorted(missing))}: the file was cut or edited")
-        return config
+        return config if classes else replace(config, **plugins)
     except RecursionError:
         raise InputError(f"{path}: is nested too deeply") from None
     except (OSError, ValueError) as error:  # ValueError: also bytes that are not UTF-8
@@ -192,13 +202,23 @@ def _composed(
 def for_hydra(argument: str) -> str:
     """Return an argument in Hydra's grammar: with its value in quotes if it is a text that is used verbatim."""
     key, _, text = argument.partition("=")
-    if not is_verbatim(key) or text == "null":
-        if names_class(parse(argument).value()):
-            raise InputError(f"{argument}: only a file of conf/ or --config-dir names a class")
-        return argument
-    # Raises for an unfinished `${`, which config.yaml cannot contain.
-    OmegaConf.create({key: text})
-    return f"{key}={quoted(escaped(text))}"
+    if key in VERBATIM and text != "null":
+        # Raises for an unfinished `${`, which config.yaml cannot contain.
+        OmegaConf.create({key: text})
+        return f"{key}={quoted(escaped(text))}"
+    override = parse(argument)
+    value: Any = override.value()
+    if override.is_sweep_override():
+        values_in_list = shlex.quote(f"{key}=[{text}]")
+        hint = f"; a list is {values_in_list}" if getattr(value, "simple_form", False) else ""
+        raise InputError(f"{argument}: several values need -m{hint}")
+    if names_class(value):
+        raise InputError(f"{argument}: only a file of conf/ or --config-dir names a class")
+    if key in groups():
+        for name in value if isinstance(value, list) else [value]:
+            if name not in groups()[key]:
+                raise _no_preset(key, name)
+    return argument
 
 
 def quoted(value: Any) -> str:
@@ -228,6 +248,10 @@ def _as_input_error() -> Iterator[None]:
     """
     try:
         yield
+    except RecursionError:
+        raise InputError(
+            "a value is nested too deeply, or a preset inherits from itself"
+        ) from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
         message = _explain(error)
         preset = PRESET.match(str(error))
@@ -236,14 +260,16 @@ def _as_input_error() -> Iterator[None]:
         raise InputError(one_line(message)) from None
 
 
+def _no_preset(group: str, name: Any) -> InputError:
+    presets = groups()[group]
+    path = ", or for a text data.path=FILE" if group == "data" else ""
+    return wrong_value(group, name, f"one of {', '.join(presets)}{path}", presets)
+
+
 def _explain(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        presets = groups()[group]
-        path = ", or for a text data.path=FILE" if group == "data" else ""
-        return str(wrong_value(group, name, f"one of {', '.join(presets)}{path}", presets))
-    if isinstance(error, OverrideParseException):
-        return f"{error.override}: {error}"
+        return str(_no_preset(group, name))
     # The reason is the error of OmegaConf: a cause or, in a preset, the context.
     cause: BaseException | None = error
     while cause and not isinstance(cause, OmegaConfBaseException):
@@ -255,9 +281,14 @@ def _explain(error: BaseException) -> str:
     path = getattr(cause, "full_key", None) or rest.partition("\n")[0]
     key = re.sub(r"\[\d+\]$", "", str(path))
     if isinstance(cause, ValidationError) and key in KEYS:
-        return str(wrong_value(key, cause.value, KEYS[key].allowed))
+        needed = KEYS[key].allowed
+        if isinstance(KEYS[key].default, list) and isinstance(cause.value, str):
+            needed += f", such as {shlex.quote(f'{key}=[{cause.value}]')}"
+        return str(wrong_value(key, cause.value, needed))
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         group, _, plugin = key.partition(".")
+        if group in ("experiment", "debug"):
+            return "its first line must be # @package _global_"
         if group not in PLUGINS:
             return f"{key}: no such key{nearest_key(key)}"
         if "." not in plugin:

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import InputError, most_similar
-from base.options import allowed
-from conf.schema import Config, SearchConfig
+from base.options import allowed, spell
+from conf.schema import Config, SearchConfig, by_key
 
 CONF = Path(__file__).parent
 FOLDERS: list[Path] = []  # of `--config-dir`
@@ -32,7 +32,7 @@ ELSEWHERE = {
     "optim.betas": "beta1 beta2 adam_beta1 adam_beta2",
     "optim.clip": "grad_clip max_grad_norm gradient_clip_val gradient_clip_algorithm",
     "trainer.max_steps": "max_iters max_epochs epochs num_train_epochs limit_train_batches "
-    "reload_dataloaders_every_n_epochs",
+    "reload_dataloaders_every_n_epochs lr_decay_iters",
     "trainer.more.min_steps": "min_epochs",
     "trainer.val_check_interval": "eval_interval eval_steps check_val_every_n_epoch",
     "trainer.checkpoint_minutes": "save_steps enable_checkpointing",
@@ -42,7 +42,7 @@ ELSEWHERE = {
     "trainer.devices": "gpus strategy use_distributed_sampler",
     "watch.sample_length": "limit_predict_batches",
     "debug": "fast_dev_run",
-    "logger": "barebones",
+    "logger": "barebones wandb_log",
     "minutes": "max_time time",
     "name": "out_dir output_dir default_root_dir model_registry",
     "resume": "ckpt_path resume_from_checkpoint",
@@ -80,12 +80,20 @@ KEYS = dict(_keys(Config()))  # of a run
 SEARCH_KEYS = dict(_keys(SearchConfig(), "hparams_search."))
 
 
-def is_launch(key: str) -> bool:
-    return key in KEYS and KEYS[key].metadata.get("launch", False)
+LAUNCH = {name for name, key in KEYS.items() if key.metadata.get("launch")}
+VERBATIM = {name for name, key in KEYS.items() if key.metadata.get("verbatim")}
+# free on resume, which compares the text's fingerprint
+PATHS = ("data.path", "data.validation", "data.test")
 
 
-def is_verbatim(key: str) -> bool:
-    return key in KEYS and KEYS[key].metadata.get("verbatim", False)
+def conditions_of(config: Config) -> dict[str, Any]:
+    """Return the settings that the result of a run depends on, as key -> value."""
+    return {key: value for key, value in by_key(config).items() if KEYS[key].on_resume != "free"}
+
+
+def difference(key: str, ours: Any, theirs: Any, whose: str = "run") -> str:
+    stored = "none" if theirs is None else spell(theirs)
+    return f"{key}={spell(ours)} (the {whose} has {stored})"
 
 
 def add_folder(name: str) -> None:
@@ -103,6 +111,11 @@ def add_folder(name: str) -> None:
             raise InputError(f"{file}: conf/ has a preset of this name; rename the file")
     if folder not in FOLDERS:
         FOLDERS.append(folder)
+
+
+def with_folders(arguments: Iterable[str]) -> list[str]:
+    """Return the arguments of a command to which the presets of this command's `--config-dir` are available."""
+    return [*(f"--config-dir={folder}" for folder in FOLDERS), *arguments]
 
 
 def groups() -> dict[str, list[str]]:

@@ -4,9 +4,9 @@ import itertools
 import math
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 # Hydra has no documented function that expands the values of a sweep.
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,16 +15,16 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from base.command_line import Parser
-from base.errors import InputError, one_line
+from base.errors import InputError
 from conf.keys import (
-    FOLDERS,
     KEYS,
+    LAUNCH,
     SEARCH_KEYS,
+    VERBATIM,
     add_folder,
     groups,
-    is_launch,
-    is_verbatim,
     nearest_key,
+    with_folders,
 )
 from conf.schema import MORE, PLUGINS
 
@@ -38,7 +38,7 @@ OF_PLUGINS = tuple(f"{group}." for group in PLUGINS)  # the files of conf/ have 
 # The option of a plug-in, but not its class, and not the plug-in as a whole: an interpolation
 # such as ${oc.create:…} could bring a class.
 PLUGIN_KEY = re.compile(r"\w+\.[\w-]+(\.(?!_target_\b)\w+)+", re.ASCII)
-WEB_CHARACTERS = re.compile("^[–—−]|[“”„‘’]")
+WEB_CHARACTERS = re.compile("[–—−“”„‘’]")
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Command:
         """The arguments that repeat the run under another name."""
         left_out = ("name", "resume", "allow")
         kept = [text for key, text in self.arguments.items() if key not in left_out]
-        return [*(f"--config-dir={folder}" for folder in FOLDERS), *kept]
+        return with_folders(kept)
 
 
 def key_of(argument: str) -> str:
@@ -90,6 +90,8 @@ def read_command(arguments: Sequence[str]) -> Command:
     search = [by_key.pop(key) for key in of_search]
     if search and "hparams_search" not in of_search:
         raise InputError(f"{of_search[0]}: only works with hparams_search=default")
+    if search and flags.multirun:
+        raise InputError("-m: cannot be combined with hparams_search=, which chooses the values")
     if search and flags.cfg:
         raise InputError(
             "--cfg=job: shows the settings of one run or the runs of a sweep, not of a search"
@@ -104,17 +106,22 @@ def checked(argument: str) -> str:
     name, equals, value = argument.partition("=")
     if name.startswith("-"):
         near = nearest_key(name.lstrip("-"), FLAGS)
-        allowed = f"must be one of {', '.join(FLAGS)}, or key=value"
-        raise InputError(f"{argument}: no such flag, {allowed}{near}")
+        allowed = f"must be key=value or one of {', '.join(FLAGS)}"
+        raise InputError(f"{argument}: no such flag{near}; {allowed}")
     key = name.lstrip("+")
     if key.startswith("~"):
         raise InputError(f"{argument}: keys cannot be removed; give {key[1:]} a value")
-    if not is_verbatim(key) and WEB_CHARACTERS.search(argument):
+    if key not in VERBATIM and WEB_CHARACTERS.search(argument):
         raise InputError(f"{argument}: has a dash or quotes of a web page; type - ' \"")
     if not (equals and key):
         raise InputError(f"{argument}: must be key=value, such as model.heads=8{_hint(argument)}")
     if key != name and key not in KEYS:
         key = re.sub(r"^trainer\.(?!more\.)", "trainer.more.", key)
+    if key.strip() != key and is_key(key.strip()):
+        raise InputError(f"{argument}: must be key=value, without spaces around =")
+    if key.startswith("trainer.more.") and not is_key(key):
+        near = nearest_key(key).replace("nearest:", "use")
+        raise InputError(f"{argument}: is not accepted{near}")
     if not is_key(key):
         raise InputError(f"{key}: no such key{nearest_key(key)}")
     if key != name and not key.startswith("trainer.more."):
@@ -123,6 +130,8 @@ def checked(argument: str) -> str:
         raise InputError(
             f"{argument}: must be the option of a preset, such as callbacks.ema.share=0.1"
         )
+    if not value and key not in VERBATIM:
+        raise InputError(f"{argument}: needs a value, without spaces around =")
     return f"{key}={value}"
 
 
@@ -137,7 +146,7 @@ def _hint(word: str) -> str:
         return "; without spaces around ="
     if word.endswith((".yaml", ".yml")):
         return "; a file of settings is a preset: --config-dir=FOLDER experiment=NAME for FOLDER/experiment/NAME.yaml"
-    if "/" in word or Path(word).suffix or os.path.exists(word):
+    if "/" in word or word.endswith(".txt") or os.path.exists(word):
         return f"; to train on a text: data.path={word}"
     return nearest_key(word)
 
@@ -149,8 +158,8 @@ def values_of(argument: str) -> list[str]:
     quotes, is a single value.
     """
     key, _, text = argument.partition("=")
-    if is_verbatim(key):
-        if is_launch(key) or os.path.exists(os.path.expanduser(text)):
+    if key in VERBATIM:
+        if key in LAUNCH or os.path.exists(os.path.expanduser(text)):
             return [argument]
         values = [value[1:-1] if quote else value for value, quote in VALUE.findall(f"{text},")]
         return [f"{key}={value}" for value in values]
@@ -160,8 +169,11 @@ def values_of(argument: str) -> list[str]:
     try:
         # A range may be huge: one value too many is enough to refuse it.
         values = list(itertools.islice(override.sweep_string_iterator(), MAX_RUNS + 1))
-    except HydraException:  # an interval or a glob
+    except (HydraException, ValueError):  # an interval, a glob, or values beside a range
         raise InputError(f"{argument}: write {key}=a,b,c or {key}=range(a,b)") from None
+    if not 0 < len(values) <= MAX_RUNS:
+        number = f"more than {MAX_RUNS:,}" if values else "no"
+        raise InputError(f"{argument}: has {number} values")
     return [f"{key}={value}" for value in values]
 
 
@@ -176,6 +188,10 @@ def parse(argument: str) -> Override:
     """Parse the argument of a sweep or a search, which may have several values or a range, with Hydra's grammar."""
     try:
         (override,) = OverridesParser.create().parse_overrides([argument])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(f"{argument}: cannot be read: {one_line(error)}") from None
+    except (HydraException, OmegaConfBaseException):
+        key, _, value = argument.partition("=")
+        quoted = shlex.quote(f'{key}="{value}"')
+        raise InputError(
+            f"{argument}: cannot be read as a value; put text in quotes: {quoted}"
+        ) from None
     return override

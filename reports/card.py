@@ -15,8 +15,7 @@ from base.jobs.run_directory import Run, Summary
 from base.options import spell
 from base.progress import count
 from conf.compose import quoted, read_config
-from conf.keys import is_launch
-from conf.resume_rules import PATHS
+from conf.keys import LAUNCH, PATHS
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import (
     describe_context,
@@ -49,7 +48,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
     split = ""
     if file.resolve().parent.name == "checkpoints" and run.config.exists():
         summary = run.summary
-        config = read_config(run.directory)
+        config = read_config(run.directory, classes=False)
         command = fenced(
             shlex.join(["python", "train.py", *map(public_setting, repeating(config))])
         )
@@ -81,7 +80,7 @@ def repeating(config: Config) -> list[str]:
     arguments = []
     for key, value in by_key(config).items():
         # the steps that `minutes` has chosen replace it
-        if is_launch(key) or key == "minutes" or (key not in PLUGINS and value == defaults[key]):
+        if key in LAUNCH or key == "minutes" or (key not in PLUGINS and value == defaults[key]):
             continue
         if not isinstance(value, dict):
             arguments.append(f"{key}={spell(value)}")

@@ -6,17 +6,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import ranks
-from base.errors import InputError, printable
+from base import processes, ranks
+from base.errors import InputError, nearest, printable
 from base.files import remove_unfinished
 from base.jobs import run_directory, run_lock
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
-from conf.compose import compose_resumed, read_config
+from conf.compose import compose_resumed, read_config, trained_groups
+from conf.keys import KEYS, conditions_of, difference, with_folders
 from conf.overrides import key_of
-from conf.resume_rules import check_trained, check_unchanged, conditions_of, trained_groups
-from conf.schema import Config
+from conf.schema import Config, by_key
 from reports.history import History
 
 if TYPE_CHECKING:
@@ -177,6 +177,40 @@ def check_resumed(
     remove_leftovers(run)
 
 
+def check_unchanged(
+    before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path
+) -> str:
+    """Return how the conditions of a resumed run differ from those under which it was trained, or "" if they are equal.
+
+    Conditions are everything that the results depend on: the settings, the text, the device,
+    torch's version, … One that differs must be in `allow`.
+    """
+    for name in allow:
+        if name not in now:
+            raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
+    defaults = {key: option.default for key, option in KEYS.items()}
+    before = defaults | dict(before)  # a checkpoint may be older than a setting
+    differing = [name for name in now if before.get(name) != now[name]]
+    fixed = [
+        name
+        for name in differing
+        if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
+    ]
+    listed = ", ".join(difference(name, now[name], before.get(name)) for name in differing)
+    if fixed:
+        advice = f"allow= cannot permit {', '.join(fixed)}"
+        if fixed == ["vocabulary"]:
+            start = processes.command(
+                "python", "train.py", *with_folders([f"init_from={run}", "data.path=FILE"])
+            )
+            advice = f"the vocabulary of a run cannot change; to start a new run from this model: {start}"
+        raise InputError(f"resume: cannot change {listed}; {advice}")
+    if set(differing) - set(allow):
+        way = shlex.quote(f"allow=[{','.join(differing)}]")
+        raise InputError(f"resume: cannot change {listed}; {way} continues anyway")
+    return listed
+
+
 def is_other_gpu(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     devices = {str(before["device"]), str(now["device"])}
     return len(devices) == 2 and all(device.startswith("cuda ") for device in devices)
@@ -239,3 +273,27 @@ def load_init_model(config: Config) -> InitModel:
         raise InputError(f"init_from: {error}") from None
     check_trained(config, trained_groups(model.config, model.meta))
     return InitModel(path, *model)
+
+
+def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
+
+    `groups` contains the settings of the trained model. No weight depends on the window, and none
+    on the context unless the positions are learned: then it must not be longer.
+    """
+    trained = by_key(groups)
+    ours = by_key(config)
+    free = ["model.window", "model.context"]
+    if (
+        trained["model.positions"] == "learned"
+        and ours["model.context"] > trained["model.context"]
+    ):
+        free.remove("model.context")
+    fixed = [
+        key
+        for key in trained
+        if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]
+    ]
+    if fixed:
+        listed = [difference(key, ours[key], trained[key], "model") for key in fixed]
+        raise InputError(f"init_from={config.init_from}: cannot change {', '.join(listed)}")

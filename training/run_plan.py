@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from base.jobs.run_directory import Run
-from conf.resume_rules import conditions_of
+from conf.keys import conditions_of
 from conf.schema import Config
 from data.text import Text
 from reports.history import History

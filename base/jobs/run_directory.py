@@ -136,12 +136,15 @@ class Run:
 
     @property
     def arguments(self) -> list[str] | None:
-        """The arguments of the commands that trained the run; None if the run does not have this file."""
+        """The arguments of the commands that trained the run; None if the file is missing or damaged."""
         try:
             stored = json.loads(self.overrides.read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return [str(argument) for argument in stored] if isinstance(stored, list) else None
+        is_list = isinstance(stored, list) and all(
+            isinstance(argument, str) and "=" in argument for argument in stored
+        )
+        return stored if is_list else None
 
     @property
     def checkpoints(self) -> Path:
@@ -265,6 +268,17 @@ def to_resume(resume: str, name: str | None) -> Run | None:
         )
     _check_checkpoints(run, f"resume={resume}")
     return run
+
+
+def is_name(name: str) -> bool:
+    """Return whether `name=` may name a run so: NAME or, for a trial of a sweep, SWEEP/TRIAL."""
+    parts = name.split("/")
+    for part in parts:
+        if part.startswith(".") or "\\" in part or not part.isprintable():
+            return False
+        if not 0 < len(os.fsencode(part)) <= 200:
+            return False
+    return len(parts) <= 2
 
 
 def named(name: str) -> Path:

@@ -192,9 +192,9 @@ def test_every_argument_of_lightning_s_trainer_is_ours_or_passed_on_or_refused_w
     assert passed_on < rest
     for name in rest - passed_on:
         message = refused(f"+trainer.{name}=1")
-        near = message.partition("; nearest: ")[2]
+        near = message.partition("=1: is not accepted; use ")[2]
         assert near in (*KEYS, *groups()) or near.removeprefix("trainer.more.") in MORE, message
-        with pytest.raises(ValueError, match=f"trainer.more.{name}=1: must be"):
+        with pytest.raises(ValueError, match=f"trainer.more.{name}: must be"):
             TrainerConfig(more={name: 1})  # what a stranger's config.yaml may say
 
 
@@ -226,7 +226,7 @@ def test_yaml_keeps_what_it_is_given(tmp_path: Path) -> None:
 NEAREST = {  # in any case
     "data_path=a": "data.path", "optim.name=AdamW": "adamw", "LR=1": "optim.lr",
     "data=Shakespear": "shakespeare", "callbacks=[EMA]": "ema", "++model.head=8": "model.heads",
-    "trainer.accelerator=cdua": "cuda", "--max-steps=3": "trainer.max_steps",
+    "trainer.accelerator=cdua": "cuda", "wandb_log=true": "logger", "lr_decay_iters=9": "trainer.max_steps",
 }  # fmt: skip
 
 
@@ -264,4 +264,4 @@ ELSEWHERE = {  # what nanoGPT, transformers and Lightning call a key
 
 @pytest.mark.parametrize("typed", ELSEWHERE)
 def test_a_name_of_another_project_leads_to_ours(typed: str) -> None:
-    assert refused(typed).endswith(f"; nearest: {ELSEWHERE[typed]}")
+    assert f"; nearest: {ELSEWHERE[typed]}" in refused(typed)

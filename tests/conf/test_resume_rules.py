@@ -6,14 +6,16 @@ import pytest
 
 from base.errors import InputError
 from conf import compose as composing
+from conf.compose import trained_groups
 from conf.overrides import read_command
-from conf.resume_rules import changed, check_trained, trained_groups
 from conf.schema import Config, to_yaml
 from gpt.config import ModelConfig
 from gpt.model_file import read_description
+from sweeps.sweep import changed
 from tests.conf.test_defaults import compose
 from tests.conftest import refusal
 from tests.model_files import LETTERS, filled, write_model_file
+from training.resume import check_trained
 
 
 def resumed(stored: Config, *typed: str) -> Config:

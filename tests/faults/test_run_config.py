@@ -28,7 +28,8 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 WRONG = [  # text of a config.yaml, and what is said of it
     ("", "lacks "), ("- 1", "must be a mapping"), ("seed: [", "while parsing a flow node"),
     ("day: 2001-99-99", "day: no such key"), ("a: " + 800 * "[" + 800 * "]", "nested too deeply"),
-    ("\n".join(["a0: &a0 [1]", *(f"a{n}: &a{n} [{','.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 10))]), "an alias is not accepted"),
+    ("\n".join(["a0: &a0 [1]", *(f"a{n}: &a{n} [{','.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 10))]),
+     "an alias is not accepted"),
     ("x: !!python/object/apply:os.system ['touch got-in']", "could not determine a constructor"),
     ("sed: 1", "sed: no such key; nearest: seed"), ("model: []", "model=[]: must be a mapping"),
     ("model: {layer: 3}", "model.layer: no such key; nearest: model.layers"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from base.errors import without_folders, without_places
-from conf.resume_rules import conditions_of
+from conf.keys import conditions_of
 from conf.schema import Config
 from gpt.checkpoint import (
     CHECKPOINT_FORMAT,
