@@ -4,7 +4,7 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +21,12 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from base import ranks
 from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, VERBATIM, groups, nearest_key
-from conf.overrides import key_of, names_class, parse
-from conf.schema import PLUGINS, Config, SearchConfig, by_key
+from conf.overrides import names_class, parse
+from conf.schema import PLUGINS, Config, SearchConfig
 from gpt.config import ModelConfig
 
 PRESET = re.compile("In '.+?/.+?': ")  # how an error of Hydra names a preset
@@ -37,7 +36,7 @@ PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.ASCII | r
 
 def compose(arguments: Sequence[str]) -> Config:
     """Compose the configuration of a new run from the defaults, the presets and the arguments of the command line."""
-    config: Config = _object("train", arguments)
+    config: Config = compose_object("train", arguments)
     if config.init_from is not None:
         from gpt.model_file import read_description  # loads NumPy
 
@@ -47,7 +46,7 @@ def compose(arguments: Sequence[str]) -> Config:
             # Reported when the model is loaded: a run that resumes from its checkpoint needs no
             # model.
             return config
-        config = _object("train", arguments, trained_groups(model, meta))
+        config = compose_object("train", arguments, trained_groups(model, meta))
     if config.minutes is not None:
         _check_minutes(config)
     return config
@@ -77,43 +76,6 @@ def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dic
     return {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
 
 
-def compose_search(arguments: Sequence[str]) -> SearchConfig:
-    """Compose the options of a search from arguments such as `hparams_search=default`."""
-    return _object("search", arguments)["hparams_search"]
-
-
-def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
-    """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
-
-    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
-    chosen.
-    """
-    base = asdict(stored) | {"resume": None, "allow": []}  # without those of the earlier command
-    # The present command decides the number of machines and, if it was started as several
-    # processes, of devices.
-    base["trainer"]["num_nodes"] = "auto"
-    if ranks.launched():
-        base["trainer"]["devices"] = "auto"
-    stored_values = by_key(base)
-    # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
-    replaced: dict[str, Any] = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
-    with _as_input_error():
-        config = _composed("resume", arguments, base | replaced)
-        for group in PLUGINS:
-            kept = {}
-            for name, options in config[group].items():
-                if "auto" not in options.values():
-                    kept[name] = options
-                elif name in stored_values[group]:  # otherwise the run has left it out
-                    kept[name] = escaped(stored_values[group][name])
-            OmegaConf.update(config, group, kept, merge=False)
-        for key in KEYS:
-            # a verbatim value may be a file that is called auto
-            if key not in VERBATIM and OmegaConf.select(config, key) == "auto":
-                OmegaConf.update(config, key, escaped(stored_values[key]))
-        return OmegaConf.to_object(config)  # type: ignore[return-value]
-
-
 def read_config(run: Path, *, classes: bool = True) -> Config:
     """Return the configuration in the config.yaml of the run directory `run`, or raise an `InputError`.
 
@@ -136,13 +98,11 @@ def read_config(run: Path, *, classes: bool = True) -> Config:
                 if classes and name not in groups()[group]:
                     needed = f"add --config-dir=FOLDER, which has {group}/{name}.yaml"
                     raise InputError(f"{group}.{name}: no such preset; {needed}")
-        chosen = []
-        if classes:
-            chosen = [f"{group}={spell(list(entries))}" for group, entries in plugins.items()]
-        else:
+        if not classes:
             values |= dict.fromkeys(PLUGINS, {})
-        with _as_input_error():
-            merged = OmegaConf.merge(_composed("resume", chosen), escaped(values))
+        chosen = [f"{group}={spell(list(values[group]))}" for group in PLUGINS if group in values]
+        with as_input_error():
+            merged = OmegaConf.merge(composed("resume", chosen), escaped(values))
             config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
         if missing:
             raise InputError(f"lacks {', '.join(sorted(missing))}: the file was cut or edited")
@@ -165,7 +125,7 @@ def _read_plain(path: Path) -> dict[str, Any]:
     exponential.
     """
     text = path.read_text("utf-8")
-    with _as_input_error():
+    with as_input_error():
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise InputError("an alias is not accepted: a run's file has none")
         values = OmegaConf.to_container(OmegaConf.load(path))
@@ -174,12 +134,12 @@ def _read_plain(path: Path) -> dict[str, Any]:
     return values  # type: ignore[return-value]
 
 
-def _object(primary: str, arguments: Sequence[str], defaults: Any = None) -> Any:
-    with _as_input_error():
-        return OmegaConf.to_object(_composed(primary, arguments, defaults))
+def compose_object(primary: str, arguments: Sequence[str], defaults: Any = None) -> Any:
+    with as_input_error():
+        return OmegaConf.to_object(composed(primary, arguments, defaults))
 
 
-def _composed(
+def composed(
     primary: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
 ) -> DictConfig:
     """Compose conf/`primary`.yaml with the arguments of a command line; `defaults` replaces those of `Config`."""
@@ -241,7 +201,7 @@ def escaped(value: Any) -> Any:
 
 
 @contextmanager
-def _as_input_error() -> Iterator[None]:
+def as_input_error() -> Iterator[None]:
     """Turn an error of Hydra, OmegaConf or YAML into an `InputError` that names the key, its value and what is allowed.
 
     An error in a preset begins with the preset's name.

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from base.errors import InputError, most_similar
-from base.options import allowed, spell
-from conf.schema import Config, SearchConfig, by_key
+from base.options import allowed
+from conf.schema import Config, SearchConfig
 
 CONF = Path(__file__).parent
 FOLDERS: list[Path] = []  # of `--config-dir`
@@ -84,16 +84,6 @@ LAUNCH = {name for name, key in KEYS.items() if key.metadata.get("launch")}
 VERBATIM = {name for name, key in KEYS.items() if key.metadata.get("verbatim")}
 # free on resume, which compares the text's fingerprint
 PATHS = ("data.path", "data.validation", "data.test")
-
-
-def conditions_of(config: Config) -> dict[str, Any]:
-    """Return the settings that the result of a run depends on, as key -> value."""
-    return {key: value for key, value in by_key(config).items() if KEYS[key].on_resume != "free"}
-
-
-def difference(key: str, ours: Any, theirs: Any, whose: str = "run") -> str:
-    stored = "none" if theirs is None else spell(theirs)
-    return f"{key}={spell(ours)} (the {whose} has {stored})"
 
 
 def add_folder(name: str) -> None:

@@ -22,13 +22,13 @@ from base.options import spell
 from base.processes import command, cores, watch
 from base.progress import Progress, clock, count
 from conf.compose import compose, read_config
-from conf.keys import KEYS, LAUNCH, PATHS, VERBATIM, difference, with_folders
+from conf.keys import KEYS, LAUNCH, PATHS, VERBATIM, with_folders
 from conf.overrides import Command, key_of, values_of
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import figure
 from sweeps.table import Row, leaderboard, write_page, write_table
 from training.machine import number_of
-from training.resume import load_init_model
+from training.resume import difference, load_init_model
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MAX_NAME = 100  # maximum characters of a trial's name

@@ -17,10 +17,11 @@ from base.jobs.run_directory import RUNS, Run, newest_first
 from base.options import spell
 from base.progress import clock
 from conf.compose import read_config
-from conf.keys import PATHS, conditions_of
+from conf.keys import PATHS
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import figure
 from reports.page import render_page
+from training.resume import conditions_of
 
 RESULTS = (
     "status",

@@ -2,9 +2,11 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from omegaconf import OmegaConf
 
 from base import processes, ranks
 from base.errors import InputError, nearest, printable
@@ -13,10 +15,10 @@ from base.jobs import run_directory, run_lock
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
-from conf.compose import compose_resumed, read_config, trained_groups
-from conf.keys import KEYS, conditions_of, difference, with_folders
+from conf.compose import as_input_error, composed, escaped, read_config, trained_groups
+from conf.keys import KEYS, VERBATIM, with_folders
 from conf.overrides import key_of
-from conf.schema import Config, by_key
+from conf.schema import PLUGINS, Config, by_key
 from reports.history import History
 
 if TYPE_CHECKING:
@@ -58,6 +60,38 @@ def find_run(arguments: Sequence[str], config: Config) -> tuple[Config, Run, boo
         ) from None
     resumed = compose_resumed(arguments, stored)
     return replace(resumed, resume=config.resume), run, True
+
+
+def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
+    """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
+
+    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
+    chosen.
+    """
+    base = asdict(stored) | {"resume": None, "allow": []}  # without those of the earlier command
+    # The present command decides the number of machines and, if it was started as several
+    # processes, of devices.
+    base["trainer"]["num_nodes"] = "auto"
+    if ranks.launched():
+        base["trainer"]["devices"] = "auto"
+    stored_values = by_key(base)
+    # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
+    replaced: dict[str, Any] = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
+    with as_input_error():
+        config = composed("resume", arguments, base | replaced)
+        for group in PLUGINS:
+            kept = {}
+            for name, options in config[group].items():
+                if "auto" not in options.values():
+                    kept[name] = options
+                elif name in stored_values[group]:  # otherwise the run has left it out
+                    kept[name] = escaped(stored_values[group][name])
+            OmegaConf.update(config, group, kept, merge=False)
+        for key in KEYS:
+            # a verbatim value may be a file that is called auto
+            if key not in VERBATIM and OmegaConf.select(config, key) == "auto":
+                OmegaConf.update(config, key, escaped(stored_values[key]))
+        return OmegaConf.to_object(config)  # type: ignore[return-value]
 
 
 def is_debug(keys: Sequence[str]) -> bool:
@@ -155,6 +189,16 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
         log.info(f"resume: skips {line}")
     log.info(f"resume: from {printable(point.path)}, step {point.step}")
     return point
+
+
+def conditions_of(config: Config) -> dict[str, Any]:
+    """Return the settings that the result of a run depends on, as key -> value."""
+    return {key: value for key, value in by_key(config).items() if KEYS[key].on_resume != "free"}
+
+
+def difference(key: str, ours: Any, theirs: Any, whose: str = "run") -> str:
+    stored = "none" if theirs is None else spell(theirs)
+    return f"{key}={spell(ours)} (the {whose} has {stored})"
 
 
 def check_resumed(

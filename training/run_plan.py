@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from base.jobs.run_directory import Run
-from conf.keys import conditions_of
 from conf.schema import Config
 from data.text import Text
 from reports.history import History
 from training.choosing.choose import Choice
 from training.machine import Machine, StartUp
-from training.resume import InitModel, ResumePoint
+from training.resume import InitModel, ResumePoint, conditions_of
 
 
 @dataclass(frozen=True)

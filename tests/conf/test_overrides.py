@@ -119,6 +119,7 @@ def test_a_text_for_validation_may_go_with_a_preset_that_has_a_split() -> None:
 
 def test_cfg_refuses_what_a_run_would_refuse(train: Call) -> None:
     one_line(train("seed=-1", "--cfg", "job"), 2, "seed=-1: must ")
+    one_line(train("-m", "--cfg", "job", defaults=False), 2, "-m: needs several values of a key")
 
 
 def test_cfg_shows_the_overrides_of_each_trial(train: Call) -> None:
