@@ -30,8 +30,6 @@ from conf.schema import PLUGINS, Config, SearchConfig
 from gpt.config import ModelConfig
 
 PRESET = re.compile("In '.+?/.+?': ")  # how an error of Hydra names a preset
-# Text that Hydra's grammar reads as itself without quotes.
-PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 
 
 def compose(arguments: Sequence[str]) -> Config:
@@ -165,7 +163,7 @@ def for_hydra(argument: str) -> str:
     if key in VERBATIM and text != "null":
         # Raises for an unfinished `${`, which config.yaml cannot contain.
         OmegaConf.create({key: text})
-        return f"{key}={quoted(escaped(text))}"
+        return f"{key}={QuotedString(escaped(text), Quote.single).with_quotes()}"
     override = parse(argument)
     value: Any = override.value()
     if override.is_sweep_override():
@@ -179,13 +177,6 @@ def for_hydra(argument: str) -> str:
             if name not in groups()[key]:
                 raise _no_preset(key, name)
     return argument
-
-
-def quoted(value: Any) -> str:
-    """Return the text that Hydra's grammar reads as `value`."""
-    if isinstance(value, str) and not PLAIN.fullmatch(value):
-        return QuotedString(value, Quote.single).with_quotes()
-    return spell(value)
 
 
 def escaped(value: Any) -> Any:

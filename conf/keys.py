@@ -3,7 +3,6 @@
 import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,7 @@ ELSEWHERE = {
 }
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(typing.NamedTuple):
     """A key of the configuration, such as `optim.lr`, as the dataclass field that it sets describes it."""
 
     kind: Any  # the type annotation of the field

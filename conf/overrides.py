@@ -16,16 +16,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from base.command_line import Parser
 from base.errors import InputError
-from conf.keys import (
-    KEYS,
-    LAUNCH,
-    SEARCH_KEYS,
-    VERBATIM,
-    add_folder,
-    groups,
-    nearest_key,
-    with_folders,
-)
+from conf.keys import KEYS, LAUNCH, SEARCH_KEYS, VERBATIM, add_folder, groups, nearest_key
 from conf.schema import MORE, PLUGINS
 
 FLAGS = (
@@ -59,13 +50,6 @@ class Command:
         if not 0 < combinations <= MAX_RUNS:
             raise InputError(f"-m: {combinations:,} combinations; must be 1 to {MAX_RUNS:,}")
         return list(map(list, itertools.product(*choices)))
-
-    @property
-    def to_keep(self) -> list[str]:
-        """The arguments that repeat the run under another name."""
-        left_out = ("name", "resume", "allow")
-        kept = [text for key, text in self.arguments.items() if key not in left_out]
-        return with_folders(kept)
 
 
 def key_of(argument: str) -> str:

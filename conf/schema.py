@@ -216,10 +216,8 @@ class Config:
                 raise InputError(f"callbacks and logger: {name} must be a mapping")
             if str(arguments.get("_target_")).endswith(".EarlyStopping"):
                 _check_early_stopping(f"callbacks.{name}", arguments)
-        if self.name is not None and not run_directory.is_name(self.name):
-            raise InputError(
-                f"name={self.name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
-            )
+        if self.name is not None:
+            run_directory.check_name(self.name)
 
 
 def _check_early_stopping(key: str, arguments: Mapping[str, Any]) -> None:

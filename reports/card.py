@@ -8,13 +8,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from jinja2 import Template
 
 from base.errors import printable, without_folders, without_places
 from base.jobs.run_directory import Run, Summary
 from base.options import spell
 from base.progress import count
-from conf.compose import quoted, read_config
+from conf.compose import read_config
 from conf.keys import LAUNCH, PATHS
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import (
@@ -35,6 +36,8 @@ from reports.log_lines import describe_baselines, describe_copies
 # settings of which the card shows only the last path component
 PRIVATE = (*PATHS, "data.cache_dir", "init_from")
 TEMPLATE = Path(__file__).with_name("assets") / "card.md"
+# Text that Hydra's grammar reads as itself without quotes.
+PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 
 
 def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -> str:
@@ -91,6 +94,13 @@ def repeating(config: Config) -> list[str]:
             options = by_key(value)
         arguments += [f"{key}.{name}={quoted(option)}" for name, option in options.items()]
     return arguments
+
+
+def quoted(value: Any) -> str:
+    """Return the text that Hydra's grammar reads as `value`."""
+    if isinstance(value, str) and not PLAIN.fullmatch(value):
+        return QuotedString(value, Quote.single).with_quotes()
+    return spell(value)
 
 
 def public_setting(setting: str) -> str:

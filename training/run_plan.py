@@ -34,7 +34,7 @@ class RunPlan:
     resumed: bool
     # whether the run directory must not exist yet; False also for resume=auto, which found no run
     new: bool
-    arguments: list[str]  # of the command line, as `Command.to_keep` returns them
+    arguments: list[str]  # of the command line, which repeat the run under another name
     debug: bool  # whether a preset of conf/debug has named this new run
     startup: StartUp
 

@@ -270,15 +270,19 @@ def to_resume(resume: str, name: str | None) -> Run | None:
     return run
 
 
-def is_name(name: str) -> bool:
-    """Return whether `name=` may name a run so: NAME or, for a trial of a sweep, SWEEP/TRIAL."""
+def check_name(name: str) -> None:
+    """Raise an `InputError` unless `name` is NAME or, for a trial of a sweep, SWEEP/TRIAL."""
     parts = name.split("/")
+    is_name = len(parts) <= 2
     for part in parts:
         if part.startswith(".") or "\\" in part or not part.isprintable():
-            return False
+            is_name = False
         if not 0 < len(os.fsencode(part)) <= 200:
-            return False
-    return len(parts) <= 2
+            is_name = False
+    if not is_name:
+        raise InputError(
+            f"name={name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
+        )
 
 
 def named(name: str) -> Path:

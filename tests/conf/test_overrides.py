@@ -7,12 +7,13 @@ import yaml
 from lightning import Trainer
 
 from base.errors import InputError
-from conf.compose import quoted, read_config
+from conf.compose import read_config
 from conf.help import usage
 from conf.keys import KEYS, groups
 from conf.overrides import parse, read_command
 from conf.schema import MORE, Config, TrainerConfig, by_key, to_dict, to_yaml
 from gpt.config import OptimConfig
+from reports.card import quoted
 from tests.conf.test_defaults import composed
 from tests.conftest import Call, one_line, refusal
 
