@@ -25,7 +25,7 @@ from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, VERBATIM, groups, nearest_key
-from conf.overrides import names_class, parse
+from conf.overrides import check_classless, parse
 from conf.schema import PLUGINS, Config, SearchConfig
 from gpt.config import ModelConfig
 
@@ -54,18 +54,14 @@ def _check_minutes(config: Config) -> None:
     minutes = f"minutes={config.minutes:g}"
     steps = config.trainer.max_steps
     if steps != "auto":
-        keep = (
-            "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
-        )
         raise InputError(
-            f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; {keep}"
+            f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; set "
+            "minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
         )
     if config.optim.schedule != "trapezoid":
-        why = (
-            "because a cosine depends on the number of steps, which is chosen while the run trains"
-        )
         raise InputError(
-            f"{minutes}: needs optim.schedule=trapezoid, {why}; or set trainer.max_steps instead"
+            f"{minutes}: needs optim.schedule=trapezoid, because a cosine depends on the number of "
+            "steps, which is chosen while the run trains; or set trainer.max_steps instead"
         )
 
 
@@ -89,13 +85,13 @@ def read_config(run: Path, *, classes: bool = True) -> Config:
             _check_mapping(group, values.get(group, {}))
         plugins = {group: values.get(group, {}) for group in PLUGINS}
         for group, entries in plugins.items():
-            if names_class(entries):
-                raise InputError(f"{group}: only a file of conf/ or --config-dir names a class")
+            check_classless(group, entries)
             for name, options in entries.items():
                 _check_mapping(f"{group}.{name}", options)
                 if classes and name not in groups()[group]:
-                    needed = f"add --config-dir=FOLDER, which has {group}/{name}.yaml"
-                    raise InputError(f"{group}.{name}: no such preset; {needed}")
+                    raise InputError(
+                        f"{group}.{name}: no such preset; add --config-dir=FOLDER, which has {group}/{name}.yaml"
+                    )
         if not classes:
             values |= dict.fromkeys(PLUGINS, {})
         chosen = [f"{group}={spell(list(values[group]))}" for group in PLUGINS if group in values]
@@ -105,8 +101,6 @@ def read_config(run: Path, *, classes: bool = True) -> Config:
         if missing:
             raise InputError(f"lacks {', '.join(sorted(missing))}: the file was cut or edited")
         return config if classes else replace(config, **plugins)
-    except RecursionError:
-        raise InputError(f"{path}: is nested too deeply") from None
     except (OSError, ValueError) as error:  # ValueError: also bytes that are not UTF-8
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
 
@@ -137,9 +131,7 @@ def compose_object(primary: str, arguments: Sequence[str], defaults: Any = None)
         return OmegaConf.to_object(composed(primary, arguments, defaults))
 
 
-def composed(
-    primary: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
-) -> DictConfig:
+def composed(primary: str, arguments: Sequence[str], defaults: Any = None) -> DictConfig:
     """Compose conf/`primary`.yaml with the arguments of a command line; `defaults` replaces those of `Config`."""
     schema = OmegaConf.structured(Config)
     search = OmegaConf.structured(SearchConfig)
@@ -151,10 +143,9 @@ def composed(
     store = ConfigStore.instance()
     store.store("schema", OmegaConf.merge(schema, escaped(defaults or {})))
     store.store("search_schema", {"hparams_search": search})
-    folders = [f"file://{folder}" for folder in FOLDERS]
-    overrides = [*map(for_hydra, arguments), f"hydra.searchpath={folders}"]
+    folders = f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-        return hydra.compose(primary, overrides)
+        return hydra.compose(primary, [*map(for_hydra, arguments), folders])
 
 
 def for_hydra(argument: str) -> str:
@@ -167,11 +158,11 @@ def for_hydra(argument: str) -> str:
     override = parse(argument)
     value: Any = override.value()
     if override.is_sweep_override():
-        values_in_list = shlex.quote(f"{key}=[{text}]")
-        hint = f"; a list is {values_in_list}" if getattr(value, "simple_form", False) else ""
+        hint = ""
+        if getattr(value, "simple_form", False):  # values between commas
+            hint = f"; a list is {shlex.quote(f'{key}=[{text}]')}"
         raise InputError(f"{argument}: several values need -m{hint}")
-    if names_class(value):
-        raise InputError(f"{argument}: only a file of conf/ or --config-dir names a class")
+    check_classless(argument, value)
     if key in groups():
         for name in value if isinstance(value, list) else [value]:
             if name not in groups()[key]:
@@ -212,7 +203,7 @@ def as_input_error() -> Iterator[None]:
 
 
 def _no_preset(group: str, name: Any) -> InputError:
-    presets = groups()[group]
+    presets = groups().get(group, [])
     path = ", or for a text data.path=FILE" if group == "data" else ""
     return wrong_value(group, name, f"one of {', '.join(presets)}{path}", presets)
 

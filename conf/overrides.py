@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from base.command_line import Parser
 from base.errors import InputError
 from conf.keys import KEYS, LAUNCH, SEARCH_KEYS, VERBATIM, add_folder, groups, nearest_key
-from conf.schema import MORE, PLUGINS
+from conf.schema import MORE
 
 FLAGS = (
     "-m", "--multirun", "-h", "--help", "--help=all", "-c", "--cfg", "-cd", "--config-dir", "--runs", "--version",
@@ -25,7 +25,7 @@ FLAGS = (
 MAX_RUNS = 10_000  # runs of one sweep, so also the values of one key
 # Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
-OF_PLUGINS = tuple(f"{group}." for group in PLUGINS)  # the files of conf/ have the rest
+OF_PLUGINS = ("callbacks.", "logger.")  # the files of conf/ have the rest of these keys
 # The option of a plug-in, but not its class, and not the plug-in as a whole: an interpolation
 # such as ${oc.create:…} could bring a class.
 PLUGIN_KEY = re.compile(r"\w+\.[\w-]+(\.(?!_target_\b)\w+)+", re.ASCII)
@@ -38,8 +38,8 @@ class Command:
 
     arguments: dict[str, str]  # by key; of a key that is set twice, the last
     search: list[str]  # arguments of a search, such as hparams_search=default
-    sweep: bool = False
-    show: bool = False  # the settings, instead of training
+    sweep: bool
+    show: bool  # the settings, instead of training
 
     def runs(self) -> list[list[str]]:
         """Return the arguments of each run: in a sweep, of every combination, otherwise a single list."""
@@ -47,8 +47,8 @@ class Command:
             return [list(self.arguments.values())]
         choices = list(map(values_of, self.arguments.values()))
         combinations = math.prod(map(len, choices))
-        if not 0 < combinations <= MAX_RUNS:
-            raise InputError(f"-m: {combinations:,} combinations; must be 1 to {MAX_RUNS:,}")
+        if combinations > MAX_RUNS:
+            raise InputError(f"-m: {combinations:,} combinations; must be at most {MAX_RUNS:,}")
         return list(map(list, itertools.product(*choices)))
 
 
@@ -90,8 +90,9 @@ def checked(argument: str) -> str:
     name, equals, value = argument.partition("=")
     if name.startswith("-"):
         near = nearest_key(name.lstrip("-"), FLAGS)
-        allowed = f"must be key=value or one of {', '.join(FLAGS)}"
-        raise InputError(f"{argument}: no such flag{near}; {allowed}")
+        raise InputError(
+            f"{argument}: no such flag{near}; must be key=value or one of {', '.join(FLAGS)}"
+        )
     key = name.lstrip("+")
     if key.startswith("~"):
         raise InputError(f"{argument}: keys cannot be removed; give {key[1:]} a value")
@@ -101,27 +102,26 @@ def checked(argument: str) -> str:
         raise InputError(f"{argument}: must be key=value, such as model.heads=8{_hint(argument)}")
     if key != name and key not in KEYS:
         key = re.sub(r"^trainer\.(?!more\.)", "trainer.more.", key)
-    if key.strip() != key and is_key(key.strip()):
+    if key.endswith(" ") or not (value or key in VERBATIM):
         raise InputError(f"{argument}: must be key=value, without spaces around =")
-    if key.startswith("trainer.more.") and not is_key(key):
-        near = nearest_key(key).replace("nearest:", "use")
-        raise InputError(f"{argument}: is not accepted{near}")
     if not is_key(key):
-        raise InputError(f"{key}: no such key{nearest_key(key)}")
+        near = nearest_key(key)
+        if key.startswith("trainer.more."):
+            raise InputError(f"{argument}: is not accepted{near.replace('nearest:', 'use')}")
+        raise InputError(f"{key}: no such key{near}")
     if key != name and not key.startswith("trainer.more."):
         raise InputError(f"{argument}: {key} exists; leave the + out")
     if key.startswith(OF_PLUGINS) and not PLUGIN_KEY.fullmatch(key):
         raise InputError(
             f"{argument}: must be the option of a preset, such as callbacks.ema.share=0.1"
         )
-    if not value and key not in VERBATIM:
-        raise InputError(f"{argument}: needs a value, without spaces around =")
     return f"{key}={value}"
 
 
 def is_key(key: str) -> bool:
-    more = [f"trainer.more.{name}" for name in MORE]
-    return key in (*groups(), *KEYS, *SEARCH_KEYS, *more) or key.startswith(OF_PLUGINS)
+    if key.startswith("trainer.more."):
+        return key.removeprefix("trainer.more.") in MORE
+    return key in (*groups(), *KEYS, *SEARCH_KEYS) or key.startswith(OF_PLUGINS)
 
 
 def _hint(word: str) -> str:
@@ -161,11 +161,15 @@ def values_of(argument: str) -> list[str]:
     return [f"{key}={value}" for value in values]
 
 
-def names_class(value: object) -> bool:
-    """Return whether `value`, plain data, contains the key `_target_`, which names a class to create."""
+def check_classless(setting: str, value: object) -> None:
+    """Raise an `InputError` if `value`, plain data, contains the key `_target_`, which names a class to create."""
     if isinstance(value, dict):
-        return "_target_" in map(str, value) or any(map(names_class, value.values()))
-    return isinstance(value, list) and any(map(names_class, value))
+        if "_target_" in value:
+            raise InputError(f"{setting}: only a file of conf/ or --config-dir names a class")
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            check_classless(setting, item)
 
 
 def parse(argument: str) -> Override:

@@ -25,7 +25,7 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     "data.path=a${.txt": "data.path: ", "": "must be key=value", "--help=1": "--help=1",
     "--max-steps=10": "--max-steps=10: no such flag", ("--data.path", "book.txt"): "nearest: data.path",
     ("data.path", "=", "x"): "without spaces around =", "model.heads = 8": "without spaces around =",
-    ("model.heads=", "8"): "model.heads=: needs a value, without spaces around =", "0.5": "such as model.heads=8\n",
+    ("model.heads=", "8"): "model.heads=: must be key=value, without spaces around =", "0.5": "such as model.heads=8\n",
     "mine/whole.yaml": "--config-dir=FOLDER experiment=NAME",
     "–m": "a dash or quotes of a web page", "optim.lr=1e–3": "a dash or quotes of a web page",
     "seed=“1”": "a dash or quotes of a web page",
