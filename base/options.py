@@ -12,7 +12,13 @@ from typing import Any
 
 from base.errors import InputError, nearest
 
-NAMES = {int: "a whole number", float: "a number", bool: "true or false", str: "text"}
+NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    dict: "a mapping",
+}
 LIMITS = {
     "least": ("at least", operator.ge), "above": ("above", operator.gt),
     "most": ("at most", operator.le), "below": ("below", operator.lt),
@@ -109,6 +115,8 @@ def spell(value: Any) -> str:
     """Return a value as text that the command line accepts, such as null, true, 0.1 or [1,2]."""
     if isinstance(value, list | tuple):
         return "[" + ",".join(spell(item) for item in value) + "]"
+    if isinstance(value, dict):
+        return "{" + ",".join(f"{key}:{spell(item)}" for key, item in value.items()) + "}"
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return str(value)

@@ -1,9 +1,10 @@
 """Compose the configuration of a run with Hydra: of a new run from conf/, of a resumed run from its config.yaml."""
 
 import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import hydra
 import yaml
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Quote, QuotedString
-from hydra.errors import HydraException, MissingConfigException, OverrideParseException
+from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import (
     ConfigAttributeError,
@@ -20,23 +21,20 @@ from omegaconf.errors import (
     ValidationError,
 )
 
-from base import ranks
 from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
-from conf.keys import CONF, FOLDERS, KEYS, groups, is_verbatim, nearest_key
-from conf.overrides import key_of
-from conf.resume_rules import trained_groups
-from conf.schema import PLUGINS, Config, SearchConfig, by_key
+from conf.keys import CONF, FOLDERS, KEYS, VERBATIM, groups, nearest_key
+from conf.overrides import check_classless, parse
+from conf.schema import PLUGINS, Config, SearchConfig
+from gpt.config import ModelConfig
 
 PRESET = re.compile("In '.+?/.+?': ")  # how an error of Hydra names a preset
-# Text that Hydra's grammar reads as itself without quotes.
-PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 
 
 def compose(arguments: Sequence[str]) -> Config:
     """Compose the configuration of a new run from the defaults, the presets and the arguments of the command line."""
-    config: Config = _object("train", arguments)
+    config: Config = compose_object("train", arguments)
     if config.init_from is not None:
         from gpt.model_file import read_description  # loads NumPy
 
@@ -46,7 +44,7 @@ def compose(arguments: Sequence[str]) -> Config:
             # Reported when the model is loaded: a run that resumes from its checkpoint needs no
             # model.
             return config
-        config = _object("train", arguments, trained_groups(model, meta))
+        config = compose_object("train", arguments, trained_groups(model, meta))
     if config.minutes is not None:
         _check_minutes(config)
     return config
@@ -65,85 +63,60 @@ def _check_minutes(config: Config) -> None:
     minutes = f"minutes={config.minutes:g}"
     steps = config.trainer.max_steps
     if steps != "auto":
-        keep = (
-            "set minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
-        )
         raise InputError(
-            f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; {keep}"
+            f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; set "
+            "minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
         )
     if config.optim.schedule != "trapezoid":
-        why = (
-            "because a cosine depends on the number of steps, which is chosen while the run trains"
-        )
         raise InputError(
-            f"{minutes}: needs optim.schedule=trapezoid, {why}; or set trainer.max_steps instead"
+            f"{minutes}: needs optim.schedule=trapezoid, because a cosine depends on the number of "
+            "steps, which is chosen while the run trains; or set trainer.max_steps instead"
         )
 
 
-def compose_search(arguments: Sequence[str]) -> SearchConfig:
-    """Compose the options of a search from arguments such as `hparams_search=default`."""
-    return _object("search", arguments)["hparams_search"]
+def trained_groups(model: ModelConfig, meta: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the settings that a run takes over from the model from which it starts, as group -> key -> value."""
+    return {"model": vars(model), "data": {"tokenizer": meta["vocabulary"]["kind"]}}
 
 
-def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
-    """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
-
-    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
-    chosen.
-    """
-    base = asdict(stored) | {"resume": None, "allow": []}  # without those of the earlier command
-    # The present command decides the number of machines and, if it was started as several
-    # processes, of devices.
-    base["trainer"]["num_nodes"] = "auto"
-    if ranks.launched():
-        base["trainer"]["devices"] = "auto"
-    stored_values = by_key(base)
-    # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
-    replaced: dict[str, Any] = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
-    with _as_input_error():
-        config = _composed("resume", arguments, base | replaced)
-        for group in PLUGINS:
-            kept = {}
-            for name, options in config[group].items():
-                if "auto" not in options.values():
-                    kept[name] = options
-                elif name in stored_values[group]:  # otherwise the run has left it out
-                    kept[name] = escaped(stored_values[group][name])
-            OmegaConf.update(config, group, kept, merge=False)
-        for key in KEYS:
-            # a verbatim value may be a file that is called auto
-            if not is_verbatim(key) and OmegaConf.select(config, key) == "auto":
-                OmegaConf.update(config, key, escaped(stored_values[key]))
-        return OmegaConf.to_object(config)  # type: ignore[return-value]
-
-
-def read_config(run: Path) -> Config:
+def read_config(run: Path, *, classes: bool = True) -> Config:
     """Return the configuration in the config.yaml of the run directory `run`, or raise an `InputError`.
 
     The file is data: its interpolations are text, and it contains only the names of callbacks and
     loggers, whose classes come from the files of conf/. So it cannot make the program execute
-    other code.
+    other code. Without `classes`, the files of conf/ are not needed.
     """
     path = run / "config.yaml"
     try:
         values = _read_plain(path)
-        chosen = []
-        for group in PLUGINS:
-            plugins = values.get(group) or {}
-            if not isinstance(plugins, dict) or not set(plugins) <= set(groups()[group]):
-                raise InputError(f"{group}={spell(plugins)}: must name files of conf/{group}")
-            chosen.append(f"{group}={spell(list(plugins))}")
-        with _as_input_error():
-            merged = OmegaConf.merge(_composed("resume", chosen), escaped(values))
+        missing = {field.name for field in fields(Config)} - values.keys()
+        for group in groups():
+            _check_mapping(group, values.get(group, {}))
+        plugins = {group: values.get(group, {}) for group in PLUGINS}
+        for group, entries in plugins.items():
+            check_classless(group, entries)
+            for name, options in entries.items():
+                _check_mapping(f"{group}.{name}", options)
+                if classes and name not in groups()[group]:
+                    raise InputError(
+                        f"{group}.{name}: no such preset; add --config-dir=FOLDER, which has {group}/{name}.yaml"
+                    )
+        if not classes:
+            values |= dict.fromkeys(PLUGINS, {})
+        chosen = [f"{group}={spell(list(values[group]))}" for group in PLUGINS if group in values]
+        with as_input_error():
+            merged = OmegaConf.merge(composed("resume", chosen), escaped(values))
             config: Config = OmegaConf.to_object(merged)  # type: ignore[assignment]
-        missing = asdict(config).keys() - values.keys()
         if missing:
             raise InputError(f"lacks {', '.join(sorted(missing))}: the file was cut or edited")
-        return config
-    except RecursionError:
-        raise InputError(f"{path}: is nested too deeply") from None
+        return config if classes else replace(config, **plugins)
     except (OSError, ValueError) as error:  # ValueError: also bytes that are not UTF-8
         raise InputError(f"{path}: {one_line(error)[:300]}") from None
+
+
+def _check_mapping(key: str, value: Any) -> None:
+    if not isinstance(value, dict):
+        raise InputError(f"{key}={spell(value)}: must be a mapping")
 
 
 def _read_plain(path: Path) -> dict[str, Any]:
@@ -153,9 +126,7 @@ def _read_plain(path: Path) -> dict[str, Any]:
     exponential.
     """
     text = path.read_text("utf-8")
-    if "_target_" in text:
-        raise InputError("_target_ is not accepted: a file of conf/ names the class")
-    with _as_input_error():
+    with as_input_error():
         if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, yaml.SafeLoader)):
             raise InputError("an alias is not accepted: a run's file has none")
         values = OmegaConf.to_container(OmegaConf.load(path))
@@ -164,14 +135,12 @@ def _read_plain(path: Path) -> dict[str, Any]:
     return values  # type: ignore[return-value]
 
 
-def _object(primary: str, arguments: Sequence[str], defaults: Any = None) -> Any:
-    with _as_input_error():
-        return OmegaConf.to_object(_composed(primary, arguments, defaults))
+def compose_object(primary: str, arguments: Sequence[str], defaults: Any = None) -> Any:
+    with as_input_error():
+        return OmegaConf.to_object(composed(primary, arguments, defaults))
 
 
-def _composed(
-    primary: str, arguments: Sequence[str], defaults: Mapping[str, Any] | None = None
-) -> DictConfig:
+def composed(primary: str, arguments: Sequence[str], defaults: Any = None) -> DictConfig:
     """Compose conf/`primary`.yaml with the arguments of a command line; `defaults` replaces those of `Config`."""
     schema = OmegaConf.structured(Config)
     search = OmegaConf.structured(SearchConfig)
@@ -183,27 +152,31 @@ def _composed(
     store = ConfigStore.instance()
     store.store("schema", OmegaConf.merge(schema, escaped(defaults or {})))
     store.store("search_schema", {"hparams_search": search})
-    folders = [f"file://{folder}" for folder in FOLDERS]
-    overrides = [*map(for_hydra, arguments), f"hydra.searchpath={folders}"]
+    folders = f"hydra.searchpath={[f'file://{folder}' for folder in FOLDERS]}"
     with hydra.initialize_config_dir(str(CONF), version_base="1.3", job_name="train"):
-        return hydra.compose(primary, overrides)
+        return hydra.compose(primary, [*map(for_hydra, arguments), folders])
 
 
 def for_hydra(argument: str) -> str:
     """Return an argument in Hydra's grammar: with its value in quotes if it is a text that is used verbatim."""
     key, _, text = argument.partition("=")
-    if not is_verbatim(key) or text == "null":
-        return argument
-    # Raises for an unfinished `${`, which config.yaml cannot contain.
-    OmegaConf.create({key: text})
-    return f"{key}={quoted(escaped(text))}"
-
-
-def quoted(value: Any) -> str:
-    """Return the text that Hydra's grammar reads as `value`."""
-    if isinstance(value, str) and not PLAIN.fullmatch(value):
-        return QuotedString(value, Quote.single).with_quotes()
-    return spell(value)
+    if key in VERBATIM and text != "null":
+        # Raises for an unfinished `${`, which config.yaml cannot contain.
+        OmegaConf.create({key: text})
+        return f"{key}={QuotedString(escaped(text), Quote.single).with_quotes()}"
+    override = parse(argument)
+    value: Any = override.value()
+    if override.is_sweep_override():
+        hint = ""
+        if getattr(value, "simple_form", False):  # values between commas
+            hint = f"; a list is {shlex.quote(f'{key}=[{text}]')}"
+        raise InputError(f"{argument}: several values need -m{hint}")
+    check_classless(argument, value)
+    if key in groups():
+        for name in value if isinstance(value, list) else [value]:
+            if name not in groups()[key]:
+                raise _no_preset(key, name)
+    return argument
 
 
 def escaped(value: Any) -> Any:
@@ -219,13 +192,17 @@ def escaped(value: Any) -> Any:
 
 
 @contextmanager
-def _as_input_error() -> Iterator[None]:
+def as_input_error() -> Iterator[None]:
     """Turn an error of Hydra, OmegaConf or YAML into an `InputError` that names the key, its value and what is allowed.
 
     An error in a preset begins with the preset's name.
     """
     try:
         yield
+    except RecursionError:
+        raise InputError(
+            "a value is nested too deeply, or a preset inherits from itself"
+        ) from None
     except (HydraException, OmegaConfBaseException, yaml.YAMLError, OverflowError) as error:
         message = _explain(error)
         preset = PRESET.match(str(error))
@@ -234,14 +211,16 @@ def _as_input_error() -> Iterator[None]:
         raise InputError(one_line(message)) from None
 
 
+def _no_preset(group: str, name: Any) -> InputError:
+    presets = groups().get(group, [])
+    path = ", or for a text data.path=FILE" if group == "data" else ""
+    return wrong_value(group, name, f"one of {', '.join(presets)}{path}", presets)
+
+
 def _explain(error: BaseException) -> str:
     if isinstance(error, MissingConfigException):
         group, _, name = str(error.missing_cfg_file).rpartition("/")
-        presets = groups()[group]
-        path = ", or for a text data.path=FILE" if group == "data" else ""
-        return str(wrong_value(group, name, f"one of {', '.join(presets)}{path}", presets))
-    if isinstance(error, OverrideParseException):
-        return f"{error.override}: {error}"
+        return str(_no_preset(group, name))
     # The reason is the error of OmegaConf: a cause or, in a preset, the context.
     cause: BaseException | None = error
     while cause and not isinstance(cause, OmegaConfBaseException):
@@ -253,9 +232,14 @@ def _explain(error: BaseException) -> str:
     path = getattr(cause, "full_key", None) or rest.partition("\n")[0]
     key = re.sub(r"\[\d+\]$", "", str(path))
     if isinstance(cause, ValidationError) and key in KEYS:
-        return str(wrong_value(key, cause.value, KEYS[key].allowed))
+        needed = KEYS[key].allowed
+        if isinstance(KEYS[key].default, list) and isinstance(cause.value, str):
+            needed += f", such as {shlex.quote(f'{key}=[{cause.value}]')}"
+        return str(wrong_value(key, cause.value, needed))
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):
         group, _, plugin = key.partition(".")
+        if group in ("experiment", "debug"):
+            return "its first line must be # @package _global_"
         if group not in PLUGINS:
             return f"{key}: no such key{nearest_key(key)}"
         if "." not in plugin:

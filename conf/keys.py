@@ -3,7 +3,6 @@
 import dataclasses
 import typing
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +31,7 @@ ELSEWHERE = {
     "optim.betas": "beta1 beta2 adam_beta1 adam_beta2",
     "optim.clip": "grad_clip max_grad_norm gradient_clip_val gradient_clip_algorithm",
     "trainer.max_steps": "max_iters max_epochs epochs num_train_epochs limit_train_batches "
-    "reload_dataloaders_every_n_epochs",
+    "reload_dataloaders_every_n_epochs lr_decay_iters",
     "trainer.more.min_steps": "min_epochs",
     "trainer.val_check_interval": "eval_interval eval_steps check_val_every_n_epoch",
     "trainer.checkpoint_minutes": "save_steps enable_checkpointing",
@@ -42,15 +41,14 @@ ELSEWHERE = {
     "trainer.devices": "gpus strategy use_distributed_sampler",
     "watch.sample_length": "limit_predict_batches",
     "debug": "fast_dev_run",
-    "logger": "barebones",
+    "logger": "barebones wandb_log",
     "minutes": "max_time time",
     "name": "out_dir output_dir default_root_dir model_registry",
     "resume": "ckpt_path resume_from_checkpoint",
 }
 
 
-@dataclass(frozen=True)
-class Key:
+class Key(typing.NamedTuple):
     """A key of the configuration, such as `optim.lr`, as the dataclass field that it sets describes it."""
 
     kind: Any  # the type annotation of the field
@@ -80,12 +78,10 @@ KEYS = dict(_keys(Config()))  # of a run
 SEARCH_KEYS = dict(_keys(SearchConfig(), "hparams_search."))
 
 
-def is_launch(key: str) -> bool:
-    return key in KEYS and KEYS[key].metadata.get("launch", False)
-
-
-def is_verbatim(key: str) -> bool:
-    return key in KEYS and KEYS[key].metadata.get("verbatim", False)
+LAUNCH = {name for name, key in KEYS.items() if key.metadata.get("launch")}
+VERBATIM = {name for name, key in KEYS.items() if key.metadata.get("verbatim")}
+# free on resume, which compares the text's fingerprint
+PATHS = ("data.path", "data.validation", "data.test")
 
 
 def add_folder(name: str) -> None:
@@ -103,6 +99,11 @@ def add_folder(name: str) -> None:
             raise InputError(f"{file}: conf/ has a preset of this name; rename the file")
     if folder not in FOLDERS:
         FOLDERS.append(folder)
+
+
+def with_folders(arguments: Iterable[str]) -> list[str]:
+    """Return the arguments of a command to which the presets of this command's `--config-dir` are available."""
+    return [*(f"--config-dir={folder}" for folder in FOLDERS), *arguments]
 
 
 def groups() -> dict[str, list[str]]:

@@ -4,9 +4,9 @@ import itertools
 import math
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 # Hydra has no documented function that expands the values of a sweep.
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -15,18 +15,9 @@ from hydra.errors import HydraException
 from omegaconf.errors import OmegaConfBaseException
 
 from base.command_line import Parser
-from base.errors import InputError, one_line
-from conf.keys import (
-    FOLDERS,
-    KEYS,
-    SEARCH_KEYS,
-    add_folder,
-    groups,
-    is_launch,
-    is_verbatim,
-    nearest_key,
-)
-from conf.schema import MORE, PLUGINS
+from base.errors import InputError
+from conf.keys import KEYS, LAUNCH, SEARCH_KEYS, VERBATIM, add_folder, groups, nearest_key
+from conf.schema import MORE
 
 FLAGS = (
     "-m", "--multirun", "-h", "--help", "--help=all", "-c", "--cfg", "-cd", "--config-dir", "--runs", "--version",
@@ -34,7 +25,11 @@ FLAGS = (
 MAX_RUNS = 10_000  # runs of one sweep, so also the values of one key
 # Group 1 is a value up to the next comma outside brackets, group 2 its quote, if it has one.
 VALUE = re.compile(r"""((["']).*?\2(?=,)|(?:\[[^]]*\]|\([^)]*\)|\{[^}]*\}|[^,])*),""", re.DOTALL)
-WEB_CHARACTERS = re.compile("^[–—−]|[“”„‘’]")
+OF_PLUGINS = ("callbacks.", "logger.")  # the files of conf/ have the rest of these keys
+# The option of a plug-in, but not its class, and not the plug-in as a whole: an interpolation
+# such as ${oc.create:…} could bring a class.
+PLUGIN_KEY = re.compile(r"\w+\.[\w-]+(\.(?!_target_\b)\w+)+", re.ASCII)
+WEB_CHARACTERS = re.compile("[–—−“”„‘’]")
 
 
 @dataclass(frozen=True)
@@ -43,8 +38,8 @@ class Command:
 
     arguments: dict[str, str]  # by key; of a key that is set twice, the last
     search: list[str]  # arguments of a search, such as hparams_search=default
-    sweep: bool = False
-    show: bool = False  # the settings, instead of training
+    sweep: bool
+    show: bool  # the settings, instead of training
 
     def runs(self) -> list[list[str]]:
         """Return the arguments of each run: in a sweep, of every combination, otherwise a single list."""
@@ -52,16 +47,9 @@ class Command:
             return [list(self.arguments.values())]
         choices = list(map(values_of, self.arguments.values()))
         combinations = math.prod(map(len, choices))
-        if not 0 < combinations <= MAX_RUNS:
-            raise InputError(f"-m: {combinations:,} combinations; must be 1 to {MAX_RUNS:,}")
+        if combinations > MAX_RUNS:
+            raise InputError(f"-m: {combinations:,} combinations; must be at most {MAX_RUNS:,}")
         return list(map(list, itertools.product(*choices)))
-
-    @property
-    def to_keep(self) -> list[str]:
-        """The arguments that repeat the run under another name."""
-        left_out = ("name", "resume", "allow")
-        kept = [text for key, text in self.arguments.items() if key not in left_out]
-        return [*(f"--config-dir={folder}" for folder in FOLDERS), *kept]
 
 
 def key_of(argument: str) -> str:
@@ -86,6 +74,8 @@ def read_command(arguments: Sequence[str]) -> Command:
     search = [by_key.pop(key) for key in of_search]
     if search and "hparams_search" not in of_search:
         raise InputError(f"{of_search[0]}: only works with hparams_search=default")
+    if search and flags.multirun:
+        raise InputError("-m: cannot be combined with hparams_search=, which chooses the values")
     if search and flags.cfg:
         raise InputError(
             "--cfg=job: shows the settings of one run or the runs of a sweep, not of a search"
@@ -100,30 +90,38 @@ def checked(argument: str) -> str:
     name, equals, value = argument.partition("=")
     if name.startswith("-"):
         near = nearest_key(name.lstrip("-"), FLAGS)
-        allowed = f"must be one of {', '.join(FLAGS)}, or key=value"
-        raise InputError(f"{argument}: no such flag, {allowed}{near}")
+        raise InputError(
+            f"{argument}: no such flag{near}; must be key=value or one of {', '.join(FLAGS)}"
+        )
     key = name.lstrip("+")
     if key.startswith("~"):
         raise InputError(f"{argument}: keys cannot be removed; give {key[1:]} a value")
-    if not is_verbatim(key) and WEB_CHARACTERS.search(argument):
+    if key not in VERBATIM and WEB_CHARACTERS.search(argument):
         raise InputError(f"{argument}: has a dash or quotes of a web page; type - ' \"")
     if not (equals and key):
         raise InputError(f"{argument}: must be key=value, such as model.heads=8{_hint(argument)}")
     if key != name and key not in KEYS:
         key = re.sub(r"^trainer\.(?!more\.)", "trainer.more.", key)
+    if key.endswith(" ") or not (value or key in VERBATIM):
+        raise InputError(f"{argument}: must be key=value, without spaces around =")
     if not is_key(key):
-        raise InputError(f"{key}: no such key{nearest_key(key)}")
+        near = nearest_key(key)
+        if key.startswith("trainer.more."):
+            raise InputError(f"{argument}: is not accepted{near.replace('nearest:', 'use')}")
+        raise InputError(f"{key}: no such key{near}")
     if key != name and not key.startswith("trainer.more."):
         raise InputError(f"{argument}: {key} exists; leave the + out")
-    if "_target_" in argument and not is_verbatim(key):
-        raise InputError(f"{argument}: only a file of conf/ or --config-dir names a class")
+    if key.startswith(OF_PLUGINS) and not PLUGIN_KEY.fullmatch(key):
+        raise InputError(
+            f"{argument}: must be the option of a preset, such as callbacks.ema.share=0.1"
+        )
     return f"{key}={value}"
 
 
 def is_key(key: str) -> bool:
-    more = [f"trainer.more.{name}" for name in MORE]
-    of_plugin = tuple(f"{group}." for group in PLUGINS)  # the files of conf/ have the rest
-    return key in (*groups(), *KEYS, *SEARCH_KEYS, *more) or key.startswith(of_plugin)
+    if key.startswith("trainer.more."):
+        return key.removeprefix("trainer.more.") in MORE
+    return key in (*groups(), *KEYS, *SEARCH_KEYS) or key.startswith(OF_PLUGINS)
 
 
 def _hint(word: str) -> str:
@@ -132,7 +130,7 @@ def _hint(word: str) -> str:
         return "; without spaces around ="
     if word.endswith((".yaml", ".yml")):
         return "; a file of settings is a preset: --config-dir=FOLDER experiment=NAME for FOLDER/experiment/NAME.yaml"
-    if "/" in word or Path(word).suffix or os.path.exists(word):
+    if "/" in word or word.endswith(".txt") or os.path.exists(word):
         return f"; to train on a text: data.path={word}"
     return nearest_key(word)
 
@@ -144,8 +142,8 @@ def values_of(argument: str) -> list[str]:
     quotes, is a single value.
     """
     key, _, text = argument.partition("=")
-    if is_verbatim(key):
-        if is_launch(key) or os.path.exists(os.path.expanduser(text)):
+    if key in VERBATIM:
+        if key in LAUNCH or os.path.exists(os.path.expanduser(text)):
             return [argument]
         values = [value[1:-1] if quote else value for value, quote in VALUE.findall(f"{text},")]
         return [f"{key}={value}" for value in values]
@@ -155,15 +153,33 @@ def values_of(argument: str) -> list[str]:
     try:
         # A range may be huge: one value too many is enough to refuse it.
         values = list(itertools.islice(override.sweep_string_iterator(), MAX_RUNS + 1))
-    except HydraException:  # an interval or a glob
+    except (HydraException, ValueError):  # an interval, a glob, or values beside a range
         raise InputError(f"{argument}: write {key}=a,b,c or {key}=range(a,b)") from None
+    if not 0 < len(values) <= MAX_RUNS:
+        number = f"more than {MAX_RUNS:,}" if values else "no"
+        raise InputError(f"{argument}: has {number} values")
     return [f"{key}={value}" for value in values]
+
+
+def check_classless(setting: str, value: object) -> None:
+    """Raise an `InputError` if `value`, plain data, contains the key `_target_`, which names a class to create."""
+    if isinstance(value, dict):
+        if "_target_" in value:
+            raise InputError(f"{setting}: only a file of conf/ or --config-dir names a class")
+        value = list(value.values())
+    if isinstance(value, list):
+        for item in value:
+            check_classless(setting, item)
 
 
 def parse(argument: str) -> Override:
     """Parse the argument of a sweep or a search, which may have several values or a range, with Hydra's grammar."""
     try:
         (override,) = OverridesParser.create().parse_overrides([argument])
-    except (HydraException, OmegaConfBaseException) as error:
-        raise InputError(f"{argument}: cannot be read: {one_line(error)}") from None
+    except (HydraException, OmegaConfBaseException):
+        key, _, value = argument.partition("=")
+        quoted = shlex.quote(f'{key}="{value}"')
+        raise InputError(
+            f"{argument}: cannot be read as a value; put text in quotes: {quoted}"
+        ) from None
     return override

@@ -1,7 +1,6 @@
 """The configuration of `train.py` as dataclasses: every key with its default, meaning and range. Loads no torch."""
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,7 +8,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from base.errors import InputError
-from base.options import check, fits, option, spell, wrong_value
+from base.jobs import run_directory
+from base.options import allowed, check, fits, option, spell, wrong_value
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
@@ -18,10 +18,14 @@ PLUGINS = ("callbacks", "logger")
 MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
 # The arguments of `L.Trainer` that `trainer.more` accepts, because they break no promise.
-MORE = (
-    "min_steps", "num_sanity_val_steps", "sync_batchnorm", "inference_mode", "enable_model_summary",
-    "enable_autolog_hparams",
-)  # fmt: skip
+MORE: dict[str, tuple[Any, dict[str, int]]] = {  # name -> type and range
+    "min_steps": (int | None, {"least": 1}),
+    "num_sanity_val_steps": (int | None, {"least": -1}),
+    "sync_batchnorm": (bool | None, {}),
+    "inference_mode": (bool | None, {}),
+    "enable_model_summary": (bool | None, {}),
+    "enable_autolog_hparams": (bool | None, {}),
+}
 
 
 @dataclass(frozen=True)
@@ -88,21 +92,17 @@ class TrainerConfig:
     def __post_init__(self) -> None:
         check(self, "trainer")
         for name, value in self.more.items():
-            if name not in MORE or not isinstance(value, bool | int | None):
-                needed = f"a number, true or false for one of {', '.join(MORE)}"
-                raise wrong_value(f"trainer.more.{name}", value, needed)
+            key = f"trainer.more.{name}"
+            if name not in MORE:
+                raise InputError(f"{key}: must be one of {', '.join(MORE)}")
+            kind, limits = MORE[name]
+            if not fits(value, kind, limits):
+                raise wrong_value(key, value, allowed(kind, limits))
         is_number = fits(self.devices, int, {"least": 1})
         is_list = fits(self.devices, list[int], {"least": 0}) and len(self.devices) > 0
         if not (self.devices == "auto" or is_number or is_list):
             needed = "auto, a whole number, at least 1, or a list of device indices such as [0,1]"
             raise wrong_value("trainer.devices", self.devices, needed)
-
-
-def number_of(devices: int | str | list[int]) -> int:
-    """Return how many devices a value of `trainer.devices` stands for on one machine."""
-    if isinstance(devices, list):
-        return len(devices)
-    return 1 if devices == "auto" else int(devices)
 
 
 @dataclass(frozen=True)
@@ -216,20 +216,8 @@ class Config:
                 raise InputError(f"callbacks and logger: {name} must be a mapping")
             if str(arguments.get("_target_")).endswith(".EarlyStopping"):
                 _check_early_stopping(f"callbacks.{name}", arguments)
-        if self.name is not None and not _is_run_name(self.name):
-            raise InputError(
-                f"name={self.name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
-            )
-
-
-def _is_run_name(name: str) -> bool:
-    parts = name.split("/")
-    for part in parts:
-        if part.startswith(".") or "\\" in part or not part.isprintable():
-            return False
-        if not 0 < len(os.fsencode(part)) <= 200:
-            return False
-    return len(parts) <= 2
+        if self.name is not None:
+            run_directory.check_name(self.name)
 
 
 def _check_early_stopping(key: str, arguments: Mapping[str, Any]) -> None:

@@ -8,15 +8,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from hydra.core.override_parser.types import Quote, QuotedString
 from jinja2 import Template
 
 from base.errors import printable, without_folders, without_places
 from base.jobs.run_directory import Run, Summary
 from base.options import spell
 from base.progress import count
-from conf.compose import quoted, read_config
-from conf.keys import is_launch
-from conf.resume_rules import PATHS
+from conf.compose import read_config
+from conf.keys import LAUNCH, PATHS
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import (
     describe_context,
@@ -36,6 +36,8 @@ from reports.log_lines import describe_baselines, describe_copies
 # settings of which the card shows only the last path component
 PRIVATE = (*PATHS, "data.cache_dir", "init_from")
 TEMPLATE = Path(__file__).with_name("assets") / "card.md"
+# Text that Hydra's grammar reads as itself without quotes.
+PLAIN = re.compile(r"(?!(true|false|null|inf|nan)$)[a-z_][\w./-]*", re.ASCII | re.IGNORECASE)
 
 
 def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -> str:
@@ -49,7 +51,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
     split = ""
     if file.resolve().parent.name == "checkpoints" and run.config.exists():
         summary = run.summary
-        config = read_config(run.directory)
+        config = read_config(run.directory, classes=False)
         command = fenced(
             shlex.join(["python", "train.py", *map(public_setting, repeating(config))])
         )
@@ -81,7 +83,7 @@ def repeating(config: Config) -> list[str]:
     arguments = []
     for key, value in by_key(config).items():
         # the steps that `minutes` has chosen replace it
-        if is_launch(key) or key == "minutes" or (key not in PLUGINS and value == defaults[key]):
+        if key in LAUNCH or key == "minutes" or (key not in PLUGINS and value == defaults[key]):
             continue
         if not isinstance(value, dict):
             arguments.append(f"{key}={spell(value)}")
@@ -92,6 +94,13 @@ def repeating(config: Config) -> list[str]:
             options = by_key(value)
         arguments += [f"{key}.{name}={quoted(option)}" for name, option in options.items()]
     return arguments
+
+
+def quoted(value: Any) -> str:
+    """Return the text that Hydra's grammar reads as `value`."""
+    if isinstance(value, str) and not PLAIN.fullmatch(value):
+        return QuotedString(value, Quote.single).with_quotes()
+    return spell(value)
 
 
 def public_setting(setting: str) -> str:

@@ -19,8 +19,8 @@ from base.errors import InputError, one_line
 from base.jobs import run_lock
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
-from conf.compose import compose, compose_search
-from conf.keys import KEYS, is_launch, is_verbatim
+from conf.compose import compose, compose_object
+from conf.keys import KEYS, LAUNCH, VERBATIM, with_folders
 from conf.overrides import Command, checked, key_of, parse
 from conf.schema import Config, SearchConfig
 from sweeps.sweep import Sweep, Trial, check_inputs, check_sweep, make_trial, run_sweep, sweep_name
@@ -164,7 +164,8 @@ class Search(Sweep):
         if results[0]["val_loss"] is None:
             return 1
         best = self.trials[results[0]["directory"].directory.name]
-        log.info(f"best trial {shlex.join(['python', 'train.py', *best.overrides])}")
+        repeats = ["python", "train.py", *with_folders(best.overrides)]
+        log.info(f"best trial {shlex.join(repeats)}")
         return 0
 
 
@@ -174,12 +175,12 @@ def begin_search(command: Command) -> int:
     A value of a key on the command line fixes the key, and a range replaces the range in the
     preset.
     """
-    config = compose_search(command.search)
+    config: SearchConfig = compose_object("search", command.search)["hparams_search"]
     arguments = command.arguments
     ranges = [f"{key}={values}" for key, values in config.space.items() if key not in arguments]
     fixed = []
     for key, argument in arguments.items():
-        if not is_verbatim(key) and parse(argument).is_sweep_override():
+        if key not in VERBATIM and parse(argument).is_sweep_override():
             ranges.append(argument)
         else:
             fixed.append(argument)
@@ -189,7 +190,7 @@ def begin_search(command: Command) -> int:
         raise InputError(f"hparams_search: nothing is left to search: {every}")
     # What a continuing command must repeat; a hash of it names the directory.
     same = [f"hparams_search.{key}={getattr(config, key)}" for key in ("seed", "startup")]
-    same += [*ranges, *(argument for argument in fixed if not is_launch(key_of(argument)))]
+    same += [*ranges, *(argument for argument in fixed if key_of(argument) not in LAUNCH)]
     configs = corners(fixed, space)
     name = configs[0].name or sweep_name(same, "search")
     directory = check_sweep(name, list(space), configs[0].resume)

@@ -22,13 +22,13 @@ from base.options import spell
 from base.processes import command, cores, watch
 from base.progress import Progress, clock, count
 from conf.compose import compose, read_config
-from conf.keys import FOLDERS, is_launch, is_verbatim
-from conf.overrides import Command, values_of
-from conf.resume_rules import changed
-from conf.schema import Config, number_of
+from conf.keys import KEYS, LAUNCH, PATHS, VERBATIM, with_folders
+from conf.overrides import Command, key_of, values_of
+from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import figure
 from sweeps.table import Row, leaderboard, write_page, write_table
-from training.resume import load_init_model
+from training.machine import number_of
+from training.resume import difference, load_init_model
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 MAX_NAME = 100  # maximum characters of a trial's name
@@ -54,20 +54,13 @@ class Trial:
     @property
     def command(self) -> list[str]:
         """The command that starts the trial or, if the trial has begun, resumes it."""
-        presets = [f"--config-dir={folder}" for folder in FOLDERS]
         name = self.run.directory.relative_to(RUNS)
-        return [
-            sys.executable,
-            str(TRAIN),
-            *presets,
-            *self.overrides,
-            f"name={name}",
-            "resume=auto",
-        ]
+        arguments = with_folders([*self.overrides, f"name={name}", "resume=auto"])
+        return [sys.executable, str(TRAIN), *arguments]
 
 
 def sweep_name(arguments: Iterable[str], kind: str = "sweep") -> str:
-    settings = [argument for argument in arguments if not is_launch(argument.partition("=")[0])]
+    settings = [argument for argument in arguments if key_of(argument) not in LAUNCH]
     return f"{kind}-{_hash(sorted(settings))}"  # the same for the settings in any order
 
 
@@ -185,7 +178,12 @@ def varied_keys(command: Command) -> list[str]:
     ]
     if several:
         return several
-    return [key for key in command.arguments if not is_launch(key) and not is_verbatim(key)]
+    return [key for key in command.arguments if key not in LAUNCH | VERBATIM]
+
+
+def check_varied(varied: list[str]) -> None:
+    if not varied:
+        raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
 
 
 def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
@@ -195,14 +193,13 @@ def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
         raise InputError(
             f"-m: a sweep is one process; start it with {train}, in SLURM with srun --ntasks=1"
         )
-    if not varied:
-        raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
+    check_varied(varied)
     if resume not in (None, "auto"):
         raise InputError(
             f"resume={resume}: to continue a sweep, repeat its command without resume="
         )
     for key in varied:
-        if is_launch(key):
+        if key in LAUNCH:
             raise InputError(f"{key}: must have one value for all trials of a sweep")
     directory = RUNS / name
     if "/" in name:
@@ -213,6 +210,37 @@ def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
         raise InputError(f"name={name}: {directory} is not a sweep; use another name")
     check_writable(name)
     return directory
+
+
+def changed(stored: Config, config: Config) -> list[str]:
+    """Return each setting in which `config` differs from that of a run, `stored`, as `key=value (the run has value)`.
+
+    Not compared is what is `auto`, comes with the model of `init_from` or is in `allow`. A larger
+    `trainer.max_steps` is not a difference, because it continues the run.
+    """
+    ours = by_key(config)
+    theirs = by_key(stored)
+    trained = ("model.", "data.tokenizer") if config.init_from else ()
+    steps = config.trainer.max_steps
+    longer = (
+        steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
+    )
+    differing = []
+    for key, value in ours.items():
+        is_free = KEYS[key].on_resume == "free" and key not in (*PATHS, "trainer.max_steps")
+        if is_free or value == theirs[key]:
+            continue
+        if key in config.allow or key.startswith(trained):
+            continue
+        if key == "trainer.max_steps" and longer:
+            continue
+        has_auto = value == "auto"
+        if key in PLUGINS:
+            has_auto = any("auto" in options.values() for options in value.values())
+        if has_auto and key not in PATHS:  # a file may be called auto
+            continue
+        differing.append(difference(key, value, theirs[key]))
+    return differing
 
 
 def has_finished(run: Run, config: Config) -> bool:
@@ -378,9 +406,10 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
 
 def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line."""
+    check_varied(varied_keys(command))
     lines = []
     for arguments, _ in composed(command):
-        kept = [argument for argument in arguments if not is_launch(argument.partition("=")[0])]
+        kept = [argument for argument in arguments if key_of(argument) not in LAUNCH]
         lines.append(shlex.join(kept))
     return "\n".join(lines)
 

@@ -16,11 +16,12 @@ from base.jobs import run_lock
 from base.jobs.run_directory import RUNS, Run, newest_first
 from base.options import spell
 from base.progress import clock
-from conf import resume_rules
 from conf.compose import read_config
+from conf.keys import PATHS
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import figure
 from reports.page import render_page
+from training.resume import conditions_of
 
 RESULTS = (
     "status",
@@ -112,7 +113,7 @@ def table_of_runs(runs: Collection[Run]) -> str:
 
 def _differing_conditions(settings: Collection[Mapping[str, str]], config: Config) -> list[str]:
     """Return the keys that differ in `settings` and on which a result depends; `config` is that of any of the runs."""
-    relevant = {*resume_rules.conditions_of(config), *resume_rules.PATHS, "trainer.max_steps"}
+    relevant = {*conditions_of(config), *PATHS, "trainer.max_steps"}
     relevant -= {"threads", "compile"}  # chosen for the machine
     differing = []
     for key in all_keys(settings):

@@ -9,6 +9,7 @@ from base.errors import InputError, RunFailed, is_out_of_memory
 from base.jobs import slurm
 from base.jobs.run_directory import Run
 from base.log import log
+from conf.keys import with_folders
 from gpt.config import OptimConfig
 
 FAR_ABOVE = 10.0  # times its default: so high a learning rate ruins the weights in its first steps
@@ -55,7 +56,7 @@ def resume_hint(run: Run, *changes: str) -> str:
     """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it."""
     if not run.config.exists():
         return "there is no run yet"
-    command = processes.command("python", "train.py", f"resume={run}", *changes)
+    command = processes.command("python", "train.py", *with_folders([f"resume={run}", *changes]))
     newest = run.checkpoints / "last.ckpt"
     if newest.exists():
         return f"the newest checkpoint is {newest}: {command}"

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import lightning as L
 
@@ -12,8 +12,11 @@ from base.files import write_text
 from base.jobs import run_directory, run_lock
 from base.jobs.run_directory import Summary
 from base.log import log, to_file
+from conf.compose import read_config
+from conf.overrides import key_of
 from conf.schema import to_yaml
 from data.datamodule import TextDataModule
+from reports.card import repeating
 from reports.log_lines import introduce
 from training import assemble
 from training.callbacks.stop_signals import StopSignals
@@ -99,9 +102,11 @@ def open_directory(
             raise InputError(
                 f"logger: {type(logger).__name__} cannot start: {one_line(error)}"
             ) from None
-    arguments = [*(run.arguments or ()), *plan.arguments]  # of a key that is set twice, the last
-    by_key = {argument.partition("=")[0]: public(argument) for argument in arguments}
-    write_text(run.overrides, json.dumps(list(by_key.values()), ensure_ascii=False, indent=1))
+    earlier = list[str]()
+    if plan.resumed:
+        earlier = run.arguments or repeating(read_config(directory))
+    arguments = [public(argument) for argument in joined(earlier, plan.arguments)]
+    write_text(run.overrides, json.dumps(arguments, ensure_ascii=False, indent=1))
     write_text(run.config, to_yaml(plan.config))  # from here on the directory is a run
     run.checkpoints.mkdir(exist_ok=True)
     write_summary(
@@ -111,3 +116,19 @@ def open_directory(
         ),
     )
     introduce(run, plan.config, plan.text, plan.choice.machine, parameters, plan.notes)
+
+
+def joined(earlier: Sequence[str], new: Sequence[str]) -> list[str]:
+    """Return the arguments that repeat a run which a command with `new` arguments has resumed."""
+    keys = set(map(key_of, new))
+    kept = []
+    for argument in earlier:
+        key = key_of(argument)
+        is_replaced = key in keys or key.partition(".")[0] in keys
+        if key == "minutes" and "trainer.max_steps" in keys:  # which replaces the chosen steps
+            is_replaced = True
+        if argument.startswith("--config-dir="):  # may be there several times
+            is_replaced = argument in new
+        if not is_replaced:
+            kept.append(argument)
+    return [*kept, *new]

@@ -12,9 +12,9 @@ from base.errors import InputError
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
-from conf.schema import Config, number_of
+from conf.schema import Config
 from training.errors import resume_hint
-from training.machine import choose_accelerator, choose_devices, look
+from training.machine import choose_accelerator, choose_devices, look, number_of
 
 SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
 

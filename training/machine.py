@@ -10,7 +10,7 @@ from base import ranks
 from base.errors import InputError
 from base.options import spell
 from base.progress import count
-from conf.schema import Config, number_of
+from conf.schema import Config
 
 PAGE = "docs/cluster.md says what to install"
 # The oldest driver for a version of CUDA. Source: NVIDIA's CUDA toolkit release notes, table
@@ -75,6 +75,13 @@ class Machine:
     @property
     def devices(self) -> int:
         return number_of(self.local) * self.nodes  # over all machines
+
+
+def number_of(devices: int | str | list[int]) -> int:
+    """Return how many devices a value of `trainer.devices` stands for on one machine."""
+    if isinstance(devices, list):
+        return len(devices)
+    return 1 if devices == "auto" else int(devices)
 
 
 def look() -> Hardware:

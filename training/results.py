@@ -19,6 +19,7 @@ from base.files import atomic, write_text
 from base.jobs.run_directory import Run, Summary
 from base.log import log, to_file
 from base.progress import Progress
+from conf.keys import with_folders
 from conf.schema import to_yaml
 from data.batches import num_evaluated, num_validated
 from data.ngrams import baselines
@@ -135,7 +136,7 @@ def write_missing(plan: RunPlan) -> None:
         more += ["callbacks=[]", "allow=[callbacks]"]
     longer = steps if steps > point.step else 2 * point.step
     more.append(f"trainer.max_steps={longer}")
-    command = processes.command("python", "train.py", f"resume={run}", *more)
+    command = processes.command("python", "train.py", *with_folders([f"resume={run}", *more]))
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     if summary.val_loss is not None or ranks.rank():
         return
@@ -236,7 +237,9 @@ def write_report(
             and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": log_lines.verdict(plan.run, summary, history.losses.entries),
             "command": shlex.join(["python", "train.py", *(plan.run.arguments or ())]),
-            "exact_command": shlex.join(["python", "train.py", *map(public, repeating(config))]),
+            "exact_command": shlex.join(
+                ["python", "train.py", *map(public, with_folders(repeating(config)))]
+            ),
             "config": public(to_yaml(config)),
         }
         tokens = passage(text, config.model.context + 1)

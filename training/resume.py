@@ -2,21 +2,23 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import ranks
-from base.errors import InputError, printable
+from omegaconf import OmegaConf
+
+from base import processes, ranks
+from base.errors import InputError, nearest, printable
 from base.files import remove_unfinished
 from base.jobs import run_directory, run_lock
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
-from conf.compose import compose, compose_resumed, read_config
+from conf.compose import as_input_error, compose, composed, escaped, read_config, trained_groups
+from conf.keys import KEYS, VERBATIM, with_folders
 from conf.overrides import key_of
-from conf.resume_rules import check_trained, check_unchanged, conditions_of, trained_groups
-from conf.schema import Config
+from conf.schema import PLUGINS, Config, by_key
 from reports.history import History
 
 if TYPE_CHECKING:
@@ -59,6 +61,38 @@ def find_run(arguments: Sequence[str], config: Config) -> tuple[Config, Run, boo
         ) from None
     resumed = compose_resumed(arguments, stored)
     return replace(resumed, resume=config.resume), run, True
+
+
+def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
+    """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
+
+    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
+    chosen.
+    """
+    base = asdict(stored) | {"resume": None, "allow": []}  # without those of the earlier command
+    # The present command decides the number of machines and, if it was started as several
+    # processes, of devices.
+    base["trainer"]["num_nodes"] = "auto"
+    if ranks.launched():
+        base["trainer"]["devices"] = "auto"
+    stored_values = by_key(base)
+    # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
+    replaced: dict[str, Any] = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
+    with as_input_error():
+        config = composed("resume", arguments, base | replaced)
+        for group in PLUGINS:
+            kept = {}
+            for name, options in config[group].items():
+                if "auto" not in options.values():
+                    kept[name] = options
+                elif name in stored_values[group]:  # otherwise the run has left it out
+                    kept[name] = escaped(stored_values[group][name])
+            OmegaConf.update(config, group, kept, merge=False)
+        for key in KEYS:
+            # a verbatim value may be a file that is called auto
+            if key not in VERBATIM and OmegaConf.select(config, key) == "auto":
+                OmegaConf.update(config, key, escaped(stored_values[key]))
+        return OmegaConf.to_object(config)  # type: ignore[return-value]
 
 
 def is_debug(keys: Sequence[str]) -> bool:
@@ -164,6 +198,16 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
     return point
 
 
+def conditions_of(config: Config) -> dict[str, Any]:
+    """Return the settings that the result of a run depends on, as key -> value."""
+    return {key: value for key, value in by_key(config).items() if KEYS[key].on_resume != "free"}
+
+
+def difference(key: str, ours: Any, theirs: Any, whose: str = "run") -> str:
+    stored = "none" if theirs is None else spell(theirs)
+    return f"{key}={spell(ours)} (the {whose} has {stored})"
+
+
 def check_resumed(
     run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]
 ) -> None:
@@ -182,6 +226,40 @@ def check_resumed(
             f"resume: continues with {differing}, so it will not match the original run bit for bit"
         )
     remove_leftovers(run)
+
+
+def check_unchanged(
+    before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path
+) -> str:
+    """Return how the conditions of a resumed run differ from those under which it was trained, or "" if they are equal.
+
+    Conditions are everything that the results depend on: the settings, the text, the device,
+    torch's version, … One that differs must be in `allow`.
+    """
+    for name in allow:
+        if name not in now:
+            raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
+    defaults = {key: option.default for key, option in KEYS.items()}
+    before = defaults | dict(before)  # a checkpoint may be older than a setting
+    differing = [name for name in now if before.get(name) != now[name]]
+    fixed = [
+        name
+        for name in differing
+        if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
+    ]
+    listed = ", ".join(difference(name, now[name], before.get(name)) for name in differing)
+    if fixed:
+        advice = f"allow= cannot permit {', '.join(fixed)}"
+        if fixed == ["vocabulary"]:
+            start = processes.command(
+                "python", "train.py", *with_folders([f"init_from={run}", "data.path=FILE"])
+            )
+            advice = f"the vocabulary of a run cannot change; to start a new run from this model: {start}"
+        raise InputError(f"resume: cannot change {listed}; {advice}")
+    if set(differing) - set(allow):
+        way = shlex.quote(f"allow=[{','.join(differing)}]")
+        raise InputError(f"resume: cannot change {listed}; {way} continues anyway")
+    return listed
 
 
 def is_other_gpu(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
@@ -246,3 +324,27 @@ def load_init_model(config: Config) -> InitModel:
         raise InputError(f"init_from: {error}") from None
     check_trained(config, trained_groups(model.config, model.meta))
     return InitModel(path, *model)
+
+
+def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
+
+    `groups` contains the settings of the trained model. No weight depends on the window, and none
+    on the context unless the positions are learned: then it must not be longer.
+    """
+    trained = by_key(groups)
+    ours = by_key(config)
+    free = ["model.window", "model.context"]
+    if (
+        trained["model.positions"] == "learned"
+        and ours["model.context"] > trained["model.context"]
+    ):
+        free.remove("model.context")
+    fixed = [
+        key
+        for key in trained
+        if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]
+    ]
+    if fixed:
+        listed = [difference(key, ours[key], trained[key], "model") for key in fixed]
+        raise InputError(f"init_from={config.init_from}: cannot change {', '.join(listed)}")

@@ -14,6 +14,7 @@ from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.log import log
 from base.progress import Progress
+from conf.keys import with_folders
 from conf.overrides import Command
 from conf.schema import Config, to_yaml
 from training.errors import stoppable, with_advice
@@ -68,7 +69,12 @@ def show(arguments: list[str], config: Config) -> str:
 
 def settle(command: Command, config: Config, run: Run, resumed: bool, started: float) -> "RunPlan":
     """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
-    arguments = command.to_keep
+    not_kept = (
+        "name",
+        "resume",
+        "allow",
+    )  # of the arguments that repeat the run under another name
+    arguments = [text for key, text in command.arguments.items() if key not in not_kept]
     # a resumed run that takes all settings of its data from its config.yaml
     same_data = resumed and not any(argument.startswith("data") for argument in arguments)
     with Progress("checking checkpoints"):
@@ -102,7 +108,7 @@ def settle(command: Command, config: Config, run: Run, resumed: bool, started: f
         resumed,
         new=config.resume is None,
         debug=not resumed and is_debug(list(command.arguments)),
-        arguments=arguments,
+        arguments=with_folders(arguments),
         startup=startup,
     )
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too

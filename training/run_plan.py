@@ -10,13 +10,12 @@ from typing import Any
 import torch
 
 from base.jobs.run_directory import Run
-from conf.resume_rules import conditions_of
 from conf.schema import Config
 from data.text import Text
 from reports.history import History
 from training.choosing.choose import Choice
 from training.machine import Machine, StartUp
-from training.resume import InitModel, ResumePoint
+from training.resume import InitModel, ResumePoint, conditions_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class RunPlan:
     resumed: bool
     # whether the run directory must not exist yet; False also for resume=auto, which found no run
     new: bool
-    arguments: list[str]  # of the command line, as `Command.to_keep` returns them
+    arguments: list[str]  # of the command line, which repeat the run under another name
     debug: bool  # whether a preset of conf/debug has named this new run
     startup: StartUp
 

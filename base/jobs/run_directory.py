@@ -136,12 +136,15 @@ class Run:
 
     @property
     def arguments(self) -> list[str] | None:
-        """The arguments of the commands that trained the run; None if the run does not have this file."""
+        """The arguments of the commands that trained the run; None if the file is missing or damaged."""
         try:
             stored = json.loads(self.overrides.read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        return [str(argument) for argument in stored] if isinstance(stored, list) else None
+        is_list = isinstance(stored, list) and all(
+            isinstance(argument, str) and "=" in argument for argument in stored
+        )
+        return stored if is_list else None
 
     @property
     def checkpoints(self) -> Path:
@@ -265,6 +268,21 @@ def to_resume(resume: str, name: str | None) -> Run | None:
         )
     _check_checkpoints(run, f"resume={resume}")
     return run
+
+
+def check_name(name: str) -> None:
+    """Raise an `InputError` unless `name` is NAME or, for a trial of a sweep, SWEEP/TRIAL."""
+    parts = name.split("/")
+    is_name = len(parts) <= 2
+    for part in parts:
+        if part.startswith(".") or "\\" in part or not part.isprintable():
+            is_name = False
+        if not 0 < len(os.fsencode(part)) <= 200:
+            is_name = False
+    if not is_name:
+        raise InputError(
+            f"name={name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
+        )
 
 
 def named(name: str) -> Path:

@@ -3,7 +3,7 @@ from typing import Any
 import pytest
 
 from conf import compose as composing
-from conf.keys import is_launch
+from conf.keys import LAUNCH
 from conf.overrides import read_command
 from conf.schema import Config, by_key
 from reports.card import repeating
@@ -21,7 +21,7 @@ def compose(typed: list[str]) -> Config:
 
 def of_the_run(config: Config) -> dict[str, Any]:
     """What the result depends on, by key."""
-    return {key: value for key, value in by_key(config).items() if not is_launch(key)}
+    return {key: value for key, value in by_key(config).items() if key not in LAUNCH}
 
 
 COMMANDS = {

@@ -119,12 +119,42 @@ def test_a_run_continues_without_the_folder_of_its_preset(chain: str, train: Cal
 
 @pytest.mark.parametrize(
     ("content", "said"),
-    [("sed: 8\n", "In 'experiment/c': sed: no such key"), ("layers: [", "while parsing")],
-    ids=["no such key", "no YAML"],
+    [
+        ("sed: 8\n", "In 'experiment/c': sed: no such key"),
+        ("layers: [", "while parsing"),
+        ("defaults:\n  - a\n", "a preset inherits from itself"),
+    ],
+    ids=["no such key", "no YAML", "a circle"],
 )
 def test_a_wrong_preset_is_one_line(chain: str, train: Call, content: str, said: str) -> None:
     Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
     one_line(train(chain, "experiment=a", defaults=False), 2, said)
+
+
+def test_a_preset_of_all_groups_says_so_in_its_first_line(chain: str, train: Call) -> None:
+    Path("own/experiment/c.yaml").write_text("seed: 8\n")
+    said = "In 'experiment/c': its first line must be # @package _global_"
+    one_line(train(chain, "experiment=c", defaults=False), 2, said)
+
+
+def test_a_callback_of_one_s_own_goes_with_its_folder(
+    chain: str, train: Call, export: Call
+) -> None:
+    Path("own/callbacks").mkdir()
+    ema = (CONF / "callbacks/ema.yaml").read_text()
+    Path("own/callbacks/mine.yaml").write_text(ema.replace("ema:", "mine:"))
+    ended = train(chain, "callbacks=mine", "trainer.max_steps=2", "name=a")
+    assert ended.status == 0, ended
+    folder = f"--config-dir={Path('own').absolute()}"
+    report = Path("runs/a/report.html").read_text()
+    assert report.count(folder) == 2  # in both commands
+    ended = train(chain, "resume=a", defaults=False)  # is finished
+    assert f"train.py {folder} resume=runs/a trainer.max_steps=4 continues it" in ended.out
+    FOLDERS.clear()
+    said = "callbacks.mine: no such preset; add --config-dir=FOLDER, which has callbacks/mine.yaml"
+    one_line(train("resume=a", "trainer.max_steps=4", defaults=False), 2, said)
+    assert export("a", "--to", "card", "card.md").status == 0
+    assert "'callbacks=[mine]' callbacks.mine.share=0.05" in Path("card.md").read_text()
 
 
 def test_a_preset_may_not_have_the_name_of_one_of_ours(chain: str, train: Call) -> None:

@@ -5,20 +5,23 @@ from typing import Any
 import pytest
 
 from base.errors import InputError
-from conf import compose as composing
+from base.jobs.run_directory import Run
+from conf.compose import read_config, trained_groups
 from conf.overrides import read_command
-from conf.resume_rules import changed, check_trained, trained_groups
-from conf.schema import Config, to_yaml
+from conf.schema import Config, by_key, to_yaml
 from gpt.config import ModelConfig
 from gpt.model_file import read_description
+from sweeps.sweep import changed
 from tests.conf.test_defaults import compose
-from tests.conftest import refusal
+from tests.conftest import Call, refusal
 from tests.model_files import LETTERS, filled, write_model_file
+from training.fit import joined
+from training.resume import check_trained, compose_resumed
 
 
 def resumed(stored: Config, *typed: str) -> Config:
     (given,) = read_command([*typed, "resume=auto"]).runs()
-    return composing.compose_resumed(given, stored)
+    return compose_resumed(given, stored)
 
 
 def test_resuming_keeps_the_run() -> None:
@@ -210,3 +213,35 @@ def test_what_minutes_have_chosen_may_be_typed_or_not(typed: str, said: list[str
 def test_what_comes_with_a_trained_model_need_not_be_typed() -> None:
     run = ran("init_from=runs/a", "model.dim=64", "data.tokenizer=byte")
     assert changed(run, compose(["init_from=runs/a"])) == []
+
+
+KEPT_ARGUMENTS = [  # of the commands before, of the present one, and of both together
+    ("seed=1 model.dim=64", "seed=2", "model.dim=64 seed=2"),
+    ("minutes=0.15 model=auto", "trainer.max_steps=9", "model=auto trainer.max_steps=9"),
+    ("minutes=0.15", "optim.lr=0.1", "minutes=0.15 optim.lr=0.1"),
+    ("callbacks=ema callbacks.ema.share=0.1", "callbacks=snapshots", "callbacks=snapshots"),
+    ("model.dim=64 optim.lr=0.1", "optim=adamw", "model.dim=64 optim=adamw"),
+    ("--config-dir=/a --config-dir=/b seed=1", "--config-dir=/b", "--config-dir=/a seed=1 --config-dir=/b"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("earlier", "new", "both"), KEPT_ARGUMENTS)
+def test_the_arguments_of_a_resumed_run_repeat_it(earlier: str, new: str, both: str) -> None:
+    assert joined(earlier.split(), new.split()) == both.split()
+    compose([each for each in both.split() if not each.startswith("--")])  # is accepted
+
+
+@pytest.mark.parametrize("damaged", [None, "", "{", "[1]", '["seed"]', '{"a": 1}'])
+def test_a_run_without_its_arguments_has_those_of_its_configuration(
+    trained: Path, train: Call, damaged: str | None
+) -> None:
+    run = Run(Path("runs/first"))
+    if damaged is None:
+        run.overrides.unlink()
+    else:
+        run.overrides.write_text(damaged)
+    assert run.arguments is None
+    assert train("resume=first", "trainer.max_steps=31", defaults=False).status == 0
+    assert run.arguments is not None
+    values = by_key(compose(run.arguments)) | {"name": "first"}
+    assert values == by_key(read_config(run.directory)) | {"trainer.num_nodes": "auto"}

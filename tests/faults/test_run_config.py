@@ -28,11 +28,19 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
 WRONG = [  # text of a config.yaml, and what is said of it
     ("", "lacks "), ("- 1", "must be a mapping"), ("seed: [", "while parsing a flow node"),
     ("day: 2001-99-99", "day: no such key"), ("a: " + 800 * "[" + 800 * "]", "nested too deeply"),
-    ("\n".join(["a0: &a0 [1]", *(f"a{n}: &a{n} [{','.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 10))]), "alias *a0"),
+    ("\n".join(["a0: &a0 [1]", *(f"a{n}: &a{n} [{','.join(9 * [f'*a{n - 1}'])}]" for n in range(1, 10))]),
+     "an alias is not accepted"),
     ("x: !!python/object/apply:os.system ['touch got-in']", "could not determine a constructor"),
     ("sed: 1", "sed: no such key; nearest: seed"), ("model: []", "model=[]: must be a mapping"),
     ("model: {layer: 3}", "model.layer: no such key; nearest: model.layers"),
     ("seed: x", "seed=x: must be a whole number"),
+]  # fmt: skip
+
+
+CLASSES = [  # text of a plug-in that names a class
+    "logger: {csv: {_target_: os.system}}", r'logger: {csv: {"\x5ftarget_": os.system}}',
+    r'callbacks: {ema: {"_t\u0061rget_": os.system, share: 0.05}}', "callbacks: {ema: {? !!str _target_ : os.system}}",
+    r'logger: {wandb: {project: [[{"\x5ftarget_": os.system}]]}}', r'logger: {csv: {<<: {"\x5ftarget_": os.system}}}',
 ]  # fmt: skip
 
 
@@ -44,6 +52,14 @@ def changed(**values: Any) -> None:
 def test_plug_ins_are_those_of_conf(train: Call, group: str, entries: dict[str, Any]) -> None:
     changed(**{group: entries})
     one_line(train(*RESUME, defaults=False), 2, group)
+
+
+@pytest.mark.parametrize("text", CLASSES)
+def test_a_class_is_refused_however_its_key_is_spelled(train: Call, text: str) -> None:
+    group, _, _ = text.partition(":")
+    others = {key: value for key, value in yaml.safe_load(RUN.read_text()).items() if key != group}
+    RUN.write_text(f"{yaml.safe_dump(others)}{text}\n")
+    one_line(train(*RESUME, defaults=False), 2, f"{group}: only a file of conf/")
 
 
 def test_a_plug_in_writes_into_its_run_only(train: Call) -> None:
@@ -82,16 +98,17 @@ def test_a_callback_of_one_s_own_is_a_file(train: Call, monkeypatch: pytest.Monk
         train("callbacks=mine"),
         2,
         "callbacks=mine: cannot be created",
-        "No module named 'mine.Mine'",
+        "module 'mine' has no attribute 'Mine'",
     )
 
 
 NAMED = [  # classes on a command line, and what is said of them
-    ("callbacks.x._target_=os.system", "needs callbacks=x"),
-    ("callbacks=ema callbacks.ema._target_=os.system", "callbacks=ema accepts share"),
-    ("callbacks={x:{_target_:os.system}}", "must be a value or a list"),
-    ("logger=wandb logger.wandb.project=[[{_target_:os.getcwd}]]", "must be a value or a list"),
-]
+    ("callbacks.x._target_=os.system", "must be the option of a preset"),
+    ("callbacks=ema callbacks.ema._target_=os.system", "must be the option of a preset"),
+    ("callbacks=ema callbacks.ema='${oc.create:${oc.env:CHARGPT_CLASS}}'", "must be the option of a preset"),
+    ("callbacks={early_stopping:{_target_:os.system}}", "names a class"),
+    ("logger=wandb logger.wandb.project=[[{_target_:os.getcwd}]]", "names a class"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("typed", "said"), NAMED)
@@ -101,8 +118,9 @@ NAMED = [  # classes on a command line, and what is said of them
     ids=["a run", "a resumed run", "a sweep"],
 )
 def test_a_command_line_names_no_class(
-    train: Call, given: tuple[str, ...], typed: str, said: str
+    train: Call, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], typed: str, said: str
 ) -> None:
+    monkeypatch.setenv("CHARGPT_CLASS", r'{"\x5ftarget_": os.getcwd}')
     files = {*Path("runs").rglob("*"), Path("runs/first/.lock")}
     resumed = "resume=runs/first" in given
     one_line(train(*given, *typed.split(), defaults=not resumed), 2, said)

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from base.errors import without_folders, without_places
-from conf.resume_rules import conditions_of
 from conf.schema import Config
 from gpt.checkpoint import (
     CHECKPOINT_FORMAT,
@@ -24,6 +23,7 @@ from gpt.model_file import FORMAT, CheckpointError
 from tests.conftest import refusal
 from tests.model_files import LETTERS
 from tests.reference.models import SOME, fill, name, tiny
+from training.resume import conditions_of
 
 EVALUATION = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
 

@@ -16,10 +16,10 @@ import torch
 
 from base import cgroups, processes, ranks
 from base.errors import InputError, one_line
-from conf.schema import Config, number_of
+from conf.schema import Config
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model import untrained
-from training.machine import Machine, StartUp
+from training.machine import Machine, StartUp, number_of
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products,
 # the more of the step is what compiling fuses (docs/experiments.md).
