@@ -1,10 +1,10 @@
 """Train one run as its plan says: create its directory, fit the model with Lightning and write the results."""
 
+import json
 import shutil
 from collections.abc import Iterable
 
 import lightning as L
-import yaml
 
 from base import ranks
 from base.errors import InputError, one_line, public
@@ -101,7 +101,7 @@ def open_directory(
             ) from None
     arguments = [*(run.arguments or ()), *plan.arguments]  # of a key that is set twice, the last
     by_key = {argument.partition("=")[0]: public(argument) for argument in arguments}
-    write_text(run.overrides, yaml.safe_dump(list(by_key.values()), allow_unicode=True))
+    write_text(run.overrides, json.dumps(list(by_key.values()), ensure_ascii=False, indent=1))
     write_text(run.config, to_yaml(plan.config))  # from here on the directory is a run
     run.checkpoints.mkdir(exist_ok=True)
     write_summary(

@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import get_type_hints
 
-import yaml
-
 from base import processes, ranks
 from base.errors import InputError, nearest
 from base.files import write_text
@@ -134,14 +132,14 @@ class Run:
 
     @property
     def overrides(self) -> Path:
-        return self.directory / "overrides.yaml"
+        return self.directory / "overrides.yaml"  # a list in JSON, which is YAML, too
 
     @property
     def arguments(self) -> list[str] | None:
         """The arguments of the commands that trained the run; None if the run does not have this file."""
         try:
-            stored = yaml.safe_load(self.overrides.read_text("utf-8"))
-        except (OSError, ValueError, yaml.YAMLError):
+            stored = json.loads(self.overrides.read_text("utf-8"))
+        except (OSError, ValueError):
             return None
         return [str(argument) for argument in stored] if isinstance(stored, list) else None
 

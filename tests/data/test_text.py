@@ -317,10 +317,6 @@ def test_a_short_text_is_one_line(tmp_path, opened, whole, settings, said):
 
 WRONG_SPLITS = {
     "test alone": ({"test": "a.txt"}, r"data\.test=a\.txt: needs data\.validation="),
-    "shares": (
-        {"validation": "a.txt", "split": [0.8, 0.1, 0.1]},
-        r"data\.split=\[0\.8,0\.1,0\.1\]: .*data\.validation=",
-    ),
     "missing": ({"validation": "none.txt"}, r"data\.validation=none\.txt: no such file"),
     "empty name": ({"validation": "a.txt", "test": "[a.txt,]"}, r"data\.test=.*empty name"),
     "short": ({"validation": "b.txt"}, r"^b\.txt: validation holds 2 characters.*at least 5"),

@@ -195,7 +195,17 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_the_device_is_a_condition_of_a_run(machine: Machine, named: str) -> None:
     choice, text = chosen(SHORT_TEXT), a_text(SHORT_TEXT)
     plan = RunPlan(
-        Run(Path("runs/a")), choice, text, machine, None, None, False, True, False, StartUp(0.0)
+        Run(Path("runs/a")),
+        choice,
+        text,
+        machine,
+        None,
+        None,
+        False,
+        True,
+        [],
+        False,
+        StartUp(0.0),
     )
     assert str(plan.conditions["device"]).startswith(named)
 
