@@ -183,11 +183,14 @@ def decode(
         # `error.object` may begin with the end of the previous chunk. It ends where reading stopped.
         byte = offset - len(error.object) + error.start
         line += error.object[: error.start].decode(encoding, "ignore").count("\n")
-        what = f"{printable(name)}: byte {byte:,} (line {line:,}) is not {encoding} ({error.reason})"
+        what = (
+            f"{printable(name)}: byte {byte:,} (line {line:,}) is not {encoding} ({error.reason})"
+        )
         raise WrongEncoding(what, advice=_about_damage(chunk, encoding, option)) from None
     except UnicodeError as error:  # UTF-16 without a byte order mark
         raise WrongEncoding(
-            f"{printable(name)}: is not {encoding} ({error})", advice=f"name its encoding: {option}NAME"
+            f"{printable(name)}: is not {encoding} ({error})",
+            advice=f"name its encoding: {option}NAME",
         ) from None
 
 
@@ -205,7 +208,9 @@ def check_beginning(chunk: bytes, text: str, name: str, encoding: str) -> None:
     """Raise an `InputError` if a file that begins with `chunk`, decoded as `text`, is not text in the given encoding."""
     label = printable(name)
     if chunk.startswith(LFS):
-        raise InputError(f"{label}: is a pointer of Git LFS, not the file itself; run git lfs pull")
+        raise InputError(
+            f"{label}: is a pointer of Git LFS, not the file itself; run git lfs pull"
+        )
     codec = codecs.lookup(encoding).name
     if codec.startswith(("utf-16", "utf-32")) and text:
         return  # NUL bytes are normal

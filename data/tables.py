@@ -13,7 +13,7 @@ from typing import IO, Any
 from base.errors import InputError, nearest, one_line, printable
 from base.options import unescaped
 from data.config import END
-from data.decoding import CHUNK, TABLE_FILES, Tick, decode, suffix
+from data.read import CHUNK, WAYS, Tick, decode, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 QUOTES = 'a field that begins with a double quote ends at the next one: write "" for a quote in it'
@@ -46,7 +46,7 @@ def fields(
     if kind not in TABLES:
         allowed = ", ".join(f"*{end}" for end in TABLES)
         reason = f"data.field={printable(field)}: reads {allowed}, but not {label}"
-        raise InputError(reason, advice=TABLE_FILES.get(kind, ""))
+        raise InputError(reason, advice=WAYS.get(kind, ""))
     parsed = Field.parse(field)
     unit = "row" if kind in (".json", ".parquet") else "line"
     chunks = decode(file, label, encoding, tick)  # reads nothing yet

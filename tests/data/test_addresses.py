@@ -10,11 +10,11 @@ from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
+from data.corpus import open_corpus, split_fragment
 
 from base.errors import InputError
 from data import addresses
 from data.config import DataConfig
-from data.corpus import open_corpus, split_fragment
 from data.text import open_text
 from tests.conftest import refusal
 from tests.faults.processes import fork

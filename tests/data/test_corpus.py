@@ -6,11 +6,11 @@ import shlex
 import sysconfig
 
 import pytest
+from data.corpus import open_corpus
+from data.decoding import CHUNK, without_rulers
 
 from base.errors import InputError
 from data.config import DataConfig
-from data.corpus import open_corpus
-from data.decoding import CHUNK, without_rulers
 from tests.conftest import refusal
 from tests.stores import make
 

@@ -10,17 +10,17 @@ from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
 
-import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as some
-
 import data.decoding
 import data.documents
 import data.hash_order
-from base.errors import InputError
-from data.config import DataConfig
+import pytest
 from data.documents import DocumentRule, DocumentStats
 from data.splits import SPLITS
+from hypothesis import given, settings
+from hypothesis import strategies as some
+
+from base.errors import InputError
+from data.config import DataConfig
 from data.text import open_text
 from tests.conftest import needs, refusal
 from tests.reference.documents import content_hash, divided, documents_of

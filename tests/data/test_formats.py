@@ -10,12 +10,12 @@ import sys
 import zipfile
 
 import pytest
-
-from base.errors import InputError
-from data.config import END, DataConfig
 from data.corpus import open_corpus
 from data.decoding import CHUNK, ZSTD, NotText
 from data.documents import DocumentRule, divide
+
+from base.errors import InputError
+from data.config import END, DataConfig
 from data.tables import columns, fields
 from tests.conftest import needs, refusal
 from tests.data.test_documents import parquet

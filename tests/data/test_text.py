@@ -5,15 +5,15 @@ import random
 import re
 from pathlib import Path
 
+import data.hash_order
 import numpy as np
 import pytest
+from data.decoding import CHUNK
+from data.splits import SPLITS, split_by_file, split_within
 
-import data.hash_order
 import data.text
 from base.errors import InputError
 from data.config import DataConfig
-from data.decoding import CHUNK
-from data.splits import SPLITS, split_by_file, split_within
 from data.text import open_text
 from gpt.tokenizer import ByteTokenizer
 from reports.log_lines import describe_documents
