@@ -200,8 +200,7 @@ def _listed(entries: list[str], downloads: Path, notes: list[str]) -> list[Sourc
             from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
 
             address, _, sha256 = split_fragment(entry)
-            for place, path in fetch(address, downloads, notes, sha256).items():
-                sources[place] = SourceFile("", path, address=place)
+            sources[address] = SourceFile("", fetch(address, downloads, sha256), address=address)
         else:
             for source in find_files(entry, downloads, notes):
                 sources[source.path.absolute().as_posix()] = source

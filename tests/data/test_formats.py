@@ -193,14 +193,6 @@ def test_where_all_is_pictures_the_first_is_refused(tmp_path, opened):
     assert refusal(NotText, opened, "pictures").startswith("pictures/a.png: is a binary file")
 
 
-def test_a_bucket_says_what_it_leaves_out(tmp_path, bucket):
-    bucket.put({"dir/a.txt": TEXT, "dir/b.md": TEXT, "dir/c/d.md": TEXT})
-    (note,) = corpus(f"{bucket.address}/dir", cache_dir=str(tmp_path)).notes
-    assert "2 other files left out: 2 .md; " in note
-    assert note.endswith(f"to read all: 'data.path={bucket.address}/dir/**/*'")
-    assert len(corpus(f"{bucket.address}/dir/**/*", cache_dir=str(tmp_path)).files) == 3
-
-
 CSV = "id,text,label\n" + "".join(f'{n},"a, {n}",long label {n}\n' for n in range(50))
 TURN = {"role": "user", "content": "hi " * 9}
 OBJECTS = [
