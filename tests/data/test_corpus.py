@@ -6,8 +6,8 @@ import shlex
 import sysconfig
 
 import pytest
-from data.corpus import open_corpus
-from data.decoding import CHUNK, without_rulers
+from data.find import find, without_rulers
+from data.read import CHUNK
 
 from base.errors import InputError
 from data.config import DataConfig
@@ -16,7 +16,7 @@ from tests.stores import make
 
 
 def read(path, **settings):
-    opened = open_corpus(DataConfig(path=path if path is None else str(path), **settings))
+    opened = find(DataConfig(path=path if path is None else str(path), **settings))
     return (b"" if settings.get("tokenizer") == "byte" else "").join(opened.read(opened.files[0]))
 
 
@@ -25,7 +25,7 @@ def make_named(folder, *names):
 
 
 def names(path):
-    return [document.name for document in open_corpus(DataConfig(path=str(path))).files]
+    return [document.name for document in find(DataConfig(path=str(path))).files]
 
 
 def with_newlines(text):
@@ -159,7 +159,7 @@ def test_an_encoding_that_would_spoil_other_files_is_not_advised(
     monkeypatch.chdir(tmp_path)
 
     def read_all():
-        opened = open_corpus(DataConfig(path="."))
+        opened = find(DataConfig(path="."))
         return [list(opened.read(source)) for source in opened.files]
 
     message = refusal(InputError, read_all)
@@ -263,7 +263,7 @@ def test_a_folder_of_which_only_txt_is_read_counts_the_others(tmp_path):
         "runs/a/config.yaml",
     )
     (tmp_path / "runs/a/checkpoints").mkdir()
-    opened = open_corpus(DataConfig(path=str(tmp_path)))
+    opened = find(DataConfig(path=str(tmp_path)))
     kinds = "3 .md, 1 without a suffix, 1 .py, …"
     assert [source.name for source in opened.files] == ["a.txt", "b.TXT"]
     (note,) = opened.notes
@@ -296,7 +296,7 @@ def test_what_is_not_there(tmp_path, monkeypatch, typed):
 
 
 def digest(folder):
-    corpus = open_corpus(DataConfig(path=str(folder)))
+    corpus = find(DataConfig(path=str(folder)))
     return corpus.digest(corpus.digests())
 
 
@@ -321,7 +321,7 @@ def test_comments_and_rulers_are_left_out():
 
 
 def test_without_a_path_the_text_is_the_standard_library():
-    opened, version = open_corpus(DataConfig()), platform.python_version()
+    opened, version = find(DataConfig()), platform.python_version()
     assert opened.name == f"Python {version} standard library"
     assert opened.python == version
     found = {each.name for each in opened.files}
@@ -333,7 +333,7 @@ def test_tests_packages_and_generated_files_are_not_the_standard_library(tmp_pat
     make(tmp_path, {"_sysconfigdata_x.py": "", "g.txt": "", "h.py": "é = 1"})
     make(tmp_path, {"a.py": "x = 1\r\n# gone\r\ny = 2\r\n"})
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    opened = open_corpus(DataConfig())
+    opened = find(DataConfig())
     assert [document.name for document in opened.files] == ["a.py", "b.py", "json/e.py"]
     assert list(opened.read(opened.files[0])) == ["x = 1\ny = 2\n"]
     assert read(None, tokenizer="byte") == b"x = 1\ny = 2\n"
@@ -342,7 +342,7 @@ def test_tests_packages_and_generated_files_are_not_the_standard_library(tmp_pat
 def test_python_without_its_standard_library_needs_a_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
     with pytest.raises(InputError, match="data.path="):
-        open_corpus(DataConfig())
+        find(DataConfig())
 
 
 ROLES = {  # names of the files of a text, and what a run says of them
@@ -356,6 +356,6 @@ ROLES = {  # names of the files of a text, and what a run says of them
 @pytest.mark.parametrize(("names", "said"), ROLES.values(), ids=ROLES)
 def test_published_splits_that_are_joined_are_named(tmp_path, names, said):
     make_named(tmp_path, *names)
-    notes = open_corpus(DataConfig(path=str(tmp_path))).notes
+    notes = find(DataConfig(path=str(tmp_path))).notes
     published = [said in note for note in notes if "published" in note]
     assert published == ([True] if said else [])

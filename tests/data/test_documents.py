@@ -15,7 +15,7 @@ import data.documents
 import data.hash_order
 import pytest
 from data.documents import DocumentRule, DocumentStats
-from data.splits import SPLITS
+from data.split import SPLITS
 from hypothesis import given, settings
 from hypothesis import strategies as some
 

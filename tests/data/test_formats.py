@@ -10,9 +10,9 @@ import sys
 import zipfile
 
 import pytest
-from data.corpus import open_corpus
-from data.decoding import CHUNK, ZSTD, NotText
-from data.documents import DocumentRule, divide
+from data.find import find
+from data.read import CHUNK, ZSTD, NotText
+from data.divide import DocumentRule, documents
 
 from base.errors import InputError
 from data.config import END, DataConfig
@@ -35,7 +35,7 @@ def zipped(files):
 
 
 def corpus(path, **settings):
-    return open_corpus(DataConfig(path=str(path), **settings))
+    return find(DataConfig(path=str(path), **settings))
 
 
 def names(found):
@@ -191,14 +191,6 @@ def test_where_all_is_pictures_the_first_is_refused(tmp_path, opened):
     make(tmp_path / "pictures", {"a.png": PICTURE, "b.png": PICTURE})
     assert len(corpus(tmp_path / "pictures/a*.png").files) == 1
     assert refusal(NotText, opened, "pictures").startswith("pictures/a.png: is a binary file")
-
-
-def test_a_bucket_says_what_it_leaves_out(tmp_path, bucket):
-    bucket.put({"dir/a.txt": TEXT, "dir/b.md": TEXT, "dir/c/d.md": TEXT})
-    (note,) = corpus(f"{bucket.address}/dir", cache_dir=str(tmp_path)).notes
-    assert "2 other files left out: 2 .md; " in note
-    assert note.endswith(f"to read all: 'data.path={bucket.address}/dir/**/*'")
-    assert len(corpus(f"{bucket.address}/dir/**/*", cache_dir=str(tmp_path)).files) == 3
 
 
 CSV = "id,text,label\n" + "".join(f'{n},"a, {n}",long label {n}\n' for n in range(50))

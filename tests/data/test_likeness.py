@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from data.splits import SPLITS
+from data.split import SPLITS
 
 from data.ngrams import ngram_losses
 from tests.data.test_text import decoded

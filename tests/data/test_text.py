@@ -9,7 +9,7 @@ import data.hash_order
 import numpy as np
 import pytest
 from data.decoding import CHUNK
-from data.splits import SPLITS, split_by_file, split_within
+from data.split import SPLITS, split_by_file, split_within
 
 import data.text
 from base.errors import InputError
