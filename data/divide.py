@@ -4,10 +4,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from base.errors import InputError, printable
+from base.errors import InputError, nearest, printable
 from base.options import unescaped
 from data.config import DOCUMENT_ENDS, END, DataConfig
-from data.read import Tick, decode, suffix
+from data.read import Tick, chunks, decode, suffix
 from data.tables import TABLES, fields
 
 
@@ -66,6 +66,10 @@ def documents(
     Blank documents are among them. For the other arguments, see `data.read.decode`.
     """
     if rule.kind == "row":
+        if suffix(label) == ".parquet":  # is not read in the order of its bytes
+            for _ in chunks(file, tick):
+                pass
+            file.seek(0)
         for number, text in fields(file, label, rule.name, encoding or "utf-8", tick):
             # with the byte tokenizer, a character is a byte
             yield number, text if encoding else text.encode().decode("latin-1")
@@ -74,25 +78,25 @@ def documents(
 
 
 def divide(
-    chunks: Iterable[str], rule: DocumentRule, label: str, encoding: str | None = "utf-8"
+    texts: Iterable[str], rule: DocumentRule, label: str, encoding: str | None = "utf-8"
 ) -> Iterator[tuple[int, str]]:
-    """Divide a file, given in chunks, by any rule but that of rows: see `documents`."""
+    """Divide a file, given in parts, by any rule but that of rows: see `documents`."""
     if rule.kind == "file":
-        yield 1, "".join(chunks)
+        yield 1, "".join(texts)
     elif rule.kind == "part":
         separator = rule.name if encoding else rule.name.encode().decode("latin-1")
-        yield from _parts(chunks, separator, label)
+        yield from _parts(texts, separator, label)
     elif rule.kind == "line":
-        yield from ((line, text.removesuffix("\r")) for line, text in _lines(chunks))
+        yield from ((line, text.removesuffix("\r")) for line, text in _lines(texts))
     else:
-        yield from _paragraphs(_lines(chunks))
+        yield from _paragraphs(_lines(texts))
 
 
-def _lines(chunks: Iterable[str]) -> Iterator[tuple[int, str]]:
+def _lines(texts: Iterable[str]) -> Iterator[tuple[int, str]]:
     line = 1
     pieces: list[str] = []  # of the line that is not complete
-    for chunk in chunks:
-        first, *others = chunk.split("\n")
+    for text in texts:
+        first, *others = text.split("\n")
         pieces.append(first)
         if not others:
             continue
@@ -121,15 +125,15 @@ def _paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         yield begin, "\n".join(paragraph).removesuffix("\r")
 
 
-def _parts(chunks: Iterable[str], separator: str, label: str) -> Iterator[tuple[int, str]]:
+def _parts(texts: Iterable[str], separator: str, label: str) -> Iterator[tuple[int, str]]:
     """Yield the text between separators, without line ends around it."""
     line = 1
     pieces: list[str] = []  # of the part that is not complete
     separators = 0
-    for chunk in chunks:
+    for text in texts:
         # A separator may begin in an earlier chunk.
         tail = pieces.pop() if pieces else ""
-        *complete, rest = (tail + chunk).split(separator)
+        *complete, rest = (tail + text).split(separator)
         if complete:
             complete[0] = "".join(pieces) + complete[0]
             pieces = []
@@ -141,9 +145,9 @@ def _parts(chunks: Iterable[str], separator: str, label: str) -> Iterator[tuple[
         pieces += [rest[:kept], rest[kept:]]
     if not separators:
         shown = printable(separator.replace("\n", r"\n").replace("\t", r"\t"))
-        raise InputError(
-            f"{label}: the separator {shown!r} of data.documents does not occur; {ESCAPES}"
-        )
+        near = nearest(shown, DOCUMENT_ENDS)  # a misspelled kind counts as a separator
+        what = f"data.documents={shown}: the separator does not occur in {label}"
+        raise InputError(f"{what}; {ESCAPES}{near}")
     last = "".join(pieces)
     if last:
         yield _stripped(line, last)

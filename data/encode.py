@@ -1,4 +1,4 @@
-"""Encode a text once, into a folder of the cache that is there whole or not at all: tokens of each split and meta.json."""
+"""Encode a text once, into a folder of the cache that is there whole or not at all: tokens and meta.json."""
 
 import hashlib
 import json
@@ -6,6 +6,7 @@ import mmap
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -14,16 +15,16 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from base.errors import InputError, nearest, printable
+from base.errors import InputError, printable
 from base.files import atomic, remove_unfinished
 from base.progress import Progress, count
-from data.config import DOCUMENT_ENDS, END
+from data.config import END
 from data.divide import DocumentRule, documents
 from data.find import Corpus
 from data.ngrams import MOST_LINES, are_sorted, losses_of_passages
 from data.read import SourceFile
 from data.seen import MAX_HASHES, FileHash
-from data.split import SPLITS, describe_files, split_documents, split_files
+from data.split import ORDER, SPLITS, describe_files, split_documents, split_files
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter
 
 # Parts of the fingerprint: increment them when the same text would be encoded or split differently,
@@ -228,15 +229,23 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
                     stored.write(raw)
         stored.flush()
         tokenizer = encoder.tokenizer(rule.end)
-        order, parts, stats = _shuffle(hashes, ends, split_begins, rule, shares, corpus.name)
+        offsets = np.frombuffer(ends, np.int64)
+        sizes = np.diff(offsets)
+        sizes += len(rule.end.encode())
+        check = partial(_check_distinct, corpus.name, rule)
+        parts, stats = _shuffle(
+            np.frombuffer(hashes, np.uint64), sizes, split_begins, shares, check
+        )
+        del sizes  # because encoding needs the memory
         contents = mmap.mmap(stored.fileno(), 0, access=mmap.ACCESS_READ)
         end = rule.end.encode()
 
         def pieces() -> Iterator[tuple[str, np.ndarray]]:
-            for split, those in parts.items():
-                for first in range(those.start, those.stop, BATCH):
-                    batch = order[first : min(first + BATCH, those.stop)].tolist()
-                    raws = [contents[ends[i] : ends[i + 1]] + end for i in batch]
+            for split, order in parts.items():
+                for first in range(0, len(order), BATCH):
+                    batch = order[first : first + BATCH]
+                    bounds = zip(offsets[batch].tolist(), offsets[batch + 1].tolist(), strict=True)
+                    raws = [contents[begin:stop] + end for begin, stop in bounds]
                     yield split, encoder.pack(b"".join(raws).decode(codec), tokenizer)
 
         encoder.write(pieces(), tokenizer)
@@ -251,71 +260,56 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
 
 
 def _shuffle(
-    hashes: Any,
-    ends: Any,
+    hashes: np.ndarray,
+    sizes: np.ndarray,
     split_begins: dict[str, int],
-    rule: DocumentRule,
     shares: list[float],
-    name: str,
-) -> tuple[np.ndarray, dict[str, slice], dict[str, Any]]:
-    """Return the documents in the order of their hashes, which of them are in each split, and their statistics."""
-    all_hashes = np.frombuffer(hashes, np.uint64)
-    sizes = np.diff(np.frombuffer(ends, np.int64)) + len(rule.end.encode())
-    order = np.zeros(len(all_hashes), np.int64)
-    parts = dict[str, slice]()
-    held_out = np.zeros(0, np.uint64)
-    repeated = copied = 0
-    stops = [*list(split_begins.values())[1:], len(all_hashes)]
-    # Training comes last, when all that is held out is known.
-    spans = sorted(
-        zip(split_begins.items(), stops, strict=True), key=lambda span: span[0][0] == "train"
-    )
-    for (split, begin), stop in spans:
-        own = all_hashes[begin:stop]
-        own_order = own.argsort(kind="stable")
-        in_order = own[own_order]
-        is_new = np.append(True, in_order[1:] != in_order[:-1])[: len(own)]
-        order[begin:stop] = begin + own_order
-        distinct = int(is_new.sum())
-        _check_distinct(name, split, rule, len(own), distinct)
-        repeated += len(own) - distinct
-        if split == "train":
-            copied = int(np.isin(held_out, own).sum())
-        elif split:
-            held_out = np.append(held_out, own)
+    least: Any,
+) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
+    """Return the indices of the documents of each split in the order of their hashes, and their statistics.
+
+    `split_begins` has the first document of each split of its own, and `least` is called with each
+    such split and the number of its documents and of its distinct ones.
+    """
+    parts = dict[str, np.ndarray]()
+    repeated = 0
+    stops = [*list(split_begins.values())[1:], len(hashes)]
+    for (split, begin), stop in zip(split_begins.items(), stops, strict=True):
+        order = hashes[begin:stop].argsort(kind="stable")
+        order += begin
+        in_order = hashes[order]
+        is_new = np.ones(len(order), bool)
+        np.not_equal(in_order[1:], in_order[:-1], out=is_new[1:])
+        del in_order  # because dividing needs the memory
+        distinct = int(np.count_nonzero(is_new))
+        least(split, len(order), distinct)
+        repeated += len(order) - distinct
         if split:
-            parts[split] = slice(begin, stop)
+            parts[split] = order
         else:
-            parts |= split_documents(sizes[own_order], is_new, shares)
-    counts = {split: part.stop - part.start for split, part in parts.items()}
-    counts = dict.fromkeys(("validation", "test", "train"), 0) | counts
-    if not counts["train"]:
-        numbers = ", ".join(f"{number:,} for {split}" for split, number in counts.items())
-        setting = ",".join(f"{share:g}" for share in shares)
-        what = f"data.split=[{setting}]: leaves no document for training"
-        raise InputError(f"{what}: {numbers}; raise the first share")
-    return order, parts, {"counts": counts, "repeated": repeated, "copied": copied}
+            for own, place in split_documents(sizes[order], is_new, shares).items():
+                parts[own] = order[place]
+    held_out = [hashes[order] for split, order in parts.items() if split_begins.get(split)]
+    copied = sum(int(np.isin(each, hashes[parts["train"]]).sum()) for each in held_out)
+    counts = {split: len(parts.get(split, ())) for split in ORDER}
+    return parts, {"counts": counts, "repeated": repeated, "copied": copied}
 
 
-def _check_distinct(name: str, split: str, rule: DocumentRule, number: int, distinct: int) -> None:
+def _check_distinct(
+    name: str, rule: DocumentRule, split: str, documents: int, distinct: int
+) -> None:
     """Raise an `InputError` if a text, or a split with files of its own, has too few documents."""
     least = 1 if split else 3
     if distinct >= least:
         return
     key = "data.field" if rule.kind == "row" else "data.documents"
-    escapes = str.maketrans({"\\": r"\\", "\n": r"\n", "\t": r"\t"})  # see `DocumentRule.of`
-    value = printable(rule.name.translate(escapes) or rule.kind)
-    if split:
-        name += f" ({split})"
-        needed = "at least one is needed"
-    else:
-        needed = "at least 3 different ones are needed"
-    if rule.kind == "part":
-        needed += nearest(value, DOCUMENT_ENDS)  # a misspelled kind counts as a separator
+    value = printable(rule.name or rule.kind)
+    found = f"{count(documents, 'document')}, {distinct:,} different"
+    way = f"at least {least} different ones are needed"
     if rule.kind == "file" and not split:
-        needed += "; leave data.documents out to divide each file, or set data.validation=NAME"
-    found = f"{count(number, 'document')}, {distinct:,} different"
-    raise InputError(f"{name}: has {found} with {key}={value}; {needed}")
+        way += "; leave data.documents out to divide each file, or set data.validation=NAME"
+    whose = f"{name} ({split})" if split else name
+    raise InputError(f"{whose}: has {found} with {key}={value}; {way}")
 
 
 def _meta(

@@ -22,6 +22,8 @@ STDLIB_WITHOUT = {
     "__pycache__", "site-packages", "dist-packages", "test", "tests", "idlelib", "encodings", "lib2to3",
     "pydoc_data", "turtledemo", "ensurepip",
 }  # fmt: skip
+# In the name of a file, the split that it belongs to.
+ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[/._-]|$)", re.IGNORECASE)
 RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
 
 
@@ -83,7 +85,9 @@ def find(config: DataConfig) -> Corpus:
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
     notes = list[str]()
     files = _texts(config.path, config, cache, notes)
-    if config.validation is not None:
+    if config.validation is None:
+        notes += _about_roles(files)
+    else:
         files = [replace(source, split="train") for source in files]
     for split, path in (("validation", config.validation), ("test", config.test)):
         if path is None:
@@ -233,7 +237,7 @@ def _walk(root: Path, notes: list[str], without: Iterable[str] = ()) -> list[Sou
     """Return each file in and below `root` that is not hidden, in a folder in `without` or in one that `_is_apart`."""
     closed = list[str]()
     apart = list[str]()
-    paths = []
+    paths = list[Path]()
     walk = os.walk(root, onerror=lambda error: closed.append(os.fsdecode(error.filename)))
     for folder, subfolders, files in walk:
         for name in [*subfolders]:
@@ -389,3 +393,16 @@ def _without_binary(
     if binary:
         notes.append(f"left out {count(len(binary), 'binary file')}: {_some(binary)}")
     return texts or files[:1]  # a binary file is refused where it is read
+
+
+def _about_roles(files: list[SourceFile]) -> list[str]:
+    """Return a line if the names of all files say which split each belongs to, such as train.txt and test.txt."""
+    roles = [ROLE.search(source.name) for source in files]
+    kinds = {role[1].lower() for role in roles if role}
+    if not all(roles) or "train" not in kinds or len(kinds) == 1:
+        return []
+    names = ", ".join(printable(source.name) for source in files[:3])
+    keys = "data.validation="
+    if len(kinds) > 2:
+        keys += " and data.test="
+    return [f"{names} are joined and split anew: use {keys} to keep the published splits"]

@@ -1,4 +1,4 @@
-"""Read a file of a text in chunks, because it may be far larger than memory: unpack, decode, or refuse it in one line."""
+"""Read a file of a text in chunks, because it may be larger than memory: unpack, decode, or refuse it in one line."""
 
 import codecs
 import importlib
@@ -169,17 +169,17 @@ def decode(
     chunk = b""
     try:
         for chunk in chunks(file, tick):
-            text = decoder.decode(chunk)
-            if offset == 0:
-                check_beginning(chunk, text, name, encoding)
+            at_start = offset == 0
             offset += len(chunk)
+            text = decoder.decode(chunk)
+            if at_start:
+                check_beginning(chunk, name, encoding)
             line += text.count("\n")
             yield text.replace("\ufeff", "")
         yield decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
-        if offset == 0:
-            check_beginning(chunk, "", name, encoding)
-            offset = len(chunk)
+        if offset == len(chunk):  # at the start
+            check_beginning(chunk, name, encoding)
         # `error.object` may begin with the end of the previous chunk. It ends where reading stopped.
         byte = offset - len(error.object) + error.start
         line += error.object[: error.start].decode(encoding, "ignore").count("\n")
@@ -204,18 +204,17 @@ def _about_damage(chunk: bytes, encoding: str, option: str) -> str:
     return advice
 
 
-def check_beginning(chunk: bytes, text: str, name: str, encoding: str) -> None:
-    """Raise an `InputError` if a file that begins with `chunk`, decoded as `text`, is not text in the given encoding."""
+def check_beginning(chunk: bytes, name: str, encoding: str) -> None:
+    """Raise an `InputError` if a file that begins with `chunk` is not text in this encoding."""
     label = printable(name)
     if chunk.startswith(LFS):
         raise InputError(
             f"{label}: is a pointer of Git LFS, not the file itself; run git lfs pull"
         )
-    codec = codecs.lookup(encoding).name
-    if codec.startswith(("utf-16", "utf-32")) and text:
+    if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
         return  # NUL bytes are normal
-    for marks, true in MARKS.items():
-        if chunk.startswith(marks):
+    for mark, true in MARKS.items():
+        if chunk.startswith(mark):
             raise WrongEncoding(f"{label}: is not {encoding}", advice=f"use data.encoding={true}")
     half = len(chunk) // 2
     for first, true in ((0, "utf-16-be"), (1, "utf-16-le")):
@@ -225,7 +224,7 @@ def check_beginning(chunk: bytes, text: str, name: str, encoding: str) -> None:
             raise WrongEncoding(what, advice=f"if it is text: data.encoding={true}")
     controls = sum(map(chunk.decode("latin-1").count, CONTROLS))
     is_tar = chunk[257:262] == b"ustar"
-    if chunk.startswith(FORMATTED) or is_tar or b"\0" in chunk or controls > len(chunk) / 100:
+    if chunk.startswith(FORMATTED) or is_tar or b"\0" in chunk or controls > len(chunk) / 20:
         kind = ".tar" if is_tar else suffix(name)
         raise NotText(f"{label}: is not plain text", advice=WAYS.get(kind, SAVE))
 

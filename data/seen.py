@@ -12,7 +12,7 @@ MAX_HASHES = 1000  # of a text, the lowest ones: each is 20 characters of a mode
 
 
 class FileHash:
-    """The SHA-256 of a file, and a hash of its text that depends on no line ends, byte order marks and form of accents."""
+    """The SHA-256 of a file, and a hash of its text, whatever its line ends, byte order marks and form of accents."""
 
     def __init__(self, encoding: str | None) -> None:
         codec = codecs.getincrementaldecoder(encoding or "utf-8")(errors="replace")

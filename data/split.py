@@ -1,20 +1,15 @@
 """Split a text into training, validation and test: by position, by file, or documents by a hash of their content."""
 
 import hashlib
-import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from base.errors import printable
 from data.find import Corpus
-from data.read import SourceFile
 
 SPLITS = ("train", "validation", "test")
 ORDER = ("validation", "test", "train")  # splits of documents by increasing hash
 BY_FILE = 40  # with at least this many files, none is divided: each belongs to one split
-# In the name of a file, the split that it belongs to.
-ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[/._-]|$)", re.IGNORECASE)
 Part = tuple[str, int, int]  # a slice of a file, in tokens: split, begin, end
 
 
@@ -78,23 +73,27 @@ def split_documents(
     """Return which documents, in the order of their hashes, are validation, test and training.
 
     `sizes`, (documents,), are those of the documents, and `is_new`, (documents,) bool, says
-    whether each differs from the one before it: copies stay together. Each border is where the
-    shares of training, validation and test are best kept, but validation has at least one
-    document, and so has test if its share is above 0.
+    whether each differs from the one before it: copies stay together, on the side of a border on
+    which the middle of their text is. Each split with a share above 0 has at least one document.
     """
-    firsts = np.flatnonzero(is_new)  # (distinct documents,)
-    before = np.cumsum(sizes)[firsts] - sizes[firsts]  # size of all documents before each
+    firsts = np.flatnonzero(is_new)  # (distinct documents,), the first of each group of copies
+    ends = sizes.cumsum()  # (documents,)
     _, validation, test = shares
-    total = int(sizes.sum())
 
-    def border(share: float, least: int) -> int:
-        """Return the index in `firsts` at the border after `share` of the text, at least `least`."""
-        index = int(np.abs(before - share * total).argmin())
-        return min(max(index, least), len(firsts) - 1)
+    def border(share: float, least: int, most: int) -> int:
+        """Return the index of the group at the border after a share of the text."""
+        target = share * ends[-1]
+        document = min(int(np.searchsorted(ends, target)), len(ends) - 1)
+        group = int(np.searchsorted(firsts, document, "right")) - 1  # contains the border
+        begin = firsts[group]
+        end = firsts[group + 1] if group + 1 < len(firsts) else len(ends)
+        middle = (ends[end - 1] + ends[begin] - sizes[begin]) / 2
+        return min(max(group + int(middle <= target), least), most)
 
-    test_begin = border(validation, 1)
-    train_begin = border(validation + test, test_begin + 1) if test else test_begin
-    begins = [0, int(firsts[test_begin]), int(firsts[train_begin]), len(sizes)]
+    last = len(firsts) - 1
+    test_group = border(validation, 1, last - 1 if test else last)
+    train_group = border(validation + test, test_group + 1, last) if test else test_group
+    begins = [0, int(firsts[test_group]), int(firsts[train_group]), len(sizes)]
     return {split: slice(*begins[i : i + 2]) for i, split in enumerate(ORDER)}
 
 
@@ -134,16 +133,3 @@ def describe_files(
         summary,
         f"{copies:,} of {num_files:,} files are copies of others; copies share a split",
     )
-
-
-def about_roles(files: list[SourceFile]) -> list[str]:
-    """Return a line if the names of all files say which split each belongs to, such as train.txt and test.txt."""
-    roles = [ROLE.search(source.name) for source in files]
-    kinds = {role[1].lower() for role in roles if role}
-    if not all(roles) or "train" not in kinds or len(kinds) == 1:
-        return []
-    names = ", ".join(printable(source.name) for source in files[:3])
-    keys = "data.validation="
-    if len(kinds) > 2:
-        keys += " and data.test="
-    return [f"{names} are joined and split anew: use {keys} to keep the published splits"]

@@ -10,12 +10,11 @@ import sys
 import zipfile
 
 import pytest
-from data.find import find
-from data.read import CHUNK, ZSTD, NotText
-from data.divide import DocumentRule, documents
 
 from base.errors import InputError
-from data.config import END, DataConfig
+from data.config import DataConfig
+from data.find import find
+from data.read import CHUNK, ZSTD, NotText
 from data.tables import columns, fields
 from tests.conftest import needs, refusal
 from tests.data.test_documents import parquet
@@ -344,10 +343,6 @@ def test_a_field_is_followed_to_its_texts(kind, content, field, documents):
     assert [
         text for _, text in fields(io.BytesIO(content.encode()), f"a.{kind}", field)
     ] == documents
-    divided = divide(content, DocumentRule("row", END, field), f"a.{kind}")
-    assert [text for _, text in divided] == [
-        document for document in documents if document.strip()
-    ]
 
 
 @pytest.mark.parametrize(

@@ -4,9 +4,9 @@ import random
 
 import numpy as np
 import pytest
-from data.split import SPLITS
 
 from data.ngrams import ngram_losses
+from data.split import SPLITS
 from tests.data.test_text import decoded
 from tests.reference.ngrams import ngram_loss
 from tests.stores import make
