@@ -28,7 +28,7 @@ from data.decoding import (
     to_read_all,
 )
 from data.splits import about_roles
-from data.tables import TABLES, columns
+from data.tables import TABLES
 
 # What a text is wrapped in, by the suffix of its file.
 WRAPPED = dict.fromkeys(
@@ -260,25 +260,17 @@ def _texts(
     return texts or files[:1]  # a binary file is refused where it is read
 
 
-def about_format(source: SourceFile, encoding: str) -> str:
+def about_format(source: SourceFile) -> str:
     """Return a line about a file that contains more than a person reads in it, otherwise ""."""
     kind = suffix(source.label)
     with source.open() as file:
         if kind in WRAPPED:
             what = WRAPPED[kind]
         elif kind in TABLES:
-            what = _about_table(columns(file, source.label, encoding))
+            what = "the syntax of its table; data.field=NAME makes a field of each row a document"
         else:
             what = _about_beginning(file.read(CHUNK), kind)
     return what and f"{source.label} is read as plain text, with {what}"
-
-
-def _about_table(names: list[str]) -> str:
-    what = "the syntax of its table"
-    if names:
-        known = ", ".join(map(printable, names[:20]))
-        what += f"; data.field=NAME makes a field ({known}) of each row a document"
-    return what
 
 
 def _about_beginning(chunk: bytes, kind: str) -> str:
@@ -351,7 +343,7 @@ def _open_files(path: str, config: DataConfig, cache: Path, notes: list[str]) ->
         return files
     formatted = [source for source in files if suffix(source.label) in (*TABLES, *WRAPPED)]
     first = (formatted or files)[0]
-    about = about_format(first, config.encoding)
+    about = about_format(first)
     if about:
         notes.append(about)
     return files
