@@ -4,13 +4,13 @@ import random
 import re
 from pathlib import Path
 
-import data.encode
 import numpy as np
 import pytest
-from data.read import CHUNK
 
+import data.encode
 from base.errors import InputError
 from data.config import DataConfig
+from data.read import CHUNK
 from data.split import SPLITS, split_by_file, split_by_position
 from data.text import open_text
 from gpt.tokenizer import ByteTokenizer
