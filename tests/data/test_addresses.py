@@ -219,9 +219,7 @@ def test_the_password_of_an_address_is_in_config_yaml_alone(server, train, score
     hidden = f"{server.url.replace('://', '://***@')}/00.txt?X-Amz-Signature=***&v=1"
     assert "ann" not in ended.out and hidden in ended.out
     said.append(train(f"data.path={address.replace('00', 'none')}", "name=none"))
-    said.append(
-        train(f"data.path={address}", f"data.validation={address}", "data.split=[0.8,0.1,0.1]")
-    )
+    said.append(train(f"data.path={address}", f"data.test={address}"))
     said.append(train(f"data.paht={address}"))
     assert [each.status for each in said[-3:]] == [2] * 3 and "hunter2" not in repr(said), said
     files = [
