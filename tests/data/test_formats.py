@@ -325,7 +325,8 @@ REFUSALS = {  # a file's suffix and content, data.field, and of the refusal
     "list of a template": ("json", tree(CHAT), "mesages: {from}: {text}", "=from: no such field; .* messages, name$"),
     "column": ("csv", "id;text\n1;a\n", "{id}: {txt}", "a.csv: data.field=txt: no such field; nearest: text; "),
     "object": (
-        "json", tree([CHAT, {"messages": [{"text": {}}]}]), "messages.text", "a.json, row 5: data.field must lead to text",
+        "json", tree([CHAT, {"messages": [{"text": {}}]}]), "messages.text",
+        "a.json, row 5: data.field must lead to text",
     ),
     "speaker without a value": ("json", tree(CHAT), "messages", "must lead to text, texts or messages, not to dict"),
     "blank lines": ("jsonl", '\n\n{"text": {}}\n', "text", "a.jsonl, line 3: data.field must lead to text"),
