@@ -330,7 +330,7 @@ def read_prompts(
     """
     # needs a tenth of the start-up time
     from data.divide import DocumentRule, documents
-    from data.read import decode
+    from data.read import NotText, WrongEncoding, decode
 
     # As in training, a byte model reads bytes, each of which is a character here.
     encoding = None if tokenizer.unit == "byte" else "utf-8"
@@ -344,11 +344,14 @@ def read_prompts(
     file = io.BytesIO(raw)
     rule = DocumentRule(**rule_of_training) if rule_of_training else None
     # A prompt in a file that is not a table is the beginning of one row.
-    if rule and (rule.kind != "row" or rule.divides(name)):
-        pairs = documents(file, name, rule, encoding)
-        texts = [text for _, text in pairs if text.strip()]
-    else:
-        texts = ["".join(decode(file, name, encoding))]
+    try:
+        if rule and (rule.kind != "row" or rule.divides(name)):
+            pairs = documents(file, name, rule, encoding)
+            texts = [text for _, text in pairs if text.strip()]
+        else:
+            texts = ["".join(decode(file, name, encoding))]
+    except (NotText, WrongEncoding):
+        raise InputError(f"--prompt-file {name}: is not text in UTF-8") from None
     if not texts:
         raise InputError(f"--prompt-file {name}: has only whitespace, which is not a document")
     if encoding is None:

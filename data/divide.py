@@ -146,14 +146,15 @@ def _parts(texts: Iterable[str], separator: str, label: str) -> Iterator[tuple[i
     if not separators:
         shown = printable(separator.replace("\n", r"\n").replace("\t", r"\t"))
         near = nearest(shown, DOCUMENT_ENDS)  # a misspelled kind counts as a separator
-        what = f"data.documents={shown}: the separator does not occur in {label}"
-        raise InputError(f"{what}; {ESCAPES}{near}")
+        raise InputError(
+            f"data.documents={shown}: the separator does not occur in {label} {ESCAPES}{near}"
+        )
     last = "".join(pieces)
     if last:
         yield _stripped(line, last)
 
 
-ESCAPES = r"in it, \n is a line break, \t a tab and \\ a backslash"
+ESCAPES = r"(\n is a line break, \t a tab, \\ a backslash)"
 
 
 def _stripped(line: int, part: str) -> tuple[int, str]:

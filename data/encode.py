@@ -204,6 +204,7 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
     """
     corpus = encoder.corpus
     codec = "utf-8" if corpus.encoding else "latin-1"
+    end = rule.end.encode()
     hashes = array("Q")  # grows in place, unlike an array of NumPy
     ends = array("q", [0])  # 0, then where each document ends in the file
     split_begins: dict[str, int] = {}  # index of the first document of each split of its own
@@ -225,27 +226,23 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
                 for document in full:
                     raw = document.encode(codec)
                     hashes.frombytes(hashlib.blake2b(raw, digest_size=8).digest())
-                    ends.append(ends[-1] + len(raw))
-                    stored.write(raw)
+                    ends.append(ends[-1] + len(raw) + len(end))
+                    stored.write(raw + end)
         stored.flush()
         tokenizer = encoder.tokenizer(rule.end)
         offsets = np.frombuffer(ends, np.int64)
-        sizes = np.diff(offsets)
-        sizes += len(rule.end.encode())
         check = partial(_check_distinct, corpus.name, rule)
         parts, stats = _shuffle(
-            np.frombuffer(hashes, np.uint64), sizes, split_begins, shares, check
+            np.frombuffer(hashes, np.uint64), offsets, split_begins, shares, check
         )
-        del sizes  # because encoding needs the memory
         contents = mmap.mmap(stored.fileno(), 0, access=mmap.ACCESS_READ)
-        end = rule.end.encode()
 
         def pieces() -> Iterator[tuple[str, np.ndarray]]:
             for split, order in parts.items():
                 for first in range(0, len(order), BATCH):
                     batch = order[first : first + BATCH]
                     bounds = zip(offsets[batch].tolist(), offsets[batch + 1].tolist(), strict=True)
-                    raws = [contents[begin:stop] + end for begin, stop in bounds]
+                    raws = [contents[begin:stop] for begin, stop in bounds]
                     yield split, encoder.pack(b"".join(raws).decode(codec), tokenizer)
 
         encoder.write(pieces(), tokenizer)
@@ -261,15 +258,16 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
 
 def _shuffle(
     hashes: np.ndarray,
-    sizes: np.ndarray,
+    offsets: np.ndarray,
     split_begins: dict[str, int],
     shares: list[float],
-    least: Any,
+    check: Callable[[str, int, int], None],
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the indices of the documents of each split in the order of their hashes, and their statistics.
 
-    `split_begins` has the first document of each split of its own, and `least` is called with each
-    such split and the number of its documents and of its distinct ones.
+    `hashes` are (documents,), and `offsets`, (documents + 1,), where the documents begin and end.
+    `split_begins` has the first document of each split of its own. `check` is called with each
+    such split, the number of its documents, and that of its distinct ones.
     """
     parts = dict[str, np.ndarray]()
     repeated = 0
@@ -282,12 +280,14 @@ def _shuffle(
         np.not_equal(in_order[1:], in_order[:-1], out=is_new[1:])
         del in_order  # because dividing needs the memory
         distinct = int(np.count_nonzero(is_new))
-        least(split, len(order), distinct)
+        check(split, len(order), distinct)
         repeated += len(order) - distinct
         if split:
             parts[split] = order
         else:
-            for own, place in split_documents(sizes[order], is_new, shares).items():
+            ends = np.diff(offsets)[order]  # their sizes
+            np.cumsum(ends, out=ends)
+            for own, place in split_documents(ends, is_new, shares).items():
                 parts[own] = order[place]
     held_out = [hashes[order] for split, order in parts.items() if split_begins.get(split)]
     copied = sum(int(np.isin(each, hashes[parts["train"]]).sum()) for each in held_out)

@@ -281,7 +281,8 @@ def _regex(pattern: str) -> re.Pattern[str]:
     for part in parts:
         is_class = part.startswith("[") and part.endswith("]")
         if is_class:
-            whole += part.replace("[!", "[^", 1).replace("\\", r"\\")
+            inner = re.sub(r"([\[\\])", r"\\\1", part[1:-1])
+            whole += f"[{inner.replace('!', '^', 1) if inner.startswith('!') else inner}]"
         else:
             whole += meanings.get(part, re.escape(part))
     return re.compile(whole)

@@ -34,7 +34,7 @@ WAYS = {
     ".sqlite": "export a table as CSV, which data.field=NAME reads",
 }
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
-CONTROLS = sorted(set(map(chr, range(1, 32))) - set("\t\n\f\r\x1a\x1b"))  # rare in text
+CONTROLS = sorted(set(map(chr, range(32))) - set("\t\n\f\r\x1a\x1b"))  # rare in text
 Tick = Callable[[bytes], object]  # called with the bytes of each read
 
 
@@ -173,13 +173,13 @@ def decode(
             offset += len(chunk)
             text = decoder.decode(chunk)
             if at_start:
-                check_beginning(chunk, name, encoding)
+                check_beginning(chunk, name, encoding, option, is_decoded=True)
             line += text.count("\n")
             yield text.replace("\ufeff", "")
         yield decoder.decode(b"", final=True)
     except UnicodeDecodeError as error:
         if offset == len(chunk):  # at the start
-            check_beginning(chunk, name, encoding)
+            check_beginning(chunk, name, encoding, option, is_decoded=False)
         # `error.object` may begin with the end of the previous chunk. It ends where reading stopped.
         byte = offset - len(error.object) + error.start
         line += error.object[: error.start].decode(encoding, "ignore").count("\n")
@@ -204,7 +204,9 @@ def _about_damage(chunk: bytes, encoding: str, option: str) -> str:
     return advice
 
 
-def check_beginning(chunk: bytes, name: str, encoding: str) -> None:
+def check_beginning(
+    chunk: bytes, name: str, encoding: str, option: str, *, is_decoded: bool
+) -> None:
     """Raise an `InputError` if a file that begins with `chunk` is not text in this encoding."""
     label = printable(name)
     if chunk.startswith(LFS):
@@ -215,16 +217,17 @@ def check_beginning(chunk: bytes, name: str, encoding: str) -> None:
         return  # NUL bytes are normal
     for mark, true in MARKS.items():
         if chunk.startswith(mark):
-            raise WrongEncoding(f"{label}: is not {encoding}", advice=f"use data.encoding={true}")
+            raise WrongEncoding(f"{label}: is not {encoding}", advice=f"use {option}{true}")
     half = len(chunk) // 2
     for first, true in ((0, "utf-16-be"), (1, "utf-16-le")):
         zeros = chunk[first::2].count(0)
         if half and zeros > 0.4 * half and chunk.count(0) - zeros < 0.1 * half:
             what = f"{label}: is not {encoding}: every second byte is NUL"
-            raise WrongEncoding(what, advice=f"if it is text: data.encoding={true}")
+            raise WrongEncoding(what, advice=f"if it is text: {option}{true}")
     controls = sum(map(chunk.decode("latin-1").count, CONTROLS))
+    is_binary = controls > len(chunk) * (0.05 if is_decoded else 0.01)
     is_tar = chunk[257:262] == b"ustar"
-    if chunk.startswith(FORMATTED) or is_tar or b"\0" in chunk or controls > len(chunk) / 20:
+    if is_binary or is_tar or chunk.startswith(FORMATTED):
         kind = ".tar" if is_tar else suffix(name)
         raise NotText(f"{label}: is not plain text", advice=WAYS.get(kind, SAVE))
 

@@ -68,16 +68,16 @@ def split_by_file(
 
 
 def split_documents(
-    sizes: np.ndarray, is_new: np.ndarray, shares: Sequence[float]
+    ends: np.ndarray, is_new: np.ndarray, shares: Sequence[float]
 ) -> dict[str, slice]:
     """Return which documents, in the order of their hashes, are validation, test and training.
 
-    `sizes`, (documents,), are those of the documents, and `is_new`, (documents,) bool, says
-    whether each differs from the one before it: copies stay together, on the side of a border on
-    which the middle of their text is. Each split with a share above 0 has at least one document.
+    `ends`, (documents,), are the sizes of each document and all before it together, and `is_new`,
+    (documents,) bool, says whether each differs from the one before it: copies stay together, on
+    the side of a border on which the middle of their text is. Each split with a share above 0 has
+    at least one document.
     """
     firsts = np.flatnonzero(is_new)  # (distinct documents,), the first of each group of copies
-    ends = sizes.cumsum()  # (documents,)
     _, validation, test = shares
 
     def border(share: float, least: int, most: int) -> int:
@@ -87,13 +87,14 @@ def split_documents(
         group = int(np.searchsorted(firsts, document, "right")) - 1  # contains the border
         begin = firsts[group]
         end = firsts[group + 1] if group + 1 < len(firsts) else len(ends)
-        middle = (ends[end - 1] + ends[begin] - sizes[begin]) / 2
+        before = ends[begin - 1] if begin else 0
+        middle = (before + ends[end - 1]) / 2
         return min(max(group + int(middle <= target), least), most)
 
     last = len(firsts) - 1
     test_group = border(validation, 1, last - 1 if test else last)
     train_group = border(validation + test, test_group + 1, last) if test else test_group
-    begins = [0, int(firsts[test_group]), int(firsts[train_group]), len(sizes)]
+    begins = [0, int(firsts[test_group]), int(firsts[train_group]), len(ends)]
     return {split: slice(*begins[i : i + 2]) for i, split in enumerate(ORDER)}
 
 

@@ -287,7 +287,7 @@ def test_escapes_of_a_separator_are_read(opened):
     typed, real = opened(documents=r"\n%\n", context=1), opened(documents="\n%\n", context=1)
     assert typed.fingerprint == real.fingerprint and typed.documents == real.documents
     assert sorted(sum(splits(typed).values(), [])) == ["four", "one", "three\\n", "two\t"]
-    with pytest.raises(InputError, match="does not occur; in it"):
+    with pytest.raises(InputError, match="does not occur in text "):
         opened(documents=r"\\x")
 
 
@@ -326,7 +326,11 @@ FEW = {  # the content of a.txt, options, and of the refusal
         {"documents": "\n%\n"},
         r"data.documents=\\n%\\n: the separator does not occur in a.txt",
     ),
-    "an unknown kind": ("a\nb\n", {"documents": "lines"}, "data.documents=lines;.*nearest: line$"),
+    "an unknown kind": (
+        "a\nb\n",
+        {"documents": "lines"},
+        "data.documents=lines: .*nearest: line$",
+    ),
     "no separator": (
         "a\nb\n",
         {"documents": ""},
