@@ -7,7 +7,7 @@ from typing import IO
 from base.errors import InputError, nearest, printable
 from base.options import unescaped
 from data.config import DOCUMENT_ENDS, END, DataConfig
-from data.read import Tick, chunks, decode, suffix
+from data.read import Tick, chunks, decode, no_tick, suffix
 from data.tables import TABLES, fields
 
 
@@ -58,7 +58,7 @@ def documents(
     label: str,
     rule: DocumentRule,
     encoding: str | None,
-    tick: Tick = lambda chunk: None,
+    tick: Tick = no_tick,
     option: str = "data.encoding=",
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs (line in which the document begins or, in JSON and Parquet, number of its row; document) of a file.
@@ -67,8 +67,8 @@ def documents(
     """
     if rule.kind == "row":
         if suffix(label) == ".parquet":  # is not read in the order of its bytes
-            for _ in chunks(file, tick):
-                pass
+            for chunk in chunks(file):
+                tick(chunk, None)
             file.seek(0)
         for number, text in fields(file, label, rule.name, encoding or "utf-8", tick):
             # with the byte tokenizer, a character is a byte

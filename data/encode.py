@@ -52,8 +52,8 @@ class Encoder:
         """Yield what `read` yields, a function that reads `source`, and hash the file meanwhile."""
         file_hash = FileHash(self.corpus.encoding)
 
-        def tick(chunk: bytes) -> None:
-            file_hash.update(chunk)
+        def tick(chunk: bytes, text: str | None) -> None:
+            file_hash.update(chunk, text)
             self.progress.update(len(chunk))
 
         yield from read(source, tick)
@@ -167,7 +167,7 @@ def encode_files(encoder: Encoder, shares: list[float]) -> dict[str, Any]:
         begun = set()  # splits
         for source, parts in zip(corpus.files, parts_of, strict=True):
             position = 0  # of the chunk in the file, in tokens
-            for chunk in corpus.read(source, lambda raw: encoder.progress.update(len(raw))):
+            for chunk in corpus.read(source, lambda raw, _: encoder.progress.update(len(raw))):
                 tokens = encoder.pack(chunk, tokenizer)
                 for split, begin, end in parts:
                     piece = tokens[max(begin - position, 0) : max(end - position, 0)]

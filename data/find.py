@@ -15,7 +15,17 @@ from urllib.parse import parse_qsl
 from base.errors import InputError, nearest, printable
 from base.progress import count
 from data.config import DataConfig
-from data.read import NotText, SourceFile, Tick, WrongEncoding, archive, decode, readable, suffix
+from data.read import (
+    NotText,
+    SourceFile,
+    Tick,
+    WrongEncoding,
+    archive,
+    decode,
+    no_tick,
+    readable,
+    suffix,
+)
 from data.tables import TABLES
 
 STDLIB_WITHOUT = {
@@ -48,12 +58,12 @@ class Corpus:
         paths = dict.fromkeys(source.path for source in self.files)
         return [(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, paths)]
 
-    def read(self, source: SourceFile, tick: Tick = lambda chunk: None) -> Iterator[str]:
+    def read(self, source: SourceFile, tick: Tick = no_tick) -> Iterator[str]:
         """Yield the text of a file in chunks; each byte is a character if `encoding` is None."""
         with source.open() as file:
             if self.python:
                 code = file.read()
-                tick(code)
+                tick(code, None)
                 yield without_rulers(code.decode("ascii").replace("\r\n", "\n"))
             else:
                 yield from decode(file, source.label, self.encoding, tick)

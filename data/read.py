@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from itertools import chain
 from pathlib import Path, PurePath
 from typing import IO, Any
 from urllib.parse import urlsplit
@@ -35,7 +36,8 @@ WAYS = {
 }
 CHUNK = 1 << 16  # bytes read at a time: a chunk and its tokens fit into the CPU's cache
 CONTROLS = sorted(set(map(chr, range(32))) - set("\t\n\f\r\x1a\x1b"))  # rare in text
-Tick = Callable[[bytes], object]  # called with the bytes of each read
+# called with the bytes of each read and, if they are decoded, their text
+Tick = Callable[[bytes, str | None], object]
 
 
 class NotText(InputError):
@@ -134,17 +136,19 @@ def suffix(name: str) -> str:
     return path.suffix
 
 
-def chunks(file: IO[bytes], tick: Tick) -> Iterator[bytes]:
-    for chunk in iter(partial(file.read, CHUNK), b""):
-        tick(chunk)
-        yield chunk
+def no_tick(*_: object) -> None:
+    pass
+
+
+def chunks(file: IO[bytes]) -> Iterator[bytes]:
+    return iter(partial(file.read, CHUNK), b"")
 
 
 def decode(
     file: IO[bytes],
     name: str,
     encoding: str | None,
-    tick: Tick = lambda chunk: None,
+    tick: Tick = no_tick,
     option: str = "data.encoding=",
 ) -> Iterator[str]:
     """Yield the text of a file in chunks, without byte order marks and with LF line ends.
@@ -154,7 +158,8 @@ def decode(
     both for messages.
     """
     if encoding is None:
-        for chunk in chunks(file, tick):
+        for chunk in chunks(file):
+            tick(chunk, None)
             yield chunk.decode("latin-1")
         return
     try:
@@ -168,15 +173,16 @@ def decode(
     line = 1
     chunk = b""
     try:
-        for chunk in chunks(file, tick):
+        for chunk in chain(chunks(file), [b""]):
             at_start = offset == 0
             offset += len(chunk)
-            text = decoder.decode(chunk)
-            if at_start:
+            text = decoder.decode(chunk, final=not chunk)
+            if at_start and chunk:
                 check_beginning(chunk, name, encoding, option, is_decoded=True)
             line += text.count("\n")
-            yield text.replace("\ufeff", "")
-        yield decoder.decode(b"", final=True)
+            text = text.replace("\ufeff", "")
+            tick(chunk, text)
+            yield text
     except UnicodeDecodeError as error:
         if offset == len(chunk):  # at the start
             check_beginning(chunk, name, encoding, option, is_decoded=False)

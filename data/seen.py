@@ -21,9 +21,10 @@ class FileHash:
         self._bytes = hashlib.sha256()
         self._text = hashlib.sha256()
 
-    def update(self, chunk: bytes) -> None:
+    def update(self, chunk: bytes, text: str | None = None) -> None:
+        """Add bytes of the file, with their `text` if it is known for all of them."""
         self._bytes.update(chunk)
-        self._rest += self._decoder.decode(chunk)
+        self._rest += self._decoder.decode(chunk) if text is None else text
         # NFC composes neither a space nor a newline with what precedes it, so the parts before and
         # after one can be normalised apart.
         # From 1 on, because the rest may begin with the last border.

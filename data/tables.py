@@ -10,7 +10,7 @@ from typing import IO, Any
 from base.errors import InputError, nearest, one_line, printable
 from base.options import unescaped
 from data.config import END
-from data.read import WAYS, Tick, decode, suffix
+from data.read import WAYS, Tick, decode, no_tick, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 TEMPLATE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")  # a brace of the text, or a field
@@ -21,11 +21,7 @@ Rows = Iterator[tuple[int, Any]]
 
 
 def fields(
-    file: IO[bytes],
-    label: str,
-    field: str,
-    encoding: str = "utf-8",
-    tick: Tick = lambda chunk: None,
+    file: IO[bytes], label: str, field: str, encoding: str = "utf-8", tick: Tick = no_tick
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs (number of the line or row, text) for each row of a table, as `data.field` says.
 
