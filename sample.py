@@ -55,7 +55,7 @@ class Sample(NamedTuple):
         if not end or end not in self.text.stopped_by:
             return ""
         # without the beginning of the end mark, if that is in the prompt
-        prompt = self.prompt[: len(self.prompt) - self.text.stopped_early]
+        prompt = self.prompt[: len(self.prompt) - self.text.stop_in_prompt]
         document = (prompt + self.text.text).rpartition(end)[2]
         return document if document.strip() else ""
 
@@ -217,6 +217,7 @@ def make_parser() -> Parser:
     relative = "drop characters that are less than P times as probable as the most likely one"
     add("--min-p", type=number(float, 0, 1), default=0.0, metavar="P", help=relative)
     end = r"end the text before TEXT, in which \n is a line break, \t a tab and \\ a backslash; repeat it for several"
+    end += "; if TEXT begins in the prompt, nothing is written after the prompt"
     add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
     add(
         "--no-stop",

@@ -13,7 +13,7 @@ from base.command_line import main
 from base.errors import InputError
 from base.jobs import run_directory, run_lock
 from base.log import log
-from conf.compose import compose
+from conf.compose import compose_command
 from conf.help import usage
 from conf.overrides import read_command
 from sweeps.sweep import begin_sweep, combinations
@@ -62,7 +62,7 @@ def dispatch(arguments: list[str]) -> int | None:
             return 0
         return begin_sweep(command)
     (settings,) = command.runs()
-    config = compose(settings)
+    config = compose_command(settings)
     if command.show:
         print(run.show(settings, config), end="")
         return 0

@@ -10,7 +10,12 @@ HIDDEN = "***"  # replaces a password or a token
 # What nanoGPT and transformers call options of sample.py.
 ELSEWHERE = {"start": "prompt", "max_new_tokens": "num-chars", "temp": "temperature"}
 # words in the names of URL query parameters that are secret
+# In a URL. A password may contain anything up to the last @, even what a URL must quote, such as / and spaces.
+USER = r"[^/?#,\[\]\s:]*"
+PASSWORD = r"[^?#,\[\]\r\n]*"
 SECRET = "token|sig|credential|password|passwd|secret|key"
+# An absolute path, an address, or an argument with either; neither 90/5/5 nor km/h is a place.
+PLACE = re.compile(r"""(^|[\s'"(\[,=])(/\S|~/|\\\\|[a-z]:[/\\])|://|data\.path=""", re.IGNORECASE)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -78,7 +83,7 @@ def nearest(word: str, names: Iterable[str], ending: str = "") -> str:
 
 def redacted(text: str) -> str:
     """Return `text` with `***` for user, password and tokens in URLs: `https://USER:PASSWORD@a.org/b.txt?token=…`."""
-    text = re.sub(r"(://)[^/\s]*@", rf"\1{HIDDEN}@", text)
+    text = re.sub(rf"(://)(?:{USER}:{PASSWORD}|{USER})@", rf"\1{HIDDEN}@", text)
     return re.sub(
         rf"([?&][^=&\s]*(?:{SECRET})[^=&\s]*=)[^&#,\]\s]+",
         rf"\1{HIDDEN}",
@@ -106,7 +111,7 @@ def without_places(note: str) -> str:
     """For what is sent to others: return a line up to the first of its parts, between "; ", that may name a folder."""
     parts = []
     for part in printable(note).split("; "):
-        if re.search(r"(?<!\d)[/\\]|[/\\](?!\d)", part):  # but 90/5/5 is no path
+        if PLACE.search(part):
             break
         parts.append(part)
     return "; ".join(parts)

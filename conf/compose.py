@@ -52,6 +52,15 @@ def compose(arguments: Sequence[str]) -> Config:
     return config
 
 
+def compose_command(arguments: Sequence[str]) -> Config:
+    """Compose a command line, but of one that resumes a run only what names this run, because the rest changes it."""
+    if "resume" in map(key_of, arguments):
+        config: Config = _object("train", [text for text in arguments if "." not in key_of(text)])
+        if config.resume is not None:
+            return config
+    return compose(arguments)
+
+
 def _check_minutes(config: Config) -> None:
     minutes = f"minutes={config.minutes:g}"
     steps = config.trainer.max_steps

@@ -6,8 +6,8 @@
 - If the text is divided into documents, a window that would begin shortly after the beginning of a document is moved
   back to it, so windows begin at documents and also continue long ones (`at_documents`). The text is then a circle:
   its last document is followed by its first.
-- Each validation during training evaluates the same sample of the validation split (`num_validated`), and the results
-  of a run a larger one (`num_evaluated`).
+- Each validation during training evaluates the same sample of the validation split (`num_validated`), and the
+  evaluation after training a larger one (`num_evaluated`).
 """
 
 import math

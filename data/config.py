@@ -58,7 +58,8 @@ class DataConfig:
         least=2,
     )
     val_tokens: int | None = option(
-        None, "maximum tokens per validation; null: 32768, after training a quarter of those trained on, if more",
+        None, "maximum tokens per validation and of the evaluation after training; "
+        "null: 32768, or after training a quarter of the tokens trained on if that is more",
         least=2,
     )  # fmt: skip
     batch: Any = option(

@@ -102,7 +102,10 @@ def public_setting(setting: str) -> str:
         is_path = "/" in value or "\\" in value
     if not is_path:
         return setting
-    return f"{key}={without_folders(value)}"
+    names = without_folders(value)
+    if value.startswith("["):
+        names = f"[{names.replace(', ', ',')}]"
+    return f"{key}={names}"
 
 
 def rows(

@@ -10,7 +10,7 @@ from base.log import log
 from base.processes import command, watch
 from base.progress import count
 from conf.schema import Config
-from data.batches import num_validated
+from data.batches import num_evaluated, num_validated
 from data.divide import DocumentStats
 from data.text import Text
 from gpt.evaluation import Score
@@ -55,7 +55,9 @@ def introduce(
     validated = num_validated(split, config.data.val_tokens)
     which = "the whole split"
     if validated < split:
-        which = f"about {validated:,} evenly spaced {unit}s of the split, more at the end"
+        which = f"about {validated:,} evenly spaced {unit}s of the split"
+        if num_evaluated(split, to_read, config.data.val_tokens) > validated:
+            which += ", more at the end"
     log.info(f"validation {which}, {describe_windows(text.mode, shape.context)}")
     if config.data.overfit is not None:
         log.info(

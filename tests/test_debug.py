@@ -177,17 +177,20 @@ def test_profile_records_steps_as_fast_as_most(
     monkeypatch.setattr(profiler.log, "info", said.append)
     start = min(steps)
     trainer: Any = SimpleNamespace(global_step=start, max_steps=steps[start])
-    callback = profiler.StepProfiler(Path("trace.json"))
-    callback.on_train_start(trainer, Mock())
+    deadline, module = Mock(), Mock()
+    callback = profiler.StepProfiler(Path("trace.json"), deadline)
+    callback.on_train_start(trainer, module)
     seen = list[int]()
     while trainer.global_step != trainer.max_steps:
         callback.on_train_batch_start(trainer)
         if recorder.start.called and not recorder.stop.called:
             seen.append(trainer.global_step)
         trainer.global_step += 1
-        callback.on_train_batch_end(trainer)
+        callback.on_train_batch_end(trainer, module)
         trainer.max_steps = steps.get(trainer.global_step, trainer.max_steps)
-    callback.on_train_end(trainer, Mock())
+    callback.on_train_end(trainer, module)
     assert seen == recorded
     assert recorder.start.call_count == recorder.stop.call_count == bool(recorded)
+    begun = [deadline.begin_timing, module.history.begin_step]
+    assert [timing.call_count for timing in begun] == [bool(recorded)] * 2
     assert ("nothing" in str(said[0])) == (not recorded)

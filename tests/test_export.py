@@ -21,6 +21,7 @@ from gpt.config import ModelConfig
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer, tokenizer_from
+from reports.card import public_setting
 from reports.guessing_game import game_passages
 from tests.conftest import ROOT, Call, needs, one_line, summary
 from tests.model_files import write_model_file
@@ -269,6 +270,11 @@ def test_a_card_keeps_paths_and_markup_to_itself(
         "| text | a\\_b\\|c.txt; 256 distinct bytes, " in card and "'data.path=a_b|c.txt'" in card
     )
     assert str(Path.cwd()) not in card
+
+
+def test_the_command_of_a_card_names_the_files_of_a_list() -> None:
+    setting = public_setting("data.path=[ann/a.txt,/home/ann/prose.txt]")
+    assert setting == "data.path=[a.txt,prose.txt]"
 
 
 def test_a_card_says_what_was_left_out_and_not_where_it_lies(

@@ -250,7 +250,7 @@ def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str], pr
         begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
         cut = whole[len(prompt) : max(len(prompt), min(begins))] if begins else text
         assert growing.text == cut and growing.text.startswith(shown)
-        assert growing.stopped_early == max(0, len(prompt) - min(begins, default=len(whole)))
+        assert growing.stop_in_prompt == max(0, len(prompt) - min(begins, default=len(whole)))
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import lightning as L
 import torch
 from lightning.fabric.plugins.environments import LightningEnvironment, TorchElasticEnvironment
 from lightning.fabric.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies import DDPStrategy
 
 from base import ranks
@@ -64,13 +65,15 @@ def build_callbacks(plan: RunPlan, stops: StopSignals) -> tuple[Display, list[L.
     display = Display(text.tokenizer.unit, deadline)
     callbacks: list[L.Callback] = [display, Metrics(config, text, display)]
     if config.trainer.profiler and ranks.rank() == 0:
-        callbacks.append(StepProfiler(plan.run.directory / "trace.json"))
+        callbacks.append(StepProfiler(plan.run.directory / "trace.json", deadline))
     if deadline:
         callbacks.append(deadline)
     callbacks.append(Watch(config.watch, text))
     users_callbacks = instantiate("callbacks", config.callbacks)
     if plan.resume_point:
         plan.resume_point.change_arguments(config.callbacks, users_callbacks)
+        if not any(isinstance(callback, WeightAveraging) for callback in users_callbacks):
+            plan.resume_point.drop_average()
     callbacks += users_callbacks
     callbacks += [checkpoints, stops]
     return display, callbacks

@@ -9,6 +9,7 @@ import torch
 from torch.profiler import profile
 
 from base.log import log
+from training.callbacks.deadline import Deadline
 
 SKIPPED_STEPS = 10  # the first steps are slower and may compile
 NUM_STEPS = 3  # recorded steps
@@ -19,13 +20,15 @@ class StepProfiler(L.Callback):
     """Profiles `NUM_STEPS` training steps, logs a table of the operators and writes a trace that Perfetto can display.
 
     A validation or the end of the run ends the profiling early. This callback must come before
-    callbacks that save checkpoints, so that saving is not profiled.
+    callbacks that save checkpoints, so that saving is not profiled, and before the `deadline`,
+    whose estimate begins anew after the profiled steps.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, deadline: Deadline | None) -> None:
         # torch's profiler writes to stderr otherwise
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
         self.path = path
+        self.deadline = deadline
         self.recorder: profile | None = None
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -41,18 +44,18 @@ class StepProfiler(L.Callback):
             self.recorder = profile(record_shapes=True)
             self.recorder.start()
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         if self.recorder:
             self.recorded_steps += 1
         if self.recorded_steps == NUM_STEPS:
-            self._end()
+            self._end(trainer, pl_module)
 
-    def on_train_end(self, *_: Any) -> None:
-        self._end()
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._end(trainer, pl_module)
         if not self.recorded_steps:
             log.info(f"profile    nothing: the run ended within its first {SKIPPED_STEPS} steps")
 
-    def _end(self, *_: Any, **__: Any) -> None:
+    def _end(self, trainer: Any, pl_module: Any, *_: Any, **__: Any) -> None:
         recorder, self.recorder = self.recorder, None
         if recorder:
             recorder.stop()
@@ -63,5 +66,9 @@ class StepProfiler(L.Callback):
                     sort_by=order, row_limit=NUM_ROWS, max_name_column_width=40
                 )
             )
+            # writing the trace and the table is not part of the time of a step
+            pl_module.history.begin_step()
+            if self.deadline:
+                self.deadline.begin_timing()
 
     on_validation_start = on_exception = _end

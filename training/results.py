@@ -42,6 +42,8 @@ from training.run_plan import RunPlan
 
 FINAL_SAMPLE_LENGTH = 250  # tokens of each text at the end of a run
 NUM_COMPARED = 20  # samples that are compared with the training text
+# of a run that ended before `Deadline` chose its number of steps
+NOT_COOLED = "a callback ended the run before its learning rate fell; with the command that sets these steps, it falls"
 CODE = Path(__file__).parents[1]
 
 
@@ -128,10 +130,11 @@ def write_missing(plan: RunPlan) -> None:
     summary = run.summary
     if summary.val_loss is not None and summary.status == "diverged":
         raise worse_than_guessing(summary.val_loss)
-    if point.step >= steps:
-        more = [f"trainer.max_steps={2 * point.step}"]
-    else:  # a callback has ended the run
-        more = ["callbacks=[]", "allow=[callbacks]"]
+    more = []
+    if point.history.stopped_early:
+        more += ["callbacks=[]", "allow=[callbacks]"]
+    longer = steps if steps > point.step else 2 * point.step
+    more.append(f"trainer.max_steps={longer}")
     command = processes.command("python", "train.py", f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     if summary.val_loss is not None or ranks.rank():
@@ -227,13 +230,13 @@ def write_report(
         about = {
             "name": plan.run.name,
             "text": f"{without_folders(text.name)}: {'; '.join(log_lines.describe(text))}",
-            "notes": text.notes,
+            "notes": summary.notes,
             "written": samples,
             "copied": summary.copies
             and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": log_lines.verdict(plan.run, summary, history.losses.entries),
             "command": shlex.join(["python", "train.py", *(plan.run.arguments or ())]),
-            "exact_command": public(shlex.join(["python", "train.py", *repeating(config)])),
+            "exact_command": shlex.join(["python", "train.py", *map(public, repeating(config))]),
             "config": public(to_yaml(config)),
         }
         tokens = passage(text, config.model.context + 1)
@@ -255,12 +258,15 @@ def summarize(plan: RunPlan, status: str, step: int, history: History, **results
         speed = history.timed_steps * tokens_per_step / history.step_seconds
         if history.peak_flops:
             mfu = speed * model.flops_per_token() / history.peak_flops
+    notes = list(text.notes)
+    if history.stopped_early and step == config.trainer.max_steps:
+        notes.append(NOT_COOLED)
     versions = {name: version(name) for name in ("torch", "lightning", "numpy")}
     return Summary(
         status=status,
         text=text.name,
         text_sha256=text.sha256,
-        notes=list(text.notes),
+        notes=notes,
         steps=step,
         characters=step * tokens_per_step,
         epochs=step * tokens_per_step / len(text.train),

@@ -13,7 +13,7 @@ from base.jobs import run_directory, run_lock
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
-from conf.compose import compose_resumed, read_config
+from conf.compose import compose, compose_resumed, read_config
 from conf.overrides import key_of
 from conf.resume_rules import check_trained, check_unchanged, conditions_of, trained_groups
 from conf.schema import Config
@@ -48,6 +48,7 @@ def find_run(arguments: Sequence[str], config: Config) -> tuple[Config, Run, boo
     if directory.is_dir() and ranks.rank() == 0:
         run_lock.lock(directory)
     if run is None:  # it has not begun
+        config = replace(compose(arguments), resume=config.resume, name=config.name)
         return config, Run(directory), False
     try:
         stored = read_config(directory)
@@ -118,6 +119,12 @@ class ResumePoint:
             for key, value in callback.state_dict().items():
                 if key in stored and key in before and arguments.get(key) != before[key]:
                     stored[key] = value
+
+    def drop_average(self) -> None:
+        """Continue from the weights in training, not from their average, which no callback computes any more."""
+        assert self._contents
+        if "current_model_state" in self._contents:
+            self._contents["state_dict"] = self._contents.pop("current_model_state")
 
     def take(self) -> dict[str, Any]:
         """Return the contents of the checkpoint, once: they must not stay in memory."""

@@ -36,7 +36,7 @@ class Summary:
     text: str | None = None  # the name of the text
     # hash of the text's file or, if it has several files, of their names and hashes
     text_sha256: str | None = None
-    notes: list[str] | None = None  # remarks about the text
+    notes: list[str] | None = None  # remarks about the text and the training
     val_loss: float | None = None  # validation loss of the best model
     val_bpc: float | None = None  # `val_loss` in bits per character
     val_bpb: float | None = None  # `val_loss` in bits per byte
@@ -293,6 +293,10 @@ def check_free(name: str, debug: bool) -> None:
     run = _place(name)
     if debug and run.is_debug:
         return
+    if debug and run.config.exists():
+        raise InputError(
+            f"{run} exists: another run has the name of this preset; rename or remove it"
+        )
     check_not_begun(name)
     if run.directory.is_dir() and not run.directory.is_symlink():
         # A process that was killed before it wrote config.yaml has left only these files.

@@ -49,7 +49,7 @@ class Continuation:
         self.undecided = ""  # text that may be the beginning of a stop string
         self.ended = False  # then no token may follow
         self.stopped_by: list[str] = []  # the stop strings that ended the text
-        self.stopped_early = 0  # characters of the prompt that belong to the stop string
+        self.stop_in_prompt = 0  # characters of the prompt that belong to the stop string
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     @property
@@ -67,7 +67,7 @@ class Continuation:
                 positions.append(position)
         if positions:
             first = min(positions)
-            self.stopped_early = max(0, -first)
+            self.stop_in_prompt = max(0, -first)
             self._end(self.undecided[: max(0, first)])
             return
         read = self.before + self.undecided

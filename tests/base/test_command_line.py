@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from base.command_line import main
-from base.errors import InputError
+from base.errors import InputError, redacted
 from base.log import log, to_console, to_file
 from tests.conftest import ROOT
 
@@ -57,6 +57,21 @@ def test_output_that_cannot_be_written_is_said_once(trained: Path) -> None:
     assert ended.returncode == 1
     said = "sample.py: No space left on device"
     assert ended.stderr.splitlines()[-1].startswith(said), ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("http://bob:pa/ss@host/a.txt", "http://***@host/a.txt"),
+        ("http://bob:pa ss@w@host/a.txt?v=@", "http://***@host/a.txt?v=@"),
+        ("[http://bob:pw@a.org/b,c@d.txt]", "[http://***@a.org/b,c@d.txt]"),
+        ("s3://token@host/a#b@c", "s3://***@host/a#b@c"),
+        ("https://a.org/repository@main/b.txt", "https://a.org/repository@main/b.txt"),
+        ("path: http://a.org:80/b\nname: c@d", "path: http://a.org:80/b\nname: c@d"),
+    ],
+)
+def test_a_password_ends_with_the_last_at_sign(text: str, shown: str) -> None:
+    assert redacted(text) == shown
 
 
 def test_no_log_line_has_a_password_or_a_byte_that_utf_8_cannot_write(

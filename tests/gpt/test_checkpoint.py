@@ -117,6 +117,12 @@ def test_others_learn_the_name_of_a_text_and_not_where_it_lies(given: str, said:
         ("1 file left out: 1 .md; unpack C:\\ann\\a.zip to read all", "1 file left out: 1 .md"),
         ("/a; ann; b.csv is read as plain text", ""),
         (
+            "rows and/or lines; 5 km/h; 3 a / b; see https://a.org/ann",
+            "rows and/or lines; 5 km/h; 3 a / b",
+        ),
+        ("a; in ~/books; b", "a"),
+        ("a; 'data.path=books/**/*' reads all", "a"),
+        (
             "a.csv is read as plain text; data.field=NAME",
             "a.csv is read as plain text; data.field=NAME",
         ),

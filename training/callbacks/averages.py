@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 class MovingAverage(WeightAveraging):
-    """Validates, samples and checkpoints an exponential moving average of the weights, over a share of the run.
+    """Validates, samples and saves an average of the weights, over about the last 5 % of the steps so far (`share`).
 
-    The decay of update n is n / (n + 1 / `share`), so the average is over about this share of the
-    steps so far, however many there will be, and the weights of the first steps vanish from it.
+    The decay of update n is n / (n + 1 / `share`), however many steps there will be, so the weights
+    of the first steps vanish from the average.
     Source: the power-law averages of Karras et al., arXiv:2312.02696.
     """
 

@@ -57,11 +57,15 @@ class Deadline(L.Callback):
         self.end_seconds = max(END_SECONDS, END_SHARE * plan.startup.import_seconds)
         self.steps_needed = plan.choice.steps_needed
         self.chooses_interval = plan.config.trainer.val_check_interval == "auto"
-        # step and time after the first step, which is slow
-        self.began: tuple[int, float] | None = None
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
-        self.seconds_in_steps = 0.0  # sum of all steps since `began`
         self.seconds_per_token: float | None = None  # of the last validation
+        self.begin_timing()
+
+    def begin_timing(self) -> None:
+        """Time the steps after the next one, which is slow, because it is the first or contains other work."""
+        self.began: tuple[int, float] | None = None  # step and time
+        self.recent.clear()
+        self.seconds_in_steps = 0.0  # sum of all steps since `began`
 
     def on_validation_start(self, *_: Any) -> None:
         self.validation_began = time.perf_counter()

@@ -1,5 +1,6 @@
 import math
 import re
+import shlex
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -139,6 +140,21 @@ def test_a_machine_that_becomes_slower_or_faster(
     assert 60 * (1 - 2 * OFF) < ended < 60 * (1 + 2 * OFF)
 
 
+@pytest.mark.parametrize("step", [12, 400], ids=["before the choice", "after it"])
+def test_a_profile_costs_its_time_and_no_other_steps(
+    monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    clock = Clock(monkeypatch, 1.0, 0.5)
+
+    def seconds_of(clock: Clock) -> float:
+        if clock.global_step == step:  # the end of a profile
+            clock.now += 10
+            clock.callback.begin_timing()
+        return 0.1
+
+    assert 57 < clock.train(seconds_of) <= 60.5
+
+
 SMALL = (
     "model.layers=1 model.dim=32 model.context=32 data.batch=4 model.dropout=0 callbacks=[] logger=none compile=false "
     "optim.lr=0.006 optim.warmup=50 trainer.accelerator=cpu data.path=book.txt watch.pictures=false"
@@ -192,6 +208,7 @@ EARLY = [
 
 
 @pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize(
     ("stopping", "validations"), [(["callbacks=stop_at"], 1), (EARLY, 2)], ids=["any", "early"]
 )
@@ -212,7 +229,13 @@ def test_a_callback_may_end_a_run_before_the_choice(
     report = Path("runs/a/report.html").read_text()
     assert f"trainer.max_steps={steps} " in report
     assert f"trainer.val_check_interval={interval} " in report
-    assert "is finished" in train(own, "resume=a", defaults=False).out
+    notes = summary("a")["notes"]
+    assert notes is not None and any("before its learning rate fell" in note for note in notes)
+    finished = train(own, "resume=a", defaults=False).out
+    (printed,) = re.findall("is finished: .*; (.*) continues it", finished)
+    _, _, *arguments = shlex.split(printed)
+    continued = train(own, *arguments, defaults=False)
+    assert continued.status == 0 and summary("a")["steps"] == 2 * steps, continued
 
 
 @pytest.mark.slow
