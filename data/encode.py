@@ -22,9 +22,9 @@ from data.config import END
 from data.divide import DocumentRule, documents
 from data.find import Corpus
 from data.ngrams import MOST_LINES, are_sorted, losses_of_passages
-from data.read import SourceFile
+from data.read import SourceFile, Tick
 from data.seen import MAX_HASHES, FileHash
-from data.split import ORDER, SPLITS, describe_files, split_documents, split_files
+from data.split import ORDER, SPLITS, describe_files, is_by_file, split_documents, split_files
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter
 
 # Parts of the fingerprint: increment them when the same text would be encoded or split differently,
@@ -182,18 +182,13 @@ def encode_files(encoder: Encoder, shares: list[float]) -> dict[str, Any]:
 
     encoder.write(pieces(), tokenizer)
     splits_of = [{split for split, begin, end in parts if begin < end} for parts in parts_of]
-    # Files with the same text but other bytes have shared a split only since this is a setting.
-    alike = len({text for text, size in zip(texts, sizes, strict=True) if size})
-    is_grouped = any(len(parts) == 1 for parts in parts_of) and not corpus.files[0].split
-    more = []
-    if (
-        is_grouped
-        and not corpus.python
-        and alike < len({raw for raw, _ in encoder.hashes}) - (0 in sizes)
-    ):
-        more = ["text"]
+    settings: list[Any] = [SPLIT_FORMAT]
+    # Whole files with the same text but other bytes, such as line ends, share a split.
+    bytes_of = {text: raw for raw, text in encoder.hashes}
+    if is_by_file(corpus) and any(bytes_of[text] != raw for raw, text in encoder.hashes):
+        settings.append("text")
     notes = describe_files(corpus, texts, sizes, shares)
-    return _meta(encoder, tokenizer, shares, [SPLIT_FORMAT, more], splits_of) | {"notes": notes}
+    return _meta(encoder, tokenizer, shares, settings, splits_of) | {"notes": notes}
 
 
 def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) -> dict[str, Any]:
@@ -209,15 +204,15 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
     ends = array("q", [0])  # 0, then where each document ends in the file
     split_begins: dict[str, int] = {}  # index of the first document of each split of its own
     blank = 0
+
+    def read(source: SourceFile, tick: Tick) -> Iterator[str]:
+        with source.open() as file:
+            for _, document in documents(file, source.label, rule, corpus.encoding, tick):
+                yield document
+
     with TemporaryFile(dir=encoder.folder) as stored:
         for source in corpus.files:
             split_begins.setdefault(source.split, len(hashes))
-
-            def read(source: SourceFile, tick: Any) -> Iterator[str]:
-                with source.open() as file:
-                    for _, document in documents(file, source.label, rule, corpus.encoding, tick):
-                        yield document
-
             read_documents = encoder.read(source, read)
             while batch := list(islice(read_documents, BATCH)):
                 full = [document for document in batch if document and not document.isspace()]
@@ -249,7 +244,7 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
     splits_of = [
         {source.split} if source.split else {"train", "validation"} for source in corpus.files
     ]
-    settings = [DOCUMENT_SPLIT_FORMAT, [{rule.kind: rule.name}]]
+    settings = [DOCUMENT_SPLIT_FORMAT, {rule.kind: rule.name}]
     return _meta(encoder, tokenizer, shares, settings, splits_of) | {
         "documents": stats | {"blank": blank},
         "notes": [],
@@ -289,8 +284,9 @@ def _shuffle(
             np.cumsum(ends, out=ends)
             for own, place in split_documents(ends, is_new, shares).items():
                 parts[own] = order[place]
-    held_out = [hashes[order] for split, order in parts.items() if split_begins.get(split)]
-    copied = sum(int(np.isin(each, hashes[parts["train"]]).sum()) for each in held_out)
+    own_splits = [split for split in split_begins if split not in ("", "train")]
+    trained = hashes[parts["train"]]
+    copied = sum(int(np.isin(hashes[parts[split]], trained).sum()) for split in own_splits)
     counts = {split: len(parts.get(split, ())) for split in ORDER}
     return parts, {"counts": counts, "repeated": repeated, "copied": copied}
 
@@ -316,16 +312,16 @@ def _meta(
     encoder: Encoder,
     tokenizer: Tokenizer,
     shares: list[float],
-    form: list[Any],
+    split_settings: list[Any],
     splits_of: list[set[str]],
 ) -> dict[str, Any]:
     """Return what meta.json says of an encoded text.
 
-    `form` is the number of the way to split and more of what it depends on, and `splits_of` are
-    the splits in which each file has a part.
+    `split_settings` are the number of the way to split and more of what it depends on, and
+    `splits_of` are the splits in which each file has a part.
     """
     corpus = encoder.corpus
-    number, more = form
+    number, *more = split_settings
     digests = [raw for raw, _ in encoder.hashes]
     total = hashlib.sha256()
     for source, digest in zip(corpus.files, digests, strict=True):

@@ -26,11 +26,15 @@ def split_files(
     if len(files) < BY_FILE:  # each file is divided
         return [split_by_position(size, shares) for size in sizes]
     names = [source.name for source in corpus.files]
-    alike: dict[str, str] = {}
-    if not corpus.python:  # its split, by names alone, is that of the published losses
-        alike = dict(zip(names, hashes, strict=True))
+    alike = dict(zip(names, hashes, strict=True)) if is_by_file(corpus) else {}
     split_of = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
     return [[(split_of[source.name], 0, size)] for source, size in files]
+
+
+def is_by_file(corpus: Corpus) -> bool:
+    """Return whether each file of a corpus belongs to one split, and those with the same text to the same."""
+    # The split of the standard library, by names alone, is that of the published losses.
+    return len(corpus.files) >= BY_FILE and not corpus.files[0].split and not corpus.python
 
 
 def split_by_position(size: int, shares: list[float]) -> list[Part]:
@@ -106,16 +110,9 @@ def describe_files(
     if num_files == 1 or corpus.python:
         return ()
     if corpus.files[0].split:
-        trained = {
-            digest
-            for digest, source in zip(hashes, corpus.files, strict=True)
-            if source.split == "train"
-        }
-        held_out = [
-            digest
-            for digest, source in zip(hashes, corpus.files, strict=True)
-            if source.split != "train"
-        ]
+        num_train = sum(source.split == "train" for source in corpus.files)
+        trained = set(hashes[:num_train])  # the files for training come first
+        held_out = hashes[num_train:]
         copies = sum(digest in trained for digest in held_out)
         if not copies:
             return ()
