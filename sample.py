@@ -322,40 +322,45 @@ def all_prompts(
     return prompts or [""]
 
 
-def read_prompts(name: str, tokenizer: Tokenizer, documents: dict[str, str] | None) -> list[str]:
+def read_prompts(
+    name: str, tokenizer: Tokenizer, rule_of_training: dict[str, str] | None
+) -> list[str]:
     """Return the prompts in a UTF-8 file or, if `name` is `-`, in standard input.
 
-    If the training text was divided, with the rule `documents`, so is the file; otherwise it is one
-    prompt.
+    If the training text was divided, so is the file; otherwise it is one prompt.
     """
-    # As in training, a character model reads every line end as LF; a byte model reads it unchanged.
-    reads_bytes = tokenizer.unit == "byte"
-    newline = "" if reads_bytes else None
+    # needs a tenth of the start-up time
+    from data.divide import DocumentRule, documents
+    from data.read import NotText, WrongEncoding, decode
+
+    # As in training, a byte model reads bytes, each of which is a character here.
+    encoding = None if tokenizer.unit == "byte" else "utf-8"
     try:
         raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-        text = io.TextIOWrapper(io.BytesIO(raw), "utf-8-sig", newline=newline).read()
-        if not reads_bytes:
-            text = text.replace("\ufeff", "")  # as in training, wherever it stands
-    except (OSError, UnicodeDecodeError) as error:
-        reason = f"is not UTF-8: {error}"
-        if isinstance(error, OSError):
-            reason = str(error.strerror)
-        raise InputError(f"--prompt-file {name}: {one_line(reason)}") from None
-    if not text:
+    except OSError as error:
+        raise InputError(f"--prompt-file {name}: {error.strerror}") from None
+    raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
+    if not raw:
         raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
-    if documents is None:
-        return [text]
-    # needs a tenth of the start-up time
-    from data.documents import DocumentRule, divide, is_divided
-
-    rule = DocumentRule(**documents)
+    file = io.BytesIO(raw)
+    rule = DocumentRule(**rule_of_training) if rule_of_training else None
     # A prompt in a file that is not a table is the beginning of one row.
-    if rule.kind == "row" and not is_divided(rule, name):
-        return [text]
-    pairs = divide(text.encode() if reads_bytes else text, rule, name)
-    if not pairs:
+    try:
+        if rule and (rule.kind != "row" or rule.divides(name)):
+            pairs = documents(file, name, rule, encoding)
+            texts = [text for _, text in pairs if text.strip()]
+        else:
+            texts = ["".join(decode(file, name, encoding))]
+    except (NotText, WrongEncoding):
+        raise InputError(f"--prompt-file {name}: is not text in UTF-8") from None
+    if not texts:
         raise InputError(f"--prompt-file {name}: has only whitespace, which is not a document")
-    return [prompt if isinstance(prompt, str) else prompt.decode() for _, prompt in pairs]
+    if encoding is None:
+        try:
+            return [text.encode("latin-1").decode() for text in texts]
+        except UnicodeDecodeError as error:
+            raise InputError(f"--prompt-file {name}: is not UTF-8: {one_line(error)}") from None
+    return texts
 
 
 def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[str]:

@@ -1,6 +1,7 @@
 """Load training batches and validation windows for Lightning."""
 
 from collections.abc import Callable, Iterator
+from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -21,6 +22,7 @@ from data.batches import (
 from data.config import DataConfig
 from data.text import Text
 from gpt.evaluation import window_batches
+from gpt.windows import EvaluationWindows
 
 ENDLESS = 2**40  # batches: more than any run trains on
 RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
@@ -91,14 +93,21 @@ class TextDataModule(L.LightningDataModule):
         trained = steps * self.tokens_per_step
         return num_evaluated(len(self.text.validation), trained, self.config.val_tokens)
 
+    @cached_property  # finding the documents of a list takes time
+    def validation_windows(self) -> EvaluationWindows:
+        return self.text.evaluated.windows(self.context, most=self.num_validated)
+
     def val_dataloader(self) -> DataLoader:
         """Return a loader of this device's share of the validation windows, in the same order in every validation."""
         assert self.trainer is not None
         trainer = self.trainer
 
         def windows() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-            text = self.text.evaluated
-            chosen = text.windows(self.context, most=self.num_validated)
-            return window_batches(text, chosen, rank=trainer.global_rank, ranks=trainer.world_size)
+            return window_batches(
+                self.text.evaluated,
+                self.validation_windows,
+                rank=trainer.global_rank,
+                ranks=trainer.world_size,
+            )
 
         return DataLoader(_Batches(windows), batch_size=None)

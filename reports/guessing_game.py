@@ -2,14 +2,13 @@
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from base.errors import InputError
 from base.progress import count
 from data.config import END, DataConfig
-from data.corpus import open_corpus
-from data.documents import DocumentRule, batches, is_divided
+from data.divide import DocumentRule, documents
+from data.find import find
 from data.text import text_of_run
 from gpt.tokenizer import Tokenizer
 
@@ -86,15 +85,14 @@ def read_texts(source: str, rule: DocumentRule | None) -> list[str]:
     texts: list[str] = []
     field = rule.name if rule and rule.kind == "row" else None
     try:
-        corpus = open_corpus(DataConfig(path=source, field=field))
-        for file in corpus.files:
-            if rule and is_divided(rule, file.label):
-                alone = replace(corpus, files=(file,))
-                for text, _, starts, ends, _ in batches(alone, rule, lambda size: None):
-                    spans = zip(starts.tolist(), ends.tolist(), strict=True)
-                    texts += [text[start:end] for start, end in spans]
-            else:  # each chunk is a str, because the default tokenizer reads characters
-                texts.append("".join(map(str, corpus.read(file))))
+        corpus = find(DataConfig(path=source, field=field))
+        for source_file in corpus.files:
+            if rule and rule.divides(source_file.place):
+                with source_file.open() as file:
+                    pairs = documents(file, source_file.label, rule, corpus.encoding)
+                    texts += [document for _, document in pairs if document.strip()]
+            else:
+                texts.append("".join(corpus.read(source_file)))
     except InputError as error:
         raise InputError(f"--guess {source}: {error.reason}") from None
     return texts

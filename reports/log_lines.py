@@ -11,7 +11,7 @@ from base.processes import command, watch
 from base.progress import count
 from conf.schema import Config
 from data.batches import num_evaluated, num_validated
-from data.documents import DocumentStats
+from data.divide import DocumentStats
 from data.text import Text
 from gpt.evaluation import Score
 from gpt.facts import describe_context, describe_shape, describe_windows, epochs, in_nats, share_of

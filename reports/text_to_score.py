@@ -1,12 +1,11 @@
 """Read and encode the text of score.py for its models, without loading torch, so that errors appear at once."""
 
 import argparse
-import hashlib
 import io
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -15,9 +14,10 @@ from base.errors import InputError, printable
 from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
-from data.decoding import SourceFile, decode, suffix
-from data.documents import DocumentRule, divide, is_divided
-from data.seen import text_hash
+from data.divide import DocumentRule, documents
+from data.find import unzipped
+from data.read import SourceFile, decode
+from data.seen import FileHash
 from data.text import text_of_run
 from gpt.model_file import Model
 from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
@@ -94,33 +94,36 @@ def read_text(
         else:
             raw, label = read_file(options)
             # of lines, for example, the file is one text, which contains its end marks
-            if rule and not options.per_document and not is_divided(rule, label):
+            if rule and not options.per_document and not rule.divides(label):
                 rule = None
             parts = parts_of_file(raw, label, rule, only_bytes, options)
-            sha256 = hashlib.sha256(raw).hexdigest()
-            files = [text_hash(io.BytesIO(raw), options.encoding)]
+            file_hash = FileHash(options.encoding)
+            file_hash.update(raw)
+            sha256, text_hash = file_hash.finish()
+            files = [text_hash]
         if options.per_document and not parts:
             raise InputError(
                 f"--per-document: {display_name(options)} has only whitespace, which is not a document"
             )
-        tokens, documents = encode_parts(parts, rule, tokenizers, only_bytes, options)
+        tokens, described = encode_parts(parts, rule, tokenizers, only_bytes, options)
     if not len(tokens[0]):
         raise InputError(f"{display_name(options)}: is empty; there is no character to predict")
     if options.html is not None and len(tokens[0]) > MAX_PAGE:
         raise InputError(
             f"--html: {display_name(options)} has more characters than a page can show, {MAX_PAGE:,}"
         )
-    return EncodedText(tokenizers, tokens, end, documents, sha256, files)
+    return EncodedText(tokenizers, tokens, end, described, sha256, files)
 
 
 def parts_of_split(
     raw: bytes, rule: DocumentRule | None, only_bytes: bool, options: argparse.Namespace
-) -> list[tuple[int, Any]]:
-    """Return pairs (0, document) or, without a rule, one pair (0, split); as bytes if all models read bytes.
+) -> list[tuple[int, str]]:
+    """Return pairs (0, document) or, without a rule, one pair (0, split).
 
-    The line is 0, because a split is not a file and has no lines.
+    The line is 0, because a split is not a file and has no lines. If all models read bytes, each
+    byte is a character.
     """
-    text: Any = raw
+    text = raw.decode("latin-1")
     if not only_bytes:
         try:
             text = raw.decode()
@@ -131,8 +134,7 @@ def parts_of_split(
             ) from None
     if not rule:
         return [(0, text)]
-    end: Any = rule.end.encode() if only_bytes else rule.end
-    return [(0, document) for document in text.split(end) if document.strip()]
+    return [(0, document) for document in text.split(rule.end) if document.strip()]
 
 
 def parts_of_file(
@@ -141,21 +143,17 @@ def parts_of_file(
     rule: DocumentRule | None,
     only_bytes: bool,
     options: argparse.Namespace,
-) -> list[tuple[int, Any]]:
-    """Return pairs (line, document) or, without a rule, one pair (1, text); as bytes if all models read bytes.
+) -> list[tuple[int, str]]:
+    """Return pairs (line, document) or, without a rule, one pair (1, text).
 
-    The documents of a table, its rows, are always text.
+    If all models read bytes, each byte is a character.
     """
-    if rule and rule.kind == "row":
-        reads_bytes = suffix(label) == ".parquet"  # the other tables are text files
-    else:
-        reads_bytes = only_bytes
-    text: Any = raw
-    if not reads_bytes:
-        text = "".join(decode(io.BytesIO(raw), label, options.encoding, option="--encoding "))
+    file = io.BytesIO(raw)
+    encoding = None if only_bytes else options.encoding
     if not rule:
-        return [(1, text)]
-    return divide(text, rule, label)
+        return [(1, "".join(decode(file, label, encoding, option="--encoding ")))]
+    pairs = documents(file, label, rule, encoding, option="--encoding ")
+    return [(line, document) for line, document in pairs if document.strip()]
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
@@ -199,7 +197,7 @@ def read_file(options: argparse.Namespace) -> tuple[bytes, str]:
     name = display_name(options)
     if options.file == "-":
         return sys.stdin.buffer.read(), name
-    source, *others = SourceFile(name, Path(options.file)).unzip()
+    source, *others = unzipped(SourceFile(name, Path(options.file)))
     if others:
         raise InputError(
             f"{name}: contains {1 + len(others):,} files; unpack it and score one of them"
@@ -209,7 +207,7 @@ def read_file(options: argparse.Namespace) -> tuple[bytes, str]:
 
 
 def encode_parts(
-    parts: list[tuple[int, Any]],
+    parts: list[tuple[int, str]],
     rule: DocumentRule | None,
     tokenizers: list[Tokenizer],
     only_bytes: bool,
@@ -224,9 +222,8 @@ def encode_parts(
     texts = [text for _, text in parts]
     unknown = [0] * len(texts)
     if only_bytes:
-        texts = [text.encode() if isinstance(text, str) else text for text in texts]
-        joined = b"".join(text + end.encode() for text in texts)
-        encoded = [np.frombuffer(joined, np.uint8)] * len(tokenizers)
+        joined = "".join(text + end for text in texts)
+        encoded = [np.frombuffer(joined.encode("latin-1"), np.uint8)] * len(tokenizers)
     else:
         for tokenizer in tokenizers:
             texts = [tokenizer.canonical(text) for text in texts]

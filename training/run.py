@@ -141,13 +141,13 @@ def open_run_text(
     (`load_training`). `stored` is the run whose config.yaml names the text, or None if the command
     line does.
     """
-    from data.corpus import open_corpus
-    from data.text import encode_corpus
+    from data.find import find
+    from data.text import open_corpus
 
     try:
-        corpus = open_corpus(config.data)
+        corpus = find(config.data)
         importing = ThreadPoolExecutor(1).submit(load_training, corpus.cache)
-        text = encode_corpus(
+        text = open_corpus(
             corpus, config.data, config.model.context, origin.extra_chars if origin else ""
         )
         if origin:

@@ -1,9 +1,12 @@
+import errno
+import gzip
 import hashlib
-import io
 import os
 import re
+import stat
 import threading
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,29 +16,37 @@ import pytest
 
 from base.errors import InputError
 from data import addresses
+from data.addresses import fetch
 from data.config import DataConfig
-from data.corpus import open_corpus, split_fragment
-from data.text import open_text
+from data.find import find, split_fragment
 from tests.conftest import refusal
-from tests.faults.processes import fork
 from tests.stores import differing, make
 
 CONTENT = b"First Citizen:\nBefore we proceed any further, hear me speak.\n" * 2000
-ZIPPED = io.BytesIO()
-with zipfile.ZipFile(ZIPPED, "w", zipfile.ZIP_DEFLATED) as archive:
-    archive.writestr("enwik8", CONTENT)
-PAGES = {
-    "good": CONTENT,
-    "wrong": CONTENT[:-1] + b"?",
-    "cut": CONTENT,
-    "one.zip": ZIPPED.getvalue(),
+HASH = hashlib.sha256(CONTENT).hexdigest()
+HALF = CONTENT[: len(CONTENT) // 2]
+ZIPPED = gzip.compress(CONTENT)
+ANSWERS = {  # header and body
+    "cut": ({"Content-Length": len(CONTENT)}, HALF),
+    "endless": ({}, HALF),
+    "zipped": ({"Content-Encoding": "gzip", "Content-Length": len(ZIPPED)}, ZIPPED),
 }
 
 
 class Handler(SimpleHTTPRequestHandler):
-    def copyfile(self, source, outputfile):
+    def do_GET(self):
         self.server.sent.append(self.path)
-        outputfile.write(CONTENT[: len(CONTENT) // 2] if self.path == "/cut" else source.read())
+        name, _, _ = self.path.strip("/").partition("?")
+        if name.isdigit():
+            return self.send_error(int(name))
+        if name not in ANSWERS:
+            return super().do_GET()
+        headers, body = ANSWERS[name]
+        self.send_response(200)
+        for header in headers.items():
+            self.send_header(*header)
+        self.end_headers()
+        self.wfile.write(body)
 
     def log_message(self, *args):
         pass
@@ -43,13 +54,10 @@ class Handler(SimpleHTTPRequestHandler):
 
 @pytest.fixture
 def server(tmp_path):
-    folder = make(tmp_path / "web", PAGES | differing(3))
+    folder = make(tmp_path / "web", {"good": CONTENT} | differing(3))
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=folder)) as server:
-        server.folder, server.sent, server.url = (
-            folder,
-            [],
-            f"http://127.0.0.1:{server.server_port}",
-        )
+        server.sent = []
+        server.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
         yield server
@@ -57,215 +65,147 @@ def server(tmp_path):
         thread.join()
 
 
-def kept(folder):
-    """The finished and unfinished downloads in a cache."""
-    return sorted(path.name for path in (folder / "downloads").glob("*") if path.name != ".lock")
+def kept(cache):
+    """The finished and unfinished downloads in a folder."""
+    return sorted(path.name for path in cache.glob("*") if path.name != ".lock")
 
 
-@pytest.mark.parametrize(("count", "tokenizer"), [(1, "byte"), (48, "char")])
-def test_a_bucket_is_the_same_text_as_a_folder_and_is_read_once(
-    tmp_path, bucket, opened, count, tokenizer
-):
-    documents = differing(count)
-    folder = make(tmp_path / "text", documents)
-    bucket.put({f"dir/{name}": content for name, content in documents.items()})
-    bucket.put({"dir/.hidden": "ø", "dir/notes.md": "ø"})
-    address = f"{bucket.address}/dir"
-    paths = [address, f"{address}/*.txt", f"[{address}]", folder.as_uri()]
-    here = opened(folder, cache="other", tokenizer=tokenizer)
-    there = {path: opened(path, tokenizer=tokenizer) for path in paths}
-    assert {path: text.fingerprint for path, text in there.items()} == dict.fromkeys(
-        paths, here.fingerprint
-    )
-    assert {path: text.train.tolist() for path, text in there.items()} == dict.fromkeys(
-        paths, here.train.tolist()
-    )
-    assert {bucket.server.read(f"{bucket.name}/dir/{name}") for name in documents} == {1}
-    assert bucket.server.read(f"{bucket.name}/dir/notes.md") == 0
+def test_a_file_that_is_present_needs_no_server(tmp_path, server, monkeypatch):
+    said = Mock()
+    monkeypatch.setattr(addresses.log, "info", said)
+    asked = [(f"{server.url}/good?token=hunter2", ""), (f"{server.url}/good", HASH)]
+    copies = [fetch(address, tmp_path / "cache", sha256) for address, sha256 in asked]
+    assert [copy.read_bytes() for copy in copies] == [CONTENT] * 2 and copies[1].name == HASH
+    server.shutdown()
+    server.server_close()
+    assert [fetch(address, tmp_path / "cache", sha256) for address, sha256 in asked] == copies
+    (line,) = said.call_args.args  # only of the one that may be outdated
+    assert said.call_count == 1 and str(copies[0]) in line and "hunter2" not in line
+    copies[1].unlink()
+    unreachable = refusal(InputError, fetch, asked[1][0], tmp_path / "cache", HASH)
+    assert unreachable.startswith(f"data.path={server.url}/good: cannot be downloaded: Cannot con")
 
 
-def test_files_of_the_web_are_the_same_text_as_a_folder(server, opened):
-    base, whole = server.url, opened(server.folder)
-    mixed = f"[{base}/00.txt,{server.folder}/01.txt,{base}/02.txt]"
-    assert opened(mixed).tokenizer.characters == whole.tokenizer.characters
-    assert opened(f"[{base}/00.txt,{base}/01.txt,{base}/02.txt]").fingerprint == whole.fingerprint
-    assert sorted(server.sent) == ["/00.txt", "/01.txt", "/02.txt"]
+def test_a_copy_that_is_deleted_or_unfinished_is_downloaded_again(tmp_path, server):
+    make(tmp_path / "cache", {f".{HASH}.0123abcd.tmp": HALF})
+    for _ in range(2):
+        copy = fetch(f"{server.url}/good", tmp_path / "cache", HASH)
+        assert kept(tmp_path / "cache") == [HASH]
+        copy.unlink()
+    assert server.sent == ["/good"] * 2
+
+
+def test_who_needs_a_file_at_once_downloads_it_once(tmp_path, server):
+    with ThreadPoolExecutor(4) as pool:
+        copies = list(pool.map(fetch, [f"{server.url}/good"] * 4, [tmp_path / "cache"] * 4))
+    assert copies[0].read_bytes() == CONTENT
+    assert set(copies) == {copies[0]} and server.sent == ["/good"]
+
+
+def test_files_of_stores_and_folders_are_one_text(tmp_path, server, bucket):
+    texts = differing(3) | {"good": CONTENT.decode()}
+    bucket.put({"dir/02.txt": texts["02.txt"]})
+    addresses = [f"{server.url}/01.txt", f"{bucket.address}/dir/02.txt"]
+    addresses += [(tmp_path / "web/00.txt").as_uri(), f"{server.url}/good#name=A B&sha256={HASH}"]
+    path = f"[{','.join([*addresses, addresses[0]])}]"
+    corpus = find(DataConfig(path=path, cache_dir=str(tmp_path)))
+    read = {"".join(corpus.read(file)) for file in corpus.files}
+    assert read == set(texts.values()) and len(corpus.files) == 4
+    assert server.sent == ["/01.txt", "/good"] and "A B" in corpus.name
+    assert bucket.server.read(f"{bucket.name}/dir/02.txt") == 1
 
 
 @pytest.mark.parametrize(
-    ("name", "reason"),
+    ("page", "reason"),
     [
-        ("03.txt", "no such file"),
-        ("*.txt", "no such file"),
-        ("", "a web server cannot list its files"),  # it would answer with a page
+        ("cut", "payload is not completed"),
+        ("endless", "another checksum"),  # without Content-Length, any end looks right
+        ("00.txt", "another checksum"),
     ],
-    ids=["missing", "glob", "folder"],
 )
-def test_a_web_server_gives_only_files_that_are_named(server, opened, name, reason):
-    message = refusal(InputError, opened, f"[{server.url}/00.txt,{server.url}/{name}]")
-    assert message.startswith(f"data.path={server.url}/{name}: {reason}")
-
-
-def test_a_store_that_cannot_be_reached_is_not_needed_again(server, opened, monkeypatch):
-    path, said = f"[{server.url}/00.txt,{server.url}/01.txt]", Mock()
-    opened(path)
-    (server.folder / "01.txt").write_text("the newest copy counts")
-    newest = opened(path)
-    monkeypatch.setattr(addresses.log, "info", said)
-    server.shutdown()
-    server.server_close()
-    assert opened(path).fingerprint == newest.fingerprint
-    lines = [each.args[0] for each in said.mock_calls]
-    assert len(lines) == 2 and "Cannot connect" in lines[0] and "; using its copy in " in lines[0]
-    message = refusal(InputError, opened, f"[{server.url}/00.txt,{server.url}/good]")
-    assert message.startswith(f"data.path={server.url}/good: cannot be read: Cannot connect")
-
-
-def test_what_has_changed_is_downloaded_again_and_nothing_else(bucket, opened):
-    documents = differing(3)
-    bucket.put(documents)
-    first = opened(bucket.address)
-    bucket.put({"01.txt": documents["01.txt"].swapcase()})  # of the same size
-    assert opened(bucket.address).fingerprint != first.fingerprint
-    assert [bucket.server.read(f"{bucket.name}/{name}") for name in documents] == [1, 2, 1]
-    bucket.put({"01.txt": documents["01.txt"]})
-    assert opened(bucket.address).fingerprint == first.fingerprint
-
-
-def test_a_damaged_copy_is_never_used(tmp_path, server, opened):
-    first = opened(f"{server.url}/good")
-    (name,) = kept(tmp_path / "cache")
-    (tmp_path / "cache/downloads" / name).write_bytes(CONTENT[:1000])
-    # of a process that was killed
-    (tmp_path / f"cache/downloads/.{name}.0123abcd.tmp").write_bytes(CONTENT[:1000])
-    assert opened(f"{server.url}/good").fingerprint == first.fingerprint
-    assert server.sent == ["/good"] * 2
-    assert kept(tmp_path / "cache") == [name]
-
-
-def test_a_cut_download_is_never_used(tmp_path, server, opened):
-    assert "payload is not completed" in refusal(InputError, opened, f"{server.url}/cut")
+def test_a_file_that_is_not_whole_or_not_the_right_one_is_not_kept(tmp_path, server, page, reason):
+    assert reason in refusal(InputError, fetch, f"{server.url}/{page}", tmp_path / "cache", HASH)
     assert kept(tmp_path / "cache") == []
 
 
-def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, server, opened):
-    (tmp_path / "file").write_text("in the way")
-    message = refusal(InputError, opened, f"{server.url}/good", cache="file")
-    assert "Not a directory; data.cache_dir=" in message
+def test_the_length_of_a_compressed_transfer_is_not_that_of_the_file(tmp_path, server):
+    assert fetch(f"{server.url}/zipped", tmp_path / "cache").read_bytes() == CONTENT
 
 
-def open_with(variables, config):
-    os.environ.update(variables)  # the server that forks may have begun without them
-    open_text(config, 4)
+NO_FILE = "no such file or bucket; an address names one file"
+UNREADABLE = {
+    "WEB/none": NO_FILE, "WEB/": NO_FILE, "WEB": NO_FILE, "WEB/*.txt": NO_FILE, "s3://no-such-bucket/a.txt": NO_FILE,
+    "S3": NO_FILE, "S3/dir": NO_FILE, "S3/*.txt": NO_FILE, "s33://books/a.txt": "unknown kind of address; nearest: s3$",
+    "WEB/401?token=hunter2": "access is denied$", "WEB/403": "access is denied$",
+    "WEB/500?X-Amz-Signature=hunter2": r"cannot be downloaded: 500, .*=\*\*\*",
+    "http://ann:hunter2@127.0.0.1:9/a": "cannot be downloaded: Cannot connect",
+}  # fmt: skip
 
 
-@pytest.mark.slow
-def test_processes_that_start_at_once_share_a_download(tmp_path, bucket, opened):
-    documents = differing(4)
-    bucket.put(documents)
-    config = DataConfig(path=bucket.address, cache_dir=str(tmp_path / "cache"))
-    processes = [fork(open_with, bucket.environment(), config) for _ in range(3)]
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert all(bucket.server.read(f"{bucket.name}/{name}") == 1 for name in documents)
-    assert len(kept(tmp_path / "cache")) == 4
+@pytest.mark.parametrize(("typed", "said"), UNREADABLE.items(), ids=UNREADABLE)
+def test_what_cannot_be_downloaded_is_one_line(tmp_path, server, bucket, typed, said):
+    bucket.put({"dir/a.txt": "abc"})
+    address = typed.replace("WEB", server.url).replace("S3", bucket.address)
+    message = refusal(InputError, fetch, address, tmp_path / "cache")
+    assert re.search(f": {said}", message) and message.startswith("data.path=")
+    assert len(message) < 400 and "hunter2" not in message
+    assert kept(tmp_path / "cache") == []
 
 
-UNREADABLE = {  # what is typed, and of the refusal
-    "bucket": (
-        "s3://no-such-bucket/a.txt",
-        "no such file, directory or bucket|bucket does not exist",
-    ),
-    "glob": ("BUCKET/no/*.txt", "no file matches"),
-    "file": ("[BUCKET/a.txt,BUCKET/b.txt]", r"data\.path=BUCKET/b\.txt: no such file"),
-    "kind of address": ("s33://books/a.txt", "nearest: s3"),
-    "folder": ("file:///no/such/dir", "no such file, directory or bucket"),
-    "encoding": ("BUCKET/latin", r"BUCKET/latin/1\.txt: byte 400 \(line 1\) .*data\.encoding="),
+def send_half(path, target, callback):
+    callback.set_size(len(CONTENT))
+    Path(target).write_bytes(HALF)
+
+
+FULL = os.strerror(errno.ENOSPC)
+STORES = {  # what downloads a file there
+    "access": (PermissionError("no"), "data.path=ftp://a/b/c: access is denied$"),
+    "s3fs": (ImportError("Install s3fs to access S3"), r"needs s3fs: pip install .*\[s3\]'$"),
+    "anything": (RuntimeError("a\nb"), "cannot be downloaded: a b$"),
+    "full": (OSError(errno.ENOSPC, FULL), f"cache/[0-9a-f]{{64}}: {FULL}; data.cache_dir= sets"),
+    "cut": (send_half, "connection was cut$"),
+    "folder": (lambda path, target, callback: Path(target).mkdir(), NO_FILE),
 }
 
 
-@pytest.mark.parametrize(("typed", "said"), UNREADABLE.values(), ids=UNREADABLE)
-def test_what_cannot_be_read_is_one_line(bucket, opened, typed, said):
-    bucket.put({"a.txt": "abc", "latin/0.txt": "ab" * 200, "latin/1.txt": b"ab" * 200 + b"\xe9 "})
-    message = refusal(InputError, opened, typed.replace("BUCKET", bucket.address))
-    assert re.search(said.replace("BUCKET", bucket.address), message)
-    assert len(message) < 300
+@pytest.mark.parametrize(("get_file", "said"), STORES.values(), ids=STORES)
+def test_what_a_store_cannot_send_is_one_line(tmp_path, monkeypatch, get_file, said):
+    store = Mock(get_file=Mock(side_effect=get_file))
+    monkeypatch.setattr(addresses.fsspec, "url_to_fs", lambda address: (store, "b/c"))
+    assert re.search(said, refusal(InputError, fetch, "ftp://a/b/c", tmp_path / "cache"))
+    assert kept(tmp_path / "cache") == []
 
 
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [(PermissionError("no"), "access is denied"), (RuntimeError("a\nb"), "cannot be read: a b")],
-    ids=["no access", "any error"],
-)
-def test_an_error_of_a_store_is_one_line(opened, monkeypatch, error, reason):
-    monkeypatch.setattr(addresses, "_find", Mock(side_effect=error))
-    assert refusal(InputError, opened, "file:///a.txt") == f"data.path=file:///a.txt: {reason}"
+def test_a_cache_that_cannot_be_written_is_one_line(tmp_path, server):
+    (tmp_path / "file").write_text("in the way")
+    message = refusal(InputError, fetch, f"{server.url}/good", tmp_path / "file/downloads")
+    assert "Not a directory; data.cache_dir=" in message
 
 
-@pytest.fixture
-def downloaded(tmp_path, server):
-    """Read a page of the server by its address and the hash of what it should be."""
-
-    def download(page, content=CONTENT, **settings):
-        path = f"{server.url}/{page}#name=A Book&sha256={hashlib.sha256(content).hexdigest()}"
-        corpus = open_corpus(DataConfig(path=path, cache_dir=str(tmp_path), **settings))
-        assert corpus.name == "A Book"
-        return (b"" if settings else "").join(corpus.read(corpus.files[0]))
-
-    return download
-
-
-HASH = hashlib.sha256(CONTENT).hexdigest()
-
-
-@pytest.mark.parametrize(
-    ("page", "reason"), [("wrong", "the expected checksum"), ("cut", "payload is not completed")]
-)
-def test_a_download_without_its_hash_is_refused(tmp_path, server, downloaded, page, reason):
-    message = refusal(InputError, downloaded, page)
-    target = tmp_path / "downloads" / HASH
-    assert message.startswith(f"cannot download {server.url}/{page} to {target}: ")
-    assert reason in message
-    assert kept(tmp_path) == []
-
-
-def test_an_address_with_a_hash_is_downloaded_once(tmp_path, server, downloaded):
-    assert downloaded("good") == downloaded("good") == CONTENT.decode()
-    assert server.sent == ["/good"]
-    assert kept(tmp_path) == [HASH]
-
-
-def test_a_copy_that_has_lost_its_hash_is_downloaded_again(tmp_path, server, downloaded):
-    downloaded("good")
-    (tmp_path / "downloads" / HASH).write_bytes(PAGES["wrong"])
-    assert downloaded("good") == CONTENT.decode()
-    assert server.sent == ["/good"] * 2
-
-
-def test_a_zip_file_with_a_hash_is_read_without_being_unpacked(tmp_path, downloaded):
-    zipped = PAGES["one.zip"]
-    assert downloaded("one.zip", zipped, tokenizer="byte") == CONTENT
-    assert kept(tmp_path) == [hashlib.sha256(zipped).hexdigest()]
+@pytest.mark.skipif(os.name != "posix", reason="modes of POSIX")
+def test_a_group_shares_a_cache(tmp_path, server):
+    before = os.umask(0o022)
+    fetch(f"{server.url}/good", tmp_path)  # by one whose files others may not write
+    os.umask(0o002)
+    copy = fetch(f"{server.url}/00.txt", tmp_path / "cache")
+    os.umask(before)
+    paths = [copy, copy.parent, copy.parent / ".lock", tmp_path / ".lock"]
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in paths]
+    assert modes == [0o664, 0o775, 0o664, 0o664]
 
 
 ADDRESS = "https://a.org/b.txt"
 UPPER = "AB" * 32
+FRAGMENTS = {
+    f"{ADDRESS}#name=A%20Book&sha256={UPPER}": (ADDRESS, "A Book", UPPER.lower()),
+    f"{ADDRESS}#sha256={UPPER}": (ADDRESS, ADDRESS, UPPER.lower()),
+} | {plain: (plain, plain, "") for plain in (ADDRESS, "s3://b/no#1.txt", f"b.txt#sha256={UPPER}")}
 
 
-def test_a_name_and_a_hash_stand_after_an_address():
-    parts = split_fragment(f"{ADDRESS}#name=A%20Book&sha256={UPPER}")
-    assert parts == (ADDRESS, "A Book", UPPER.lower())
-
-
-@pytest.mark.parametrize("plain", [ADDRESS, "s3://bucket/notes#1.txt", f"b.txt#sha256={UPPER}"])
-def test_elsewhere_a_number_sign_is_part_of_a_name(plain):
-    assert split_fragment(plain) == (plain, plain, "")
-
-
-@pytest.mark.parametrize("wrong", ["sha256=abc", "name=A", f"name=A&sha256={UPPER}&size=3"])
-def test_anything_else_after_an_address_is_refused(wrong):
-    assert "64 hexadecimal digits" in refusal(InputError, split_fragment, f"{ADDRESS}#{wrong}")
+def test_a_name_and_a_hash_stand_after_an_address_and_nothing_else():
+    assert {entry: split_fragment(entry) for entry in FRAGMENTS} == FRAGMENTS
+    for wrong in ("sha256=abc", "name=A", f"name=A&sha256={UPPER}&size=3"):
+        assert "64 hexadecimal" in refusal(InputError, split_fragment, f"{ADDRESS}#{wrong}")
 
 
 def test_the_password_of_an_address_is_in_config_yaml_alone(server, train, score, sample, export):

@@ -9,15 +9,17 @@ import pytest
 
 from base.errors import InputError
 from data.config import DataConfig
-from data.corpus import open_corpus
-from data.decoding import CHUNK, without_rulers
+from data.find import find, without_rulers
+from data.read import CHUNK
 from tests.conftest import refusal
 from tests.stores import make
 
 
 def read(path, **settings):
-    opened = open_corpus(DataConfig(path=path if path is None else str(path), **settings))
-    return (b"" if settings.get("tokenizer") == "byte" else "").join(opened.read(opened.files[0]))
+    opened = find(DataConfig(path=path if path is None else str(path), **settings))
+    text = "".join(opened.read(opened.files[0]))
+    # a byte is the character of its value
+    return text.encode("latin-1") if settings.get("tokenizer") == "byte" else text
 
 
 def make_named(folder, *names):
@@ -25,7 +27,7 @@ def make_named(folder, *names):
 
 
 def names(path):
-    return [document.name for document in open_corpus(DataConfig(path=str(path))).files]
+    return [document.name for document in find(DataConfig(path=str(path))).files]
 
 
 def with_newlines(text):
@@ -87,8 +89,8 @@ def test_a_byte_order_mark_is_dropped_wherever_it_stands(tmp_path, text, encodin
 
 RUSSIAN = "дом мора на поле ворон\n" * 9
 CHINESE = "今天天气很好我们去公园玩\n" * 9
-DAMAGED = "so the file is damaged or cut there"
-NAMES = "data.encoding=NAME: cp1252 (Western), cp1250 (Central European), cp1251 (Cyrillic), gbk or big5"
+DAMAGED = "one damaged place in text that is otherwise utf-"
+NAMES = "data.encoding=NAME, such as cp1252"
 
 
 UNDECODABLE = {  # content, encoding, what is wrong and what helps
@@ -97,9 +99,16 @@ UNDECODABLE = {  # content, encoding, what is wrong and what helps
     "Cyrillic": (RUSSIAN.encode("cp1251"), "utf-8", "byte 0 (line 1)", NAMES),
     "Chinese": (CHINESE.encode("gbk"), "utf-8", "byte 0 (line 1)", NAMES),
     "cut Chinese": (CHINESE.encode("gbk")[:-2], "gbk", "byte 222 (line 9) is not gbk", NAMES),
-    "UTF-16 without a mark": (b"a\0b\0", "utf-16", "is not utf-16", NAMES),
-    "UTF-16": ("wide".encode("utf-16"), "utf-8", "byte 0", "use data.encoding=utf-16"),
-    "UTF-8": ("größe".encode(), "ascii", "byte 2", "use data.encoding=utf-8"),
+    "UTF-16 without a mark": (b"a\0b\0", "utf-16", "is not utf-16", "data.encoding=NAME"),
+    "UTF-16 of no mark": (
+        "wide\n".encode("utf-16-le"),
+        "utf-8",
+        "second byte is NUL",
+        "=utf-16-le",
+    ),
+    "UTF-32": ("wide".encode("utf-32"), "utf-8", "is not utf-8", "use data.encoding=utf-32"),
+    "UTF-16": ("wide".encode("utf-16"), "utf-8", "is not utf-8", "use data.encoding=utf-16"),
+    "UTF-8": ("größe".encode(), "ascii", "byte 2", NAMES),
     "cut UTF-8": (RUSSIAN.encode()[:-2], "utf-8", "byte 366 (line 9)", DAMAGED),
     "damaged UTF-16": (
         RUSSIAN.encode("utf-16") + b"\x00\xd8x\x00",
@@ -146,8 +155,8 @@ MIXED = {
     ),
     "many": ([WESTERN, *[WIDE] * 4, "né"], "not utf-8: 5 of 6 files (0.md, 1.md, 2.md, …); "),
     "one": (["né", WIDE], "not utf-8: 1 of 2 files (1.md); "),
-    "the others are ASCII": (["plain", WESTERN], "data.encoding=NAME: cp1252"),
-    "all alike": ([WESTERN, WESTERN], "data.encoding=NAME: cp1252"),
+    "the others are ASCII": (["plain", WESTERN], "data.encoding=NAME"),
+    "all alike": ([WESTERN, WESTERN], "data.encoding=NAME"),
 }
 
 
@@ -159,7 +168,7 @@ def test_an_encoding_that_would_spoil_other_files_is_not_advised(
     monkeypatch.chdir(tmp_path)
 
     def read_all():
-        opened = open_corpus(DataConfig(path="."))
+        opened = find(DataConfig(path="."))
         return [list(opened.read(source)) for source in opened.files]
 
     message = refusal(InputError, read_all)
@@ -263,10 +272,11 @@ def test_a_folder_of_which_only_txt_is_read_counts_the_others(tmp_path):
         "runs/a/config.yaml",
     )
     (tmp_path / "runs/a/checkpoints").mkdir()
-    opened = open_corpus(DataConfig(path=str(tmp_path)))
+    opened = find(DataConfig(path=str(tmp_path)))
     kinds = "3 .md, 1 without a suffix, 1 .py, …"
     assert [source.name for source in opened.files] == ["a.txt", "b.TXT"]
-    (note,) = opened.notes
+    apart, note = opened.notes
+    assert apart.startswith("left out 1 folder of runs or environments: ")
     assert note.startswith(f"2 *.txt files read, 6 other files left out: {kinds}; to read all: ")
     (way,) = shlex.split(note.partition("to read all: ")[2])
     assert len(names(way.removeprefix("data.path="))) == 8
@@ -295,24 +305,50 @@ def test_what_is_not_there(tmp_path, monkeypatch, typed):
     assert refusal(InputError, read, typed).endswith(NOT_THERE[typed])
 
 
-def digest(folder):
-    corpus = open_corpus(DataConfig(path=str(folder)))
-    return corpus.digest(corpus.digests())
+def test_links_to_folders_and_closed_folders_are_not_entered(tmp_path, monkeypatch):
+    make_named(tmp_path, "a.md", "sub/b.md", "closed/c.md")
+    (tmp_path / "sub/up").symlink_to(tmp_path)
+    monkeypatch.setattr(os, "scandir", closed(os.scandir))
+    assert names(tmp_path) == names(tmp_path / "**/*") == ["a.md", "sub/b.md"]
+    (note,) = find(DataConfig(path=str(tmp_path))).notes
+    assert note.startswith("left out 1 folder that cannot be read: ") and "closed" in note
+    assert names(tmp_path / "sub/up/sub") == ["b.md"]  # but can be named
 
 
-@pytest.mark.parametrize(
-    ("text", "same"),
-    [
-        pytest.param({"a": "1", "b": "22"}, True, id="the same"),
-        pytest.param({"a": "0", "b": "22"}, False, id="other content"),
-        pytest.param({"a": "12", "b": "2"}, False, id="another border"),
-        pytest.param({"aa": "1", "b": "22"}, False, id="another name"),
-    ],
-)
-def test_the_digest_covers_names_and_content(tmp_path, text, same):
-    first = make(tmp_path / "first", {"a": "1", "b": "22"})
-    second = make(tmp_path / "second", text)
-    assert (digest(first) == digest(second)) == same
+def closed(scandir):
+    """As root can read everything, a folder of this name cannot be opened."""
+
+    def scan(folder):
+        if str(folder).endswith("closed"):
+            raise PermissionError(13, "Permission denied", str(folder))
+        return scandir(folder)
+
+    return scan
+
+
+def test_tables_come_first_where_a_field_is_read(tmp_path):
+    make(tmp_path, {"README.txt": "read me\n", "a.jsonl": '{"text": "a"}\n'})
+    opened = find(DataConfig(path=str(tmp_path), field="text"))
+    assert [source.name for source in opened.files] == ["a.jsonl"]
+    assert opened.notes[0].startswith("1 table read, 1 other file left out: 1 .txt")
+
+
+NOT_TEXT = {
+    "a.tar": (b"x" * 257 + b"ustar\0" + b"y" * 300, "unpack it and name its folder"),
+    "a.png": (bytes(range(256)) * 9, "is not plain text"),
+    "a.pdf": (b"%PDF-1.7\n" + b"text " * 90, "is not plain text"),
+    "model.txt": (
+        b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
+        "is a pointer of Git LFS, not the file itself; run git lfs pull",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NOT_TEXT)
+def test_what_is_not_text_is_refused_with_the_way(tmp_path, name):
+    content, said = NOT_TEXT[name]
+    (tmp_path / name).write_bytes(content)
+    assert said in refusal(InputError, read, tmp_path / name)
 
 
 def test_comments_and_rulers_are_left_out():
@@ -321,7 +357,7 @@ def test_comments_and_rulers_are_left_out():
 
 
 def test_without_a_path_the_text_is_the_standard_library():
-    opened, version = open_corpus(DataConfig()), platform.python_version()
+    opened, version = find(DataConfig()), platform.python_version()
     assert opened.name == f"Python {version} standard library"
     assert opened.python == version
     found = {each.name for each in opened.files}
@@ -333,7 +369,7 @@ def test_tests_packages_and_generated_files_are_not_the_standard_library(tmp_pat
     make(tmp_path, {"_sysconfigdata_x.py": "", "g.txt": "", "h.py": "é = 1"})
     make(tmp_path, {"a.py": "x = 1\r\n# gone\r\ny = 2\r\n"})
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    opened = open_corpus(DataConfig())
+    opened = find(DataConfig())
     assert [document.name for document in opened.files] == ["a.py", "b.py", "json/e.py"]
     assert list(opened.read(opened.files[0])) == ["x = 1\ny = 2\n"]
     assert read(None, tokenizer="byte") == b"x = 1\ny = 2\n"
@@ -342,7 +378,7 @@ def test_tests_packages_and_generated_files_are_not_the_standard_library(tmp_pat
 def test_python_without_its_standard_library_needs_a_path(tmp_path, monkeypatch):
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path / "none")})
     with pytest.raises(InputError, match="data.path="):
-        open_corpus(DataConfig())
+        find(DataConfig())
 
 
 ROLES = {  # names of the files of a text, and what a run says of them
@@ -356,6 +392,6 @@ ROLES = {  # names of the files of a text, and what a run says of them
 @pytest.mark.parametrize(("names", "said"), ROLES.values(), ids=ROLES)
 def test_published_splits_that_are_joined_are_named(tmp_path, names, said):
     make_named(tmp_path, *names)
-    notes = open_corpus(DataConfig(path=str(tmp_path))).notes
+    notes = find(DataConfig(path=str(tmp_path))).notes
     published = [said in note for note in notes if "published" in note]
     assert published == ([True] if said else [])

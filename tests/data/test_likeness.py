@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from data.ngrams import ngram_losses
-from data.splits import SPLITS
+from data.split import SPLITS
 from tests.data.test_text import decoded
 from tests.reference.ngrams import ngram_loss
 from tests.stores import make

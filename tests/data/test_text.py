@@ -1,5 +1,4 @@
 import hashlib
-import json
 import os
 import random
 import re
@@ -8,12 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import data.hash_order
-import data.text
+import data.encode
 from base.errors import InputError
 from data.config import DataConfig
-from data.decoding import CHUNK
-from data.splits import SPLITS, split_by_file, split_within
+from data.read import CHUNK
+from data.split import SPLITS, split_by_file, split_by_position
 from data.text import open_text
 from gpt.tokenizer import ByteTokenizer
 from reports.log_lines import describe_documents
@@ -125,6 +123,19 @@ def test_many_files_go_to_one_split_each(tmp_path, opened, tokenizer):
     }
 
 
+def test_copies_with_other_line_ends_share_a_split(tmp_path, opened):
+    copies = {f"copy/{name}": part.replace("c", "c\r\n") for name, part in MANY.items()}
+    same = {f"main/{name}": part.replace("c", "c\n") for name, part in MANY.items()}
+    make(tmp_path / "text", copies | same)
+    text = opened(split=MANY_SHARES)
+    train, *held_out = decoded(text).values()
+    for part in MANY.values():
+        document = part.replace("c", "c\n")
+        assert (document in train) + any(document in split for split in held_out) == 1
+    assert any("40 of 80 files are copies of others" in note for note in text.notes)
+    assert text.fingerprint != opened("text/main", split=MANY_SHARES).fingerprint
+
+
 def test_one_file_fewer_and_each_is_cut(tmp_path, opened):
     folder = make(tmp_path / "text", MANY)
     (folder / "39.txt").unlink()
@@ -151,9 +162,11 @@ def test_a_giant_file_is_for_training():
 
 
 def test_the_shares_of_the_benchmarks_are_exact():
-    assert split_within(100_000_000, SHARES) == (90_000_000, 95_000_000)
+    ends = [end for *_, end in split_by_position(100_000_000, SHARES)]
+    assert ends == [90_000_000, 95_000_000, 100_000_000]
     # as nanoGPT cuts tiny Shakespeare
-    assert split_within(1_115_394, [0.9, 0.1, 0.0]) == (1_003_854, 1_115_394)
+    ends = [end for *_, end in split_by_position(1_115_394, [0.9, 0.1, 0.0])]
+    assert ends == [1_003_854, 1_115_394, 1_115_394]
 
 
 @pytest.mark.parametrize("from_cache", [False, True])
@@ -188,17 +201,20 @@ def identity(folder):
     )
 
 
-@pytest.mark.parametrize(
-    "given", [{"context": 8}, {"path": "elsewhere/text"}], ids=["context", "place"]
-)
-def test_what_does_not_change_the_arrays_uses_the_cache(tmp_path, opened, given):
-    make(tmp_path, {"text": "abab" * 250, "elsewhere/text": "abab" * 250})
+def test_a_later_start_reads_the_cache_and_not_the_text(tmp_path, opened, monkeypatch):
+    make(tmp_path, {"text": "abab" * 250})
     first = opened()
     before = identity(cached(tmp_path))
-    again = opened(**given)
+    monkeypatch.setattr("data.read.SourceFile.open", None)
+    again = opened(context=8)
     assert again.fingerprint == first.fingerprint
     assert decoded(again) == decoded(first)
     assert identity(cached(tmp_path)) == before
+
+
+def test_the_same_text_elsewhere_has_the_same_fingerprint(tmp_path, opened):
+    make(tmp_path, {"text": "abab" * 250, "elsewhere/text": "abab" * 250})
+    assert opened().fingerprint == opened("elsewhere/text").fingerprint
 
 
 def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened):
@@ -207,14 +223,12 @@ def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened):
     assert len({opened(**each).fingerprint for each in settings}) == len(settings)
 
 
-def test_a_text_that_has_changed_is_read_again_though_size_and_time_are_the_same(tmp_path, opened):
+def test_a_text_that_has_changed_is_read_again(tmp_path, opened):
     path = tmp_path / "text"
     path.write_text("abab" * 250)
     first = opened()
-    before = path.stat()
     path.write_text("abab" * 249 + "abba")
-    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert path.stat().st_size == before.st_size
+    os.utime(path, (0, 0))
     changed = opened()
     assert decoded(changed)["test"].endswith("abba")
     assert changed.fingerprint != first.fingerprint
@@ -228,36 +242,6 @@ def test_the_version_of_python_is_in_the_fingerprint_of_its_library(tmp_path, mo
         monkeypatch.setattr("platform.python_version", lambda version=version: version)
         fingerprints.add(open_text(DataConfig(cache_dir=str(tmp_path)), 16).fingerprint)
     assert len(fingerprints) == 2
-
-
-def with_other_vocabulary(meta):
-    reverse = {"kind": "char", "characters": "cba \n"}
-    return json.dumps(json.loads(meta) | {"vocabulary": reverse}).encode()
-
-
-DAMAGE = {
-    "cut description": ("meta.json", lambda content: content[:-5]),
-    "another vocabulary": ("meta.json", with_other_vocabulary),
-    "empty description": ("meta.json", lambda _: b"{}"),
-    "cut tokens": ("train.bin", lambda content: content[:10]),
-    "other tokens": ("test.bin", lambda content: content[::-1]),
-    "missing tokens": ("test.bin", None),
-}
-
-
-@pytest.mark.parametrize(("name", "damage"), DAMAGE.values(), ids=DAMAGE)
-def test_a_cache_that_is_damaged_is_redone(tmp_path, opened, name, damage):
-    make(tmp_path, {"text": random_text(1000)})
-    good = decoded(opened())
-    damaged = cached(tmp_path) / name
-    content = damaged.read_bytes()
-    damaged.unlink()
-    if damage is not None:
-        damaged.write_bytes(damage(content))
-    assert decoded(opened()) == good
-    before = identity(cached(tmp_path))  # and there is nothing beside it
-    assert decoded(opened()) == good
-    assert identity(cached(tmp_path)) == before
 
 
 def test_what_a_killed_process_has_left_is_cleared_away(tmp_path, opened):
@@ -350,7 +334,7 @@ def test_a_text_may_be_just_long_enough(tmp_path, opened):
 
 @pytest.mark.parametrize(
     ("owner", "name", "settings"),
-    [(data.text, "scan", {}), (data.hash_order, "_check_distinct", {"documents": "line"})],
+    [(data.encode, "split_files", {}), (data.encode, "_shuffle", {"documents": "line"})],
     ids=["text", "documents"],
 )
 def test_a_text_that_changes_while_it_is_read_is_refused(
@@ -439,8 +423,7 @@ def test_one_document_is_enough_for_validation(tmp_path, opened):
     assert text.documents.counts["validation"] == 1
 
 
-def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened, monkeypatch):
-    monkeypatch.setattr("data.hash_order.BLOCK", 16)
+def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened):
     train, validation, test = (lines(30, seed).split() for seed in (1, 2, 3))
     files = {
         "train": train + train[:3],

@@ -64,8 +64,9 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072, model.layers=2 or",
     # texts, names and runs; more in tests/data/ and tests/base/jobs/
     "data.path=bok.txt": "nearest: book.txt", "data.path=": "data.path=",
-    "data.path=ascii16.txt": "is a binary file, not text: is not utf-8 (over a quarter of its characters are NUL)",
-    ("data.path=half.txt", "data.encoding=utf-16"): "is utf-16, so the file is damaged", "data.path=many": "many: ",
+    "data.path=ascii16.txt": "every second byte is NUL; if it is text: data.encoding=utf-16-be",
+    ("data.path=half.txt", "data.encoding=utf-16"): "one damaged place in text that is otherwise utf-16",
+    "data.path=many": "many: ",
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
     "data.cache_dir=~nosuch/x": "there is no such home directory", "init_from=nothing": "no such model",
     "name=a\nb": "or SWEEP/TRIAL", f"name={'x' * 300}": "name=", "resume=": "resume=", "resume=nothing": "nor a run in",

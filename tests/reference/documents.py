@@ -1,22 +1,11 @@
 """Documents one at a time, in plain Python: what a document is, its hash, its split and its place there."""
 
-MASK = 2**64 - 1
+import hashlib
 
 
-def content_hash(document: str | bytes) -> int:
-    """A polynomial of the characters or bytes, mixed by the last steps of SplitMix64."""
-    points = (
-        list(document)
-        if isinstance(document, bytes)
-        else [ord(character) for character in document]
-    )
-    mixed, power = len(points) * 0x9E3779B97F4A7C15, 1
-    for point in points:
-        mixed, power = mixed + point * power, power * 0xD1342543DE82EF95 & MASK
-    mixed &= MASK
-    mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & MASK
-    mixed = (mixed ^ mixed >> 27) * 0x94D049BB133111EB & MASK
-    return mixed ^ mixed >> 31
+def content_hash(document: str) -> int:
+    digest = hashlib.blake2b(document.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
 
 
 def documents_of(text: str, kind: str, whitespace: str | None = None) -> list[str]:
@@ -42,26 +31,27 @@ def documents_of(text: str, kind: str, whitespace: str | None = None) -> list[st
     return ["\n".join(paragraph).removesuffix("\r") for paragraph in paragraphs if paragraph]
 
 
-def divided(
-    documents: list[str], shares: list[float], end: str, utf8: bool = False
-) -> dict[str, list[str]]:
-    """The documents of each split in their order; `utf8` hashes and measures bytes."""
+def divided(documents: list[str], shares: list[float], end: str) -> dict[str, list[str]]:
+    """The documents of each split in their order, by their sizes in bytes of UTF-8."""
 
     def size(document: str) -> int:
-        return len((document + end).encode()) if utf8 else len(document + end)
+        return len((document + end).encode())
 
     total = sum(map(size, documents))
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     done = 0
-    for document in sorted(
-        set(documents), key=lambda each: content_hash(each.encode() if utf8 else each)
-    ):
+    distinct = sorted(set(documents), key=content_hash)
+    for place, document in enumerate(distinct):
         copies = [document] * documents.count(document)
         weight = len(copies) * size(document)
         middle, done = done + weight / 2, done + weight
-        if middle <= shares[1] * total or not splits["validation"]:
+        left = len(distinct) - place  # with this one
+        fits = middle <= shares[1] * total and left > (2 if shares[2] else 1)
+        if fits or not splits["validation"]:
             split = "validation"
-        elif shares[2] and (middle <= (shares[1] + shares[2]) * total or not splits["test"]):
+        elif shares[2] and (
+            (middle <= (shares[1] + shares[2]) * total and left > 1) or not splits["test"]
+        ):
             split = "test"
         else:
             split = "train"
