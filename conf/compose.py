@@ -25,7 +25,7 @@ from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, VERBATIM, groups, nearest_key
-from conf.overrides import check_classless, parse
+from conf.overrides import check_classless, key_of, parse
 from conf.schema import PLUGINS, Config, SearchConfig
 from gpt.config import ModelConfig
 
@@ -53,7 +53,9 @@ def compose(arguments: Sequence[str]) -> Config:
 def compose_command(arguments: Sequence[str]) -> Config:
     """Compose a command line, but of one that resumes a run only what names this run, because the rest changes it."""
     if "resume" in map(key_of, arguments):
-        config: Config = _object("train", [text for text in arguments if "." not in key_of(text)])
+        config: Config = compose_object(
+            "train", [text for text in arguments if "." not in key_of(text)]
+        )
         if config.resume is not None:
             return config
     return compose(arguments)
