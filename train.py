@@ -13,12 +13,12 @@ from base.command_line import main
 from base.errors import InputError
 from base.jobs import run_directory, run_lock
 from base.log import log
-from conf.compose import compose_command
 from conf.help import usage
 from conf.overrides import read_command
 from sweeps.sweep import begin_sweep, combinations
 from sweeps.table import run_list, table_of_runs
 from training import run
+from training.resume import compose_command
 
 # The imports above count towards a time limit. They took about the CPU time that was used so far.
 STARTED = time.perf_counter() - time.process_time()

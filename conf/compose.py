@@ -25,7 +25,7 @@ from base.errors import InputError, one_line
 from base.jobs.run_directory import find_model
 from base.options import spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, VERBATIM, groups, nearest_key
-from conf.overrides import check_classless, key_of, parse
+from conf.overrides import check_classless, parse
 from conf.schema import PLUGINS, Config, SearchConfig
 from gpt.config import ModelConfig
 
@@ -48,17 +48,6 @@ def compose(arguments: Sequence[str]) -> Config:
     if config.minutes is not None:
         _check_minutes(config)
     return config
-
-
-def compose_command(arguments: Sequence[str]) -> Config:
-    """Compose a command line, but of one that resumes a run only what names this run, because the rest changes it."""
-    if "resume" in map(key_of, arguments):
-        config: Config = compose_object(
-            "train", [text for text in arguments if "." not in key_of(text)]
-        )
-        if config.resume is not None:
-            return config
-    return compose(arguments)
 
 
 def _check_minutes(config: Config) -> None:
@@ -165,7 +154,7 @@ def for_hydra(argument: str) -> str:
     if key in VERBATIM and text != "null":
         # Raises for an unfinished `${`, which config.yaml cannot contain.
         OmegaConf.create({key: text})
-        return f"{key}={QuotedString(escaped(text), Quote.single).with_quotes()}"
+        return f"{key}={quoted(escaped(text))}"
     override = parse(argument)
     value: Any = override.value()
     if override.is_sweep_override():
@@ -179,6 +168,10 @@ def for_hydra(argument: str) -> str:
             if name not in groups()[key]:
                 raise _no_preset(key, name)
     return argument
+
+
+def quoted(text: str) -> str:
+    return QuotedString(text, Quote.single).with_quotes()
 
 
 def escaped(value: Any) -> Any:
@@ -235,7 +228,7 @@ def _explain(error: BaseException) -> str:
     key = re.sub(r"\[\d+\]$", "", str(path))
     if isinstance(cause, ValidationError) and key in KEYS:
         needed = KEYS[key].allowed
-        if isinstance(KEYS[key].default, list) and isinstance(cause.value, str):
+        if isinstance(KEYS[key].default, list):
             needed += f", such as {shlex.quote(f'{key}=[{cause.value}]')}"
         return str(wrong_value(key, cause.value, needed))
     if isinstance(cause, ConfigAttributeError | ConfigKeyError):

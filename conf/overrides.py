@@ -74,12 +74,8 @@ def read_command(arguments: Sequence[str]) -> Command:
     search = [by_key.pop(key) for key in of_search]
     if search and "hparams_search" not in of_search:
         raise InputError(f"{of_search[0]}: only works with hparams_search=default")
-    if search and flags.multirun:
-        raise InputError("-m: cannot be combined with hparams_search=, which chooses the values")
-    if search and flags.cfg:
-        raise InputError(
-            "--cfg=job: shows the settings of one run or the runs of a sweep, not of a search"
-        )
+    if search and (flags.multirun or flags.cfg):
+        raise InputError("hparams_search=: cannot be combined with -m or --cfg")
     if "workers" in by_key and not (search or flags.multirun):
         raise InputError("workers: only works with -m or hparams_search=default, for several runs")
     return Command(by_key, search, flags.multirun, flags.cfg is not None)

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hydra.core.override_parser.types import Quote, QuotedString
 from jinja2 import Template
 
 from base.errors import printable, without_folders, without_places
 from base.jobs.run_directory import Run, Summary
 from base.options import spell
 from base.progress import count
-from conf.compose import read_config
+from conf.compose import quoted, read_config
 from conf.keys import LAUNCH, PATHS
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import (
@@ -92,14 +91,16 @@ def repeating(config: Config) -> list[str]:
         if key in PLUGINS:
             arguments.append(f"{key}={spell(list(value))}")
             options = by_key(value)
-        arguments += [f"{key}.{name}={quoted(option)}" for name, option in options.items()]
+        arguments += [
+            f"{key}.{name}={for_command_line(option)}" for name, option in options.items()
+        ]
     return arguments
 
 
-def quoted(value: Any) -> str:
+def for_command_line(value: Any) -> str:
     """Return the text that Hydra's grammar reads as `value`."""
     if isinstance(value, str) and not PLAIN.fullmatch(value):
-        return QuotedString(value, Quote.single).with_quotes()
+        return quoted(value)
     return spell(value)
 
 

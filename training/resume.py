@@ -2,11 +2,9 @@
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from omegaconf import OmegaConf
 
 from base import processes, ranks
 from base.errors import InputError, nearest, printable
@@ -15,8 +13,8 @@ from base.jobs import run_directory, run_lock
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
-from conf.compose import as_input_error, compose, composed, escaped, read_config, trained_groups
-from conf.keys import KEYS, VERBATIM, with_folders
+from conf.compose import compose, compose_object, read_config, trained_groups
+from conf.keys import KEYS, with_folders
 from conf.overrides import key_of
 from conf.schema import PLUGINS, Config, by_key
 from reports.history import History
@@ -27,6 +25,17 @@ if TYPE_CHECKING:
     from gpt.config import ModelConfig
     from gpt.model import GPT
     from gpt.tokenizer import Tokenizer
+
+
+def compose_command(arguments: Sequence[str]) -> Config:
+    """Compose a command line, but of one that resumes a run only what names this run, because the rest changes it."""
+    if "resume" in map(key_of, arguments):
+        config: Config = compose_object(
+            "train", [text for text in arguments if "." not in key_of(text)]
+        )
+        if config.resume is not None:
+            return config
+    return compose(arguments)
 
 
 def find_run(arguments: Sequence[str], config: Config) -> tuple[Config, Run, bool]:
@@ -69,30 +78,34 @@ def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
     A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
     chosen.
     """
-    base = asdict(stored) | {"resume": None, "allow": []}  # without those of the earlier command
-    # The present command decides the number of machines and, if it was started as several
-    # processes, of devices.
-    base["trainer"]["num_nodes"] = "auto"
+    trainer = replace(stored.trainer, num_nodes="auto")
     if ranks.launched():
-        base["trainer"]["devices"] = "auto"
-    stored_values = by_key(base)
+        # The present command decides the number of machines and, if it was started as several
+        # processes, of devices.
+        trainer = replace(trainer, devices="auto")
+    base = replace(stored, resume=None, allow=[], trainer=trainer)
     # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
     replaced: dict[str, Any] = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
-    with as_input_error():
-        config = composed("resume", arguments, base | replaced)
-        for group in PLUGINS:
-            kept = {}
-            for name, options in config[group].items():
-                if "auto" not in options.values():
-                    kept[name] = options
-                elif name in stored_values[group]:  # otherwise the run has left it out
-                    kept[name] = escaped(stored_values[group][name])
-            OmegaConf.update(config, group, kept, merge=False)
-        for key in KEYS:
-            # a verbatim value may be a file that is called auto
-            if key not in VERBATIM and OmegaConf.select(config, key) == "auto":
-                OmegaConf.update(config, key, escaped(stored_values[key]))
-        return OmegaConf.to_object(config)  # type: ignore[return-value]
+    return keep_choices(compose_object("resume", arguments, asdict(base) | replaced), base)
+
+
+def keep_choices(config: Any, stored: Any) -> Any:
+    """Return a configuration, or a group of it, with the stored value in place of each `auto`."""
+    kept = dict[str, Any]()
+    for field in fields(config):
+        value = getattr(config, field.name)
+        before = getattr(stored, field.name)
+        if is_dataclass(value):
+            kept[field.name] = keep_choices(value, before)
+        elif field.name in PLUGINS:
+            # without those that the run has left out
+            open_names = [name for name, options in value.items() if "auto" in options.values()]
+            chosen = {name: before[name] for name in open_names if name in before}
+            others = {name: value[name] for name in value if name not in open_names}
+            kept[field.name] = chosen | others
+        elif value == "auto" and not field.metadata.get("verbatim"):  # a file may be called auto
+            kept[field.name] = before
+    return replace(config, **kept)
 
 
 def is_debug(keys: Sequence[str]) -> bool:

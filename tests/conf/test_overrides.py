@@ -13,7 +13,7 @@ from conf.keys import KEYS, groups
 from conf.overrides import parse, read_command
 from conf.schema import MORE, Config, TrainerConfig, by_key, to_dict, to_yaml
 from gpt.config import OptimConfig
-from reports.card import quoted
+from reports.card import for_command_line
 from tests.conf.test_defaults import composed
 from tests.conftest import Call, one_line, refusal
 
@@ -177,7 +177,7 @@ def test_a_name_is_a_folder_in_runs(name: str) -> None:
     ],
 )
 def test_a_text_that_is_quoted_is_read_as_this_text(text: str) -> None:
-    assert parse(f"data.path={quoted(text)}").value() == text
+    assert parse(f"data.path={for_command_line(text)}").value() == text
 
 
 def test_a_plus_sign_is_for_other_arguments_of_lightning_s_trainer() -> None:

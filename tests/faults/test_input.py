@@ -49,7 +49,7 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
     "callbacks.ema=3": "must be the option of a preset", "seed={a: true}": "seed={a:true}: must be a whole number",
     "+trainer.strategy=ddp": "is not accepted; use trainer.devices", "+trainer.min_steps=0": "at least 1, or null",
     "trainer.more.inference_mode=3": "trainer.more.inference_mode=3: must be true or false, or null",
-    ("-m", "hparams_search=default"): "-m: cannot be combined with hparams_search=",
+    ("-m", "hparams_search=default"): "hparams_search=: cannot be combined with -m",
     # contradictory
     "model.heads=3": "must divide model.dim=32; try 1, 2, 4", "data.micro_batch=3": "must divide data.batch=8",
     "data.split=[1,0,0]": "the first two above 0", "data.split=[0.5,0.6,0.1]": "add up to 1",

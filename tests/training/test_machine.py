@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from base.errors import InputError, is_out_of_memory
-from conf.compose import compose_resumed
 from tests.conf.test_defaults import compose
 from tests.conftest import refusal
 from tests.training.choosing.test_choose import a_text
@@ -26,7 +25,7 @@ from training.machine import (
     choose_devices,
     has_kernels,
 )
-from training.resume import is_other_gpu
+from training.resume import compose_resumed, is_other_gpu
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")  # of torch 2.13
 T4, P100 = Gpu("Tesla T4", (7, 5)), Gpu("Tesla P100-PCIE-16GB", (6, 0))
