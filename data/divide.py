@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import IO
 
-from base.errors import InputError, nearest, printable
 from base.options import unescaped
 from data.config import DOCUMENT_ENDS, END, DataConfig
 from data.read import Tick, chunks, decode, no_tick, suffix
@@ -74,18 +73,18 @@ def documents(
             # with the byte tokenizer, a character is a byte
             yield number, text if encoding else text.encode().decode("latin-1")
         return
-    yield from divide(decode(file, label, encoding, tick, option), rule, label, encoding)
+    yield from divide(decode(file, label, encoding, tick, option), rule, encoding)
 
 
 def divide(
-    texts: Iterable[str], rule: DocumentRule, label: str, encoding: str | None = "utf-8"
+    texts: Iterable[str], rule: DocumentRule, encoding: str | None = "utf-8"
 ) -> Iterator[tuple[int, str]]:
     """Divide a file, given in parts, by any rule but that of rows: see `documents`."""
     if rule.kind == "file":
         yield 1, "".join(texts)
     elif rule.kind == "part":
         separator = rule.name if encoding else rule.name.encode().decode("latin-1")
-        yield from _parts(texts, separator, label)
+        yield from _parts(texts, separator)
     elif rule.kind == "line":
         yield from ((line, text.removesuffix("\r")) for line, text in _lines(texts))
     else:
@@ -125,11 +124,10 @@ def _paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
         yield begin, "\n".join(paragraph).removesuffix("\r")
 
 
-def _parts(texts: Iterable[str], separator: str, label: str) -> Iterator[tuple[int, str]]:
+def _parts(texts: Iterable[str], separator: str) -> Iterator[tuple[int, str]]:
     """Yield the text between separators, without line ends around it."""
     line = 1
     pieces: list[str] = []  # of the part that is not complete
-    separators = 0
     for text in texts:
         # A separator may begin in an earlier chunk.
         tail = pieces.pop() if pieces else ""
@@ -140,21 +138,11 @@ def _parts(texts: Iterable[str], separator: str, label: str) -> Iterator[tuple[i
         for part in complete:
             yield _stripped(line, part)
             line += part.count("\n") + separator.count("\n")
-        separators += len(complete)
         kept = max(0, len(rest) - len(separator) + 1)
         pieces += [rest[:kept], rest[kept:]]
-    if not separators:
-        shown = printable(separator.replace("\n", r"\n").replace("\t", r"\t"))
-        near = nearest(shown, DOCUMENT_ENDS)  # a misspelled kind counts as a separator
-        raise InputError(
-            f"data.documents={shown}: the separator does not occur in {label} {ESCAPES}{near}"
-        )
     last = "".join(pieces)
     if last:
         yield _stripped(line, last)
-
-
-ESCAPES = r"(\n is a line break, \t a tab, \\ a backslash)"
 
 
 def _stripped(line: int, part: str) -> tuple[int, str]:

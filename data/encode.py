@@ -3,6 +3,7 @@
 import hashlib
 import json
 import mmap
+import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from base.errors import InputError, printable
+from base.errors import InputError, nearest, printable
 from base.files import atomic, remove_unfinished
 from base.progress import Progress, count
-from data.config import END
+from data.config import DOCUMENT_ENDS, END
 from data.divide import DocumentRule, documents
 from data.find import Corpus
 from data.ngrams import MOST_LINES, are_sorted, losses_of_passages
@@ -122,11 +123,13 @@ def encode(
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (
             Progress("encoding", passes * corpus.size(), "B") as progress,
-            FileLock(folder.parent / ".lock", mode=0o666),
+            FileLock(folder.parent / ".lock", mode=0o664),
         ):
-            if folder.exists():  # another process has just encoded it
+            if is_whole(folder):  # another process has just encoded it
                 return
             remove_unfinished(folder.parent)
+            for other in folder.parent.glob(f"{folder.name.partition('-')[0]}-*"):
+                shutil.rmtree(other)  # of an earlier state of the same files
             with atomic(folder) as unfinished:
                 unfinished.mkdir()
                 encoder = Encoder(corpus, extra_chars, unfinished, progress)
@@ -144,6 +147,13 @@ def encode(
         raise InputError(
             f"{printable(folder)}: {reason}; data.cache_dir= sets another folder"
         ) from None
+
+
+def is_whole(folder: Path) -> bool:
+    """Return whether nothing, such as a program that clears caches, has removed a file from the folder of a text."""
+    return all(
+        (folder / name).exists() for name in ("meta.json", *(f"{split}.bin" for split in SPLITS))
+    )
 
 
 def encode_files(encoder: Encoder, shares: list[float]) -> dict[str, Any]:
@@ -220,7 +230,9 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
                 encoder.scan("".join(full))
                 for document in full:
                     raw = document.encode(codec)
-                    hashes.frombytes(hashlib.blake2b(raw, digest_size=8).digest())
+                    # copies share a split, whatever their line ends are
+                    same = raw.replace(b"\r\n", b"\n").removeprefix(b"\xef\xbb\xbf")
+                    hashes.frombytes(hashlib.blake2b(same, digest_size=8).digest())
                     ends.append(ends[-1] + len(raw) + len(end))
                     stored.write(raw + end)
         stored.flush()
@@ -299,9 +311,11 @@ def _check_distinct(
     if distinct >= least:
         return
     key = "data.field" if rule.kind == "row" else "data.documents"
-    value = printable(rule.name or rule.kind)
+    value = printable(rule.name.replace("\n", r"\n").replace("\t", r"\t") or rule.kind)
     found = f"{count(documents, 'document')}, {distinct:,} different"
     way = f"at least {least} different ones are needed"
+    if rule.kind == "part":  # a misspelled kind counts as a separator
+        way += rf" (\n is a line break, \t a tab, \\ a backslash){nearest(value, DOCUMENT_ENDS)}"
     if rule.kind == "file" and not split:
         way += "; leave data.documents out to divide each file, or set data.validation=NAME"
     whose = f"{name} ({split})" if split else name

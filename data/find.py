@@ -24,6 +24,7 @@ from data.read import (
     decode,
     no_tick,
     readable,
+    refuse_pointer,
     suffix,
 )
 from data.tables import TABLES
@@ -55,8 +56,11 @@ class Corpus:
     def stamps(self) -> list[tuple[int, int]]:
         """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""
         # a zip file may contain several of them
-        paths = dict.fromkeys(source.path for source in self.files)
-        return [(stat.st_size, stat.st_mtime_ns) for stat in map(Path.stat, paths)]
+        stats = {}
+        for source in self.files:
+            with readable(source.label):
+                stats[source.path] = source.path.stat()
+        return [(stat.st_size, stat.st_mtime_ns) for stat in stats.values()]
 
     def read(self, source: SourceFile, tick: Tick = no_tick) -> Iterator[str]:
         """Yield the text of a file in chunks; each byte is a character if `encoding` is None."""
@@ -245,26 +249,30 @@ def _is_apart(folder: Path) -> bool:
 
 def _walk(root: Path, notes: list[str], without: Iterable[str] = ()) -> list[SourceFile]:
     """Return each file in and below `root` that is not hidden, in a folder in `without` or in one that `_is_apart`."""
-    closed = list[str]()
+    closed = dict[str, str]()  # by folder, why it cannot be read
     apart = list[str]()
     paths = list[Path]()
-    walk = os.walk(root, onerror=lambda error: closed.append(os.fsdecode(error.filename)))
-    for folder, subfolders, files in walk:
+
+    def close(error: OSError) -> None:
+        closed[os.fsdecode(error.filename)] = str(error.strerror)
+
+    for folder, subfolders, files in os.walk(root, onerror=close):
         for name in [*subfolders]:
             if name.startswith(".") or name in without:
                 subfolders.remove(name)  # so `os.walk` does not enter it
-            elif os.access(Path(folder, name), os.R_OK | os.X_OK) and _is_apart(
-                Path(folder, name)
-            ):
+            elif not os.access(Path(folder, name), os.R_OK | os.X_OK):
+                subfolders.remove(name)
+                closed[f"{folder}/{name}"] = "permission denied"
+            elif _is_apart(Path(folder, name)):
                 subfolders.remove(name)
                 apart.append(name)
         visible = [Path(folder, name) for name in files if not name.startswith(".")]
         paths += filter(os.path.isfile, visible)
     if str(root) in closed:
-        raise InputError(f"{printable(root)}: cannot be read: permission denied")
+        raise InputError(f"{printable(root)}: cannot be read: {closed[str(root)]}")
     if closed:
         notes.append(
-            f"left out {count(len(closed), 'folder')} that cannot be read: {_some(closed)}"
+            f"left out {count(len(closed), 'folder')} that cannot be read: {_some(list(closed))}"
         )
     if apart:
         what = f"left out {count(len(apart), 'folder')} of runs or environments"
@@ -279,8 +287,13 @@ def _matches(pattern: str, notes: list[str]) -> list[SourceFile]:
     if "**" not in pattern:
         matches = {Path(match) for match in glob.glob(pattern) if os.path.isfile(match)}
         return _sources(matches, root)
-    regex = _regex(os.path.relpath(pattern, root))
-    return [source for source in _walk(root, notes) if regex.fullmatch(source.name)]
+    if not root.is_dir():
+        return []
+    below = os.path.relpath(pattern, root)
+    # Of `a*/**`, which walks all of the folder, what is left out may have nothing to do with `a*`.
+    sources = _walk(root, notes if below.startswith("**") else [])
+    regex = _regex(below)
+    return [source for source in sources if regex.fullmatch(source.name)]
 
 
 def _regex(pattern: str) -> re.Pattern[str]:
@@ -329,6 +342,7 @@ def unzipped(source: SourceFile) -> list[SourceFile]:
     if suffix(source.place) != ".zip":
         return [source]
     with readable(source.label):
+        refuse_pointer(source.path, source.label)
         members = archive(source.path).infolist()
     names = set[str]()  # a zip file may contain a name twice
     for info in members:
@@ -360,7 +374,10 @@ def _preferred(
         others.pop(kind, None)
     if not chosen or not others:
         return list(files)
-    kind = "table" if config.field is not None else "*.txt file"
+    kind = "*.txt file"
+    if config.field is not None:  # which reads only tables
+        kind = "table"
+        way = "data.field reads tables"
     kinds = [f"{number:,} {kind}" for kind, number in others.most_common()]
     left_out = f"{count(others.total(), 'other file')} left out: {_some(kinds)}"
     notes.append(f"{count(len(chosen), kind)} read, {left_out}; {way}")

@@ -76,11 +76,19 @@ class SourceFile:
     def open(self) -> Iterator[IO[bytes]]:
         """Context manager that yields a file of the decompressed bytes. Nothing is extracted to disk."""
         with readable(self.label), ExitStack() as stack:
+            refuse_pointer(self.path, self.label)
             if self.member:
                 stored = stack.enter_context(archive(self.path).open(self.member))
             else:
                 stored = stack.enter_context(open(self.path, "rb"))
             yield stack.enter_context(unpacked(stored, self.place))
+
+
+def refuse_pointer(path: Path, label: str) -> None:
+    with open(path, "rb") as file:
+        if file.read(len(LFS)) == LFS:
+            what = "is a pointer of Git LFS, not the file itself; run git lfs pull"
+            raise InputError(f"{label}: {what}")
 
 
 @contextmanager
@@ -130,6 +138,8 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
 
 def suffix(name: str) -> str:
     """Return the lower-case suffix of a file name, ignoring a compression suffix: .txt for both a.txt and a.txt.gz."""
+    if "://" in name:
+        name = urlsplit(name).path
     path = PurePath(name.lower())
     if path.suffix in COMPRESSED:
         path = path.with_suffix("")
@@ -215,10 +225,6 @@ def check_beginning(
 ) -> None:
     """Raise an `InputError` if a file that begins with `chunk` is not text in this encoding."""
     label = printable(name)
-    if chunk.startswith(LFS):
-        raise InputError(
-            f"{label}: is a pointer of Git LFS, not the file itself; run git lfs pull"
-        )
     if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
         return  # NUL bytes are normal
     for mark, true in MARKS.items():

@@ -92,7 +92,7 @@ def _delimited(lines: Iterator[str], kind: str) -> Rows:
             if kind == ".tsv" and any("\t" in field and "\n" in field for field in row):
                 yield line, ValueError("begins a field that spans several rows; quote each quote")
             if row:  # a blank line is not a row
-                yield line, dict(zip_longest(names, row))
+                yield line, dict(zip_longest(names, row[: len(names)]))
             line = rows.line_num + 1
     except csv.Error as error:
         reason = f'cannot be read as a table: {error}; write "" for a quote in a quoted field'

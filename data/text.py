@@ -13,7 +13,7 @@ from base.errors import InputError, one_line, printable
 from base.jobs.run_directory import Run, find_model
 from data.config import DataConfig
 from data.divide import DocumentRule, DocumentStats
-from data.encode import encode, open_tokens
+from data.encode import encode, is_whole, open_tokens
 from data.find import Corpus, find
 from data.ngrams import describe_likeness
 from data.seen import was_read
@@ -98,11 +98,14 @@ def open_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars: s
         [source.name, str(source.path.absolute()), source.member, source.split]
         for source in corpus.files
     ]
-    made_from = [FORMAT, files, corpus.stamps(), corpus.encoding, corpus.python, config.split]
+    made_from = [FORMAT, files, corpus.encoding, corpus.python, config.split]
     made_from += [rule and vars(rule), sorted(set(extra_chars))]
-    key = hashlib.sha256(json.dumps(made_from).encode()).hexdigest()
-    folder = corpus.cache / "encoded" / key
-    if not folder.exists():
+    keys = [
+        hashlib.sha256(json.dumps(part).encode()).hexdigest()[:32]
+        for part in (made_from, corpus.stamps())
+    ]
+    folder = corpus.cache / "encoded" / "-".join(keys)
+    if not is_whole(folder):
         encode(corpus, rule, config.split, extra_chars, folder)
     meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
     tokenizer = tokenizer_from(meta["vocabulary"])

@@ -290,6 +290,7 @@ NOT_THERE = {  # what is typed, and of the refusal
     "empty": "holds no files",
     "pipe": "neither a file nor a directory",
     "*books": "no file matches",
+    "nosuch/**/*.txt": "no file matches",
     "gone.txt": "no such file or directory",
     "a\0b": "no such file or directory",
     "two\nlines": "no such file or directory",
@@ -337,6 +338,7 @@ NOT_TEXT = {
     "a.tar": (b"x" * 257 + b"ustar\0" + b"y" * 300, "unpack it and name its folder"),
     "a.png": (bytes(range(256)) * 9, "is not plain text"),
     "a.pdf": (b"%PDF-1.7\n" + b"text " * 90, "is not plain text"),
+    "model.zip": (b"version https://git-lfs.github.com/spec/v1\n", "run git lfs pull"),
     "model.txt": (
         b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n",
         "is a pointer of Git LFS, not the file itself; run git lfs pull",

@@ -286,6 +286,7 @@ REFUSALS = {  # a file's suffix and content, data.field, and of the refusal
     ),
     "name in a template": ("json", tree(CHAT), "messages: {from}: {txt}", "=txt: no such field; nearest: text; "),
     "list of a template": ("json", tree(CHAT), "mesages: {from}: {text}", "=from: no such field; .* messages, name$"),
+    "column at the end": ("csv", "id,text\n1,a,\n", "txt", "a.csv: data.field=txt: no such field; nearest: text; "),
     "column": ("csv", "id;text\n1;a\n", "{id}: {txt}", "a.csv: data.field=txt: no such field; nearest: text; "),
     "object": (
         "json", tree([CHAT, {"messages": [{"text": {}}]}]), "messages.text",

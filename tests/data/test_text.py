@@ -244,6 +244,16 @@ def test_the_version_of_python_is_in_the_fingerprint_of_its_library(tmp_path, mo
     assert len(fingerprints) == 2
 
 
+def test_a_cache_that_has_lost_a_file_is_made_again(tmp_path, opened):
+    make(tmp_path, {"text": random_text(1000)})
+    good = decoded(opened())
+    (cached(tmp_path) / "test.bin").unlink()
+    assert decoded(opened()) == good
+    os.utime(tmp_path / "text", (0, 0))  # of an earlier state of the text, nothing is left
+    assert decoded(opened()) == good
+    cached(tmp_path)
+
+
 def test_what_a_killed_process_has_left_is_cleared_away(tmp_path, opened):
     make(tmp_path, {"text": random_text(1000)})
     good = decoded(opened())

@@ -4,7 +4,8 @@ import hashlib
 
 
 def content_hash(document: str) -> int:
-    digest = hashlib.blake2b(document.encode(), digest_size=8).digest()
+    same = document.encode().replace(b"\r\n", b"\n").removeprefix(b"\xef\xbb\xbf")
+    digest = hashlib.blake2b(same, digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 
@@ -40,10 +41,13 @@ def divided(documents: list[str], shares: list[float], end: str) -> dict[str, li
     total = sum(map(size, documents))
     splits: dict[str, list[str]] = {"train": [], "validation": [], "test": []}
     done = 0
-    distinct = sorted(set(documents), key=content_hash)
-    for place, document in enumerate(distinct):
-        copies = [document] * documents.count(document)
-        weight = len(copies) * size(document)
+    groups: dict[int, list[str]] = {}
+    for document in documents:
+        groups.setdefault(content_hash(document), []).append(document)
+    distinct = sorted(groups)
+    for place, number in enumerate(distinct):
+        copies = groups[number]
+        weight = sum(map(size, copies))
         middle, done = done + weight / 2, done + weight
         left = len(distinct) - place  # with this one
         fits = middle <= shares[1] * total and left > (2 if shares[2] else 1)
