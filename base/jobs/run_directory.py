@@ -318,9 +318,8 @@ def check_free(name: str, debug: bool) -> None:
     check_not_begun(name)
     if run.directory.is_dir() and not run.directory.is_symlink():
         # A process that was killed before it wrote config.yaml has left only these files.
-        others = [
-            path for path in run.directory.iterdir() if path.name not in (".lock", "train.log")
-        ]
+        early = (".lock", "train.log", run.overrides.name)
+        others = [path for path in run.directory.iterdir() if path.name not in early]
         if all(path.suffix == ".tmp" for path in others):
             return
     if os.path.lexists(run.directory):

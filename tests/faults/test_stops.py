@@ -96,7 +96,7 @@ def test_a_restarted_job_of_two_devices_continues_its_run(workplace: Path) -> No
 
 
 @pytest.mark.parametrize(("fault", "begun"), [
-    pytest.param((faults.before_call, "encode_corpus"), False, id="while the text is read"),
+    pytest.param((faults.before_call, "encode"), False, id="while the text is read"),
     pytest.param((faults.before_call, "choose"), False, id="before the choices"),
     pytest.param((faults.at_step, 12), True, id="while it trains"),
 ])  # fmt: skip

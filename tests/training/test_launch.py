@@ -162,6 +162,6 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
 def test_each_file_is_written_once(workplace: Path) -> None:
     assert run_ranks(2, "name=a", "trainer.max_steps=10").status == 0
     files = sorted(path.name.partition(".")[0] for path in Path("runs/a").iterdir())
-    once = " checkpoints config events events hparams report summary train validation"
+    once = " checkpoints config events events hparams overrides report summary train validation"
     assert files == once.split(" "), "one of each, the lock, and events of the page HPARAMS"
     assert Path("runs/a/train.log").read_text().count("step 10/10  validation loss") == 1
