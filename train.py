@@ -13,6 +13,7 @@ from base.command_line import main
 from base.errors import InputError
 from base.jobs import run_directory, run_lock
 from base.log import log
+from conf.compose import compose_object
 from conf.help import usage
 from conf.overrides import read_command
 from sweeps.sweep import begin_sweep, combinations
@@ -53,9 +54,10 @@ def dispatch(arguments: list[str]) -> int | None:
     ranks.adopt_srun()  # first, because what follows asks for the rank
     command = read_command(arguments)
     if command.search:
-        from sweeps.search import begin_search  # loads Optuna
+        search = compose_object("search", command.search)["hparams_search"]
+        from sweeps.search import begin_search  # loads Optuna, which need not be installed
 
-        return begin_search(command)
+        return begin_search(search, command)
     if command.sweep:
         if command.show:
             print(combinations(command))

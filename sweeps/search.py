@@ -19,7 +19,7 @@ from base.errors import InputError, one_line
 from base.jobs import run_lock
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
-from conf.compose import compose, compose_object
+from conf.compose import compose
 from conf.keys import KEYS, LAUNCH, VERBATIM, with_folders
 from conf.overrides import Command, checked, key_of, parse
 from conf.schema import Config, SearchConfig
@@ -169,13 +169,12 @@ class Search(Sweep):
         return 0
 
 
-def begin_search(command: Command) -> int:
+def begin_search(config: SearchConfig, command: Command) -> int:
     """Check all values of a search, then run it and return its exit status.
 
     A value of a key on the command line fixes the key, and a range replaces the range in the
     preset.
     """
-    config: SearchConfig = compose_object("search", command.search)["hparams_search"]
     arguments = command.arguments
     ranges = [f"{key}={values}" for key, values in config.space.items() if key not in arguments]
     fixed = []
