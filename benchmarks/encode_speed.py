@@ -3,9 +3,9 @@
     python benchmarks/encode_speed.py [--megabytes 1000] [--kind ascii|mixed]
 
 Writes a file of random words (seed 0) and opens it in another process, so that the peak memory is
-that of encoding. The time covers all that a user waits for: hashing, the vocabulary, encoding,
-writing, and hashing the result. For comparison, the text is opened a second time, from the cache,
-and the file is copied, fsync included.
+that of encoding. The time covers all that a user waits for: hashing, the vocabulary, encoding and
+writing. For comparison, the text is opened a second time, from the cache, and the file is copied,
+fsync included.
 """
 
 import multiprocessing
