@@ -115,6 +115,17 @@ def test_files_of_stores_and_folders_are_one_text(tmp_path, server, bucket):
     assert bucket.server.read(f"{bucket.name}/dir/02.txt") == 1
 
 
+def test_a_zip_file_at_an_address_is_read_as_if_it_were_unpacked(tmp_path, server):
+    archive = tmp_path / "web/book.zip"
+    with zipfile.ZipFile(archive, "w") as file:
+        file.writestr("book.txt", CONTENT)
+    digest = hashlib.sha256(archive.read_bytes()).hexdigest()
+    path = f"{server.url}/book.zip#name=A Book&sha256={digest}"
+    corpus = find(DataConfig(path=path, cache_dir=str(tmp_path)))
+    (file,) = corpus.files
+    assert (corpus.name, "".join(corpus.read(file))) == ("A Book", CONTENT.decode())
+
+
 @pytest.mark.parametrize(
     ("page", "reason"),
     [

@@ -191,11 +191,6 @@ def test_where_all_is_pictures_the_first_is_refused(tmp_path, opened):
     assert refusal(NotText, opened, "pictures").startswith("pictures/a.png: is not plain text")
 
 
-def test_code_wraps_nothing(tmp_path, opened):
-    make(tmp_path, {"code.js": 'const zorb = [{plim: "quat"}]\n' * 50})
-    assert opened("code.js").notes == ()
-
-
 def test_parquet_needs_pyarrow_and_a_field(tmp_path, opened, monkeypatch):
     make(tmp_path, {"a.parquet": b"PAR1" + PICTURE})
     assert "data.field=NAME reads" in corpus("a.parquet", tokenizer="byte").notes[0]

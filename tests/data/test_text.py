@@ -223,6 +223,19 @@ def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened):
     assert len({opened(**each).fingerprint for each in settings}) == len(settings)
 
 
+def test_the_names_and_the_content_of_all_files_are_in_the_hash(tmp_path, opened):
+    plain = {"a": "1" * 50, "b": "2" * 60}
+    others = {
+        "content": plain | {"a": "0" * 50},
+        "border": {"a": "1" * 50 + "2", "b": "2" * 59},
+        "name": {"aa": "1" * 50, "b": "2" * 60},
+    }
+    for folder, files in (("plain", plain), ("same", plain), *others.items()):
+        make(tmp_path / folder, files)
+    assert opened("same").sha256 == opened("plain").sha256
+    assert len({opened(folder).sha256 for folder in ("plain", *others)}) == 4
+
+
 def test_a_text_that_has_changed_is_read_again(tmp_path, opened):
     path = tmp_path / "text"
     path.write_text("abab" * 250)

@@ -174,6 +174,7 @@ SWEEPS = {  # what is typed after -m, and what is said of it
     "seed=1,2 debug=fast": "debug: only works for one run", "seed=range(4,4)": "range(4,4): has no values",
     "seed=1,2 workers=1,2": "workers: must have one value",
     "optim.lr=interval(0.1,1)": "optim.lr=interval(0.1,1): write optim.lr=a,b,c",
+    "data.path=book.txt,": "data.path=: no such file or directory",
 }  # fmt: skip
 
 
