@@ -9,10 +9,10 @@ from typing import TextIO
 HIDDEN = "***"  # replaces a password or a token
 # What nanoGPT and transformers call options of sample.py.
 ELSEWHERE = {"start": "prompt", "max_new_tokens": "num-chars", "temp": "temperature"}
-# words in the names of URL query parameters that are secret
 # In a URL. A password may contain anything up to the last @, even what a URL must quote, such as / and spaces.
 USER = r"[^/?#,\[\]\s:]*"
 PASSWORD = r"[^?#,\[\]\r\n]*"
+# words in the names of URL query parameters that are secret
 SECRET = "token|sig|credential|password|passwd|secret|key"
 # An absolute path, an address, or an argument with either; neither 90/5/5 nor km/h is a place.
 PLACE = re.compile(r"""(^|[\s'"(\[,=])(/\S|~/|\\\\|[a-z]:[/\\])|://|data\.path=""", re.IGNORECASE)

@@ -166,12 +166,12 @@ def batches_on_device(
 def num_validated(split: int, most: int | None = None) -> int:
     """Return how many of the `split` tokens of a split each validation evaluates, at most `most`.
 
-    It is the same for all validations of a run, so that their losses can be compared.
+    The number is the same for all validations of a run, so that their losses can be compared.
     """
     return min(split, most or split, VALIDATION_TOKENS)
 
 
 def num_evaluated(split: int, trained: int, most: int | None = None) -> int:
-    """Return how many of the `split` tokens of a split are evaluated after a run has `trained` on so many."""
+    """Return how many of the `split` tokens of a split are evaluated after training on `trained` tokens."""
     part = max(VALIDATION_TOKENS, int(EVALUATED_SHARE * trained))
     return min(split, most or split, part)

@@ -69,11 +69,7 @@ def show(arguments: list[str], config: Config) -> str:
 
 def settle(command: Command, config: Config, run: Run, resumed: bool, started: float) -> "RunPlan":
     """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
-    not_kept = (
-        "name",
-        "resume",
-        "allow",
-    )  # of the arguments that repeat the run under another name
+    not_kept = ("name", "resume", "allow")  # because `arguments` repeat the run under another name
     arguments = [text for key, text in command.arguments.items() if key not in not_kept]
     # a resumed run that takes all settings of its data from its config.yaml
     same_data = resumed and not any(argument.startswith("data") for argument in arguments)
