@@ -259,6 +259,15 @@ def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind, field):
     check(text_of({f"a.{kind}": content}, field=field), FIELDS[field], "row", "\x03", field)
 
 
+def test_rows_in_a_list_are_not_columns_of_the_same_names():
+    rows = [
+        {"from": "x", "text": "y", "m": [{"from": "ann", "text": f"hi {i}"}]} for i in range(8)
+    ]
+    field = "m: {from}: {text}"
+    text = text_of({"a.parquet": parquet(rows)}, field=field)
+    check(text, [f"ann: hi {i}" for i in range(8)], "row", "\x03", field)
+
+
 def test_a_damaged_parquet_file_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet: "):
         text_of({"a.parquet": parquet([{"text": "a"}])[:-9]}, field="text")
