@@ -29,7 +29,7 @@ from base.command_line import (
     writing_to,
 )
 from base.errors import InputError, for_output, one_line, printable
-from base.jobs import run_directory
+from base.jobs.run_directory import find
 from base.options import unescaped
 from base.progress import Progress, count, hidden
 from data.novelty import repeats
@@ -246,7 +246,7 @@ def make_parser() -> Parser:
 
 
 def sample(options: argparse.Namespace) -> None:
-    options.checkpoint = run_directory.find_model(options.checkpoint)
+    options.checkpoint = find(options.checkpoint, "model")
     check_options(options)
     weights, meta = load_weights(options.checkpoint, options.device)
     tokenizer = tokenizer_from(meta["vocabulary"])

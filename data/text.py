@@ -10,7 +10,8 @@ import numpy as np
 import yaml
 
 from base.errors import InputError, one_line, printable
-from base.jobs.run_directory import Run, find_model
+from base.jobs import run_directory
+from base.jobs.run_directory import Run
 from data.config import DataConfig
 from data.divide import DocumentRule, DocumentStats
 from data.encode import encode, is_whole, open_tokens
@@ -143,7 +144,7 @@ def text_of_run(model: Path) -> Text:
     extra_chars = ""
     if started_from is not None:
         try:
-            _, start = read_description(find_model(started_from))
+            _, start = read_description(run_directory.find(started_from, "model"))
         except InputError:  # it is gone, so its characters are among those of this model
             start = meta
         extra_chars = start["vocabulary"].get("characters", "")

@@ -295,9 +295,8 @@ def save_test_score(model: Path, score: Score, comparing: bool) -> None:
     run = Run(model.resolve().parents[1])
     summary = run.summary
     if model.name == run.model("best").name and summary.status is not None:
-        path = run.directory / "summary.json"
-        replace(summary, test_loss=score.loss, test_bpc=score.bpc).write(path)
-        print(f"saved in {path}: test_loss, test_bpc", file=sys.stderr)
+        run.write_summary(replace(summary, test_loss=score.loss, test_bpc=score.bpc))
+        print(f"saved in {run}/summary.json: test_loss, test_bpc", file=sys.stderr)
 
 
 def candidates_of(
