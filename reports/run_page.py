@@ -9,7 +9,7 @@ from torch import Tensor
 
 from base.jobs.run_directory import Summary
 from base.progress import count
-from gpt.analysis import attention_maps, by_character, letters, spread_over
+from gpt.analysis import attention_maps, by_character, spread_over
 from gpt.config import ModelConfig
 from gpt.evaluation import predictions, window_batches
 from gpt.facts import (
@@ -131,9 +131,10 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     text = EvaluationText(tokens.numpy(), tokenizer.token_sizes)
     batches = window_batches(text, text.windows(model.config.context), in_order=True)
     predicted = predictions(model, batches)
-    (characters,) = by_character(predicted, text, size=len(tokens))  # in one piece
+    # in one piece
+    (characters,) = by_character(predicted, text, tokenizer.decode, size=len(tokens))
     return {
-        "letters": letters(characters, tokenizer.decode),
+        "letters": characters.text,
         "nats": characters.millinats.tolist(),
         "likely": list(characters.likely(tokenizer.names, digits=4)),
     }
