@@ -7,9 +7,10 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -69,6 +70,7 @@ class Sampler:
     options: argparse.Namespace
     document: str  # what a document of the training text is called: line or document
     end: str  # the end mark of its documents, "" if it is not divided into documents
+    trained: np.ndarray | None  # (N,), the training text, for --new and --novelty
 
     @property
     def stops_at_end(self) -> bool:
@@ -94,7 +96,8 @@ class Sampler:
         stops = [*options.stop]
         if self.stops_at_end:
             stops.append(self.end)
-        texts = [Continuation(self.tokenizer, stops, prompt) for prompt in prompts]
+        kept = options.stop if options.keep_stop else []
+        texts = [Continuation(self.tokenizer, stops, prompt, kept) for prompt in prompts]
         encoded = list(map(self.encode, prompts))  # (T0,) each
         for tokens in stream(self.weights, encoded, options.num_chars, params, seeds):
             for text, token in zip(texts, tokens.tolist(), strict=True):
@@ -107,8 +110,8 @@ class Sampler:
             text.close()
         yield texts
 
-    def generate(self, rows: list[tuple[str, int]]) -> Iterator[Sample]:
-        """Yield a sample for each of `rows`, which are pairs (prompt, seed)."""
+    def generate(self, rows: list[tuple[str, int]]) -> Iterator[list[Sample]]:
+        """Yield the samples of `rows`, which are pairs (prompt, seed), in the parts in which they are completed."""
         prompts = [prompt for prompt, _ in rows]
         seeds = [seed for _, seed in rows]
 
@@ -118,42 +121,49 @@ class Sampler:
         remaining = iter(rows)
         with Progress("writing", len(rows) * self.options.num_chars) as bar:
             for texts in generate_many(continue_part, len(rows), self.weights, bar.update):
-                for text in texts:
-                    prompt, seed = next(remaining)
-                    yield Sample(prompt, seed, text)
+                yield [Sample(*next(remaining), text) for text in texts]
 
-    def generate_new(self, rows: list[tuple[str, int]], trained: np.ndarray) -> Iterator[Sample]:
-        """Yield a new document for each of `rows`, with another seed if the first one repeats the training text, (N,).
+    def generate_new(self, rows: list[tuple[str, int]]) -> Iterator[list[Sample]]:
+        """Yield a new document for each of `rows`, with another seed if the first one repeats the training text.
 
         The documents differ. The tries of a prompt have successive seeds, and there are at most
         `TRIES` for each row.
         """
+        assert self.trained is not None
         end = self.tokenizer.encode(self.end)
         max_tries = TRIES * len(rows)
         tries = 0
         num_cut = 0
+        num_stopped = 0
         written = set[str]()
         while rows and tries < max_tries:
-            samples = list(self.generate(rows[: max_tries - tries]))
-            tries += len(samples)
-            num_cut += count_cut(samples)
-            documents = [sample.document(self.end) for sample in samples]
-            repeated = repeats(list(map(self.tokenizer.encode, documents)), trained, end)
+            batch = rows[: max_tries - tries]
+            tries += len(batch)
             rows = []
-            for sample, document, is_known in zip(samples, documents, repeated, strict=True):
-                if not document or is_known or document in written:
-                    # so that no seed of a prompt is used twice
-                    rows.append((sample.prompt, sample.seed + self.options.num_samples))
-                else:
-                    written.add(document)
-                    yield sample
+            for part in self.generate(batch):
+                documents = [sample.document(self.end) for sample in part]
+                repeated = repeats(list(map(self.tokenizer.encode, documents)), self.trained, end)
+                new = []
+                for sample, document, is_known in zip(part, documents, repeated, strict=True):
+                    stopped_by = sample.text.stopped_by
+                    num_cut += not stopped_by
+                    num_stopped += bool(stopped_by) and self.end not in stopped_by
+                    if not document or is_known or document in written:
+                        # so that no seed of a prompt is used twice
+                        rows.append((sample.prompt, sample.seed + self.options.num_samples))
+                    else:
+                        written.add(document)
+                        new.append(sample)
+                yield new
         line = f"{len(written):,} of {count(tries, self.document)} tried are new"
         if num_cut:
             line += f", {num_cut:,} reached --num-chars {self.options.num_chars} before the end"
+        if num_stopped:
+            line += f", {num_stopped:,} ended at --stop before the end"
         print(line, file=sys.stderr)
 
     def show(self, prompt: str, seed: int, out: TextIO) -> Continuation:
-        """Print a prompt and its continuation as it grows, and return the continuation."""
+        """Print a prompt and its continuation as it grows, in a line, and return the continuation."""
         out.write(for_output(readable(prompt, self.end), out))
         out.flush()
         printed = 0  # pieces of the text
@@ -163,13 +173,17 @@ class Sampler:
             if pieces:
                 out.write(for_output(readable(pieces, self.end), out))
                 out.flush()
+        out.write("\n")
+        out.flush()
         return text
 
-    def compare(self, samples: list[Sample], trained: np.ndarray) -> list[Novelty]:
-        """Compare samples with the training text, (N,)."""
+    def compare(self, samples: list[Sample]) -> list[Novelty]:
+        """Compare samples with the training text, or return [] if `--novelty` does not ask for it."""
+        if self.trained is None or not self.options.novelty:
+            return []
         texts = [sample.text.text for sample in samples]
         documents = [sample.document(self.end) for sample in samples]
-        return compare(texts, documents, trained, self.tokenizer, self.end)
+        return compare(texts, documents, self.trained, self.tokenizer, self.end)
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -220,6 +234,11 @@ def make_parser() -> Parser:
     end += "; if TEXT begins in the prompt, nothing is written after the prompt"
     add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
     add(
+        "--keep-stop",
+        action="store_true",
+        help="write the TEXT of --stop, too, where it ends the text",
+    )
+    add(
         "--no-stop",
         action="store_true",
         help="with a model trained on documents: continue after the end of one",
@@ -252,22 +271,24 @@ def sample(options: argparse.Namespace) -> None:
     tokenizer = tokenizer_from(meta["vocabulary"])
     documents = meta["documents"] or {"kind": "", "end": ""}
     document = "line" if documents["kind"] == "line" else "document"
-    sampler = Sampler(weights, tokenizer, options, document, documents["end"])
     checkpoint = printable(options.checkpoint)
-    if options.new and not sampler.end:
+    if options.new and not documents["end"]:
         raise InputError(
             f"--new: {checkpoint} was not trained on documents (data.documents, data.field)"
         )
+    prompts = []
+    if not options.interactive:
+        prompts = all_prompts(options, tokenizer, meta["documents"])
+    trained = None
+    if options.new or options.novelty:
+        option = "--new" if options.new else "--novelty"
+        trained = training_text(options.checkpoint, option, tokenizer.unit)
+    sampler = Sampler(weights, tokenizer, options, document, documents["end"], trained)
     if options.interactive:
         keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
         print(f"{checkpoint}, step {meta['step']}; {keys}", file=sys.stderr)
         converse(sampler)
         return
-    prompts = all_prompts(options, tokenizer, meta["documents"])
-    trained = None
-    if options.new or options.novelty:
-        option = "--new" if options.new else "--novelty"
-        trained = training_text(options.checkpoint, option, tokenizer.unit)
     if options.seed is None:
         options.seed = secrets.randbits(32)
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
@@ -277,15 +298,10 @@ def sample(options: argparse.Namespace) -> None:
     rows: list[tuple[str, int]] = []
     for prompt in prompts:
         rows += [(prompt, options.seed + number) for number in range(options.num_samples)]
-    novelties: list[Novelty] = []
     with output as out:
         print(f"{checkpoint}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
-        if len(rows) == 1 and not options.json and not options.new:
-            samples = [write_one(sampler, *rows[0], out)]
-        else:
-            samples, novelties = write_all(sampler, rows, trained, out)
-    if options.novelty and trained is not None:
-        novelties = novelties or sampler.compare(samples, trained)
+        novelties = write(sampler, rows, out)
+    if novelties:
         print_copies(novelties, tokenizer)
         if sampler.stops_at_end:
             print_new(novelties, document)
@@ -301,6 +317,8 @@ def check_options(options: argparse.Namespace) -> None:
                 )
     if options.new and options.no_stop:
         raise InputError("--new: cannot be combined with --no-stop")
+    if options.keep_stop and not options.stop:
+        raise InputError("--keep-stop: needs --stop")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
 
@@ -378,56 +396,37 @@ def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[st
     return list(prompts)
 
 
-def write_one(sampler: Sampler, prompt: str, seed: int, out: TextIO) -> Sample:
-    """Continue a prompt, and write the text while it grows."""
-    text = sampler.show(prompt, seed, out)
-    out.write("\n")
-    out.flush()
-    return Sample(prompt, seed, text)
-
-
-def write_all(
-    sampler: Sampler, rows: list[tuple[str, int]], trained: np.ndarray | None, out: TextIO
-) -> tuple[list[Sample], list[Novelty]]:
-    """Write each text when it is complete, or all at the end if lines of JSON contain their novelties.
-
-    Return the samples and, if they were compared here, their novelties, otherwise [].
-    """
+def write(sampler: Sampler, rows: list[tuple[str, int]], out: TextIO) -> list[Novelty]:
+    """Write each text when it is complete, a single one while it grows; return what `Sampler.compare` does."""
     options = sampler.options
-    if options.new and trained is not None:
-        samples = sampler.generate_new(rows, trained)
-    else:
-        samples = sampler.generate(rows)
-    novelties: list[Novelty] = []
-    compared: Iterable[tuple[Sample, Novelty | None]] = ((sample, None) for sample in samples)
-    if options.json and options.novelty and trained is not None:
-        complete = list(samples)
-        novelties = sampler.compare(complete, trained)
-        compared = zip(complete, novelties, strict=True)
+    if len(rows) == 1 and not options.json and not options.new:
+        ((prompt, seed),) = rows
+        text = sampler.show(prompt, seed, out)
+        return sampler.compare([Sample(prompt, seed, text)])
+    parts = sampler.generate_new(rows) if options.new else sampler.generate(rows)
     separated = sampler.document != "line" or options.no_stop  # otherwise each text is one line
-    written: list[Sample] = []
-    for sample, novelty in compared:
-        written.append(sample)
-        if options.json:
-            line = as_json(sampler, sample, novelty)
-        else:
-            heading = f"--- {len(written)}\n" if separated else ""
-            line = for_output(
-                heading + readable(sample.prompt + sample.text.text, sampler.end), out
-            )
-        with hidden():
-            out.write(line + "\n")
-            out.flush()
-    num_cut = count_cut(written)
+    written = 0
+    num_cut = 0
+    novelties: list[Novelty] = []
+    for part in parts:
+        novelties_of_part = sampler.compare(part)
+        novelties += novelties_of_part
+        for sample, novelty in zip_longest(part, novelties_of_part):
+            written += 1
+            num_cut += not sample.text.stopped_by
+            if options.json:
+                line = as_json(sampler, sample, novelty)
+            else:
+                heading = f"--- {written}\n" if separated else ""
+                text_shown = readable(sample.prompt + sample.text.text, sampler.end)
+                line = for_output(heading + text_shown, out)
+            with hidden():
+                out.write(line + "\n")
+                out.flush()
     if num_cut and sampler.stops_at_end:
         reached = f"reached --num-chars {options.num_chars} before the end of a {sampler.document}"
-        print(f"{num_cut:,} of {count(len(written), 'text')} {reached}", file=sys.stderr)
-    return written, novelties
-
-
-def count_cut(samples: Iterable[Sample]) -> int:
-    """Return how many samples end because of their length."""
-    return sum(not sample.text.stopped_by for sample in samples)
+        print(f"{num_cut:,} of {count(written, 'text')} {reached}", file=sys.stderr)
+    return novelties
 
 
 def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
@@ -452,6 +451,8 @@ def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
 def converse(sampler: Sampler) -> None:
     """Ask for prompts in the terminal and continue each, until the input ends (Ctrl-D)."""
     options = sampler.options
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # then such a character is refused in a line
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:
@@ -461,7 +462,7 @@ def converse(sampler: Sampler) -> None:
                 continue
             seed = secrets.randbits(32) if options.seed is None else options.seed
             sampler.show(prompt, seed, sys.stdout)
-            print(f"\n[seed {seed}]")
+            print(f"[seed {seed}]")
         except EOFError:
             print()
             return
