@@ -47,11 +47,16 @@ def in_nats(nats: float) -> str:
     return f"{figure(nats)} nats ({in_bits(nats)})"
 
 
+def rounded(number: float, digits: int) -> str:
+    """Return a number with `digits` significant ones, and all those before the point, such as `0.25` or `1,500`."""
+    if number >= 10 ** (digits - 1):
+        return f"{number:,.0f}"
+    return f"{number:.{digits}g}"
+
+
 def epochs(number: float) -> str:
     """Return how often a text was read, such as `0.25 epochs`."""
-    if number >= 10:
-        return f"{number:,.0f} epochs"
-    return f"{number:.2g} epochs"
+    return f"{rounded(number, 2)} epochs"
 
 
 def share_of(number: int, whole: int) -> str:

@@ -21,6 +21,7 @@ from gpt.facts import (
     figure,
     in_bits,
     origin,
+    rounded,
     share_of,
 )
 from gpt.model import GPT
@@ -90,7 +91,7 @@ def figures(summary: Summary, config: ModelConfig, unit: str) -> list[list[str]]
         read += f", {summary.characters_per_second:,.0f} a second during steps"
     size = f"{parameters:,}"
     if parameters >= 1e5:
-        size = f"{parameters / 1e6:.3g} M"
+        size = f"{rounded(parameters / 1e6, 3)} M"
     return [
         ["Validation loss", figure(nats), f"nats per {unit}", f"({in_bits(nats)})", step],
         ["Training", *duration(summary.seconds), read, count(summary.steps, "step")],
