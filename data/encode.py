@@ -21,9 +21,9 @@ from base.files import atomic, remove_unfinished
 from base.progress import Progress, count
 from data.config import DOCUMENT_ENDS, END
 from data.divide import DocumentRule, documents
-from data.find import Corpus
+from data.find import Corpus, without_binary
 from data.ngrams import MOST_LINES, are_sorted, losses_of_passages
-from data.read import SourceFile, Tick
+from data.read import SourceFile, Tick, WrongEncoding
 from data.seen import MAX_HASHES, FileHash
 from data.split import ORDER, SPLITS, describe_files, is_by_file, split_documents, split_files
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter
@@ -117,12 +117,13 @@ def encode(
 ) -> None:
     """Encode a corpus into `folder`. If several processes need it, one encodes and the others wait."""
     stamps = corpus.stamps()
+    size = sum(size for size, _ in stamps)  # bytes on disk, before decompression
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
     passes = 1 if rule else 2
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with (
-            Progress("encoding", passes * corpus.size(), "B") as progress,
+            Progress("encoding", passes * size, "B") as progress,
             FileLock(folder.parent / ".lock", mode=0o664),
         ):
             if is_whole(folder):  # another process has just encoded it
@@ -132,16 +133,25 @@ def encode(
                 shutil.rmtree(other)  # of an earlier state of the same files
             with atomic(folder) as unfinished:
                 unfinished.mkdir()
-                encoder = Encoder(corpus, extra_chars, unfinished, progress)
+                texts = without_binary(corpus, bool(rule and rule.kind == "row"))
+                encoder = Encoder(texts, extra_chars, unfinished, progress)
                 if rule:
                     meta = encode_documents(encoder, rule, shares)
                 else:
                     meta = encode_files(encoder, shares)
+                meta["notes"] = [*texts.notes[len(corpus.notes) :], *meta["notes"]]
                 if corpus.stamps() != stamps:
                     raise changed
                 (unfinished / "meta.json").write_text(json.dumps(meta), encoding="ascii")
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
+    except WrongEncoding as error:
+        if len(corpus.files) == 1:
+            raise
+        way = f"iconv -f ENCODING -t {corpus.encoding} FILE"
+        raise InputError(
+            f"{error}; if the other files are right, convert this one: {way}"
+        ) from None
     except OSError as error:  # of the cache: a text that cannot be read raises an InputError
         reason = f"cannot save the encoded text: {error.strerror or error}"
         raise InputError(

@@ -110,13 +110,14 @@ def open_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars: s
     meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
     tokenizer = tokenizer_from(meta["vocabulary"])
     arrays = {split: open_tokens(folder / f"{split}.bin", tokenizer) for split in SPLITS}
-    check_lengths(arrays, config, context, corpus)
+    notes = (*corpus.notes, *meta["notes"])
+    check_lengths(arrays, config, context, replace(corpus, notes=notes))
     text = Text(
         **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=meta["fingerprint"],
         characters=meta["characters"], extra_chars=extra_chars, sha256=meta["sha256"], held_out=meta["held_out"],
         texts=[{"sha256": meta["sha256"], "split": meta["split"], "files": meta["files"]}],
         documents=DocumentStats(rule, **meta["documents"]) if rule else None,
-        notes=(*corpus.notes, *meta["notes"]),
+        notes=notes,
     )  # fmt: skip
     if config.overfit is not None:
         return _overfitted(text, config.overfit, context)

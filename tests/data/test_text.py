@@ -201,13 +201,21 @@ def identity(folder):
     )
 
 
-def test_a_later_start_reads_the_cache_and_not_the_text(tmp_path, opened, monkeypatch):
-    make(tmp_path, {"text": "abab" * 250})
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"text": "abab" * 250},
+        {"text/a": "abab" * 250, "text/b": "abba" * 250, "text/c": bytes(999)},
+    ],
+    ids=["a file", "a folder"],
+)
+def test_a_later_start_reads_the_cache_and_not_the_text(tmp_path, opened, monkeypatch, files):
+    make(tmp_path, files)
     first = opened()
     before = identity(cached(tmp_path))
     monkeypatch.setattr("data.read.SourceFile.open", None)
     again = opened(context=8)
-    assert again.fingerprint == first.fingerprint
+    assert again.fingerprint == first.fingerprint and again.notes == first.notes
     assert decoded(again) == decoded(first)
     assert identity(cached(tmp_path)) == before
 
