@@ -201,21 +201,25 @@ def identity(folder):
     )
 
 
+@pytest.mark.parametrize("documents", [None, "line"])
 @pytest.mark.parametrize(
     "files",
     [
-        {"text": "abab" * 250},
-        {"text/a": "abab" * 250, "text/b": "abba" * 250, "text/c": bytes(999)},
+        {"text": random_text(900)},
+        {"text/a": random_text(900), "text/b": random_text(900, seed=1), "text/c": bytes(999)},
     ],
     ids=["a file", "a folder"],
 )
-def test_a_later_start_reads_the_cache_and_not_the_text(tmp_path, opened, monkeypatch, files):
+def test_a_later_start_reads_the_cache_and_not_the_text(
+    tmp_path, opened, monkeypatch, files, documents
+):
     make(tmp_path, files)
-    first = opened()
+    first = opened(documents=documents)
     before = identity(cached(tmp_path))
     monkeypatch.setattr("data.read.SourceFile.open", None)
-    again = opened(context=8)
-    assert again.fingerprint == first.fingerprint and again.notes == first.notes
+    again = opened(context=8, documents=documents)
+    assert (again.fingerprint, again.notes) == (first.fingerprint, first.notes)
+    assert again.documents == first.documents
     assert decoded(again) == decoded(first)
     assert identity(cached(tmp_path)) == before
 
@@ -226,9 +230,22 @@ def test_the_same_text_elsewhere_has_the_same_fingerprint(tmp_path, opened):
 
 
 def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened):
-    make(tmp_path, {"text": "abab" * 250})
-    settings = [{}, {"split": [0.8, 0.1, 0.1]}, {"tokenizer": "byte"}, {"encoding": "latin-1"}]
-    assert len({opened(**each).fingerprint for each in settings}) == len(settings)
+    whole = "".join(f"{number}\n%\n" for number in range(40))
+    make(tmp_path, {"text": whole, "valid": "1\n2\n", "test": "3\n"})
+    settings = [
+        {},
+        {"split": [0.6, 0.2, 0.2]},
+        {"tokenizer": "byte"},
+        {"encoding": "latin-1"},
+        {"documents": "line"},
+        {"documents": "\n"},
+        {"documents": "\n", "split": [0.6, 0.2, 0.2]},
+        {"documents": "\n%\n"},
+        {"validation": "valid"},
+        {"validation": "valid", "test": "test"},
+        {"validation": "valid", "test": "test", "tokenizer": "byte"},
+    ]
+    assert len({opened(context=1, **each).fingerprint for each in settings}) == len(settings)
 
 
 def test_the_names_and_the_content_of_all_files_are_in_the_hash(tmp_path, opened):
@@ -417,27 +434,16 @@ def split_files(tmp_path):
     return {"train": texts["train.txt"], "validation": texts["v a,l.txt"], "test": test}
 
 
-def test_each_split_is_exactly_its_files(opened, split_files):
-    text = opened("train.txt", **OWN)
+@pytest.mark.parametrize("tokenizer", ["char", "byte"])
+def test_each_split_is_exactly_its_files(opened, split_files, tokenizer):
+    text = opened("train.txt", **OWN, tokenizer=tokenizer)
     assert decoded(text) == split_files
     assert dict(text.characters) == {split: len(each) for split, each in split_files.items()}
-    assert text.tokenizer.characters == "".join(sorted(set("".join(split_files.values()))))
-
-
-def test_the_bytes_of_each_split_are_those_of_its_files(opened, split_files):
-    text = opened("train.txt", **OWN, tokenizer="byte")
-    parts = [getattr(text, split).tobytes().decode() for split in SPLITS]
-    assert parts == list(split_files.values())
 
 
 def test_without_a_file_for_it_there_is_no_test(opened, split_files):
     text = opened("train.txt", validation="[t/1.txt,t/2.txt]")
     assert decoded(text) == {**split_files, "validation": split_files["test"], "test": ""}
-
-
-def test_the_files_of_the_splits_are_in_the_fingerprint(opened, split_files):
-    settings = [{}, OWN, {"validation": "[t/1.txt,t/2.txt]"}, {**OWN, "tokenizer": "byte"}]
-    assert len({opened("train.txt", **each).fingerprint for each in settings}) == len(settings)
 
 
 def test_each_split_is_exactly_the_documents_of_its_files(opened, split_files):
