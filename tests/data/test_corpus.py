@@ -52,39 +52,22 @@ def test_text_is_what_python_reads(tmp_path, encoding, mark, length):
     assert read(path, encoding=encoding) == with_newlines(text)
 
 
-@pytest.mark.parametrize("shift", range(-4, 2))
-@pytest.mark.parametrize(
-    "end",
-    ["\r\n\r\n\r\nb\r\n", "\r\r\rb\r", "\n\n\nb\n", "\U0001f600語é" * 2],
-    ids=["CRLF", "CR", "LF", "wide"],
-)
-def test_text_goes_on_across_the_border_of_a_chunk(tmp_path, shift, end):
-    text = "a" * (CHUNK + shift) + end
-    (tmp_path / "text.txt").write_bytes(text.encode())
-    assert read(tmp_path / "text.txt") == with_newlines(text)
+@pytest.mark.parametrize("chunk", [*range(1, 8), CHUNK])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_text_goes_on_across_the_border_of_a_chunk(tmp_path, monkeypatch, chunk, encoding):
+    monkeypatch.setattr("data.read.CHUNK", chunk)
+    text = "\ufeffone\r\n\r\ntwo\r\r\rb\n\n\ufeff\U0001f600語é語\n\ufeffb\r"
+    (tmp_path / "text.txt").write_bytes(text.encode(encoding))
+    assert read(tmp_path / "text.txt", encoding=encoding) == with_newlines(text).replace(
+        "\ufeff", ""
+    )
+    assert read(tmp_path / "text.txt", tokenizer="byte") == text.encode(encoding)
 
 
 def test_bytes_are_read_as_they_are(tmp_path):
     content = b"\xef\xbb\xbfa\r\nb\r\xff\x00" + random.Random(0).randbytes(2 * CHUNK)
     (tmp_path / "text.txt").write_bytes(content)
     assert read(tmp_path / "text.txt", tokenizer="byte") == content
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("\ufeffone\n\ufefftwo\n", id="joined files"),
-        *(
-            pytest.param("a" * (CHUNK + at) + "\ufeffb", id=f"{at:+d} bytes from a chunk")
-            for at in range(-4, 2)
-        ),
-    ],
-)
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_byte_order_mark_is_dropped_wherever_it_stands(tmp_path, text, encoding):
-    (tmp_path / "text.txt").write_bytes(text.encode(encoding))
-    assert read(tmp_path / "text.txt", encoding=encoding) == text.replace("\ufeff", "")
-    assert read(tmp_path / "text.txt", tokenizer="byte") == text.encode(encoding)
 
 
 RUSSIAN = "дом мора на поле ворон\n" * 9
