@@ -8,7 +8,7 @@ from base.errors import InputError
 from base.progress import count
 from data.config import END, DataConfig
 from data.divide import DocumentRule, documents
-from data.find import find
+from data.find import find, without_binary
 from data.text import text_of_run
 from gpt.tokenizer import Tokenizer
 
@@ -85,7 +85,7 @@ def read_texts(source: str, rule: DocumentRule | None) -> list[str]:
     texts: list[str] = []
     field = rule.name if rule and rule.kind == "row" else None
     try:
-        corpus = find(DataConfig(path=source, field=field))
+        corpus = without_binary(find(DataConfig(path=source, field=field)), field is not None)
         for source_file in corpus.files:
             if rule and rule.divides(source_file.place):
                 with source_file.open() as file:
