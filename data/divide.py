@@ -76,6 +76,21 @@ def documents(
     yield from divide(decode(file, label, encoding, tick, option), rule, encoding)
 
 
+def parts(
+    file: IO[bytes],
+    label: str,
+    rule: DocumentRule | None,
+    encoding: str | None,
+    tick: Tick = no_tick,
+    option: str = "data.encoding=",
+) -> list[tuple[int, str]]:
+    """Return the `documents` of a file that are not blank or, without a rule, the whole text as one pair (1, text)."""
+    if rule is None:
+        return [(1, "".join(decode(file, label, encoding, tick, option)))]
+    pairs = documents(file, label, rule, encoding, tick, option)
+    return [(line, text) for line, text in pairs if text.strip()]
+
+
 def divide(
     texts: Iterable[str], rule: DocumentRule, encoding: str | None = "utf-8"
 ) -> Iterator[tuple[int, str]]:

@@ -87,6 +87,8 @@ class SourceFile:
 
 
 def refuse_pointer(path: Path, label: str) -> None:
+    if not path.is_file():  # a pipe can be read only once
+        return
     with open(path, "rb") as file:
         if file.read(len(LFS)) == LFS:
             what = "is a pointer of Git LFS, not the file itself; run git lfs pull"

@@ -17,7 +17,6 @@ import numpy as np
 from base.errors import InputError, printable
 from base.jobs.run_directory import Run
 from base.progress import count, hidden
-from data.seen import was_read
 from gpt.analysis import Surprisals
 from gpt.checkpoint import build, with_context
 from gpt.evaluation import Score
@@ -44,7 +43,7 @@ def print_scores(
     """
     candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
-    print_models(candidates, out)
+    print_models(candidates, options, out)
     if options.per_document:
         documents = score_documents(candidates[0], text.documents)
         print_documents(documents, display_name(options), all_in_file=file is not None)
@@ -90,12 +89,14 @@ def print_scores(
             print(row(f"B - A  {mode} windows", difference(scores)), file=out)
 
 
-def print_models(candidates: list[Candidate], out: TextIO) -> None:
+def print_models(candidates: list[Candidate], options: argparse.Namespace, out: TextIO) -> None:
     """Print which models are scored, and what makes their losses hard to compare."""
+    warning = "the model was trained on this text; the loss on held-out text is higher"
+    if options.split:  # of another split of the same files
+        warning = "the model was trained on files of this text, perhaps on this split of it"
     for candidate in candidates:
         print(f"{candidate.label}{printable(candidate.file)}, step {candidate.step}", file=out)
         if candidate.saw_text:
-            warning = "the model was trained on this text; the loss on held-out text is higher"
             print(f"{candidate.label}{warning}", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
         print(
@@ -285,8 +286,8 @@ def candidates_of(
 ) -> list[Candidate]:
     labels = ["A  ", "B  "] if options.compare else [""]
     candidates = []
-    for label, path, tokenizer, tokens, (config, weights, meta) in zip(
-        labels, checkpoints, text.tokenizers, text.tokens, loaded, strict=True
+    for label, path, tokenizer, tokens, saw_text, (config, weights, meta) in zip(
+        labels, checkpoints, text.tokenizers, text.tokens, text.saw_text, loaded, strict=True
     ):
         model = build(config, weights)
         to_device(model, options.device)
@@ -308,7 +309,7 @@ def candidates_of(
             tokenizer=tokenizer,
             tokens=tokens,
             stride=min(stride, context),
-            saw_text=was_read(meta["texts"], text.sha256, text.files),
+            saw_text=saw_text,
             end=text.end,
         )
         candidates.append(candidate)

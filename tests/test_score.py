@@ -9,6 +9,7 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from itertools import islice
 from pathlib import Path
@@ -381,6 +382,16 @@ def test_a_text_from_standard_input(
     assert "standard input: 19 characters" in ended.err
 
 
+def test_a_text_from_a_pipe(files: Path, score: Call) -> None:
+    Path("plain.txt").write_bytes(PLAIN.encode())
+    expected = score("model.st", "plain.txt", "--per-char").out
+    os.mkfifo("pipe")
+    with ThreadPoolExecutor() as writer:
+        writing = writer.submit(Path("pipe").write_bytes, PLAIN.encode())
+        assert score("model.st", "pipe", "--per-char").out == expected
+        writing.result()
+
+
 WRONG = {
     "model.st latin.txt": "(line 1) is not utf-8",
     "model.st text.txt --encoding utf-9": "--encoding utf-9: ",
@@ -594,7 +605,7 @@ def check_card(page: Any, line: dict[str, Any]) -> None:
         assert shown == pytest.approx([cost["nats"] / size for cost in costs], abs=0.006)
     shares = [float(each.strip("< %")) for each in page.locator("#card em").all_inner_texts()]
     expected = []
-    for cost in costs if line["position"] else ():  # nothing comes before the first
+    for cost in costs if line["likely"] else ():  # nothing comes before the first of a text
         expected += [100 * chance for chance in cost["likely"].values()]
         expected += [100 * math.exp(-cost["nats"])] * (letter not in cost["likely"])
     assert shares == pytest.approx(expected, abs=0.06)
@@ -613,6 +624,21 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
         check_card(page, line)
     page.keyboard.press("Escape")
     assert not page.is_visible("#card")
+
+
+def test_the_first_character_of_a_list_follows_an_end_mark(
+    workplace: Path, visit: Callable[..., Any], score: Call
+) -> None:
+    lines = {"kind": "line", "end": "\n", "name": ""}
+    write("lines.st", CharTokenizer("abcde\n"), documents=lines)
+    Path("list.txt").write_text("abc\nde\n")
+    ended = score("lines.st", "list.txt", "--per-char", "--html", "list.html")
+    first = lines_of(ended.out)[0]
+    assert len(first["likely"]) == 5
+    page = visit("list.html")
+    page.focus("#text")
+    page.keyboard.press("ArrowRight")
+    check_card(page, first)
 
 
 def test_a_pointer_or_a_finger_opens_and_closes_the_card(shown: tuple[Shown, Shown]) -> None:
@@ -786,6 +812,17 @@ def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None
     assert ended.status == 0, ended
     assert ended.out.splitlines()[1].endswith(TRAINED_ON)
     assert '"trained": true' in Path("seen.html").read_text()
+
+
+def test_a_split_of_which_another_run_has_read_is_named(
+    trained: Path, train: Call, score: Call
+) -> None:
+    assert train("data.split=[0.5,0.3,0.2]", "name=other", "trainer.max_steps=2").status == 0
+    assert train("seed=5", "name=same", "trainer.max_steps=2").status == 0
+    warning = "B  the model was trained on files of this text, perhaps on this split of it\n"
+    split = ("first", "--split", "test", "--window", "disjoint", "--compare")
+    assert warning in score(*split, "other").out
+    assert "trained on" not in score(*split, "same").out
 
 
 def test_a_text_that_was_not_trained_on_is_not_named(trained: Path, score: Call) -> None:
