@@ -33,14 +33,15 @@ from base.errors import InputError, for_output, one_line, printable
 from base.jobs import run_directory
 from base.options import unescaped
 from base.progress import Progress, count, hidden
-from data.novelty import repeats
+from data.novelty import Copy, longest_copies, repeats, skipped
 from gpt.inference.continuation import Continuation, beginning, find_stop, readable
 from gpt.inference.generate import TEMPERATURE, SamplingParams, generate_many, stream
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
-from reports.novelty_lines import Novelty, compare, print_copies, print_new, training_text
 
 TRIES = 3  # texts that --new tries for each one that it should write
+MAX_LISTED = 20  # texts whose longest copies are printed one by one
+MAX_SHOWN = 80  # characters of a copy in a line
 
 
 class Sample(NamedTuple):
@@ -59,6 +60,12 @@ class Sample(NamedTuple):
         prompt = self.prompt[: len(self.prompt) - self.text.stop_in_prompt]
         document = (prompt + self.text.text).rpartition(end)[2]
         return document if document.strip() else ""
+
+
+class Novelty(NamedTuple):
+    tokens: np.ndarray  # of the text, (n,)
+    copy: Copy  # the longest one from the training text
+    new: bool | None  # whether the training text lacks the document; None unless it is complete
 
 
 @dataclass(frozen=True)
@@ -129,8 +136,6 @@ class Sampler:
         The documents differ. The tries of a prompt have successive seeds, and there are at most
         `TRIES` for each row.
         """
-        assert self.trained is not None
-        end = self.tokenizer.encode(self.end)
         max_tries = TRIES * len(rows)
         tries = 0
         num_cut = 0
@@ -142,9 +147,10 @@ class Sampler:
             rows = []
             for part in self.generate(batch):
                 documents = [sample.document(self.end) for sample in part]
-                repeated = repeats(list(map(self.tokenizer.encode, documents)), self.trained, end)
                 new = []
-                for sample, document, is_known in zip(part, documents, repeated, strict=True):
+                for sample, document, is_known in zip(
+                    part, documents, self.repeats(documents), strict=True
+                ):
                     stopped_by = sample.text.stopped_by
                     num_cut += not stopped_by
                     num_stopped += bool(stopped_by) and self.end not in stopped_by
@@ -177,13 +183,51 @@ class Sampler:
         out.flush()
         return text
 
+    def repeats(self, documents: list[str]) -> list[bool]:
+        """Return for each document whether the training text contains it; an incomplete one is ""."""
+        assert self.trained is not None
+        encode = self.tokenizer.encode
+        return repeats(list(map(encode, documents)), self.trained, encode(self.end))
+
     def compare(self, samples: list[Sample]) -> list[Novelty]:
         """Compare samples with the training text, or return [] if `--novelty` does not ask for it."""
         if self.trained is None or not self.options.novelty:
             return []
-        texts = [sample.text.text for sample in samples]
+        encoded = [self.tokenizer.encode(sample.text.text) for sample in samples]
+        copies = longest_copies(encoded, self.trained)
         documents = [sample.document(self.end) for sample in samples]
-        return compare(texts, documents, self.trained, self.tokenizer, self.end)
+        novelties = []
+        for tokens, copy, document, is_known in zip(
+            encoded, copies, documents, self.repeats(documents), strict=True
+        ):
+            new = not is_known if document else None
+            novelties.append(Novelty(tokens, copy, new))
+        return novelties
+
+    def print_novelty(self, novelties: list[Novelty]) -> None:
+        """Print the longest copy of each text to stderr, of many the median and the longest; how many are new."""
+        unit = self.tokenizer.unit
+        lengths = [novelty.copy.length for novelty in novelties]
+        listed = list(enumerate(novelties, start=1))
+        if len(novelties) > MAX_LISTED:
+            median = f"longest copy: median {np.median(lengths):g} {unit}s"
+            print(f"{median}, and the longest of all:", file=sys.stderr)
+            listed = [listed[int(np.argmax(lengths))]]
+        for row, (tokens, (begin, length), _) in listed:
+            line = f"{row}: " if len(novelties) > 1 else ""
+            line += f"longest copy: {length:,} of {count(len(tokens), unit)}"
+            passage = self.tokenizer.decode(tokens[begin : begin + length])
+            if passage:
+                escaped = json.dumps(passage[:MAX_SHOWN], ensure_ascii=False)[1:-1]  # no quotes
+                dots = "…" if len(passage) > MAX_SHOWN else ""
+                line += f', "{printable(escaped)}{dots}"'
+            print(line, file=sys.stderr)
+        if self.stops_at_end:
+            complete = [novelty.new for novelty in novelties if novelty.new is not None]
+            new = sum(complete)
+            verb = "is" if new == 1 else "are"
+            documents = count(len(complete), f"complete {self.document}")
+            print(f"{new:,} of {documents} {verb} new", file=sys.stderr)
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -282,7 +326,7 @@ def sample(options: argparse.Namespace) -> None:
     trained = None
     if options.new or options.novelty:
         option = "--new" if options.new else "--novelty"
-        trained = training_text(options.checkpoint, option, tokenizer.unit)
+        trained = read_training_text(options.checkpoint, option, tokenizer.unit)
     sampler = Sampler(weights, tokenizer, options, document, documents["end"], trained)
     if options.interactive:
         keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
@@ -301,10 +345,8 @@ def sample(options: argparse.Namespace) -> None:
     with output as out:
         print(f"{checkpoint}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
         novelties = write(sampler, rows, out)
-    if novelties:
-        print_copies(novelties, tokenizer)
-        if sampler.stops_at_end:
-            print_new(novelties, document)
+    if novelties:  # `--novelty`, unless the training text is too long
+        sampler.print_novelty(novelties)
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -321,6 +363,30 @@ def check_options(options: argparse.Namespace) -> None:
         raise InputError("--keep-stop: needs --stop")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
+
+
+def read_training_text(checkpoint: Path, option: str, unit: str) -> np.ndarray | None:
+    """Return the tokens of the training text of a model's run, (N,), for `--new` or `--novelty`.
+
+    If there are too many, `--new` is refused, and `--novelty` prints why and returns None.
+    """
+    from data.text import text_of_run  # needs a quarter of the start-up time
+
+    if not run_directory.Run(checkpoint.resolve().parent.parent).config.is_file():
+        raise InputError(
+            f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown"
+        )
+    try:
+        trained = text_of_run(checkpoint).train
+    except InputError as error:
+        raise InputError(f"{option}: the training text cannot be read: {error}") from None
+    reason = skipped(trained, unit)
+    if not reason:
+        return trained
+    if option == "--new":
+        raise InputError(f"--new: {reason}")
+    print(f"longest copy: skipped, because {reason}", file=sys.stderr)
+    return None
 
 
 def all_prompts(
@@ -343,41 +409,34 @@ def all_prompts(
 def read_prompts(
     name: str, tokenizer: Tokenizer, rule_of_training: dict[str, str] | None
 ) -> list[str]:
-    """Return the prompts in a UTF-8 file or, if `name` is `-`, in standard input.
+    """Return the prompts in a UTF-8 file, which may be compressed, or, if `name` is `-`, in standard input.
 
     If the training text was divided, so is the file; otherwise it is one prompt.
     """
     # needs a tenth of the start-up time
-    from data.divide import DocumentRule, documents
-    from data.read import NotText, WrongEncoding, decode
+    from data.divide import DocumentRule, parts
+    from data.read import NotText, WrongEncoding
+    from reports.text_to_score import open_file
 
     # As in training, a byte model reads bytes, each of which is a character here.
     encoding = None if tokenizer.unit == "byte" else "utf-8"
-    try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise InputError(f"--prompt-file {name}: {error.strerror}") from None
-    raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
-    if not raw:
-        raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
-    file = io.BytesIO(raw)
     rule = DocumentRule(**rule_of_training) if rule_of_training else None
     # A prompt in a file that is not a table is the beginning of one row.
+    if rule and rule.kind == "row" and not rule.divides(name):
+        rule = None
     try:
-        if rule and (rule.kind != "row" or rule.divides(name)):
-            pairs = documents(file, name, rule, encoding)
-            texts = [text for _, text in pairs if text.strip()]
-        else:
-            texts = ["".join(decode(file, name, encoding))]
-    except (NotText, WrongEncoding):
+        with open_file(name, name) as (file, label):
+            texts = [text for _, text in parts(file, label, rule, encoding)]
+        if encoding is None:
+            texts = [text.encode("latin-1").decode("utf-8-sig") for text in texts]
+    except (NotText, WrongEncoding, UnicodeDecodeError):
         raise InputError(f"--prompt-file {name}: is not text in UTF-8") from None
-    if not texts:
-        raise InputError(f"--prompt-file {name}: has only whitespace, which is not a document")
-    if encoding is None:
-        try:
-            return [text.encode("latin-1").decode() for text in texts]
-        except UnicodeDecodeError as error:
-            raise InputError(f"--prompt-file {name}: is not UTF-8: {one_line(error)}") from None
+    except InputError as error:
+        raise InputError(f"--prompt-file {error}") from None
+    if not any(texts):
+        raise InputError(
+            f"--prompt-file {name}: is empty or blank, must have at least one character"
+        )
     return texts
 
 

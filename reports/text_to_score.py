@@ -184,7 +184,7 @@ def open_file(name: str, label: str) -> Iterator[tuple[IO[bytes], str]]:
     source, *others = unzipped(SourceFile(label, Path(name)))
     if others:
         raise InputError(
-            f"{label}: contains {1 + len(others):,} files; unpack it and score one of them"
+            f"{label}: contains {1 + len(others):,} files; unpack it and name one of them"
         )
     with source.open() as file:
         yield file, source.label

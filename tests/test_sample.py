@@ -1,3 +1,4 @@
+import gzip
 import io
 import itertools
 import json
@@ -140,6 +141,8 @@ def test_where_a_prompt_comes_from(
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
     assert sample("--prompt-file", "p.txt", *settings).out == expected
+    Path("p.txt.gz").write_bytes(gzip.compress(b"The of\r\n"))
+    assert sample("--prompt-file", "p.txt.gz", *settings).out == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     assert sample("--prompt-file", "-", *settings).out == expected
 
@@ -522,8 +525,8 @@ def test_what_is_copied(trained: Path, sample: Call) -> None:
 def test_texts_that_were_compared_are_written_before_the_others(
     trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    compare = Mock(wraps=sample_script.compare, side_effect=[DEFAULT, KeyboardInterrupt])
-    monkeypatch.setattr(sample_script, "compare", compare)
+    compare = Mock(wraps=sample_script.longest_copies, side_effect=[DEFAULT, KeyboardInterrupt])
+    monkeypatch.setattr(sample_script, "longest_copies", compare)
     ended = sample("--num-chars", "9", "--num-samples", "80", "--novelty", "--json")
     assert ended.status == 130
     assert 0 < len(ended.out.splitlines()) < 80
