@@ -41,11 +41,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     split = "score a split of the run's text instead of a file; for a sweep or a pattern, score all its runs"
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
-    window = "context of each character: windows that are disjoint, begin at documents or overlap (strided), or as "
-    window += (
-        "sample.py reads (sample); default: documents for a list, otherwise disjoint, then strided"
-    )
-    add("--window", choices=("disjoint", "documents", "strided", "sample"), help=window)
+    window = "context of each character: windows that are disjoint, begin at documents or overlap (strided); default: "
+    window += "documents for a list, otherwise disjoint, then strided"
+    add("--window", choices=("disjoint", "documents", "strided"), help=window)
     stride = "tokens from the start of one strided window to the next (default: context / 2)"
     add("--stride", type=number(int, 1, 2**20), metavar="N", help=stride)
     context = "context length in tokens (default: the model's)"
@@ -164,8 +162,9 @@ def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
     The tables contain what `run` stores in the summary.json of each run.
     """
     for trial in trials:
-        # as its validation loss was measured
-        window = options.window or trial.summary.mode or "disjoint"
+        window = options.window
+        if window is None and options.stride is None:  # as its validation loss was measured
+            window = trial.summary.mode or "disjoint"
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": window}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
 

@@ -11,6 +11,7 @@ from conf.schema import Config, TrainerConfig
 from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
+from gpt.facts import rounded
 from gpt.model import untrained
 from reports.log_lines import MIN_STEPS
 from training.choosing import hardware
@@ -217,7 +218,7 @@ def describe_time(minutes: float, fitting: Fitting, needs_text: bool) -> Iterato
             learned = f"this text is learned in about {duration} (more text would help)"
         yield f"minutes    {minutes:g}: {learned}"
         return
-    yield f"minutes    {minutes:g}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"
+    yield f"minutes    {minutes:g}: a step takes about {rounded(1000 * fitting.step_seconds, 3)} ms here"
     if fitting.steps_in_time < MIN_STEPS:
         few = count(int(fitting.steps_in_time), "step")
         yield f"minutes={minutes:g}: {few} will learn next to nothing; allow more time"
