@@ -30,7 +30,7 @@ from base.command_line import (
     writing_to,
 )
 from base.errors import InputError, for_output, one_line, printable
-from base.jobs.run_directory import find
+from base.jobs.run_directory import Run, find
 from base.options import unescaped
 from base.progress import Progress, count, hidden
 from data.novelty import Copy, longest_copies, repeats, skipped
@@ -372,7 +372,7 @@ def read_training_text(checkpoint: Path, option: str, unit: str) -> np.ndarray |
     """
     from data.text import text_of_run  # needs a quarter of the start-up time
 
-    if not run_directory.Run(checkpoint.resolve().parent.parent).config.is_file():
+    if not Run(checkpoint.resolve().parent.parent).config.is_file():
         raise InputError(
             f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown"
         )

@@ -13,7 +13,7 @@ from fsspec.callbacks import Callback
 from base.errors import InputError, nearest, one_line, printable
 from base.log import log
 from base.progress import Progress
-from data.find import make_once
+from data.cache import make_once
 
 # Without this, a whole file must arrive within 300 s and HTTPS_PROXY is ignored.
 WEB = {

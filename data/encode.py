@@ -16,9 +16,10 @@ import numpy as np
 
 from base.errors import InputError, nearest, printable
 from base.progress import Progress, count
+from data.cache import make_once
 from data.config import DOCUMENT_ENDS, END
 from data.divide import DocumentRule, documents
-from data.find import Corpus, make_once, without_binary
+from data.find import Corpus, without_binary
 from data.ngrams import MOST_LINES, are_sorted, losses_of_passages
 from data.read import SourceFile, Tick, WrongEncoding
 from data.seen import MAX_HASHES, FileHash

@@ -7,17 +7,15 @@ import re
 import shlex
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
 from urllib.parse import unquote_plus
 
-from filelock import FileLock
-
-from base.errors import InputError, describe_os_error, nearest, one_line, printable
-from base.files import atomic, remove_unfinished
-from base.progress import Progress, count
+from base.errors import InputError, nearest, one_line, printable
+from base.progress import count
+from data.cache import cache_dir
 from data.config import DataConfig
 from data.read import (
     SourceFile,
@@ -110,47 +108,6 @@ def find(config: DataConfig) -> Corpus:
         files += [replace(source, split=split) for source in held_out]
     lines = tuple(map(printable, notes))
     return Corpus(printable(name), tuple(files), encoding, cache, notes=lines)
-
-
-def cache_dir(config: DataConfig) -> Path:
-    """Return the folder in which encoded texts and downloads are stored.
-
-    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else
-    in ~/.cache.
-    """
-    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    path = Path(config.cache_dir or Path(user_cache, "chargpt"))
-    try:
-        return path.expanduser()
-    except RuntimeError:  # no HOME and no entry of the user in the list of users
-        raise InputError(
-            f"data.cache_dir={path}: there is no such home directory; name another folder"
-        ) from None
-
-
-def make_once(
-    path: Path,
-    make: Callable[[Path, Progress], None],
-    what: str,
-    size: int = 0,
-    is_whole: Callable[[Path], bool] = Path.exists,
-) -> None:
-    """Have `make` write a file or folder of the cache unless it is there: of several processes, one does, others wait.
-
-    `what` and `size`, in bytes, are for the progress bar.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        # The mode lets a group share the lock, whatever the umask of its first user.
-        lock = FileLock(path.parent / ".lock", mode=0o664)
-        with Progress(what, size, "B") as progress, lock:
-            if not is_whole(path):
-                remove_unfinished(path.parent)
-                with atomic(path) as unfinished:
-                    make(unfinished, progress)
-    except OSError as error:
-        reason = describe_os_error(error, path)
-        raise InputError(reason, advice="data.cache_dir= sets another folder") from error
 
 
 def _stdlib(encoding: str | None, cache: Path) -> Corpus:
