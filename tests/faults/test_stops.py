@@ -13,7 +13,8 @@ import torch
 
 from gpt import model_file
 from gpt.checkpoint import is_finite, read_training_checkpoint
-from tests.conftest import needs_compiler, one_line, summary
+from tests.base.test_progress import Terminal
+from tests.conftest import ROOT, needs_compiler, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import LIMIT, MUON, TWO, Process, run, run_ranks, start, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same_checkpoints
@@ -118,6 +119,28 @@ def test_a_job_of_an_array_that_cannot_be_requeued(
     assert "SLURM job 4712_3 could not be requeued: Access denied" in ended.err
     assert Path("runs").exists() == begun
     assert Path("asked").read_text() == "requeue 4712_3\n"
+
+
+# Loading PyTorch takes ten minutes.
+LOADING = """
+import runpy, sys, time
+from training import run
+run.import_module = lambda name: time.sleep(600)
+sys.argv = [sys.argv[1], "data.path=book.txt", "name=a"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_terminal_shows_that_pytorch_loads_and_ctrl_c_ends_that_at_once(workplace: Path) -> None:
+    terminal = Terminal("-c", LOADING, str(ROOT / "train.py"))
+    terminal.until("loading PyTorch and Lightning  00:00")
+    terminal.process.send_signal(signal.SIGINT)
+    terminal.until("stopped by SIGINT; there is no run yet")
+    terminal.process.send_signal(signal.SIGINT)
+    shown = terminal.watch()
+    assert terminal.process.returncode == 130, shown
+    assert "Traceback" not in shown
+    assert not Path("runs").exists()
 
 
 def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace: Path) -> None:
