@@ -100,7 +100,7 @@ def test_two_at_a_time_and_a_bad_combination(workplace: Path) -> None:
         (found[number][1] == "COMPLETE") == (number not in bad) for number in range(6)
     )
     assert "failed: model.heads=3: must divide model.dim=32; " in ended.out
-    assert len(re.findall(r"^3,32,failed,", text, re.MULTILINE)) == len(bad)
+    assert len(re.findall(r"^found/trial-\d+,3,32,failed,", text, re.MULTILINE)) == len(bad)
     assert run(*command).out.count(": failed before") == len(bad)
 
 
