@@ -41,12 +41,14 @@ class Trial:
 
     run: Run
     overrides: list[str]  # the settings as on the command line, such as `optim.lr=0.01`
-    varied: dict[str, str]  # by key, the printable values that differ between trials
+    varied: dict[
+        str, str
+    ]  # by key, in alphabetical order, the printable values that differ between trials
     outcome: str | None = None  # how it ended in this or an earlier command, such as `finished`
 
     @property
     def title(self) -> str:  # in log lines, because the name may be a number or a hash
-        return ",".join(f"{key}={value}" for key, value in sorted(self.varied.items()))
+        return ",".join(f"{key}={value}" for key, value in self.varied.items())
 
     @property
     def command(self) -> list[str]:
@@ -81,12 +83,12 @@ def make_trial(
 ) -> Trial:
     """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
     values = {key_of(setting): setting for setting in settings}
-    differing = {key: values[key].partition("=")[2] for key in varied}
-    in_order = dict(sorted(differing.items()))  # any order of the keys gives the same name
+    # any order of the keys gives the same name
+    differing = {key: values[key].partition("=")[2] for key in sorted(varied)}
     # A trial has a name and `resume` of its own, from `Trial.command`.
     of_sweep = ("name", "resume", "workers")
     arguments = [setting for key, setting in values.items() if key not in of_sweep]
-    run = Run(RUNS / sweep / (name or trial_name(in_order)))
+    run = Run(RUNS / sweep / (name or trial_name(differing)))
     return Trial(run, arguments, {key: printable(value) for key, value in differing.items()})
 
 
@@ -172,14 +174,10 @@ def varied_keys(command: Command) -> list[str]:
     several = [
         key for key, argument in command.arguments.items() if values_of(argument) != [argument]
     ]
-    if several:
-        return several
-    return [key for key in command.arguments if key not in LAUNCH | VERBATIM]
-
-
-def check_varied(varied: list[str]) -> None:
-    if not varied:
+    keys = several or [key for key in command.arguments if key not in LAUNCH | VERBATIM]
+    if not keys:
         raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
+    return keys
 
 
 def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
@@ -189,7 +187,6 @@ def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
         raise InputError(
             f"-m: a sweep is one process; start it with {train}, in SLURM with srun --ntasks=1"
         )
-    check_varied(varied)
     if resume not in (None, "auto"):
         raise InputError(
             f"resume={resume}: to continue a sweep, repeat its command without resume="
@@ -352,11 +349,10 @@ def run_sweep(
 
 def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line."""
-    check_varied(varied_keys(command))
+    varied_keys(command)  # raises if there is nothing to vary
     lines = []
     for arguments, _ in composed(command):
-        kept = [argument for argument in arguments if key_of(argument) not in LAUNCH]
-        lines.append(shlex.join(kept))
+        lines.append(shlex.join(text for text in arguments if key_of(text) not in LAUNCH))
     return "\n".join(lines)
 
 
