@@ -157,27 +157,21 @@ def best_trial(name: str, model: Path) -> str:
 
 
 def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
-    """Score a split of each run, update the tables and pages of their sweeps, and print the table.
+    """Score a split of each run, which adds the loss to its summary.json, and print the table of the runs.
 
-    The tables contain what `run` stores in the summary.json of each run.
+    The sweep.csv of their sweeps is written anew.
     """
     for trial in trials:
         window = options.window
         if window is None and options.stride is None:  # as its validation loss was measured
             window = trial.summary.mode or "disjoint"
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": window}))
-    from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
+    from sweeps.table import as_text, compare_runs, write_csv  # loads Hydra
 
-    tables = []
     for folder in {trial.directory.parent for trial in trials}:
         if Run(folder).is_sweep:
-            table = write_table(folder, {}, {})  # of the trials that it lists
-            write_page(folder, table)
-            tables.append(table)
-    is_sweep = Run(path_of(options.checkpoint)).is_sweep
-    # The trials of a sweep have one table.
-    comparison = leaderboard(*tables) if is_sweep else table_of_runs(trials)
-    print(f"\n{comparison}")
+            write_csv(folder, compare_runs(Run(folder).trials))
+    print(f"\n{as_text(compare_runs(matching(options.checkpoint)))}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from conf.compose import compose_object
 from conf.help import usage
 from conf.overrides import read_command
 from sweeps.sweep import begin_sweep, combinations
-from sweeps.table import run_list, table_of_runs
+from sweeps.table import as_text, compare_runs, run_list
 from training import run
 from training.begin import compose_command
 from training.errors import Stopped
@@ -82,7 +82,7 @@ def compare(patterns: list[str]) -> str:
     runs = run_directory.matching(pattern)
     if not runs:
         raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ matches this name")
-    return table_of_runs(runs)
+    return as_text(compare_runs(runs))
 
 
 if __name__ == "__main__":

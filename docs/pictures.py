@@ -1,6 +1,6 @@
 """Makes the demo and the pictures of docs/images anew with the present recipe: `python docs/pictures.py`.
 
-It trains the runs `demo`, `first` and `sweep` if runs/ has none of these names, writes the model
+It trains the runs `demo` and `first` if runs/ has none of these names, writes the model
 and the page of docs/demo from `demo`, and shows the pages and those of TensorBoard in Chromium.
 recipe.png shows docs/experiments/recipe.csv. `--fixed` trains nothing and makes only the pictures
 of docs/demo and of the recipe; `--quick` tries everything in a temporary folder. Pictures need
@@ -29,11 +29,10 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES, DEMO = Path("docs/images"), Path("docs/demo/shakespeare.html")
 # relative: TensorBoard shows them
-TRAINED, RUN, SWEEP = Path("runs/demo"), Path("runs/first"), Path("runs/sweep")
+TRAINED, RUN = Path("runs/demo"), Path("runs/first")
 SETTINGS = {
     TRAINED: "data=shakespeare data.split=[0.9,0.1,0.0] minutes=10 seed=1",
     RUN: "trainer.val_check_interval=60",
-    SWEEP: "-m data=shakespeare trainer.max_steps=200 trainer.val_check_interval=20 optim.lr=3e-3,6e-3 model.heads=2,4",
 }
 QUICK = (
     f"data.path={ROOT / 'docs/demo/passages.txt'} minutes=null model.layers=1 model.heads=1 model.dim=16 "
@@ -308,11 +307,10 @@ def main() -> None:
             return
         animate("learning", validations(browser.new_page(viewport={"width": 1000, "height": 470})))
         page = browser.new_page(viewport={"width": 1280, "height": 860})
-        for shown, name, height in ((RUN, "report", 1090), (SWEEP, "sweep", 780)):
-            page.set_viewport_size({"width": 1280, "height": height})
-            page.goto((shown / "report.html").absolute().as_uri())
-            page.wait_for_timeout(1000)
-            save(page, name)
+        page.set_viewport_size({"width": 1280, "height": 1090})
+        page.goto((RUN / "report.html").absolute().as_uri())
+        page.wait_for_timeout(1000)
+        save(page, "report")
         page.set_viewport_size({"width": 1280, "height": 860})
         address = tensorboard(RUN.parent)
         shoot(page, address, "custom_scalars")

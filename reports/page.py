@@ -1,4 +1,4 @@
-"""Render the HTML pages of runs, sweeps and scored texts from the templates in assets/."""
+"""Render the HTML pages of runs and scored texts from the templates in assets/."""
 
 from pathlib import Path
 from typing import Any

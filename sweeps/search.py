@@ -11,20 +11,20 @@ import shlex
 import typing
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from hydra.core.override_parser.types import IntervalSweep, RangeSweep
 
 from base.errors import InputError, one_line
 from base.jobs import run_lock
-from base.jobs.run_directory import RUNS, Run
+from base.jobs.run_directory import Run
 from base.log import log
 from conf.compose import compose
 from conf.keys import KEYS, LAUNCH, VERBATIM, with_folders
 from conf.overrides import Command, checked, key_of, parse
 from conf.schema import Config, SearchConfig
-from sweeps.sweep import Sweep, Trial, check_inputs, check_sweep, make_trial, run_sweep, sweep_name
-from sweeps.table import Row
+from sweeps.sweep import Trial, check_inputs, check_sweep, make_trial, run_sweep, sweep_name
 
 try:
     import optuna
@@ -81,92 +81,90 @@ def setting_of(key: str, value: Any) -> str:
     return f"{key}={value}"
 
 
-class Search(Sweep):
-    """A sweep whose trials Optuna proposes from `space`, a distribution by key.
+def open_study(directory: Path, same: list[str]) -> optuna.Study:
+    """Open the journal of a search and return its study, whose name is the settings that a command must repeat."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    # of `constant_liar`
+    warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
+    path = directory / FILE
+    if path.exists():
+        journal = path.read_bytes()
+        if not journal.endswith(b"\n"):  # a full disk cut the last line short
+            os.truncate(path, journal.rfind(b"\n") + 1)
+    try:  # the journal's lock is a symbolic link, whose target must be absolute
+        storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
+        studies = optuna.get_all_study_names(storage)
+    except (KeyError, TypeError, ValueError) as error:
+        raise InputError(f"{path}: cannot be read: {one_line(error)}") from None
+    identity = "\n".join(sorted(same))
+    if studies not in ([], [identity]):
+        differing = ", ".join(sorted(set(same) ^ set(studies[0].split("\n"))))
+        raise InputError(
+            f"name={directory.name}: is a search with other settings ({differing} differ); use another name"
+        )
+    return optuna.create_study(study_name=identity, storage=storage, load_if_exists=True)
 
-    `fixed` are the settings of every trial. `same` lists the settings that a command must repeat
-    to continue the search; as lines, they name Optuna's study. The constructor opens the journal
-    in the directory of the search, and adds the trials of earlier commands.
+
+def run_search(
+    directory: Path,
+    config: SearchConfig,
+    study: optuna.Study,
+    space: Mapping[str, Any],
+    fixed: list[str],
+    workers: int,
+) -> int:
+    """Run the trials that Optuna proposes from `space`, a distribution by key, and return the exit status.
+
+    `fixed` are the settings of every trial. The trials that an earlier command did not finish come
+    first.
     """
+    numbers = dict[Run, int]()  # of the trials in the study
+    trials = list[Trial]()
 
-    def __init__(
-        self,
-        name: str,
-        config: SearchConfig,
-        space: Mapping[str, Any],
-        fixed: list[str],
-        same: list[str],
-    ):
-        super().__init__(name, config.trials, {}, kind="search")
-        self.config = config
-        self.space = space
-        self.fixed = fixed
-        optuna.logging.set_verbosity(optuna.logging.WARNING)
-        # of `constant_liar`
-        warnings.filterwarnings("ignore", category=optuna.exceptions.ExperimentalWarning)
-        path = RUNS / name / FILE
-        if path.exists():
-            journal = path.read_bytes()
-            if not journal.endswith(b"\n"):  # a full disk cut the last line short
-                os.truncate(path, journal.rfind(b"\n") + 1)
-        try:  # the journal's lock is a symbolic link, whose target must be absolute
-            storage = optuna.storages.JournalStorage(JournalFileBackend(str(path.absolute())))
-            studies = optuna.get_all_study_names(storage)
-        except (KeyError, TypeError, ValueError) as error:
-            raise InputError(f"{path}: cannot be read: {one_line(error)}") from None
-        identity = "\n".join(sorted(same))
-        if studies not in ([], [identity]):
-            differing = ", ".join(sorted(set(same) ^ set(studies[0].split("\n"))))
-            raise InputError(
-                f"name={name}: is a search with other settings ({differing} differ); use another name"
-            )
-        self.study = optuna.create_study(study_name=identity, storage=storage, load_if_exists=True)
-        for proposed in self.study.trials:
-            # killed before Optuna had chosen all values
-            if proposed.params.keys() != space.keys():
-                self.study.tell(proposed.number, state=TrialState.FAIL, skip_if_finished=True)
-                continue
-            trial = self.add(proposed)
-            if proposed.state.is_finished():
-                trial.outcome = "finished" if proposed.state == TrialState.COMPLETE else "failed"
-
-    def add(self, proposed: Any) -> Trial:
-        """Add the trial that Optuna proposes, an `optuna.Trial`, to the sweep."""
-        settings = [*self.fixed, *(setting_of(key, proposed.params[key]) for key in self.space)]
-        trial = make_trial(self.name, self.space, settings, name=f"trial-{proposed.number + 1:03}")
-        self.trials[trial.name] = trial
+    def add(proposed: Any) -> Trial:
+        settings = [*fixed, *(setting_of(key, proposed.params[key]) for key in space)]
+        number = proposed.number
+        trial = make_trial(directory.name, space, settings, name=f"trial-{number + 1:03}")
+        numbers[trial.run] = number
+        trials.append(trial)
         return trial
 
-    def ask(self) -> Iterator[Trial]:
-        """Yield first the trials that an earlier command did not finish, then new ones from Optuna."""
-        yield from super().ask()
-        while len(self.trials) < self.count:  # `add` adds one
+    def ask() -> Iterator[Trial]:
+        yield from [trial for trial in trials if trial.outcome is None]
+        while len(trials) < config.trials:
             # A seed for each trial, so that a continued search gets the same proposals.
             # `constant_liar` assumes a bad loss of running trials: simultaneous ones differ.
-            seed = random.Random(f"{self.config.seed} {len(self.trials)}").getrandbits(32)
-            self.study.sampler = TPESampler(
-                n_startup_trials=self.config.startup, seed=seed, constant_liar=True
+            seed = random.Random(f"{config.seed} {len(trials)}").getrandbits(32)
+            study.sampler = TPESampler(
+                n_startup_trials=config.startup, seed=seed, constant_liar=True
             )
-            yield self.add(self.study.ask(dict(self.space)))
+            yield add(study.ask(dict(space)))
 
-    def tell(self, trial: Trial, outcome: str) -> None:
-        super().tell(trial, outcome)
-        number = int(trial.name.removeprefix("trial-")) - 1
-        if outcome == "finished":
-            self.study.tell(number, trial.run.bpc)
-        elif outcome == "failed":
+    def tell(trial: Trial) -> None:
+        if trial.outcome == "finished":
+            study.tell(numbers[trial.run], trial.run.bpc)
+        elif trial.outcome == "failed":
             # Not FAIL, which Optuna ignores: the sampler ranks PRUNED trials among the worst and
             # avoids their settings.
-            self.study.tell(number, state=TrialState.PRUNED)
+            study.tell(numbers[trial.run], state=TrialState.PRUNED)
 
-    def conclude(self, results: list[Row]) -> int:
-        """Log the command that repeats the best trial, and return the exit status: 1 if no trial has finished."""
-        if results[0]["val_loss"] is None:
-            return 1
-        best = self.trials[results[0]["directory"].directory.name]
-        repeats = ["python", "train.py", *with_folders(best.overrides)]
-        log.info(f"best trial {shlex.join(repeats)}")
-        return 0
+    for proposed in study.trials:
+        # killed before Optuna had chosen all values
+        if proposed.params.keys() != space.keys():
+            study.tell(proposed.number, state=TrialState.FAIL, skip_if_finished=True)
+            continue
+        trial = add(proposed)
+        if proposed.state.is_finished():
+            trial.outcome = "finished" if proposed.state == TrialState.COMPLETE else "failed"
+    status = run_sweep(directory, trials, ask(), config.trials, workers, tell)
+    best = min(trials, key=lambda trial: trial.run.bpc, default=None)
+    if status or best is None:
+        return status
+    if best.run.bpc == math.inf:
+        return 1
+    repeats = ["python", "train.py", *with_folders(best.overrides)]
+    log.info(f"best trial {shlex.join(repeats)}")
+    return 0
 
 
 def begin_search(config: SearchConfig, command: Command) -> int:
@@ -198,8 +196,8 @@ def begin_search(config: SearchConfig, command: Command) -> int:
     same += [f"text={sha256}" for sha256 in sorted(set(check_inputs(configs)))]
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
-    search = Search(name, config, space, fixed, same)
-    return run_sweep(search, configs[0].workers)
+    study = open_study(directory, same)
+    return run_search(directory, config, study, space, fixed, configs[0].workers)
 
 
 def corners(fixed: list[str], space: Mapping[str, Any]) -> list[Config]:

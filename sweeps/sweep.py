@@ -1,4 +1,4 @@
-"""Run a sweep (`-m`): check all its trials, run each in a process of its own and write a table of the results."""
+"""Run a sweep (`-m`): check all combinations, then train each in a process of its own and compare the results."""
 
 import hashlib
 import os
@@ -8,8 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from subprocess import DEVNULL, STDOUT
 
@@ -26,7 +26,7 @@ from conf.keys import KEYS, LAUNCH, PATHS, VERBATIM, with_folders
 from conf.overrides import Command, key_of, values_of
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import figure
-from sweeps.table import Row, leaderboard, write_page, write_table
+from sweeps.table import Table, as_text, compare_runs, write_csv
 from training.begin import check_writable
 from training.machine import number_of
 from training.resume import difference, load_init_model
@@ -41,16 +41,14 @@ class Trial:
 
     run: Run
     overrides: list[str]  # the settings as on the command line, such as `optim.lr=0.01`
-    varied: dict[str, str]  # by key, the printable values that differ between trials
+    varied: dict[
+        str, str
+    ]  # by key, in alphabetical order, the printable values that differ between trials
     outcome: str | None = None  # how it ended in this or an earlier command, such as `finished`
 
     @property
-    def name(self) -> str:
-        return self.run.directory.name
-
-    @property
     def title(self) -> str:  # in log lines, because the name may be a number or a hash
-        return ",".join(f"{key}={value}" for key, value in sorted(self.varied.items()))
+        return ",".join(f"{key}={value}" for key, value in self.varied.items())
 
     @property
     def command(self) -> list[str]:
@@ -81,19 +79,16 @@ def _hash(parts: Iterable[str]) -> str:
 
 
 def make_trial(
-    sweep: str, varied: Iterable[str], settings: Collection[str], name: str = ""
+    sweep: str, varied: Iterable[str], settings: Iterable[str], name: str = ""
 ) -> Trial:
     """Return a trial with these settings, `key=value`, of which the keys `varied` differ between the trials."""
-    values = {}
-    for setting in settings:
-        key, _, value = setting.partition("=")
-        values[key] = value
+    values = {key_of(setting): setting for setting in settings}
+    # any order of the keys gives the same name
+    differing = {key: values[key].partition("=")[2] for key in sorted(varied)}
     # A trial has a name and `resume` of its own, from `Trial.command`.
     of_sweep = ("name", "resume", "workers")
-    arguments = [f"{key}={value}" for key, value in values.items() if key not in of_sweep]
-    differing = {key: values[key] for key in varied}
-    in_order = dict(sorted(differing.items()))  # any order of the keys gives the same name
-    run = Run(RUNS / sweep / (name or trial_name(in_order)))
+    arguments = [setting for key, setting in values.items() if key not in of_sweep]
+    run = Run(RUNS / sweep / (name or trial_name(differing)))
     return Trial(run, arguments, {key: printable(value) for key, value in differing.items()})
 
 
@@ -142,14 +137,15 @@ def start(trial: Trial, workers: int, gpu: str | None = None) -> subprocess.Pope
         )
 
 
-def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
+def ending(run: Run, status: int, stopped: bool) -> tuple[str, str]:
     """Return how a trial has ended, such as `failed` or its status in summary.json, and a log line about it.
 
     `status` is the exit status of its process, and `stopped` says whether a signal has stopped the
-    sweep.
+    sweep. Of a trial that has failed, summary.json says so, because its process may have had no time.
     """
-    console = trial.run.directory / "console.log"
+    summary = run.summary
     if status and not stopped:
+        console = run.directory / "console.log"
         lines = console.read_text("utf-8", "replace").strip().split("\n")
         if status < 0:
             reason = f"killed by {signal.Signals(-status).name}"
@@ -157,8 +153,9 @@ def ending(trial: Trial, status: int, stopped: bool) -> tuple[str, str]:
             reason = one_line(lines[-1]).removeprefix("train.py: ")
         else:
             reason = f"exit status {status}"
+        if summary.status in (None, "running"):
+            run.write_summary(replace(summary, status="failed"))
         return "failed", f"failed: {reason} ({console})"
-    summary = trial.run.summary
     how = "interrupted" if status else str(summary.status)
     if summary.val_loss is None or summary.seconds is None:
         return how, how
@@ -177,14 +174,10 @@ def varied_keys(command: Command) -> list[str]:
     several = [
         key for key, argument in command.arguments.items() if values_of(argument) != [argument]
     ]
-    if several:
-        return several
-    return [key for key in command.arguments if key not in LAUNCH | VERBATIM]
-
-
-def check_varied(varied: list[str]) -> None:
-    if not varied:
+    keys = several or [key for key in command.arguments if key not in LAUNCH | VERBATIM]
+    if not keys:
         raise InputError("-m: needs several values of a key, such as optim.lr=3e-3,6e-3")
+    return keys
 
 
 def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
@@ -194,7 +187,6 @@ def check_sweep(name: str, varied: list[str], resume: str | None) -> Path:
         raise InputError(
             f"-m: a sweep is one process; start it with {train}, in SLURM with srun --ntasks=1"
         )
-    check_varied(varied)
     if resume not in (None, "auto"):
         raise InputError(
             f"resume={resume}: to continue a sweep, repeat its command without resume="
@@ -219,28 +211,22 @@ def changed(stored: Config, config: Config) -> list[str]:
     Not compared is what is `auto`, comes with the model of `init_from` or is in `allow`. A larger
     `trainer.max_steps` is not a difference, because it continues the run.
     """
-    ours = by_key(config)
     theirs = by_key(stored)
     trained = ("model.", "data.tokenizer") if config.init_from else ()
-    steps = config.trainer.max_steps
-    longer = (
-        steps != "auto" and stored.trainer.max_steps != "auto" and steps > stored.trainer.max_steps
-    )
     differing = []
-    for key, value in ours.items():
+    for key, value in by_key(config).items():
+        before = theirs[key]
         is_free = KEYS[key].on_resume == "free" and key not in (*PATHS, "trainer.max_steps")
-        if is_free or value == theirs[key]:
+        if is_free or value == before or key in config.allow or key.startswith(trained):
             continue
-        if key in config.allow or key.startswith(trained):
-            continue
-        if key == "trainer.max_steps" and longer:
+        if key == "trainer.max_steps" and "auto" not in (value, before) and value > before:
             continue
         has_auto = value == "auto"
         if key in PLUGINS:
             has_auto = any("auto" in options.values() for options in value.values())
         if has_auto and key not in PATHS:  # a file may be called auto
             continue
-        differing.append(difference(key, value, theirs[key]))
+        differing.append(difference(key, value, before))
     return differing
 
 
@@ -261,135 +247,78 @@ def has_finished(run: Run, config: Config) -> bool:
 
 def check_inputs(configs: Iterable[Config]) -> list[str]:
     """Check the text, batch size and initial model of each run, and return the SHA-256 of each run's text."""
+    from data.text import open_text
+
     texts: dict[str, str] = {}  # by what is checked, because reading a text is slow
     hashes = []
     for config in configs:
+        devices = config.trainer.devices
         # None, or the initial model and the settings that must fit it
         initial = config.init_from and (config.init_from, config.model)
         inputs = repr((config.data, config.model.context, config.trainer, initial))
         if inputs not in texts:
-            texts[inputs] = check_input(config)
+            config.data.rows(number_of(devices))  # raises if the batch cannot be shared out
+            if config.workers > 1 and devices not in ("auto", 1):
+                raise InputError(
+                    f"trainer.devices={spell(devices)}: needs workers=1, not {config.workers}"
+                )
+            # of the initial model's vocabulary
+            extra_chars = load_init_model(config).extra_chars if config.init_from else ""
+            text = open_text(config.data, config.model.context, extra_chars)
+            texts[inputs] = text.sha256
         hashes.append(texts[inputs])
     return hashes
 
 
-def check_input(config: Config) -> str:
-    from data.text import open_text
+def run_sweep(
+    directory: Path,
+    trials: list[Trial],
+    proposals: Iterator[Trial],
+    total: int,
+    workers: int,
+    tell: Callable[[Trial], object] = bool,
+) -> int:
+    """Run the trials that `proposals` yields, at most `workers` at the same time, and log and compare the results.
 
-    devices = number_of(config.trainer.devices)
-    config.data.rows(devices)  # raises if the batch cannot be shared out
-    if config.workers > 1 and config.trainer.devices not in ("auto", 1):
-        raise InputError(
-            f"trainer.devices={spell(config.trainer.devices)}: needs workers=1, not {config.workers}"
-        )
-    extra_chars = ""
-    if config.init_from is not None:
-        extra_chars = load_init_model(config).extra_chars  # of its vocabulary
-    return open_text(config.data, config.model.context, extra_chars).sha256
+    `proposals` is asked for a trial when a worker is free, and adds new ones to `trials`; `tell` is
+    called with each trial that has ended. After a signal, running trials are stopped and no trials
+    start. Returns 128 + N if the signal N has stopped the sweep, otherwise 0.
+    """
 
+    def compare() -> Table:
+        compared = compare_runs(Run(directory).trials, {each.run: each.varied for each in trials})
+        write_csv(directory, compared)
+        return compared
 
-def check_text(trial: Trial, sha256: str) -> None:
-    """Refuse a trial that an earlier command has finished on another text."""
-    trained_on = trial.run.summary.text_sha256
-    if trial.outcome == "finished" and trained_on not in (None, sha256):
-        raise InputError(
-            f"{trial.run}: its text has changed since it was trained; use another name=…"
-        )
+    def label(trial: Trial) -> str:
+        return f"trial {trials.index(trial) + 1}/{total}  {trial.title}"
 
-
-@dataclass
-class Sweep:
-    """The trials of a sweep. A subclass may propose trials from earlier results."""
-
-    name: str
-    count: int
-    trials: dict[str, Trial]  # by name, in the order of their numbers
-    kind: str = "sweep"
-
-    def ask(self) -> Iterator[Trial]:
-        # `run_trials` requests the next one when a worker is free.
-        yield from [trial for trial in self.trials.values() if trial.outcome is None]
-
-    def tell(self, trial: Trial, outcome: str) -> None:
-        trial.outcome = outcome
-
-    def label(self, trial: Trial) -> str:
-        return f"trial {list(self.trials).index(trial.name) + 1}/{self.count}"
-
-    def write_table(self) -> list[Row]:
-        trials = self.trials.values()
-        outcomes = {trial.run: trial.outcome for trial in trials if trial.outcome}
-        return write_table(
-            RUNS / self.name, {trial.run: trial.varied for trial in trials}, outcomes
-        )
-
-    def conclude(self, results: list[Row]) -> int:
-        """Log which trials have failed, and return the exit status; not called if a signal stopped the sweep."""
-        failed = [trial.name for trial in self.trials.values() if trial.outcome == "failed"]
-        if failed:
-            log.error(
-                f"train.py: {len(failed)} of {self.count} trials failed: {'; '.join(failed)}"
-            )
-        return 1 if failed else 0
-
-
-def run_sweep(sweep: Sweep, workers: int) -> int:
-    """Run the trials of a sweep, log the results, and return the exit status: 128 + N if the signal N stopped it."""
-    directory = RUNS / sweep.name
     log.info(
-        f"{sweep.kind:10} {directory}: {count(sweep.count, 'trial')}; output: {directory}/TRIAL/console.log"
+        f"sweep      {directory}: {count(total, 'trial')}; output: {directory}/TRIAL/console.log"
     )
-    for trial in sweep.trials.values():
+    for trial in trials:
         if trial.outcome:
-            log.info(f"{sweep.label(trial)}  {trial.title}: {trial.outcome} before")
-    results = sweep.write_table()
+            log.info(f"{label(trial)}: {trial.outcome} before")
+    compared = compare()
     received: list[int] = []
     for stop in slurm.STOPS:  # not restored: the process ends with the sweep
         signal.signal(stop, lambda number, _: received.append(number))
-    for trial, status in run_trials(sweep, workers, received):
-        outcome, line = ending(trial, status, bool(received))
-        sweep.tell(trial, outcome)
-        results = sweep.write_table()
-        log.info(f"{sweep.label(trial)}  {line}")
-    if results:
-        log.info(f"\n{leaderboard(results)}\n")
-        log.info(watch(directory))
-    warning = write_page(directory, results)
-    log.info(f"report     {directory / 'report.html'}")
-    remark = f"; {warning}" if warning else ""
-    log.info(f"table      {directory / 'sweep.csv'}{remark}")
-    if not received:
-        return sweep.conclude(results)
-    if slurm.time_is_up(received[0]):
-        slurm.requeue()
-    else:
-        log.info("stopped    the same command continues")
-    return 128 + received[0]
-
-
-def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tuple[Trial, int]]:
-    """Run the trials of a sweep, at most `workers` at the same time, and yield (trial, exit status) as each trial ends.
-
-    After a signal, whose number a handler appends to `received`, running trials are stopped and no
-    trials start.
-    """
-    waiting = sweep.ask()
+    passed = 0  # number of signals that were passed on to the trials
     gpus = gpus_for(workers)
     free = list(range(workers))  # numbers of the workers that have no trial
     running = dict[subprocess.Popen, tuple[Trial, int]]()
-    passed = 0  # number of signals that were passed on to the trials
     try:
         while True:
             while free and not received:
-                trial = next(waiting, None)
-                if trial is None:
+                proposed = next(proposals, None)
+                if proposed is None:
                     break
-                log.info(f"{sweep.label(trial)}  {trial.title}")
+                log.info(label(proposed))
                 worker = free.pop(0)
                 gpu = gpus[worker % len(gpus)] if gpus else None
-                running[start(trial, workers, gpu)] = trial, worker
+                running[start(proposed, workers, gpu)] = proposed, worker
             if not running:
-                return
+                break
             for number in received[passed:]:
                 for process in running:  # a trial exits at once on its second SIGINT
                     process.send_signal(number if number == signal.SIGINT else signal.SIGTERM)
@@ -399,19 +328,31 @@ def run_trials(sweep: Sweep, workers: int, received: list[int]) -> Iterator[tupl
             for process in ended:
                 trial, worker = running.pop(process)
                 free.append(worker)
-                yield trial, process.returncode
+                trial.outcome, line = ending(trial.run, process.returncode, bool(received))
+                tell(trial)
+                compared = compare()
+                log.info(f"{label(trial)}: {line}")
     finally:
         for process in running:  # only after an exception
             process.kill()
+    log.info(f"\n{as_text(compared)}\n")
+    log.info(watch(directory))
+    log.info(f"table      {directory / 'sweep.csv'}")
+    if not received:
+        return 0
+    if slurm.time_is_up(received[0]):
+        slurm.requeue()
+    else:
+        log.info("stopped    the same command continues")
+    return 128 + received[0]
 
 
 def combinations(command: Command) -> str:
     """Return the settings of a sweep's runs as text, one run per line."""
-    check_varied(varied_keys(command))
+    varied_keys(command)  # raises if there is nothing to vary
     lines = []
     for arguments, _ in composed(command):
-        kept = [argument for argument in arguments if key_of(argument) not in LAUNCH]
-        lines.append(shlex.join(kept))
+        lines.append(shlex.join(text for text in arguments if key_of(text) not in LAUNCH))
     return "\n".join(lines)
 
 
@@ -443,9 +384,17 @@ def begin_sweep(command: Command) -> int:
         trials.append(trial)
     hashes = check_inputs(config for _, config in runs)  # of the texts
     for trial, sha256 in zip(trials, hashes, strict=True):
-        check_text(trial, sha256)
+        if trial.outcome and trial.run.summary.text_sha256 not in (None, sha256):
+            raise InputError(
+                f"{trial.run}: its text has changed since it was trained; use another name=…"
+            )
+    trials = list({trial.run: trial for trial in trials}.values())  # equal settings are one trial
     directory.mkdir(parents=True, exist_ok=True)
     run_lock.lock(directory)
-    by_name = {trial.name: trial for trial in trials}  # equal settings are one trial
-    sweep = Sweep(name, len(by_name), by_name)
-    return run_sweep(sweep, first.workers)
+    waiting = [trial for trial in trials if trial.outcome is None]
+    status = run_sweep(directory, trials, iter(waiting), len(trials), first.workers)
+    failed = [trial.run.directory.name for trial in trials if trial.outcome == "failed"]
+    if status == 0 and failed:
+        log.error(f"train.py: {len(failed)} of {len(trials)} trials failed: {'; '.join(failed)}")
+        return 1
+    return status

@@ -96,7 +96,8 @@ def run_to_resume(resume: str, name: str | None) -> Run | None:
         )
     if run.config.exists() or run.has_checkpoint:
         return run
-    if (run.directory / "summary.json").exists():
+    # A sweep notes in summary.json that a trial has failed, even if that was before its config.yaml.
+    if (run.directory / "summary.json").exists() and run.summary.status != "failed":
         raise InputError(f"{setting}: {run} has lost its config.yaml; use another name")
     return None
 

@@ -168,6 +168,11 @@ class Run:
         return (self.directory / "sweep.csv").exists()
 
     @property
+    def trials(self) -> list["Run"]:
+        """The trials of a sweep that have begun or failed to."""
+        return [Run(file.parent) for file in sorted(self.directory.glob("*/summary.json"))]
+
+    @property
     def is_debug(self) -> bool:
         return self.summary.debug
 
@@ -202,10 +207,10 @@ def check_name(name: str) -> None:
 
 
 def matching(pattern: str) -> list[Run]:
-    """Return the runs that match a pattern such as `abl-*`, or the trials of a sweep, the newest first."""
+    """Return the trials of a sweep, or the runs that match a pattern such as `abl-*`."""
     path = path_of(pattern)
     if Run(path).is_sweep:
-        pattern = Run(path).name
+        return Run(path).trials
     return [
         run
         for run in newest_first("config.yaml")
@@ -254,8 +259,7 @@ def _model_in(path: Path) -> Path:
     if path.is_file() and path.suffix != ".ckpt":
         return path
     if Run(path).is_sweep:
-        trials = [Run(file.parent) for file in path.glob("*/summary.json")]
-        best = min(trials, key=lambda trial: trial.bpc, default=None)
+        best = min(Run(path).trials, key=lambda trial: trial.bpc, default=None)
         if best is None or best.bpc == math.inf:
             raise InputError(
                 f"{path}: no trial of this sweep has finished yet; name one of its trials"

@@ -2,7 +2,6 @@
 
 const card = element("card");
 const stepName = (step) => `step ${step.toLocaleString("en")}`;
-const MAX_NAMED = 12; // maximum lines of the chart in the card
 
 /** Call `close` when the mouse or the focus leaves an element, on a tap elsewhere, and on Escape. */
 function onLeave(node, close) {
@@ -27,9 +26,9 @@ function ticks(from, to, count) {
   return numbers;
 }
 
-/** Draw losses by step. Each line in `all` has a `name`, `entries`, which are [step, nats], a `style`, and perhaps a
-    `colour`. The style is train or validation; validation adds a dot for each entry. `best` is the entry with a ring, or
-    null. The card lists the nearest entry of each of the first `MAX_NAMED` lines. */
+/** Draw losses by step. Each line in `all` has a `name`, `entries`, which are [step, nats], and a `style`, train or
+    validation; validation adds a dot for each entry. `best` is the entry with a ring, or undefined. The card lists the
+    nearest entry of each line. */
 function curves(all, best, unit) {
   const lines = all.filter(({ entries }) => entries.length), validated = lines.filter(({ style }) => style === "validation");
   const plot = element("plot"), points = lines.flatMap(({ entries }) => entries), SIZE = 1000;
@@ -46,8 +45,7 @@ function curves(all, best, unit) {
   }
 
   /** Give an element the colour of a line. */
-  const paint = (node, { style, colour }) =>
-    node.style.setProperty("--second", colour ?? (style === "train" ? "var(--accent)" : ""));
+  const paint = (node, { style }) => node.style.setProperty("--second", style === "train" ? "var(--accent)" : "");
 
   let cursorLine, cursorDots, x, y, selected = -1;
   function draw() {
@@ -97,7 +95,7 @@ function curves(all, best, unit) {
   function select(i) {
     selected = i;
     const [step] = selectable[i], at = x(step), distance = (entry) => Math.abs(entry[0] - step);
-    const nearest = lines.slice(0, MAX_NAMED).map(({ entries }) => entries.reduce((a, b) => (distance(b) < distance(a) ? b : a)));
+    const nearest = lines.map(({ entries }) => entries.reduce((a, b) => (distance(b) < distance(a) ? b : a)));
     for (const end of ["x1", "x2"]) cursorLine.setAttribute(end, at);
     cursorLine.setAttribute("visibility", "visible");
     cursorDots.setAttribute("d", dots(nearest));

@@ -1,4 +1,4 @@
-/* Functions that the pages of runs, sweeps and scores share. base/page.js comes first: it defines `element`, `make`, `hex`,
+/* Functions that the pages of runs and scores share. base/page.js comes first: it defines `element`, `make`, `hex`,
    `called`, `percent` and `shadeAttention`. */
 
 const clamp = (value, least, most) => Math.max(least, Math.min(most, value));

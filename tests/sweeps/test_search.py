@@ -78,6 +78,20 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         one_line(run(*COMMAND), 2, "study.journal: cannot be read")
 
 
+def test_a_search_goes_on_after_the_last_line_of_its_journal_was_cut(tmp_path: Path) -> None:
+    from optuna.distributions import FloatDistribution
+
+    from sweeps.search import FILE, open_study
+
+    space = {"optim.lr": FloatDistribution(0, 1)}
+    open_study(tmp_path, ["seed=0"]).ask(space)
+    journal = tmp_path / FILE
+    journal.write_bytes(journal.read_bytes()[:-10])
+    open_study(tmp_path, ["seed=0"]).ask(space)
+    proposed = open_study(tmp_path, ["seed=0"]).trials
+    assert [len(each.params) for each in proposed] == [0, 1]
+
+
 @pytest.mark.slow
 def test_two_at_a_time_and_a_bad_combination(workplace: Path) -> None:
     command = [each for each in COMMAND if not each.startswith(("optim.lr=", "hparams_search.s"))]
@@ -100,7 +114,7 @@ def test_two_at_a_time_and_a_bad_combination(workplace: Path) -> None:
         (found[number][1] == "COMPLETE") == (number not in bad) for number in range(6)
     )
     assert "failed: model.heads=3: must divide model.dim=32; " in ended.out
-    assert len(re.findall(r"^3,32,failed,", text, re.MULTILINE)) == len(bad)
+    assert len(re.findall(r"^found/trial-\d+,3,32,failed,", text, re.MULTILINE)) == len(bad)
     assert run(*command).out.count(": failed before") == len(bad)
 
 

@@ -1,6 +1,7 @@
 import itertools
 import json
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,11 +9,13 @@ import pytest
 
 from base.jobs.run_directory import Run
 from conf.schema import to_yaml
-from sweeps.table import write_table
+from sweeps.sweep import ending
+from sweeps.table import ABOUT_MEANS, compare_runs, write_csv
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, one_line, summary, table
 from tests.faults.processes import run
 from tests.stores import make
+from training.begin import run_to_resume
 
 
 def store(name: str, *settings: str, steps: int | None = None) -> None:
@@ -28,10 +31,14 @@ def store(name: str, *settings: str, steps: int | None = None) -> None:
 
 
 def tables(train: Call, pattern: str) -> list[list[list[str]]]:
-    """The words of each line of each table that `--runs PATTERN` prints."""
+    """The words of each line of each table that `--runs PATTERN` prints, without what explains the tables."""
     ended = train("--runs", pattern, defaults=False)
     assert ended.status == 0 and ended.err == "", ended
-    return [[line.split() for line in each.splitlines()] for each in ended.out.split("\n\n")]
+    explained = [ABOUT_MEANS, "each run, the best first"]
+    blocks = [each.splitlines() for each in ended.out.split("\n\n")]
+    heads = [block.pop(0) for block in blocks if block[0] in explained]
+    assert heads in ([], explained)
+    return [[line.split() for line in block] for block in blocks]
 
 
 @pytest.mark.parametrize("steps", [None, 900], ids=["by steps", "by minutes"])
@@ -106,43 +113,85 @@ def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
 
 
 @pytest.fixture
-def settings(workplace: Path) -> dict[Run, dict[str, str]]:
-    """What was varied in each run of a sweep of two rates and two seeds."""
-    varied = {}
+def ablation(workplace: Path) -> Path:
+    """A sweep of two rates and two seeds."""
     for rate, seed in itertools.product(("1", "2"), ("0", "1")):
-        store(name := f"abl/lr={rate},seed={seed}", f"seed={seed}", f"optim.lr={rate}")
-        varied[Run(Path("runs", name))] = {"optim.lr": rate, "seed": seed}
-    write_table(Path("runs/abl"), varied, {})
-    return varied
+        store(f"abl/lr={rate},seed={seed}", f"seed={seed}", f"optim.lr={rate}")
+    return Path("runs/abl")
 
 
-@pytest.mark.parametrize("again", [False, True], ids=["at first", "from the file"])
-def test_a_sweep_s_table_has_means_over_seeds(
-    settings: dict[Run, dict[str, str]], again: bool
-) -> None:
-    if again:
-        write_table(Path("runs/abl"), {}, {})
-    rows = table("abl")
+def rewritten(sweep: Path) -> list[dict[str, str]]:
+    """The rows of sweep.csv, written anew."""
+    write_csv(sweep, compare_runs(Run(sweep).trials))
+    return table(sweep.name)
+
+
+def test_a_sweep_s_table_has_means_over_seeds(ablation: Path, train: Call) -> None:
+    rows = rewritten(ablation)
     assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 4
     means = rows[:2]
     assert [(row["runs"], row["seed"], row["directory"]) for row in means] == [("2", "", "")] * 2
     found = [(float(row["val_loss"]), float(row["val_loss_spread"])) for row in means]
     assert found == [pytest.approx((1.05, 0.1 / 2**0.5))] * 2
+    # The terminal has the same figures, and says what they are.
+    shown = train("--runs", "abl", defaults=False).out
+    assert "standard deviation as spread\noptim.lr  runs  mean loss  spread\n" in shown
+    assert [shown.count(text) for text in ("1.0500", "0.0707")] == [2, 2]
 
 
-def test_seeds_that_are_added_later_join_their_setting(
-    settings: dict[Run, dict[str, str]],
-) -> None:
-    later = {}
-    for seed in ("7", "8"):  # another command, in which optim.lr has one value
-        store(name := f"abl/seed={seed}", f"seed={seed}", "optim.lr=1")
-        later[Run(Path("runs", name))] = {"seed": seed}
-    write_table(Path("runs/abl"), later, {})
-    means = [row for row in table("abl") if row["status"] == "mean"]
+def test_seeds_that_are_added_later_join_their_setting(ablation: Path) -> None:
+    rewritten(ablation)
+    for seed in ("7", "8"):  # another command, in which optim.lr has one value, typed otherwise
+        store(f"abl/seed={seed}", f"seed={seed}", "optim.lr=1.0")
+    means = [row for row in rewritten(ablation) if row["status"] == "mean"]
     assert sorted((float(row["optim.lr"]), row["runs"]) for row in means) == [
         (1.0, "4"),
         (2.0, "2"),
     ]
+
+
+def test_a_sweep_that_was_renamed_or_copied_lists_its_own_trials(
+    ablation: Path, train: Call
+) -> None:
+    before = rewritten(ablation)
+    shutil.copytree(ablation, "runs/copy")
+    ablation.rename("runs/new")
+    for name in ("copy", "new"):
+        listed = {row["directory"] for row in rewritten(Path("runs", name))} - {""}
+        assert listed == {row["directory"].replace("abl", name) for row in before} - {""}
+        Path("runs", name, "sweep.csv").write_text("nobody reads this")
+        assert f"{name}/lr=1,seed=0" in train("--runs", name, defaults=False).out
+
+
+def test_a_run_that_cannot_be_described_is_a_row_with_the_reason(
+    ablation: Path, train: Call
+) -> None:
+    make(ablation / "lr=2,seed=1", {"config.yaml": "optim: 7"})
+    make(ablation / "early", {"summary.json": json.dumps({"status": "failed"})})
+    config = (ablation / "lr=1,seed=0/config.yaml").read_text()
+    mine = config.replace("callbacks:\n", "callbacks:\n  mine:\n    words: 1\n")
+    assert mine != config
+    make(ablation / "lr=1,seed=0", {"config.yaml": mine})  # from another --config-dir
+    problems = {row["run"]: row["problem"] for row in rewritten(ablation) if row["run"]}
+    assert [name for name in problems if problems[name]] == ["abl/lr=2,seed=1", "abl/early"]
+    assert "config.yaml" in problems["abl/lr=2,seed=1"]
+    shown = train("--runs", "abl", defaults=False)
+    assert shown.status == 0 and all(problem in shown.out for problem in problems.values())
+
+
+def test_a_trial_that_has_failed_stays_so_in_each_table(train: Call) -> None:
+    store("abl/seed=0", "seed=0")
+    for name, status in (("killed", "running"), ("early", None)):
+        directory = make(Path("runs/abl", name), {"console.log": "train.py: no space left\n"})
+        if status:
+            make(directory, {"summary.json": json.dumps({"status": status})})
+        outcome, line = ending(Run(directory), 1, stopped=False)
+        assert outcome == "failed" and line.startswith("failed: no space left (")
+        assert Run(directory).summary.status == "failed"
+    statuses = {row["run"]: row["status"] for row in rewritten(Path("runs/abl"))}
+    assert statuses == {"abl/seed=0": "finished", "abl/early": "failed", "abl/killed": "failed"}
+    # The same command tries again what has failed before it was a run.
+    assert run_to_resume("auto", "abl/early") is None
 
 
 def test_a_split_of_the_runs_of_a_pattern(workplace: Path, score: Call) -> None:
