@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from base.options import check, option
 from base.processes import cores
-from gpt.inference.decoder import Decoder
+from gpt.inference.decoder import CHUNK, Decoder
 from gpt.inference.weights import Weights, weights_of
 
 if TYPE_CHECKING:
@@ -113,13 +113,7 @@ def stream(
         random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)
     ]
     decoder = Decoder(weights, len(prompts))
-    logits = np.empty((len(prompts), len(weights.embedding)))  # (B, V)
-    lengths = np.array(list(map(len, prompts)))  # (B,)
-    for length in sorted(set(lengths.tolist())):
-        rows = np.flatnonzero(lengths == length)  # (rows,)
-        tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
-        start = weights.config.first_needed(length)
-        logits[rows] = decoder.read(tokens[:, start:], rows)[:, -1]
+    logits = decoder.begin(list(prompts))  # (B, V)
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
@@ -141,8 +135,9 @@ def generate_many(
     after each token; `progress` then gets the number of new tokens, possibly in another thread.
     """
     config = weights.config
+    slots = config.attention_window + CHUNK
     # of one text
-    cache_bytes = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
+    cache_bytes = 2 * config.layers * slots * config.dim * weights.dtype.itemsize
     # Only NumPy: on MPS torch aborts the process if two threads use it.
     threads = cores() if weights.numpy else 1
     if weights.cuda:
