@@ -10,8 +10,8 @@ the *window rule*:
 
 Source: "Fast Transformer Decoding", arXiv:1911.02150, section 2.4, for the cache; Mistral 7B,
 arXiv:2310.06825, section 2, for the sliding window. Shapes: B texts, T tokens read at once, M keys
-attended to, C = dim, H heads of size D, S = attention window, V = vocabulary, R = rotary
-dimensions, K = taps of the convolution.
+attended to, N = B * T, C = dim, H heads of size D, S = attention window, V = vocabulary, R =
+rotary dimensions, K = taps of the convolution.
 """
 
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ from gpt.config import NORM_EPS
 from gpt.inference.weights import Array, Block, Layer, Weights
 from gpt.positions import rotary_tables, sinusoidal_table
 
-CHUNK = 256  # tokens worth reading at once; slots by which a cache grows
+CHUNK = 256  # tokens worth reading at once; most slots by which a cache grows
 MAX_SCORES = 2**24  # attention scores in memory at once while a long text is read
 
 
@@ -32,7 +32,8 @@ class Cache:
     """What a block needs of the tokens read so far."""
 
     # (2, B, H, slots, D): keys and values in the order of the text. With key_offset, the last
-    # D // 2 channels of a key are stored in the next slot: see `gpt.attention.offset_keys`.
+    # D // 2 channels of a key are stored in the next slot: see `gpt.attention.offset_keys`. While
+    # texts are generated, there are at most 1 + S // 4 slots more than the S that are attended to.
     keys_values: Array
     mlp: Array  # (B, K - 1, C), the last outputs of the MLP before its convolution
 
@@ -51,10 +52,11 @@ class Decoder:
         self.weights = weights
         self.config = config
         self.xp = weights.xp
+        self.window = config.attention_window
         self.eps = float(np.finfo(weights.dtype).eps)  # of QK-norm, as in torch
         # With QK-norm, scores are at most sqrt(2 D), because with key_offset the halves of a key come
         # from two normalised keys. If that is below 60, their exponentials cannot overflow without
-        # their maximum subtracted, which takes 6 % of the time of one text.
+        # their maximum subtracted, which takes 5.5 % of the time of one text.
         self.bounded = config.qk_norm and (2 * D) ** 0.5 < 60
         self.end = 0  # the slot of the next token
         self.start = np.zeros(
@@ -64,8 +66,10 @@ class Decoder:
         self.embedding = weights.zeros(rows, 1, C)  # (B, 1, C), of the last token
         self.caches: list[Cache] = []
         for _ in range(config.layers):
-            keys_values = weights.zeros(2, rows, config.heads, CHUNK, D)
+            keys_values = weights.zeros(2, rows, config.heads, 1, D)
             self.caches.append(Cache(keys_values, weights.zeros(rows, config.conv_taps - 1, C)))
+        # A product with this column is the mean of a vector; `x.mean()` takes 4 times as long,
+        # which is 20 % of the time of one text.
         self.average = {size: weights.zeros(size, 1) + 1 / size for size in (C, D)}
 
     def begin(self, prompts: Sequence[np.ndarray]) -> np.ndarray:
@@ -75,7 +79,7 @@ class Decoder:
         self.tokens = np.zeros((len(prompts), longest), np.int64)  # (B, longest)
         for row, prompt in enumerate(prompts):
             self.tokens[row, longest - len(prompt) :] = prompt
-        length = min(longest, self.config.attention_window)
+        length = min(longest, self.window)
         self._make_room(length)
         self.end = length
         logits = np.empty((len(prompts), len(self.weights.embedding)))  # (B, V)
@@ -90,7 +94,7 @@ class Decoder:
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Read the next T >= 1 tokens of all texts and return the logits after each: (B, T) -> (B, T, V) float64."""
         config = self.config
-        S = config.attention_window
+        S = self.window
         logits: list[np.ndarray] = []  # (B, length, V) each
         while tokens.shape[1] > 0:
             B, T = tokens.shape
@@ -126,13 +130,20 @@ class Decoder:
             cache.keys_values[:, rows, :, slots] = other.keys_values[:, :, :, slots_of_part]
             cache.mlp[rows] = other.mlp
 
+    @property
+    def oldest(self) -> int:
+        """The slot of the oldest token to which the next token attends."""
+        return max(0, self.end + 1 - self.window)
+
     def _make_room(self, length: int) -> None:
         """Make the caches longer if they have no slots for `length` more tokens; drop keys that are out of reach."""
         _, B, H, slots, D = self.caches[0].keys_values.shape
         if self.end + length < slots:  # one more is for offset keys
             return
-        dropped = max(0, self.end - self.config.attention_window)
-        empty = self.weights.zeros(2, B, H, max(length, CHUNK), D)  # (2, B, H, added, D)
+        # Not one by one, because all keys and values are copied.
+        spare = min(CHUNK, 1 + self.window // 4)
+        empty = self.weights.zeros(2, B, H, max(length, spare), D)  # (2, B, H, added, D)
+        dropped = self.oldest
         for cache in self.caches:
             kept = cache.keys_values[:, :, :, dropped : self.end + 1]  # (2, B, H, kept, D)
             cache.keys_values = self.xp.concatenate((kept, empty), 3)  # (2, B, H, slots, D)
@@ -141,18 +152,19 @@ class Decoder:
 
     def _forward(self, tokens: np.ndarray) -> np.ndarray:
         """Return the logits of the next token at each position, as `GPT.logits`: (B, T) -> (B, T, V)."""
-        T = tokens.shape[1]
+        B, T = tokens.shape
         self._make_room(T)
         positions = self.end - self.start[:, None] + np.arange(T)  # (B, T)
         rotation = self.rotation(positions)  # (B, 1, T, R/2)
         mask = self.mask(T)  # (B, 1, T, M)
-        x = self.embed(tokens, positions)  # (B, T, C)
+        x = self.embed(tokens, positions)  # (N, C)
         for block, cache in zip(self.weights.blocks, self.caches, strict=True):
-            h = self.norm(block.norm1, x)  # (B, T, C)
-            x = x + self.attention(block, h, rotation, mask, cache)  # (B, T, C)
-            h = self.norm(block.norm2, x)  # (B, T, C)
-            x = x + self.mlp(block, h, cache)  # (B, T, C)
-        logits = self.weights.head(self.norm(self.weights.norm, x))  # (B, T, V)
+            h = self.norm(block.norm1, x)  # (N, C)
+            x = x + self.attention(block, h, rotation, mask, cache)  # (N, C)
+            h = self.norm(block.norm2, x)  # (N, C)
+            x = x + self.mlp(block, h, cache)  # (N, C)
+        logits = self.weights.head(self.norm(self.weights.norm, x))  # (N, V)
+        logits = logits.reshape(B, T, -1)  # (B, T, V)
         self.end += T
         if self.config.absolute:
             tokens = np.concatenate((self.tokens, tokens), axis=1)
@@ -169,19 +181,17 @@ class Decoder:
 
     def mask(self, T: int) -> Array | None:
         """Return what to add to the scores of the next T tokens, as `make_mask`; None if no key is hidden."""
-        S = self.config.attention_window
-        first = max(0, self.end + 1 - S)
-        if T == 1 and self.start.max() <= first:
+        if T == 1 and self.start.max() <= self.oldest:
             return None
-        keys = np.arange(first, self.end + T)  # (M,), slots
+        keys = np.arange(self.oldest, self.end + T)  # (M,), slots
         distance = keys[-T:, None] - keys  # (T, M)
-        in_window = (distance >= 0) & (distance < S)  # (T, M)
+        in_window = (distance >= 0) & (distance < self.window)  # (T, M)
         filled = keys >= self.start[:, None, None]  # (B, 1, M)
         mask = np.where(in_window & filled, 0.0, -np.inf)  # (B, T, M)
         return self.weights.to_array(mask[:, None])  # (B, 1, T, M)
 
     def embed(self, tokens: np.ndarray, positions: np.ndarray) -> Array:
-        """Return the input of the first block, as `GPT.embed`: 2 x (B, T) -> (B, T, C)."""
+        """Return the input of the first block, as `GPT.embed`: 2 x (B, T) -> (N, C)."""
         w = self.weights
         x = w.embedding[w.to_array(tokens)]  # (B, T, C)
         if self.config.token_shift:
@@ -193,24 +203,37 @@ class Decoder:
         if self.config.positions == "sinusoidal":
             table = sinusoidal_table(positions, self.config.dim)  # (B, T, C)
             x = x + w.to_array(table / self.config.dim**0.5)  # (B, T, C)
-        return x
+        return x.reshape(-1, self.config.dim)  # (N, C)
 
     def attention(
         self, block: Block, x: Array, rotation: Array | None, mask: Array | None, cache: Cache
     ) -> Array:
-        """Return the output of `Attention`: (B, T, C) -> (B, T, C)."""
-        B, T, C = x.shape
+        """Return the output of `Attention`: (N, C) -> (N, C)."""
+        N, C = x.shape
+        B = len(self.start)
         H = self.config.heads
         D = C // H
-        qkv = block.qkv(x).reshape(B, T, 3 * H, D)  # (B, T, 3H, D)
+        qkv = block.qkv(x).reshape(B, -1, 3 * H, D)  # (B, T, 3H, D)
         qkv = qkv.swapaxes(1, 2)  # (B, 3H, T, D)
         qk = qkv[:, : 2 * H]  # (B, 2H, T, D), queries and keys together
         if self.config.qk_norm:
             qk = self.rms_norm(qk, self.eps)
         if rotation is not None:
-            qk = self.rotate(qk, rotation)
+            # Neighbouring channels are the real and the imaginary part of a complex number.
+            pairs = qk[..., : self.config.rotary_dims].view(rotation.dtype)  # (B, 2H, T, R/2)
+            pairs *= rotation
         q = qk[:, :H]  # (B, H, T, D)
-        k, v = self.store(cache, qk[:, H:], qkv[:, 2 * H :])  # 2 x (B, H, M, D)
+        k = qk[:, H:]  # (B, H, T, D)
+
+        keys, values = cache.keys_values  # 2 x (B, H, slots, D)
+        end = self.end + k.shape[2]
+        kept = D - D // 2  # channels that key_offset does not move to the next slot
+        moved = self.config.key_offset
+        keys[:, :, self.end : end, :kept] = k[..., :kept]
+        keys[:, :, self.end + moved : end + moved, kept:] = k[..., kept:]
+        values[:, :, self.end : end] = qkv[:, 2 * H :]
+        k = keys[:, :, self.oldest : end]  # (B, H, M, D)
+        v = values[:, :, self.oldest : end]  # (B, H, M, D)
 
         scores = q * D**-0.5 @ k.swapaxes(2, 3)  # (B, H, T, M)
         if mask is not None:
@@ -219,56 +242,33 @@ class Decoder:
             scores = scores - self.xp.amax(scores, -1, keepdims=True)  # (B, H, T, M)
         weights = self.xp.exp(scores)  # (B, H, T, M)
         y = (weights @ v) / weights.sum(-1)[..., None]  # (B, H, T, D)
-        y = y.swapaxes(1, 2).reshape(B, T, C)  # (B, T, C)
-        return block.proj(y)  # (B, T, C)
-
-    def store(self, cache: Cache, k: Array, v: Array) -> tuple[Array, Array]:
-        """Store the next keys and values, and return all to attend to: 2 x (B, H, T, D) -> 2 x (B, H, M, D)."""
-        T, D = k.shape[2:]
-        kept = D - D // 2
-        end = self.end + T
-        first = max(0, self.end + 1 - self.config.attention_window)
-        keys, values = cache.keys_values  # 2 x (B, H, slots, D)
-        keys[:, :, self.end : end, :kept] = k[..., :kept]
-        next_slot = self.end + self.config.key_offset
-        keys[:, :, next_slot : next_slot + T, kept:] = k[..., kept:]
-        values[:, :, self.end : end] = v
-        return keys[:, :, first:end], values[:, :, first:end]
-
-    def rotate(self, x: Array, rotation: Array) -> Array:
-        """Rotate pairs of channels by e^(i angle), as `gpt.attention.rotate`: (B, 2H, T, D) -> (B, 2H, T, D)."""
-        half = rotation.shape[-1]
-        rest = x[..., 2 * half :]  # (B, 2H, T, D - R)
-        # one product of complex numbers instead of four products of cos and sin
-        pairs = x[..., :half] + 1j * x[..., half : 2 * half]  # (B, 2H, T, R/2)
-        pairs = pairs * rotation  # (B, 2H, T, R/2)
-        return self.xp.concatenate((pairs.real, pairs.imag, rest), -1)  # (B, 2H, T, D)
+        y = y.swapaxes(1, 2).reshape(N, C)  # (N, C)
+        return block.proj(y)  # (N, C)
 
     def mlp(self, block: Block, x: Array, cache: Cache) -> Array:
-        """Return the output of `MLP`: (B, T, C) -> (B, T, C)."""
-        h = block.up(x)  # (B, T, 4C)
-        h = gelu(h) if self.config.activation == "gelu" else h.clip(0) ** 2  # (B, T, 4C)
-        y = block.down(h)  # (B, T, C)
+        """Return the output of `MLP`: (N, C) -> (N, C)."""
+        N, C = x.shape
+        h = block.up(x)  # (N, 4C)
+        h = gelu(h) if self.config.activation == "gelu" else h.clip(0) ** 2  # (N, 4C)
+        y = block.down(h).reshape(len(self.start), -1, C)  # (B, T, C)
+        T = y.shape[1]
         joined = self.xp.concatenate((cache.mlp, y), 1)  # (B, K - 1 + T, C)
-        cache.mlp = joined[:, x.shape[1] :]  # (B, K - 1, C)
-        reach = len(block.taps)  # K - 1
+        cache.mlp = joined[:, T:]  # (B, K - 1, C)
         for back, factors in enumerate(block.taps, 1):
-            y = y + factors * joined[:, reach - back : -back]  # (B, T, C)
-        return y
+            y = y + factors * joined[:, -T - back : -back]  # (B, T, C)
+        return y.reshape(N, C)  # (N, C)
 
     def norm(self, layer: Layer, x: Array) -> Array:
-        """Return layer norm or RMS norm with its gain and bias, as `NORMS`: (B, T, C) -> (B, T, C)."""
+        """Return layer norm or RMS norm with its gain and bias, as `NORMS`: (N, C) -> (N, C)."""
         if self.config.norm == "layernorm":
-            x = x - self.mean(x)
+            x = x - x @ self.average[x.shape[-1]]
         x = self.rms_norm(x, NORM_EPS) * layer.weight
         return x if layer.bias is None else x + layer.bias
 
     def rms_norm(self, x: Array, eps: float) -> Array:
-        return x / self.xp.sqrt(self.mean(x * x) + eps)
-
-    def mean(self, x: Array) -> Array:
-        """Return the mean of each vector, (..., C) -> (..., 1), as a product: `x.mean()` takes 4 times as long."""
-        return x @ self.average[x.shape[-1]]
+        """Return RMS norm without a gain: (..., C) -> (..., C)."""
+        mean_square = x * x @ self.average[x.shape[-1]]  # (..., 1)
+        return x / self.xp.sqrt(mean_square + eps)
 
 
 def gelu(x: Array) -> Array:

@@ -13,7 +13,7 @@ from threadpoolctl import threadpool_limits
 
 from base.options import check, option
 from base.processes import cores
-from gpt.inference.decoder import CHUNK, Decoder
+from gpt.inference.decoder import Decoder
 from gpt.inference.weights import Weights, weights_of
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ BLOCK = 256  # random numbers generated at once
 MIN_ROWS = 8  # fewer texts are not worth another thread
 MAX_ROWS = 64  # largest batch of texts in a thread
 MAX_ROWS_GPU = 1024  # largest batch of texts on a GPU
-MAX_CACHE = 2**29  # bytes of keys and values per thread
+MAX_CACHE = 2**29  # bytes of keys and values per thread, without spare room of at most a quarter
 Result = TypeVar("Result")
 
 
@@ -135,9 +135,8 @@ def generate_many(
     after each token; `progress` then gets the number of new tokens, possibly in another thread.
     """
     config = weights.config
-    slots = config.attention_window + CHUNK
     # of one text
-    cache_bytes = 2 * config.layers * slots * config.dim * weights.dtype.itemsize
+    cache_bytes = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
     # Only NumPy: on MPS torch aborts the process if two threads use it.
     threads = cores() if weights.numpy else 1
     if weights.cuda:

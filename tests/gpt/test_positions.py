@@ -29,7 +29,7 @@ def test_tables_and_the_decoder_hold_the_angles(positions: str) -> None:
     else:
         waves = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(FAR), -1)
         weights.embedding[:] = 0  # what is left are the positions
-        encoded = decoder.embed(np.zeros_like(places), places)[0]
+        encoded = decoder.embed(np.zeros_like(places), places)
         found, wanted = [*tables, encoded], [waves, waves / config.dim**0.5]
     for one, other in zip(found, wanted, strict=True):
         assert (

@@ -97,8 +97,14 @@ def test_every_place_equals_one_forward_pass_by_torch(config: ModelConfig) -> No
 def test_texts_of_different_lengths_side_by_side(config: ModelConfig) -> None:
     T = config.context
     lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
-    decoder = Decoder(weights(config), len(lengths))
     texts = [text(config, seed) for seed in range(len(lengths))]
+    for length in set(lengths):  # prompts of one length, all places of all rows
+        logits = Decoder(weights(config), len(texts)).read(
+            np.stack([each[:length] for each in texts])
+        )
+        for row, result in enumerate(logits):
+            same(result, expected(config, row)[:length])
+    decoder = Decoder(weights(config), len(lengths))
     logits = decoder.begin([each[:length] for each, length in zip(texts, lengths, strict=True)])
     for row, length in enumerate(lengths):
         same(logits[row], expected(config, row)[length - 1])
