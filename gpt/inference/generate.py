@@ -113,7 +113,7 @@ def stream(
         random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)
     ]
     decoder = Decoder(weights, len(prompts))
-    logits = decoder.begin(list(prompts))  # (B, V)
+    logits = decoder.begin(prompts)  # (B, V)
     for k in range(count):
         if k % BLOCK == 0:
             numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
@@ -139,7 +139,7 @@ def generate_many(
     cache_bytes = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
     # Only NumPy: on MPS torch aborts the process if two threads use it.
     threads = cores() if weights.numpy else 1
-    if weights.cuda:
+    if str(weights.device).startswith("cuda"):
         import torch
 
         free, _ = torch.cuda.mem_get_info(weights.device)

@@ -40,26 +40,25 @@ class Block(NamedTuple):
 
 
 class Weights:
-    """The weights of a model from its state dict, which has only arrays or only tensors, float32 or float64."""
+    """The weights of a model from its state dict, which has only arrays or only tensors, float32 or float64.
+
+    They are as in the state dict, except for the order of the channels of queries and keys, see
+    `adjacent_pairs`.
+    """
 
     def __init__(self, config: ModelConfig, state: Mapping[str, Array]) -> None:
         def layer(name: str) -> Layer:
-            weight = state[f"{name}.weight"]  # (out, in), or (C,) of a norm
-            bias = state.get(f"{name}.bias")
-            if name.endswith("qkv"):
-                weight = weight[order]  # (3C, C)
-                bias = None if bias is None else bias[order]  # (3C,)
+            weight = self.state[f"{name}.weight"]  # (out, in), or (C,) of a norm
             if weight.ndim == 2:
                 weight = weight.T  # (in, out)
-            return Layer(weight, bias)
+            return Layer(weight, self.state.get(f"{name}.bias"))
 
         self.config = config
-        self.state = state
+        self.state = dict(state)
         self.embedding = state["embedding.weight"]  # (V, C)
         self.dtype = np.dtype(str(self.embedding.dtype).removeprefix("torch."))
         self.numpy = isinstance(self.embedding, np.ndarray)
-        self.device = None if self.numpy else self.embedding.device
-        self.cuda = not self.numpy and self.embedding.is_cuda
+        self.device = self.embedding.device
         # the library: the decoder calls only functions that have one name in both
         self.xp: Any = np
         if not self.numpy:
@@ -67,6 +66,9 @@ class Weights:
 
             self.xp = torch
         order = self.to_array(adjacent_pairs(config))  # (3C,)
+        for name, value in state.items():
+            if ".attention.qkv." in name:
+                self.state[name] = value[order]  # (3C, C), or (3C,) of a bias
         self.blocks: list[Block] = []
         for i in range(config.layers):
             name = f"blocks.{i}"
@@ -96,15 +98,15 @@ class Weights:
 
 
 def adjacent_pairs(config: ModelConfig) -> np.ndarray:
-    """Return indices, (3C,), of queries, keys and values with the channels i and i + R/2, which are rotated, adjacent.
+    """Return an order, (3C,), of the outputs of `qkv` in which the two channels that are rotated together are adjacent.
 
-    A pair can then be multiplied as one complex number, which saves 7 % of the time of one text.
+    The decoder multiplies them as one complex number, which saves 7 % of the time of one text. The
+    products of queries and keys do not depend on the order.
     """
-    H = config.heads
     R = config.rotary_dims
-    order = np.arange(3 * config.dim).reshape(3, H, -1)  # (3, H, D)
-    halves = order[:2, :, :R].reshape(2, H, 2, R // 2)  # (2, H, 2, R/2)
-    order[:2, :, :R] = halves.swapaxes(2, 3).reshape(2, H, R)  # (2, H, R/2, 2) -> (2, H, R)
+    order = np.arange(3 * config.dim).reshape(3, config.heads, -1)  # (3, H, D)
+    pairs = np.arange(R).reshape(2, R // 2).T.reshape(-1)  # (R,): 0, R/2, 1, R/2 + 1, ...
+    order[:2, :, :R] = order[:2, :, pairs]
     return order.reshape(-1)  # (3C,)
 
 
