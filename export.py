@@ -13,7 +13,7 @@ if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
 from base.command_line import Parser, main, output_path
 from base.errors import InputError, describe_os_error, printable
 from base.files import atomic
-from base.jobs import run_directory
+from base.jobs.run_directory import find
 from base.progress import Progress
 from gpt.model_file import read
 from gpt.tokenizer import tokenizer_from
@@ -75,7 +75,7 @@ def run(options: argparse.Namespace) -> None:
         value = getattr(options, option)
         if value is not None and options.to != "web":
             raise InputError(f"--{option} {value}: only works with --to web, not {options.to}")
-    model = run_directory.find_model(options.source)
+    model = find(options.source, "model")
     if suffix:
         target = output_path(options.out, "OUT", [model], overwrite=options.overwrite)
     else:

@@ -7,9 +7,10 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 from typing import NamedTuple, TextIO
 
@@ -29,17 +30,18 @@ from base.command_line import (
     writing_to,
 )
 from base.errors import InputError, for_output, one_line, printable
-from base.jobs import run_directory
+from base.jobs.run_directory import Run, find
 from base.options import unescaped
 from base.progress import Progress, count, hidden
-from data.novelty import repeats
+from data.novelty import Copy, longest_copies, repeats, skipped
 from gpt.inference.continuation import Continuation, beginning, find_stop, readable
 from gpt.inference.generate import TEMPERATURE, SamplingParams, generate_many, stream
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
-from reports.novelty_lines import Novelty, compare, print_copies, print_new, training_text
 
 TRIES = 3  # texts that --new tries for each one that it should write
+MAX_LISTED = 20  # texts whose longest copies are printed one by one
+MAX_SHOWN = 80  # characters of a copy in a line
 
 
 class Sample(NamedTuple):
@@ -60,6 +62,12 @@ class Sample(NamedTuple):
         return document if document.strip() else ""
 
 
+class Novelty(NamedTuple):
+    tokens: np.ndarray  # of the text, (n,)
+    copy: Copy  # the longest one from the training text
+    new: bool | None  # whether the training text lacks the document; None unless it is complete
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A model, and the options of how it writes texts."""
@@ -69,6 +77,7 @@ class Sampler:
     options: argparse.Namespace
     document: str  # what a document of the training text is called: line or document
     end: str  # the end mark of its documents, "" if it is not divided into documents
+    trained: np.ndarray | None  # (N,), the training text, for --new and --novelty
 
     @property
     def stops_at_end(self) -> bool:
@@ -94,7 +103,8 @@ class Sampler:
         stops = [*options.stop]
         if self.stops_at_end:
             stops.append(self.end)
-        texts = [Continuation(self.tokenizer, stops, prompt) for prompt in prompts]
+        kept = options.stop if options.keep_stop else []
+        texts = [Continuation(self.tokenizer, stops, prompt, kept) for prompt in prompts]
         encoded = list(map(self.encode, prompts))  # (T0,) each
         for tokens in stream(self.weights, encoded, options.num_chars, params, seeds):
             for text, token in zip(texts, tokens.tolist(), strict=True):
@@ -107,8 +117,8 @@ class Sampler:
             text.close()
         yield texts
 
-    def generate(self, rows: list[tuple[str, int]]) -> Iterator[Sample]:
-        """Yield a sample for each of `rows`, which are pairs (prompt, seed)."""
+    def generate(self, rows: list[tuple[str, int]]) -> Iterator[list[Sample]]:
+        """Yield the samples of `rows`, which are pairs (prompt, seed), in the parts in which they are completed."""
         prompts = [prompt for prompt, _ in rows]
         seeds = [seed for _, seed in rows]
 
@@ -118,42 +128,48 @@ class Sampler:
         remaining = iter(rows)
         with Progress("writing", len(rows) * self.options.num_chars) as bar:
             for texts in generate_many(continue_part, len(rows), self.weights, bar.update):
-                for text in texts:
-                    prompt, seed = next(remaining)
-                    yield Sample(prompt, seed, text)
+                yield [Sample(*next(remaining), text) for text in texts]
 
-    def generate_new(self, rows: list[tuple[str, int]], trained: np.ndarray) -> Iterator[Sample]:
-        """Yield a new document for each of `rows`, with another seed if the first one repeats the training text, (N,).
+    def generate_new(self, rows: list[tuple[str, int]]) -> Iterator[list[Sample]]:
+        """Yield a new document for each of `rows`, with another seed if the first one repeats the training text.
 
         The documents differ. The tries of a prompt have successive seeds, and there are at most
         `TRIES` for each row.
         """
-        end = self.tokenizer.encode(self.end)
         max_tries = TRIES * len(rows)
         tries = 0
         num_cut = 0
+        num_stopped = 0
         written = set[str]()
         while rows and tries < max_tries:
-            samples = list(self.generate(rows[: max_tries - tries]))
-            tries += len(samples)
-            num_cut += count_cut(samples)
-            documents = [sample.document(self.end) for sample in samples]
-            repeated = repeats(list(map(self.tokenizer.encode, documents)), trained, end)
+            batch = rows[: max_tries - tries]
+            tries += len(batch)
             rows = []
-            for sample, document, is_known in zip(samples, documents, repeated, strict=True):
-                if not document or is_known or document in written:
-                    # so that no seed of a prompt is used twice
-                    rows.append((sample.prompt, sample.seed + self.options.num_samples))
-                else:
-                    written.add(document)
-                    yield sample
+            for part in self.generate(batch):
+                documents = [sample.document(self.end) for sample in part]
+                new = []
+                for sample, document, is_known in zip(
+                    part, documents, self.repeats(documents), strict=True
+                ):
+                    stopped_by = sample.text.stopped_by
+                    num_cut += not stopped_by
+                    num_stopped += bool(stopped_by) and self.end not in stopped_by
+                    if not document or is_known or document in written:
+                        # so that no seed of a prompt is used twice
+                        rows.append((sample.prompt, sample.seed + self.options.num_samples))
+                    else:
+                        written.add(document)
+                        new.append(sample)
+                yield new
         line = f"{len(written):,} of {count(tries, self.document)} tried are new"
         if num_cut:
             line += f", {num_cut:,} reached --num-chars {self.options.num_chars} before the end"
+        if num_stopped:
+            line += f", {num_stopped:,} ended at --stop before the end"
         print(line, file=sys.stderr)
 
     def show(self, prompt: str, seed: int, out: TextIO) -> Continuation:
-        """Print a prompt and its continuation as it grows, and return the continuation."""
+        """Print a prompt and its continuation as it grows, in a line, and return the continuation."""
         out.write(for_output(readable(prompt, self.end), out))
         out.flush()
         printed = 0  # pieces of the text
@@ -163,13 +179,55 @@ class Sampler:
             if pieces:
                 out.write(for_output(readable(pieces, self.end), out))
                 out.flush()
+        out.write("\n")
+        out.flush()
         return text
 
-    def compare(self, samples: list[Sample], trained: np.ndarray) -> list[Novelty]:
-        """Compare samples with the training text, (N,)."""
-        texts = [sample.text.text for sample in samples]
+    def repeats(self, documents: list[str]) -> list[bool]:
+        """Return for each document whether the training text contains it; an incomplete one is ""."""
+        assert self.trained is not None
+        encode = self.tokenizer.encode
+        return repeats(list(map(encode, documents)), self.trained, encode(self.end))
+
+    def compare(self, samples: list[Sample]) -> list[Novelty]:
+        """Compare samples with the training text, or return [] if `--novelty` does not ask for it."""
+        if self.trained is None or not self.options.novelty:
+            return []
+        encoded = [self.tokenizer.encode(sample.text.text) for sample in samples]
+        copies = longest_copies(encoded, self.trained)
         documents = [sample.document(self.end) for sample in samples]
-        return compare(texts, documents, trained, self.tokenizer, self.end)
+        novelties = []
+        for tokens, copy, document, is_known in zip(
+            encoded, copies, documents, self.repeats(documents), strict=True
+        ):
+            new = not is_known if document else None
+            novelties.append(Novelty(tokens, copy, new))
+        return novelties
+
+    def print_novelty(self, novelties: list[Novelty]) -> None:
+        """Print the longest copy of each text to stderr, of many the median and the longest; how many are new."""
+        unit = self.tokenizer.unit
+        lengths = [novelty.copy.length for novelty in novelties]
+        listed = list(enumerate(novelties, start=1))
+        if len(novelties) > MAX_LISTED:
+            median = f"longest copy: median {np.median(lengths):g} {unit}s"
+            print(f"{median}, and the longest of all:", file=sys.stderr)
+            listed = [listed[int(np.argmax(lengths))]]
+        for row, (tokens, (begin, length), _) in listed:
+            line = f"{row}: " if len(novelties) > 1 else ""
+            line += f"longest copy: {length:,} of {count(len(tokens), unit)}"
+            passage = self.tokenizer.decode(tokens[begin : begin + length])
+            if passage:
+                escaped = json.dumps(passage[:MAX_SHOWN], ensure_ascii=False)[1:-1]  # no quotes
+                dots = "…" if len(passage) > MAX_SHOWN else ""
+                line += f', "{printable(escaped)}{dots}"'
+            print(line, file=sys.stderr)
+        if self.stops_at_end:
+            complete = [novelty.new for novelty in novelties if novelty.new is not None]
+            new = sum(complete)
+            verb = "is" if new == 1 else "are"
+            documents = count(len(complete), f"complete {self.document}")
+            print(f"{new:,} of {documents} {verb} new", file=sys.stderr)
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -220,6 +278,11 @@ def make_parser() -> Parser:
     end += "; if TEXT begins in the prompt, nothing is written after the prompt"
     add("--stop", type=unescaped, metavar="TEXT", action="append", default=[], help=end)
     add(
+        "--keep-stop",
+        action="store_true",
+        help="write the TEXT of --stop, too, where it ends the text",
+    )
+    add(
         "--no-stop",
         action="store_true",
         help="with a model trained on documents: continue after the end of one",
@@ -246,28 +309,30 @@ def make_parser() -> Parser:
 
 
 def sample(options: argparse.Namespace) -> None:
-    options.checkpoint = run_directory.find_model(options.checkpoint)
+    options.checkpoint = find(options.checkpoint, "model")
     check_options(options)
     weights, meta = load_weights(options.checkpoint, options.device)
     tokenizer = tokenizer_from(meta["vocabulary"])
     documents = meta["documents"] or {"kind": "", "end": ""}
     document = "line" if documents["kind"] == "line" else "document"
-    sampler = Sampler(weights, tokenizer, options, document, documents["end"])
     checkpoint = printable(options.checkpoint)
-    if options.new and not sampler.end:
+    if options.new and not documents["end"]:
         raise InputError(
             f"--new: {checkpoint} was not trained on documents (data.documents, data.field)"
         )
+    prompts = []
+    if not options.interactive:
+        prompts = all_prompts(options, tokenizer, meta["documents"])
+    trained = None
+    if options.new or options.novelty:
+        option = "--new" if options.new else "--novelty"
+        trained = read_training_text(options.checkpoint, option, tokenizer.unit)
+    sampler = Sampler(weights, tokenizer, options, document, documents["end"], trained)
     if options.interactive:
         keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
         print(f"{checkpoint}, step {meta['step']}; {keys}", file=sys.stderr)
         converse(sampler)
         return
-    prompts = all_prompts(options, tokenizer, meta["documents"])
-    trained = None
-    if options.new or options.novelty:
-        option = "--new" if options.new else "--novelty"
-        trained = training_text(options.checkpoint, option, tokenizer.unit)
     if options.seed is None:
         options.seed = secrets.randbits(32)
     output: AbstractContextManager[TextIO] = nullcontext(sys.stdout)
@@ -277,18 +342,11 @@ def sample(options: argparse.Namespace) -> None:
     rows: list[tuple[str, int]] = []
     for prompt in prompts:
         rows += [(prompt, options.seed + number) for number in range(options.num_samples)]
-    novelties: list[Novelty] = []
     with output as out:
         print(f"{checkpoint}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
-        if len(rows) == 1 and not options.json and not options.new:
-            samples = [write_one(sampler, *rows[0], out)]
-        else:
-            samples, novelties = write_all(sampler, rows, trained, out)
-    if options.novelty and trained is not None:
-        novelties = novelties or sampler.compare(samples, trained)
-        print_copies(novelties, tokenizer)
-        if sampler.stops_at_end:
-            print_new(novelties, document)
+        novelties = write(sampler, rows, out)
+    if novelties:  # `--novelty`, unless the training text is too long
+        sampler.print_novelty(novelties)
 
 
 def check_options(options: argparse.Namespace) -> None:
@@ -301,8 +359,34 @@ def check_options(options: argparse.Namespace) -> None:
                 )
     if options.new and options.no_stop:
         raise InputError("--new: cannot be combined with --no-stop")
+    if options.keep_stop and not options.stop:
+        raise InputError("--keep-stop: needs --stop")
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
+
+
+def read_training_text(checkpoint: Path, option: str, unit: str) -> np.ndarray | None:
+    """Return the tokens of the training text of a model's run, (N,), for `--new` or `--novelty`.
+
+    If there are too many, `--new` is refused, and `--novelty` prints why and returns None.
+    """
+    from data.text import text_of_run  # needs a quarter of the start-up time
+
+    if not Run(checkpoint.resolve().parent.parent).config.is_file():
+        raise InputError(
+            f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown"
+        )
+    try:
+        trained = text_of_run(checkpoint).train
+    except InputError as error:
+        raise InputError(f"{option}: the training text cannot be read: {error}") from None
+    reason = skipped(trained, unit)
+    if not reason:
+        return trained
+    if option == "--new":
+        raise InputError(f"--new: {reason}")
+    print(f"longest copy: skipped, because {reason}", file=sys.stderr)
+    return None
 
 
 def all_prompts(
@@ -325,41 +409,34 @@ def all_prompts(
 def read_prompts(
     name: str, tokenizer: Tokenizer, rule_of_training: dict[str, str] | None
 ) -> list[str]:
-    """Return the prompts in a UTF-8 file or, if `name` is `-`, in standard input.
+    """Return the prompts in a UTF-8 file, which may be compressed, or, if `name` is `-`, in standard input.
 
     If the training text was divided, so is the file; otherwise it is one prompt.
     """
     # needs a tenth of the start-up time
-    from data.divide import DocumentRule, documents
-    from data.read import NotText, WrongEncoding, decode
+    from data.divide import DocumentRule, parts
+    from data.read import NotText, WrongEncoding
+    from reports.text_to_score import open_file
 
     # As in training, a byte model reads bytes, each of which is a character here.
     encoding = None if tokenizer.unit == "byte" else "utf-8"
-    try:
-        raw = sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()
-    except OSError as error:
-        raise InputError(f"--prompt-file {name}: {error.strerror}") from None
-    raw = raw.removeprefix(b"\xef\xbb\xbf")  # a byte order mark
-    if not raw:
-        raise InputError(f"--prompt-file {name}: is empty, must have at least one character")
-    file = io.BytesIO(raw)
     rule = DocumentRule(**rule_of_training) if rule_of_training else None
     # A prompt in a file that is not a table is the beginning of one row.
+    if rule and rule.kind == "row" and not rule.divides(name):
+        rule = None
     try:
-        if rule and (rule.kind != "row" or rule.divides(name)):
-            pairs = documents(file, name, rule, encoding)
-            texts = [text for _, text in pairs if text.strip()]
-        else:
-            texts = ["".join(decode(file, name, encoding))]
-    except (NotText, WrongEncoding):
+        with open_file(name, name) as (file, label):
+            texts = [text for _, text in parts(file, label, rule, encoding)]
+        if encoding is None:
+            texts = [text.encode("latin-1").decode("utf-8-sig") for text in texts]
+    except (NotText, WrongEncoding, UnicodeDecodeError):
         raise InputError(f"--prompt-file {name}: is not text in UTF-8") from None
-    if not texts:
-        raise InputError(f"--prompt-file {name}: has only whitespace, which is not a document")
-    if encoding is None:
-        try:
-            return [text.encode("latin-1").decode() for text in texts]
-        except UnicodeDecodeError as error:
-            raise InputError(f"--prompt-file {name}: is not UTF-8: {one_line(error)}") from None
+    except InputError as error:
+        raise InputError(f"--prompt-file {error}") from None
+    if not any(texts):
+        raise InputError(
+            f"--prompt-file {name}: is empty or blank, must have at least one character"
+        )
     return texts
 
 
@@ -378,56 +455,37 @@ def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[st
     return list(prompts)
 
 
-def write_one(sampler: Sampler, prompt: str, seed: int, out: TextIO) -> Sample:
-    """Continue a prompt, and write the text while it grows."""
-    text = sampler.show(prompt, seed, out)
-    out.write("\n")
-    out.flush()
-    return Sample(prompt, seed, text)
-
-
-def write_all(
-    sampler: Sampler, rows: list[tuple[str, int]], trained: np.ndarray | None, out: TextIO
-) -> tuple[list[Sample], list[Novelty]]:
-    """Write each text when it is complete, or all at the end if lines of JSON contain their novelties.
-
-    Return the samples and, if they were compared here, their novelties, otherwise [].
-    """
+def write(sampler: Sampler, rows: list[tuple[str, int]], out: TextIO) -> list[Novelty]:
+    """Write each text when it is complete, a single one while it grows; return what `Sampler.compare` does."""
     options = sampler.options
-    if options.new and trained is not None:
-        samples = sampler.generate_new(rows, trained)
-    else:
-        samples = sampler.generate(rows)
-    novelties: list[Novelty] = []
-    compared: Iterable[tuple[Sample, Novelty | None]] = ((sample, None) for sample in samples)
-    if options.json and options.novelty and trained is not None:
-        complete = list(samples)
-        novelties = sampler.compare(complete, trained)
-        compared = zip(complete, novelties, strict=True)
+    if len(rows) == 1 and not options.json and not options.new:
+        ((prompt, seed),) = rows
+        text = sampler.show(prompt, seed, out)
+        return sampler.compare([Sample(prompt, seed, text)])
+    parts = sampler.generate_new(rows) if options.new else sampler.generate(rows)
     separated = sampler.document != "line" or options.no_stop  # otherwise each text is one line
-    written: list[Sample] = []
-    for sample, novelty in compared:
-        written.append(sample)
-        if options.json:
-            line = as_json(sampler, sample, novelty)
-        else:
-            heading = f"--- {len(written)}\n" if separated else ""
-            line = for_output(
-                heading + readable(sample.prompt + sample.text.text, sampler.end), out
-            )
-        with hidden():
-            out.write(line + "\n")
-            out.flush()
-    num_cut = count_cut(written)
+    written = 0
+    num_cut = 0
+    novelties: list[Novelty] = []
+    for part in parts:
+        novelties_of_part = sampler.compare(part)
+        novelties += novelties_of_part
+        for sample, novelty in zip_longest(part, novelties_of_part):
+            written += 1
+            num_cut += not sample.text.stopped_by
+            if options.json:
+                line = as_json(sampler, sample, novelty)
+            else:
+                heading = f"--- {written}\n" if separated else ""
+                text_shown = readable(sample.prompt + sample.text.text, sampler.end)
+                line = for_output(heading + text_shown, out)
+            with hidden():
+                out.write(line + "\n")
+                out.flush()
     if num_cut and sampler.stops_at_end:
         reached = f"reached --num-chars {options.num_chars} before the end of a {sampler.document}"
-        print(f"{num_cut:,} of {count(len(written), 'text')} {reached}", file=sys.stderr)
-    return written, novelties
-
-
-def count_cut(samples: Iterable[Sample]) -> int:
-    """Return how many samples end because of their length."""
-    return sum(not sample.text.stopped_by for sample in samples)
+        print(f"{num_cut:,} of {count(written, 'text')} {reached}", file=sys.stderr)
+    return novelties
 
 
 def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
@@ -452,6 +510,8 @@ def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
 def converse(sampler: Sampler) -> None:
     """Ask for prompts in the terminal and continue each, until the input ends (Ctrl-D)."""
     options = sampler.options
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")  # then such a character is refused in a line
     with suppress(ImportError):
         import readline  # noqa: F401 - adds history and line editing to input()
     while True:
@@ -461,7 +521,7 @@ def converse(sampler: Sampler) -> None:
                 continue
             seed = secrets.randbits(32) if options.seed is None else options.seed
             sampler.show(prompt, seed, sys.stdout)
-            print(f"\n[seed {seed}]")
+            print(f"[seed {seed}]")
         except EOFError:
             print()
             return

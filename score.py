@@ -1,6 +1,7 @@
 """Measure how well a model predicts a text: `python score.py MODEL FILE` prints nats and bits per character."""
 
 import argparse
+import math
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +13,7 @@ if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
 
 from base.command_line import Parser, add_device, add_unknown, main, number, writing_to
 from base.errors import InputError, nearest, printable
-from base.jobs.run_directory import Run, find_model, named, trials_of
+from base.jobs.run_directory import Run, find, matching, path_of
 from base.processes import keep_freed_memory
 from base.progress import Progress
 
@@ -40,11 +41,9 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     split = "score a split of the run's text instead of a file; for a sweep or a pattern, score all its runs"
     add("--split", choices=("validation", "test"), help=split)
     add("--compare", metavar="OTHER", help="score a second model or run on the same text")
-    window = "context of each character: windows that are disjoint, begin at documents or overlap (strided), or as "
-    window += (
-        "sample.py reads (sample); default: documents for a list, otherwise disjoint, then strided"
-    )
-    add("--window", choices=("disjoint", "documents", "strided", "sample"), help=window)
+    window = "context of each character: windows that are disjoint, begin at documents or overlap (strided); default: "
+    window += "documents for a list, otherwise disjoint, then strided"
+    add("--window", choices=("disjoint", "documents", "strided"), help=window)
     stride = "tokens from the start of one strided window to the next (default: context / 2)"
     add("--stride", type=number(int, 1, 2**20), metavar="N", help=stride)
     context = "context length in tokens (default: the model's)"
@@ -78,7 +77,11 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 def run(options: argparse.Namespace) -> None:
     """Find the models, check the options, and score the text."""
-    trials = trials_of(options.checkpoint) if options.split else []
+    path = path_of(options.checkpoint)
+    trials = list[Run]()
+    if options.split and (Run(path).is_sweep or not os.path.exists(path)):
+        runs = [run for run in matching(options.checkpoint) if run.bpc < math.inf]
+        trials = sorted(runs, key=lambda run: run.directory)
     details = (
         options.compare, options.per_char, options.html, options.per_document, options.csv
     )  # fmt: skip
@@ -89,7 +92,7 @@ def run(options: argparse.Namespace) -> None:
     names = [options.checkpoint]
     if options.compare is not None:
         names.append(options.compare)
-    checkpoints = [find_model(name) for name in names]
+    checkpoints = [find(name, "model") for name in names]
     check_options(options)
     # The output names the trial that stands for a sweep.
     options.checkpoint = best_trial(options.checkpoint, checkpoints[0])
@@ -146,7 +149,7 @@ def check_options(options: argparse.Namespace) -> None:
 
 def best_trial(name: str, model: Path) -> str:
     """Return `name` or, if it is that of a sweep, the name of its best trial, which `model` belongs to."""
-    if not Run(named(name)).is_sweep:
+    if not Run(path_of(name)).is_sweep:
         return name
     trial = Run(model.parent.parent).name
     print(f"{printable(name)}: its best trial is {printable(trial)}", file=sys.stderr)
@@ -159,8 +162,9 @@ def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
     The tables contain what `run` stores in the summary.json of each run.
     """
     for trial in trials:
-        # as its validation loss was measured
-        window = options.window or trial.summary.mode or "disjoint"
+        window = options.window
+        if window is None and options.stride is None:  # as its validation loss was measured
+            window = trial.summary.mode or "disjoint"
         run(argparse.Namespace(**vars(options) | {"checkpoint": str(trial), "window": window}))
     from sweeps.table import leaderboard, table_of_runs, write_page, write_table  # loads Hydra
 
@@ -170,7 +174,7 @@ def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
             table = write_table(folder, {}, {})  # of the trials that it lists
             write_page(folder, table)
             tables.append(table)
-    is_sweep = Run(named(options.checkpoint)).is_sweep
+    is_sweep = Run(path_of(options.checkpoint)).is_sweep
     # The trials of a sweep have one table.
     comparison = leaderboard(*tables) if is_sweep else table_of_runs(trials)
     print(f"\n{comparison}")

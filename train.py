@@ -3,7 +3,6 @@
 import gc
 import os
 import sys
-import time
 
 if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
@@ -19,10 +18,8 @@ from conf.overrides import read_command
 from sweeps.sweep import begin_sweep, combinations
 from sweeps.table import run_list, table_of_runs
 from training import run
-from training.resume import compose_command
-
-# The imports above count towards a time limit. They took about the CPU time that was used so far.
-STARTED = time.perf_counter() - time.process_time()
+from training.begin import compose_command
+from training.errors import Stopped
 
 
 def cli() -> int:
@@ -35,6 +32,8 @@ def interruptible() -> int | None:
     """Do what the command line says, unlock the directory of the run, and return the exit status."""
     try:
         return dispatch(sys.argv[1:])
+    except Stopped as stopped:
+        return int(stopped.status)
     except KeyboardInterrupt:
         log.error("\ninterrupted")
         return 130
@@ -68,7 +67,7 @@ def dispatch(arguments: list[str]) -> int | None:
     if command.show:
         print(run.show(settings, config), end="")
         return 0
-    return run.main(command, config, STARTED)
+    return run.main(command, config)
 
 
 def compare(patterns: list[str]) -> str:
@@ -88,5 +87,7 @@ def compare(patterns: list[str]) -> str:
 
 if __name__ == "__main__":
     status = cli()
+    if run.is_importing():  # such as after Ctrl-C
+        os._exit(status)
     gc.freeze()  # skip Python's search for reference cycles at exit, which takes over a second
     sys.exit(status)

@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterable
 from typing import TextIO
+from unicodedata import category
 
 HIDDEN = "***"  # replaces a password or a token
 # What nanoGPT and transformers call options of sample.py.
@@ -14,6 +15,7 @@ USER = r"[^/?#,\[\]\s:]*"
 PASSWORD = r"[^?#,\[\]\r\n]*"
 # words in the names of URL query parameters that are secret
 SECRET = "token|sig|credential|password|passwd|secret|key"
+JOINERS = "\N{ZERO WIDTH NON-JOINER}\N{ZERO WIDTH JOINER}"
 # An absolute path, an address, or an argument with either; neither 90/5/5 nor km/h is a place.
 PLACE = re.compile(r"""(^|[\s'"(\[,=])(/\S|~/|\\\\|[a-z]:[/\\])|://|data\.path=""", re.IGNORECASE)
 
@@ -118,10 +120,16 @@ def without_places(note: str) -> str:
 
 
 def printable(text: object) -> str:
-    """For one line or one cell: return `text`, `redacted`, with U+FFFD for line breaks and what is unprintable."""
-    return "".join(
-        char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in redacted(str(text))
-    )
+    """For one line or one cell: return `text`, `redacted`, with U+FFFD for line breaks and control characters.
+
+    Spaces of all widths and joiners stay, which `isprintable` refuses: French, Persian and emoji
+    need them.
+    """
+    letters = []
+    for letter in redacted(str(text)):
+        is_shown = letter.isprintable() or letter in JOINERS or category(letter) == "Zs"
+        letters.append(letter if is_shown else "\N{REPLACEMENT CHARACTER}")
+    return "".join(letters)
 
 
 def visible(text: str) -> str:

@@ -19,6 +19,8 @@ from base.errors import InputError
 SPINS = 3000
 
 STAT = Path("/proc/stat")
+# When this process began, as `time.perf_counter()` returns it: what it did so far was importing.
+BEGAN = time.perf_counter() - time.process_time()
 
 
 def command(program: str, *arguments: object) -> str:
@@ -33,6 +35,11 @@ def command(program: str, *arguments: object) -> str:
 def watch(folder: Path) -> str:
     """Return the log line that says how to watch the runs in a folder."""
     return f"watch      {command('tensorboard', '--logdir', folder.resolve())}"
+
+
+def elapsed() -> float:
+    """Return the seconds since this process began."""
+    return time.perf_counter() - BEGAN
 
 
 def cores() -> int:

@@ -29,14 +29,17 @@ LINE_SECONDS = 5.0  # seconds between lines where there is no terminal
 
 
 class Progress:
-    """Context manager that shows the progress of its block after `PATIENCE_SECONDS`, on rank 0 only.
+    """Context manager that shows the progress of its block after `patience` seconds, on rank 0 only.
 
     In a terminal, a thread shows a bar or, if `total` is 0, the elapsed time. Elsewhere it prints
     lines.
     """
 
-    def __init__(self, what: str, total: float = 0, unit: str = "") -> None:
+    def __init__(
+        self, what: str, total: float = 0, unit: str = "", patience: float | None = None
+    ) -> None:
         self.what = what
+        self.patience = PATIENCE_SECONDS if patience is None else patience
         self.total = total
         self.unit = unit
         self.count = 0.0
@@ -58,7 +61,7 @@ class Progress:
         self.count += done
 
     def _show(self) -> None:
-        if self._over.wait(PATIENCE_SECONDS):
+        if self._over.wait(self.patience):
             return
         with suppress(OSError):  # the reader of standard error has left
             if sys.stderr.isatty():
@@ -75,7 +78,7 @@ class Progress:
             leave=False, file=sys.stderr, dynamic_ncols=True, bar_format=shape,
             delay=1e-9,  # no first bar with a wrong elapsed time
         ) as bar:  # fmt: skip
-            bar.start_t -= PATIENCE_SECONDS  # the work began before the wait
+            bar.start_t -= self.patience  # the work began before the wait
             while True:
                 bar.n = min(self.count, self.total or self.count)
                 bar.refresh()

@@ -11,16 +11,24 @@ positions, too. The number of the round is the seed. `--speed` trains nothing: i
 backward of the default model in bf16, not compiled, and prints ratios to rotary's.
 """
 
+import math
 import re
 import tempfile
 import time
+from contextlib import chdir
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from measuring import QUICK, ROOT, in_turn, make_parser, print_table, ratios, run, spread
 
+from data.text import text_of_run
 from gpt import GPT, ModelConfig
+from gpt.inference.decoder import Decoder
+from gpt.inference.weights import load_weights
 
 BARE = ("model.key_offset=false", "model.token_shift=false", "model.conv_taps=1")
 KINDS = ("rotary", "learned", "sinusoidal", "none")
@@ -38,11 +46,7 @@ def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[
     With a `learned` table of positions, the losses beyond the training context are None.
     """
     longer = (2 * context, 4 * context)
-    options = [
-        "--window disjoint",
-        *(f"--window disjoint --context {T}" for T in longer),
-        "--window sample",
-    ]
+    options = ["--window disjoint", *(f"--window disjoint --context {T}" for T in longer)]
     found: list[float | None] = []
     with tempfile.TemporaryDirectory() as folder:
         run([ROOT / "train.py", "name=run", f"seed={seed}", *settings], folder)
@@ -54,7 +58,21 @@ def losses(settings: list[str], context: int, learned: bool, seed: int) -> list[
                 [ROOT / "score.py", "run", "--split", "validation", *option.split()], folder
             )
             found.append(float(re.findall(r" (\d+\.\d+)", printed.splitlines()[-1])[0]))
+        with chdir(folder):
+            found.append(loss_as_sampled(Path("runs/run/checkpoints/best.safetensors")))
     return found
+
+
+def loss_as_sampled(checkpoint: Path) -> float:
+    """Return the loss of the validation split in nats per character, read with the window rule of the decoder."""
+    weights, _ = load_weights(checkpoint, "cpu")
+    decoder = Decoder(weights)
+    tokens = torch.from_numpy(text_of_run(checkpoint).validation.astype(np.int64))  # (N,)
+    nats = math.log(len(weights.embedding))  # of the first token
+    for inputs, targets in zip(tokens[:-1].split(2048), tokens[1:].split(2048), strict=True):
+        logits = torch.from_numpy(decoder.read(inputs[None].numpy())[0])  # (T, V)
+        nats += F.cross_entropy(logits, targets, reduction="sum").item()
+    return nats / len(tokens)
 
 
 def seconds(model: GPT, batch: int, _: int) -> float:

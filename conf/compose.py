@@ -22,7 +22,7 @@ from omegaconf.errors import (
 )
 
 from base.errors import InputError, one_line
-from base.jobs.run_directory import find_model
+from base.jobs.run_directory import find
 from base.options import spell, wrong_value
 from conf.keys import CONF, FOLDERS, KEYS, VERBATIM, groups, nearest_key
 from conf.overrides import check_classless, parse
@@ -39,7 +39,7 @@ def compose(arguments: Sequence[str]) -> Config:
         from gpt.model_file import read_description  # loads NumPy
 
         try:
-            model, meta = read_description(find_model(config.init_from))
+            model, meta = read_description(find(config.init_from, "model"))
         except InputError:
             # Reported when the model is loaded: a run that resumes from its checkpoint needs no
             # model.

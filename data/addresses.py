@@ -3,25 +3,23 @@
 import errno
 import hashlib
 import os
-from functools import cache
+from functools import partial
 from pathlib import Path
 
 import aiohttp
 import fsspec
-from filelock import FileLock
 from fsspec.callbacks import Callback
 
-from base.errors import InputError, describe_os_error, nearest, one_line, printable
-from base.files import atomic, remove_unfinished
+from base.errors import InputError, nearest, one_line, printable
 from base.log import log
 from base.progress import Progress
+from data.cache import make_once
 
 # Without this, a whole file must arrive within 300 s and HTTPS_PROXY is ignored.
 WEB = {
     "timeout": aiohttp.ClientTimeout(total=None, sock_connect=30, sock_read=30),
     "trust_env": True,
 }
-remove_unfinished_once = cache(remove_unfinished)  # because it lists the whole folder
 
 
 def fetch(address: str, folder: Path, sha256: str = "") -> Path:
@@ -36,22 +34,11 @@ def fetch(address: str, folder: Path, sha256: str = "") -> Path:
         if not sha256:
             log.info(f"{printable(address)} is read from its copy {printable(copy)}")
         return copy
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        # The mode lets a group share the lock, whatever the umask of its first user.
-        lock = FileLock(folder / ".lock", mode=0o664)
-        with Progress("downloading the text", unit="B") as progress, lock:
-            remove_unfinished_once(folder)
-            if not copy.exists():  # another process may have just downloaded it
-                with atomic(copy) as temporary:
-                    _download(address, temporary, sha256, progress)
-    except OSError as error:
-        reason = describe_os_error(error, copy)
-        raise InputError(reason, advice="data.cache_dir= sets another folder") from error
+    make_once(copy, partial(_download, address, sha256), "downloading the text")
     return copy
 
 
-def _download(address: str, target: Path, sha256: str, progress: Progress) -> None:
+def _download(address: str, sha256: str, target: Path, progress: Progress) -> None:
     """Download one file to `target`; an `OSError` is about `target`, an `InputError` about the address."""
 
     def show(size: int | None, received: int) -> None:

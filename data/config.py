@@ -86,10 +86,10 @@ class DataConfig:
                 "three fractions [train,validation,test] that add up to 1, the first two above 0"
             )
             raise InputError(f"data.split={self.split}: must be {needed}")
-        if self.test is not None and self.validation is None:
-            raise InputError(
-                f"data.test={self.test}: needs data.validation=, the text for validation"
-            )
+        for key, needed in (("test", "validation"), ("validation", "path"), ("field", "path")):
+            value = getattr(self, key)
+            if value is not None and getattr(self, needed) is None:
+                raise InputError(f"data.{key}={value}: needs data.{needed}=")
         try:
             codecs.lookup(self.encoding)
         except LookupError:

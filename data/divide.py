@@ -6,7 +6,7 @@ from typing import IO
 
 from base.options import unescaped
 from data.config import DOCUMENT_ENDS, END, DataConfig
-from data.read import Tick, chunks, decode, no_tick, suffix
+from data.read import Tick, chunks, decode, lines, no_tick, suffix
 from data.tables import TABLES, fields
 
 
@@ -76,6 +76,21 @@ def documents(
     yield from divide(decode(file, label, encoding, tick, option), rule, encoding)
 
 
+def parts(
+    file: IO[bytes],
+    label: str,
+    rule: DocumentRule | None,
+    encoding: str | None,
+    tick: Tick = no_tick,
+    option: str = "data.encoding=",
+) -> list[tuple[int, str]]:
+    """Return the `documents` of a file that are not blank or, without a rule, the whole text as one pair (1, text)."""
+    if rule is None:
+        return [(1, "".join(decode(file, label, encoding, tick, option)))]
+    pairs = documents(file, label, rule, encoding, tick, option)
+    return [(line, text) for line, text in pairs if text.strip()]
+
+
 def divide(
     texts: Iterable[str], rule: DocumentRule, encoding: str | None = "utf-8"
 ) -> Iterator[tuple[int, str]]:
@@ -86,33 +101,15 @@ def divide(
         separator = rule.name if encoding else rule.name.encode().decode("latin-1")
         yield from _parts(texts, separator)
     elif rule.kind == "line":
-        yield from ((line, text.removesuffix("\r")) for line, text in _lines(texts))
+        yield from ((line, text.removesuffix("\r")) for line, text in enumerate(lines(texts), 1))
     else:
-        yield from _paragraphs(_lines(texts))
+        yield from _paragraphs(enumerate(lines(texts), 1))
 
 
-def _lines(texts: Iterable[str]) -> Iterator[tuple[int, str]]:
-    line = 1
-    pieces: list[str] = []  # of the line that is not complete
-    for text in texts:
-        first, *others = text.split("\n")
-        pieces.append(first)
-        if not others:
-            continue
-        *complete, rest = others
-        yield line, "".join(pieces)
-        yield from enumerate(complete, line + 1)
-        line += 1 + len(complete)
-        pieces = [rest]
-    last = "".join(pieces)
-    if last:
-        yield line, last
-
-
-def _paragraphs(lines: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def _paragraphs(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
     paragraph: list[str] = []
     begin = 1
-    for line, text in lines:
+    for line, text in numbered:
         if text and not text.isspace():
             if not paragraph:
                 begin = line

@@ -7,25 +7,23 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from functools import partial
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
 import numpy as np
-from filelock import FileLock
 
 from base.errors import InputError, nearest, printable
-from base.files import atomic, remove_unfinished
 from base.progress import Progress, count
+from data.cache import make_once
 from data.config import DOCUMENT_ENDS, END
 from data.divide import DocumentRule, documents
-from data.find import Corpus
+from data.find import Corpus, without_binary
 from data.ngrams import MOST_LINES, are_sorted, losses_of_passages
-from data.read import SourceFile, Tick
+from data.read import SourceFile, Tick, WrongEncoding
 from data.seen import MAX_HASHES, FileHash
-from data.split import ORDER, SPLITS, describe_files, is_by_file, split_documents, split_files
+from data.split import ORDER, SPLITS, is_by_file, split_documents, split_files
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, UnknownCharacter
 
 # Parts of the fingerprint: increment them when the same text would be encoded or split differently,
@@ -115,37 +113,37 @@ class Encoder:
 def encode(
     corpus: Corpus, rule: DocumentRule | None, shares: list[float], extra_chars: str, folder: Path
 ) -> None:
-    """Encode a corpus into `folder`. If several processes need it, one encodes and the others wait."""
+    """Encode a corpus into `folder`, unless another process has just done it."""
     stamps = corpus.stamps()
+    size = sum(size for size, _ in stamps)  # bytes on disk, before decompression
     changed = InputError(f"{corpus.name}: was changed while it was being read; start again")
+
+    def make(unfinished: Path, progress: Progress) -> None:
+        for other in folder.parent.glob(f"{folder.name.partition('-')[0]}-*"):
+            shutil.rmtree(other)  # of an earlier state of the same files
+        unfinished.mkdir()
+        texts = without_binary(corpus, bool(rule and rule.kind == "row"))
+        encoder = Encoder(texts, extra_chars, unfinished, progress)
+        if rule:
+            meta = encode_documents(encoder, rule, shares)
+        else:
+            meta = encode_files(encoder, shares)
+        meta["notes"] = [*texts.notes[len(corpus.notes) :], *meta["notes"]]
+        if corpus.stamps() != stamps:
+            raise changed
+        (unfinished / "meta.json").write_text(json.dumps(meta), encoding="ascii")
+
     passes = 1 if rule else 2
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with (
-            Progress("encoding", passes * corpus.size(), "B") as progress,
-            FileLock(folder.parent / ".lock", mode=0o664),
-        ):
-            if is_whole(folder):  # another process has just encoded it
-                return
-            remove_unfinished(folder.parent)
-            for other in folder.parent.glob(f"{folder.name.partition('-')[0]}-*"):
-                shutil.rmtree(other)  # of an earlier state of the same files
-            with atomic(folder) as unfinished:
-                unfinished.mkdir()
-                encoder = Encoder(corpus, extra_chars, unfinished, progress)
-                if rule:
-                    meta = encode_documents(encoder, rule, shares)
-                else:
-                    meta = encode_files(encoder, shares)
-                if corpus.stamps() != stamps:
-                    raise changed
-                (unfinished / "meta.json").write_text(json.dumps(meta), encoding="ascii")
+        make_once(folder, make, "encoding", passes * size, is_whole)
     except UnknownCharacter:  # the file has a character that it did not have in the first pass
         raise changed from None
-    except OSError as error:  # of the cache: a text that cannot be read raises an InputError
-        reason = f"cannot save the encoded text: {error.strerror or error}"
+    except WrongEncoding as error:
+        if len(corpus.files) == 1:
+            raise
+        way = f"iconv -f ENCODING -t {corpus.encoding} FILE"
         raise InputError(
-            f"{printable(folder)}: {reason}; data.cache_dir= sets another folder"
+            f"{error}; if the other files are right, convert this one: {way}"
         ) from None
 
 
@@ -167,7 +165,7 @@ def encode_files(encoder: Encoder, shares: list[float]) -> dict[str, Any]:
             size += len(chunk)
         sizes.append(size)
     texts = [text for _, text in encoder.hashes]
-    parts_of = split_files(corpus, sizes, shares, texts)
+    parts_of, notes = split_files(corpus, sizes, shares, texts)
     files = zip(corpus.files, sizes, strict=True)
     splits = [source.split for source, size in files if size]
     is_joined = len(splits) > len(set(splits))
@@ -194,10 +192,9 @@ def encode_files(encoder: Encoder, shares: list[float]) -> dict[str, Any]:
     splits_of = [{split for split, begin, end in parts if begin < end} for parts in parts_of]
     settings: list[Any] = [SPLIT_FORMAT]
     # Whole files with the same text but other bytes, such as line ends, share a split.
-    bytes_of = {text: raw for raw, text in encoder.hashes}
-    if is_by_file(corpus) and any(bytes_of[text] != raw for raw, text in encoder.hashes):
+    num_different = len({raw for raw, _ in encoder.hashes})
+    if is_by_file(corpus) and len(set(texts)) < num_different:
         settings.append("text")
-    notes = describe_files(corpus, texts, sizes, shares)
     return _meta(encoder, tokenizer, shares, settings, splits_of) | {"notes": notes}
 
 
@@ -238,9 +235,8 @@ def encode_documents(encoder: Encoder, rule: DocumentRule, shares: list[float]) 
         stored.flush()
         tokenizer = encoder.tokenizer(rule.end)
         offsets = np.frombuffer(ends, np.int64)
-        check = partial(_check_distinct, corpus.name, rule)
         parts, stats = _shuffle(
-            np.frombuffer(hashes, np.uint64), offsets, split_begins, shares, check
+            np.frombuffer(hashes, np.uint64), offsets, split_begins, shares, rule, corpus.name
         )
         contents = mmap.mmap(stored.fileno(), 0, access=mmap.ACCESS_READ)
 
@@ -268,13 +264,14 @@ def _shuffle(
     offsets: np.ndarray,
     split_begins: dict[str, int],
     shares: list[float],
-    check: Callable[[str, int, int], None],
+    rule: DocumentRule,
+    name: str,
 ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
     """Return the indices of the documents of each split in the order of their hashes, and their statistics.
 
     `hashes` are (documents,), and `offsets`, (documents + 1,), where the documents begin and end.
-    `split_begins` has the first document of each split of its own. `check` is called with each
-    such split, the number of its documents, and that of its distinct ones.
+    `split_begins` has the first document of each split of its own. The `rule` and the `name` of
+    the text are for errors.
     """
     parts = dict[str, np.ndarray]()
     repeated = 0
@@ -287,7 +284,7 @@ def _shuffle(
         np.not_equal(in_order[1:], in_order[:-1], out=is_new[1:])
         del in_order  # because dividing needs the memory
         distinct = int(np.count_nonzero(is_new))
-        check(split, len(order), distinct)
+        _check_distinct(name, rule, split, len(order), distinct)
         repeated += len(order) - distinct
         if split:
             parts[split] = order
@@ -352,26 +349,28 @@ def _meta(
     ]
     if corpus.files[0].split:
         settings += [[source.split for source in corpus.files]]
-    texts = [text for _, text in encoder.hashes]
+    held_out = set[str]()  # hashes of files
+    trained = set[str]()
+    for (_, text), splits in zip(encoder.hashes, splits_of, strict=True):
+        if "train" in splits:
+            trained.add(text)
+        if splits - {"train"}:
+            held_out.add(text)
+    sha256 = digests[0] if len(digests) == 1 else total.hexdigest()
+    split = hashlib.sha256(json.dumps(settings).encode()).hexdigest()
+    made_from = json.dumps([FORMAT, *settings, encoder.extra_chars])
     train = open_tokens(encoder.folder / "train.bin", tokenizer)
     validation = open_tokens(encoder.folder / "validation.bin", tokenizer)
     is_list = number == DOCUMENT_SPLIT_FORMAT
-
-    def hashes_of(is_wanted: Callable[[set[str]], bool]) -> list[str]:
-        """Return the hashes of the files whose splits are wanted."""
-        those = {text for text, splits in zip(texts, splits_of, strict=True) if is_wanted(splits)}
-        return sorted(those)[:MAX_HASHES]
-
     return {
         "vocabulary": tokenizer.vocabulary,
-        "characters": encoder.characters,
-        "sha256": digests[0] if len(digests) == 1 else total.hexdigest(),
-        "split": hashlib.sha256(json.dumps(settings).encode()).hexdigest(),
-        "fingerprint": hashlib.sha256(
-            json.dumps([FORMAT, *settings, encoder.extra_chars]).encode()
-        ).hexdigest(),
-        "files": hashes_of(lambda splits: "train" in splits),
-        "held_out": hashes_of(lambda splits: bool(splits - {"train"})),
+        "text": {
+            "characters": encoder.characters,
+            "sha256": sha256,
+            "fingerprint": hashlib.sha256(made_from.encode()).hexdigest(),
+            "held_out": sorted(held_out)[:MAX_HASHES],
+            "texts": [{"sha256": sha256, "split": split, "files": sorted(trained)[:MAX_HASHES]}],
+        },
         "losses": losses_of_passages(train, validation, tokenizer.size),
         "ordered": not is_list and are_sorted(tokenizer.decode(train[:MOST_LINES])),
     }

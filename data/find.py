@@ -9,19 +9,20 @@ import sysconfig
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from pathlib import Path
-from urllib.parse import parse_qsl
+from urllib.parse import unquote_plus
 
-from base.errors import InputError, nearest, printable
+from base.errors import InputError, nearest, one_line, printable
 from base.progress import count
+from data.cache import cache_dir
 from data.config import DataConfig
 from data.read import (
-    NotText,
     SourceFile,
     Tick,
-    WrongEncoding,
     archive,
     decode,
+    is_binary,
     no_tick,
     readable,
     refuse_pointer,
@@ -49,9 +50,6 @@ class Corpus:
     # version of Python if this is its standard library, which is read through `without_rulers`
     python: str = ""
     notes: tuple[str, ...] = ()  # lines about the files, logged when a run starts
-
-    def size(self) -> int:
-        return sum(size for size, _ in self.stamps())  # bytes on disk, before decompression
 
     def stamps(self) -> list[tuple[int, int]]:
         """Return (size in bytes, modification time in ns) of each file, which differ if a file has changed."""
@@ -87,18 +85,15 @@ def without_rulers(source: str) -> str:
 
 
 def find(config: DataConfig) -> Corpus:
-    """Return the corpus that `config` names: its files, downloaded if they are at addresses, without binary files."""
+    """Return the corpus that `config` names: its files, downloaded if they are at addresses. Reads none of them."""
     encoding = None if config.tokenizer == "byte" else config.encoding
     cache = cache_dir(config)
     if config.path is None:
-        for key, value in (("field", config.field), ("validation", config.validation)):
-            if value is not None:
-                raise InputError(f"data.{key}={value}: needs data.path=, the text for training")
         return _stdlib(encoding, cache)
     names = [name for _, name, _ in map(split_fragment, entries(config.path))]
     name = names[0] if len(names) == 1 else f"[{','.join(names)}]"
     notes = list[str]()
-    files = _texts(config.path, config, cache, notes)
+    files = _texts(config.path, config, notes)
     if config.validation is None:
         notes += _about_roles(files)
     else:
@@ -107,7 +102,7 @@ def find(config: DataConfig) -> Corpus:
         if path is None:
             continue
         try:
-            held_out = _texts(path, config, cache, notes)
+            held_out = _texts(path, config, notes)
         except InputError as error:
             raise InputError(str(error).replace("data.path=", f"data.{split}=")) from None
         files += [replace(source, split=split) for source in held_out]
@@ -115,32 +110,15 @@ def find(config: DataConfig) -> Corpus:
     return Corpus(printable(name), tuple(files), encoding, cache, notes=lines)
 
 
-def cache_dir(config: DataConfig) -> Path:
-    """Return the folder in which encoded texts and downloads are stored.
-
-    The folder is `data.cache_dir` or, if this option is null, `chargpt` in $XDG_CACHE_HOME or else
-    in ~/.cache.
-    """
-    user_cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    path = Path(config.cache_dir or Path(user_cache, "chargpt"))
-    try:
-        return path.expanduser()
-    except RuntimeError:  # no HOME and no entry of the user in the list of users
-        raise InputError(
-            f"data.cache_dir={path}: there is no such home directory; name another folder"
-        ) from None
-
-
 def _stdlib(encoding: str | None, cache: Path) -> Corpus:
-    """Return the default text: the source files of the running Python's standard library that contain only ASCII."""
+    """Return the default text: the source files of the running Python's standard library."""
     root = Path(sysconfig.get_paths()["stdlib"])
     # some Pythons store it in a zip file
     sources = _walk(root, [], STDLIB_WITHOUT) if root.is_dir() else []
     files = []
     for source in sources:
         # `_sysconfigdata` says how this Python was built
-        is_code = source.name.endswith(".py") and not source.name.startswith("_sysconfigdata")
-        if is_code and source.path.read_bytes().isascii():
+        if source.name.endswith(".py") and not source.name.startswith("_sysconfigdata"):
             files.append(source)
     if not files:
         reason = "contains no source of the standard library"
@@ -164,35 +142,29 @@ def entries(path: str) -> list[str]:
 
 def split_fragment(entry: str) -> tuple[str, str, str]:
     """Split an address such as `https://a.org/b.txt#name=Book&sha256=HASH` into the tuple (address, name, sha256)."""
-    address, *fragment = re.split(r"#(?=name=|sha256=)", entry, maxsplit=1)
-    if "://" not in entry or not fragment:
+    if not re.search("://.*#(name|sha256)=", entry):
         return entry, entry, ""
-    values: dict[str, str] = dict(parse_qsl(fragment[0]))
-    sha256 = values.get("sha256", "").lower()
-    if values.keys() - {"name", "sha256"} or not re.fullmatch("[0-9a-f]{64}", sha256):
+    match = re.fullmatch("(.*)#(?:name=(.*)&)?sha256=([0-9a-f]{64})", entry, re.IGNORECASE)
+    if not match:
         form = "#sha256=HASH or #name=NAME&sha256=HASH, with 64 hexadecimal digits"
         raise InputError(f"must end with {form}", f"data.path={printable(entry)}")
-    return address, values.get("name", address), sha256
+    address, name, sha256 = match.groups()
+    return address, unquote_plus(name) if name else address, sha256.lower()
 
 
-def _texts(path: str, config: DataConfig, cache: Path, notes: list[str]) -> list[SourceFile]:
+def _texts(path: str, config: DataConfig, notes: list[str]) -> list[SourceFile]:
     """Return the files of text that `path` stands for, and add to `notes` what was left out."""
-    found = _find(path, cache / "downloads", config, notes)
+    found = _find(path, config, notes)
     files = []
     for source in found:
         members = unzipped(source)
         files += _preferred(members, config, notes, f"unpack {source.label} to read all")
     if len(found) == 1:  # the names in it need not say from which zip file they come
         files = [replace(source, name=source.member or source.name) for source in files]
-    files = _without_binary(files, config, notes)
-    tables = [source for source in files if suffix(source.place) in TABLES]
-    if tables and config.field is None:
-        what = "with the syntax of its table; data.field=NAME reads a field of each row"
-        notes.append(f"{tables[0].label} is read as plain text, {what}")
     return files
 
 
-def _find(path: str, downloads: Path, config: DataConfig, notes: list[str]) -> list[SourceFile]:
+def _find(path: str, config: DataConfig, notes: list[str]) -> list[SourceFile]:
     """Return each file that `path`, a value of `data.path`, stands for, sorted by name.
 
     It is a file, a directory (of which only `*.txt` are read if there are any or, with data.field,
@@ -202,7 +174,7 @@ def _find(path: str, downloads: Path, config: DataConfig, notes: list[str]) -> l
     """
     names = entries(path)
     if len(names) > 1 or "://" in path:
-        return _listed(names, downloads, config, notes)
+        return _listed(names, config, notes)
     path = names[0]
     key = f"data.path={printable(path)}"
     expanded = os.path.expanduser(path)
@@ -226,8 +198,7 @@ def _find(path: str, downloads: Path, config: DataConfig, notes: list[str]) -> l
 
 def _alternative(path: str) -> str:
     """Return the end of an error line: what a path that does not exist may have meant, or ""."""
-    names = [os.path.expanduser(name) for name in path.split(",")]
-    if len(names) > 1 and all(map(os.path.exists, names)):
+    if "," in path:
         whole = shlex.quote(f"data.path=[{printable(path)}]")
         return f"; for one text: {whole}; for a run on each: add -m"
     expanded = Path(os.path.expanduser(path))
@@ -239,41 +210,39 @@ def _alternative(path: str) -> str:
 
 def _is_apart(folder: Path) -> bool:
     """Return whether a folder is an environment, a run, or contains runs, as a sweep does: it is not part of a text."""
-    if folder.name == "node_modules" or (folder / "conda-meta").is_dir():
+    if folder.name == "node_modules":
         return True
-    checkpoints = (*folder.glob("checkpoints"), *folder.glob("*/checkpoints"))
-    return os.path.exists(folder / "pyvenv.cfg") or any(
-        os.path.exists(path.with_name("config.yaml")) for path in checkpoints
-    )
+    marks = [folder / "pyvenv.cfg", folder / "conda-meta"]
+    for checkpoints in (*folder.glob("checkpoints"), *folder.glob("*/checkpoints")):
+        marks.append(checkpoints.with_name("config.yaml"))
+    return any(map(os.path.exists, marks))
 
 
 def _walk(root: Path, notes: list[str], without: Iterable[str] = ()) -> list[SourceFile]:
     """Return each file in and below `root` that is not hidden, in a folder in `without` or in one that `_is_apart`."""
-    closed = dict[str, str]()  # by folder, why it cannot be read
+    closed = list[str]()
     apart = list[str]()
     paths = list[Path]()
-
-    def close(error: OSError) -> None:
-        closed[os.fsdecode(error.filename)] = str(error.strerror)
-
-    for folder, subfolders, files in os.walk(root, onerror=close):
+    for folder, subfolders, files in os.walk(
+        root, onerror=lambda error: closed.append(os.fsdecode(error.filename))
+    ):
+        if not os.access(folder, os.X_OK):  # names can be listed, but files cannot be opened
+            closed.append(folder)
+            subfolders.clear()
+            continue
         for name in [*subfolders]:
             if name.startswith(".") or name in without:
                 subfolders.remove(name)  # so `os.walk` does not enter it
-            elif not os.access(Path(folder, name), os.R_OK | os.X_OK):
-                subfolders.remove(name)
-                closed[f"{folder}/{name}"] = "permission denied"
             elif _is_apart(Path(folder, name)):
                 subfolders.remove(name)
                 apart.append(name)
         visible = [Path(folder, name) for name in files if not name.startswith(".")]
         paths += filter(os.path.isfile, visible)
     if str(root) in closed:
-        raise InputError(f"{printable(root)}: cannot be read: {closed[str(root)]}")
+        raise InputError(f"{printable(root)}: cannot be read: permission denied")
     if closed:
-        notes.append(
-            f"left out {count(len(closed), 'folder')} that cannot be read: {_some(list(closed))}"
-        )
+        what = f"left out {count(len(closed), 'folder')} that cannot be read"
+        notes.append(f"{what}: {_some(closed)}")
     if apart:
         what = f"left out {count(len(apart), 'folder')} of runs or environments"
         notes.append(f"{what}: {_some(apart)}; name one to read it")
@@ -292,23 +261,13 @@ def _matches(pattern: str, notes: list[str]) -> list[SourceFile]:
     below = os.path.relpath(pattern, root)
     # Of `a*/**`, which walks all of the folder, what is left out may have nothing to do with `a*`.
     sources = _walk(root, notes if below.startswith("**") else [])
-    regex = _regex(below)
-    return [source for source in sources if regex.fullmatch(source.name)]
+    from fsspec.utils import glob_translate  # in a few runs; Python 3.13 has it, too
 
-
-def _regex(pattern: str) -> re.Pattern[str]:
-    """Translate a glob that may contain `**`, as `glob.translate` of Python 3.13 does."""
-    parts = re.split(r"(\*\*/|\*\*|\*|\?|\[!?\]?[^]]*\])", pattern)
-    meanings = {"**/": "(?:.+/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-    whole = ""
-    for part in parts:
-        is_class = part.startswith("[") and part.endswith("]")
-        if is_class:
-            inner = re.sub(r"([\[\\])", r"\\\1", part[1:-1])
-            whole += f"[{inner.replace('!', '^', 1) if inner.startswith('!') else inner}]"
-        else:
-            whole += meanings.get(part, re.escape(part))
-    return re.compile(whole)
+    try:
+        regex = re.compile(glob_translate(below))
+    except ValueError as error:
+        raise InputError(one_line(error), f"data.path={printable(pattern)}") from None
+    return [source for source in sources if regex.match(source.name)]
 
 
 def _sources(paths: Iterable[Path], root: Path) -> list[SourceFile]:
@@ -317,9 +276,7 @@ def _sources(paths: Iterable[Path], root: Path) -> list[SourceFile]:
     return sorted(files, key=lambda source: source.name)
 
 
-def _listed(
-    names: list[str], downloads: Path, config: DataConfig, notes: list[str]
-) -> list[SourceFile]:
+def _listed(names: list[str], config: DataConfig, notes: list[str]) -> list[SourceFile]:
     """Return each file at `names` (paths or addresses) once, named without the folders that all files share."""
     sources: dict[str, SourceFile] = {}  # by absolute path or address
     for entry in names:
@@ -327,9 +284,10 @@ def _listed(
             from data.addresses import fetch  # loads fsspec and aiohttp, which few runs need
 
             address, _, sha256 = split_fragment(entry)
-            sources[address] = SourceFile("", fetch(address, downloads, sha256), address=address)
+            copy = fetch(address, cache_dir(config) / "downloads", sha256)
+            sources[address] = SourceFile("", copy, address=address)
         else:
-            for source in _find(entry, downloads, config, notes):
+            for source in _find(entry, config, notes):
                 sources[source.path.absolute().as_posix()] = source
     places = sorted(sources)
     folders = [place.split("/")[:-1] for place in places]
@@ -344,15 +302,7 @@ def unzipped(source: SourceFile) -> list[SourceFile]:
     with readable(source.label):
         refuse_pointer(source.path, source.label)
         members = archive(source.path).infolist()
-    names = set[str]()  # a zip file may contain a name twice
-    for info in members:
-        if info.is_dir():
-            continue
-        is_encrypted = info.flag_bits & 1
-        if is_encrypted:
-            what = f"{source.label}: {printable(info.filename)} needs a password"
-            raise InputError(f"{what}; unpack the zip file and name its folder")
-        names.add(info.filename)
+    names = {info.filename for info in members if not info.is_dir()}  # one may occur twice
     if not names:
         raise InputError(f"{source.label}: the zip file holds no files")
     hidden = {name for name in names if "/." in f"/{name}"}
@@ -369,17 +319,16 @@ def _preferred(
     """
     preferred = TABLES if config.field is not None else (".txt",)
     chosen = [source for source in files if suffix(source.place) in preferred]
-    others = Counter(suffix(source.place) or "without a suffix" for source in files)
-    for kind in preferred:
-        others.pop(kind, None)
+    kinds = Counter(suffix(source.place) for source in files)
+    others = Counter({kind: n for kind, n in kinds.items() if kind not in preferred})
     if not chosen or not others:
         return list(files)
     kind = "*.txt file"
     if config.field is not None:  # which reads only tables
         kind = "table"
         way = "data.field reads tables"
-    kinds = [f"{number:,} {kind}" for kind, number in others.most_common()]
-    left_out = f"{count(others.total(), 'other file')} left out: {_some(kinds)}"
+    names = [f"{number:,} {kind or 'without a suffix'}" for kind, number in others.most_common()]
+    left_out = f"{count(others.total(), 'other file')} left out: {_some(names)}"
     notes.append(f"{count(len(chosen), kind)} read, {left_out}; {way}")
     return chosen
 
@@ -389,38 +338,35 @@ def _some(names: list[str]) -> str:
     return ", ".join(map(printable, names[:3])) + more
 
 
-def _without_binary(
-    files: list[SourceFile], config: DataConfig, notes: list[str]
-) -> list[SourceFile]:
-    """Return `files` without binary files, which a line in `notes` names; a single file is never left out."""
-    if len(files) == 1:
-        return files
-    texts = []
-    binary = list[str]()
-    wrong = list[str]()
-    only_ascii = True  # whether the other files are the same in another encoding
-    for source in files:
-        is_table = config.field is not None and suffix(source.place) in TABLES
-        encoding = "latin-1" if config.tokenizer == "byte" else config.encoding
-        try:
-            if not is_table:
-                with source.open() as file:
-                    only_ascii &= next(decode(file, source.label, encoding), "").isascii()
-        except NotText:
-            binary.append(source.name)
-            continue
-        except WrongEncoding:
-            wrong.append(source.label)
-        except InputError:  # raised where the text is read
-            pass
-        texts.append(source)
-    # No data.encoding is right for all files, so the advice of `decode` would not help.
-    if wrong and not only_ascii and config.encoding == "utf-8" and config.tokenizer != "byte":
-        what = f"not utf-8: {len(wrong):,} of {len(texts):,} files ({_some(wrong)})"
-        raise InputError(what, advice="convert these: iconv -f ENCODING -t utf-8 FILE")
-    if binary:
-        notes.append(f"left out {count(len(binary), 'binary file')}: {_some(binary)}")
-    return texts or files[:1]  # a binary file is refused where it is read
+def without_binary(corpus: Corpus, with_field: bool) -> Corpus:
+    """Return a corpus without the files that are not text, of which notes tell, but with a file of each split.
+
+    `with_field` says that tables are read by their fields. Of Python's standard library, only
+    files in ASCII are text.
+    """
+    texts: list[SourceFile] = []
+    for _, group in groupby(corpus.files, lambda source: source.split):
+        files = list(group)
+        chosen = []
+        for source in files:
+            is_table = with_field and suffix(source.place) in TABLES
+            if corpus.python:
+                is_text = source.path.read_bytes().isascii()
+            else:
+                is_text = is_table or not is_binary(source, corpus.encoding)
+            if is_text:
+                chosen.append(source)
+        texts += chosen or files[:1]  # a binary file is refused where it is read
+    kept = set(texts)
+    binary = [source.name for source in corpus.files if source not in kept]
+    notes = corpus.notes
+    if binary and not corpus.python:
+        notes += (f"left out {count(len(binary), 'binary file')}: {_some(binary)}",)
+    tables = [source for source in texts if suffix(source.place) in TABLES]
+    if tables and not with_field:
+        what = "with the syntax of its table; data.field=NAME reads a field of each row"
+        notes += (f"{tables[0].label} is read as plain text, {what}",)
+    return replace(corpus, files=tuple(texts), notes=notes)
 
 
 def _about_roles(files: list[SourceFile]) -> list[str]:

@@ -7,7 +7,7 @@ import re
 import sys
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
@@ -87,6 +87,8 @@ class SourceFile:
 
 
 def refuse_pointer(path: Path, label: str) -> None:
+    if not path.is_file():  # a pipe can be read only once
+        return
     with open(path, "rb") as file:
         if file.read(len(LFS)) == LFS:
             what = "is a pointer of Git LFS, not the file itself; run git lfs pull"
@@ -98,12 +100,12 @@ def readable(label: str) -> Iterator[None]:
     """Context manager that turns errors from reading or unpacking the file `label` into an `InputError`."""
     try:
         yield
-    except (OSError, EOFError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
         if isinstance(error, OSError) and error.strerror:
             raise InputError(f"{label}: cannot be read: {error.strerror}") from None
-        # gzip and bz2 raise an OSError, too, and zipfile a NotImplementedError
+        # gzip and bz2 raise an OSError, too, and zipfile a RuntimeError
         what = f"{label}: cannot be unpacked: {one_line(error)}"
-        raise InputError(f"{what}; it is damaged, or its name is wrong") from None
+        raise InputError(f"{what}; it may be damaged, encrypted or have a wrong name") from None
 
 
 @contextmanager
@@ -210,6 +212,34 @@ def decode(
             f"{printable(name)}: is not {encoding} ({error})",
             advice=f"name its encoding: {option}NAME",
         ) from None
+
+
+def is_binary(source: SourceFile, encoding: str | None) -> bool:
+    """Return whether a file begins like one that is not text; any bytes decode as latin-1."""
+    try:
+        with source.open() as file:
+            next(decode(file, source.label, encoding or "latin-1"))
+    except NotText:
+        return True
+    except InputError:  # raised where the text is read
+        pass
+    return False
+
+
+def lines(texts: Iterable[str]) -> Iterator[str]:
+    """Yield the lines of a file, given in parts, without their newlines."""
+    pieces: list[str] = []  # of the line that is not complete
+    for text in texts:
+        first, *others = text.split("\n")
+        pieces.append(first)
+        if others:
+            *complete, rest = others
+            yield "".join(pieces)
+            yield from complete
+            pieces = [rest]
+    last = "".join(pieces)
+    if last:
+        yield last
 
 
 def _about_damage(chunk: bytes, encoding: str, option: str) -> str:

@@ -14,21 +14,45 @@ Part = tuple[str, int, int]  # a slice of a file, in tokens: split, begin, end
 
 
 def split_files(
-    corpus: Corpus, sizes: list[int], shares: list[float], hashes: Sequence[str]
-) -> list[list[Part]]:
-    """Decide how a text is split, and return for each file a list of its slices (split, begin, end), in tokens.
+    corpus: Corpus, sizes: Sequence[int], shares: Sequence[float], hashes: Sequence[str]
+) -> tuple[list[list[Part]], list[str]]:
+    """Decide how a text is split, and return for each file its slices in tokens, and lines about the files.
 
     Files with the same text, by `hashes`, share a split or are divided at the same positions.
     """
-    files = list(zip(corpus.files, sizes, strict=True))
     if corpus.files[0].split:  # `data.validation` is set, so each file was given for one split
-        return [[(source.split, 0, size)] for source, size in files]
-    if len(files) < BY_FILE:  # each file is divided
-        return [split_by_position(size, shares) for size in sizes]
-    names = [source.name for source in corpus.files]
-    alike = dict(zip(names, hashes, strict=True)) if is_by_file(corpus) else {}
-    split_of = split_by_file(dict(zip(names, sizes, strict=True)), shares, alike)
-    return [[(split_of[source.name], 0, size)] for source, size in files]
+        parts = [
+            [(source.split, 0, size)] for source, size in zip(corpus.files, sizes, strict=True)
+        ]
+        num_train = sum(source.split == "train" for source in corpus.files)
+        trained = set(hashes[:num_train])  # the files for training come first
+        held_out = hashes[num_train:]
+        copies = sum(digest in trained for digest in held_out)
+        what = f"{copies:,} of {len(held_out):,} files for validation and test"
+        note = f"{what} are copies of training files: their text is not held out"
+        return parts, [note] if copies else []
+    num_files = len(sizes)
+    if num_files < BY_FILE:
+        parts = [split_by_position(size, shares) for size in sizes]
+        percent = "/".join(f"{100 * share:g}" for share in shares)
+        how = f"each divided {percent} into training, validation and test"
+    else:
+        names = [source.name for source in corpus.files]
+        alike = dict(zip(names, hashes, strict=True)) if is_by_file(corpus) else {}
+        size_of = dict(zip(names, sizes, strict=True))
+        split_of = split_by_file(size_of, shares, alike)
+        parts = [[(split_of[name], 0, size)] for name, size in size_of.items()]
+        how = "each whole in one split"
+    if num_files == 1 or corpus.python:
+        return parts, []
+    notes = [f"{num_files:,} files, {how}"]
+    full = [digest for digest, size in zip(hashes, sizes, strict=True) if size]
+    copies = len(full) - len(set(full))
+    if copies:
+        notes.append(
+            f"{copies:,} of {num_files:,} files are copies of others; copies share a split"
+        )
+    return parts, notes
 
 
 def is_by_file(corpus: Corpus) -> bool:
@@ -37,7 +61,7 @@ def is_by_file(corpus: Corpus) -> bool:
     return len(corpus.files) >= BY_FILE and not corpus.files[0].split and not corpus.python
 
 
-def split_by_position(size: int, shares: list[float]) -> list[Part]:
+def split_by_position(size: int, shares: Sequence[float]) -> list[Part]:
     # 1e-6 corrects products such as 0.29 * 100 = 28.999999999999996.
     validation = int(size * shares[0] + 1e-6)
     test = int(size * (shares[0] + shares[1]) + 1e-6) if shares[2] else size
@@ -45,7 +69,7 @@ def split_by_position(size: int, shares: list[float]) -> list[Part]:
 
 
 def split_by_file(
-    sizes: Mapping[str, int], shares: list[float], alike: Mapping[str, str]
+    sizes: Mapping[str, int], shares: Sequence[float], alike: Mapping[str, str]
 ) -> dict[str, str]:
     """Assign each file of a text as a whole to one split, and return a dict from each file's name to its split.
 
@@ -100,34 +124,3 @@ def split_documents(
     train_group = border(validation + test, test_group + 1, last) if test else test_group
     begins = [0, int(firsts[test_group]), int(firsts[train_group]), len(ends)]
     return {split: slice(*begins[i : i + 2]) for i, split in enumerate(ORDER)}
-
-
-def describe_files(
-    corpus: Corpus, hashes: Sequence[str], sizes: Sequence[int], shares: Sequence[float]
-) -> tuple[str, ...]:
-    """Say how a text of several files is split, and how many of them are copies of others."""
-    num_files = len(hashes)
-    if num_files == 1 or corpus.python:
-        return ()
-    if corpus.files[0].split:
-        num_train = sum(source.split == "train" for source in corpus.files)
-        trained = set(hashes[:num_train])  # the files for training come first
-        held_out = hashes[num_train:]
-        copies = sum(digest in trained for digest in held_out)
-        if not copies:
-            return ()
-        what = f"{copies:,} of {len(held_out):,} files for validation and test"
-        return (f"{what} are copies of training files: their text is not held out",)
-    how = "each whole in one split"
-    if num_files < BY_FILE:
-        parts = "/".join(f"{100 * share:g}" for share in shares)
-        how = f"each divided {parts} into training, validation and test"
-    summary = f"{num_files:,} files, {how}"
-    full = [digest for digest, size in zip(hashes, sizes, strict=True) if size]
-    copies = len(full) - len(set(full))
-    if not copies:
-        return (summary,)
-    return (
-        summary,
-        f"{copies:,} of {num_files:,} files are copies of others; copies share a split",
-    )

@@ -10,7 +10,7 @@ from typing import IO, Any
 from base.errors import InputError, nearest, one_line, printable
 from base.options import unescaped
 from data.config import END
-from data.read import WAYS, Tick, decode, no_tick, suffix
+from data.read import WAYS, Tick, decode, lines, no_tick, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 TEMPLATE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")  # a brace of the text, or a field
@@ -36,13 +36,13 @@ def fields(
     names = [name for name in TEMPLATE.findall(field) if name]
     pattern = TEMPLATE.sub(lambda part: "{}" if part[1] else part[0], unescaped(field))
     known = set[str]()  # names of fields that rows have
-    lines = _lines(decode(file, label, encoding, tick))  # reads nothing yet
+    rest = lines(decode(file, label, encoding, tick))  # reads nothing yet
     if kind == ".parquet":
         rows = _parquet(file, label, field, known)
     elif kind in (".csv", ".tsv"):
-        rows = _delimited(lines, kind)
+        rows = _delimited(rest, kind)
     else:
-        rows = _objects(lines, kind)
+        rows = _objects(rest, kind)
     texts = 0
     for line, row in rows:
         try:
@@ -63,25 +63,13 @@ def fields(
             raise InputError(f"{label}: data.field={printable(reason + allowed)}")
 
 
-def _lines(chunks: Iterator[str]) -> Iterator[str]:
-    """Yield the lines of a file whose content is given in `chunks`, each line with its newline."""
-    line = ""
-    for chunk in chunks:
-        line += chunk
-        if "\n" in chunk:
-            *lines, line = line.split("\n")
-            for complete in lines:
-                yield complete + "\n"
-    if line:
-        yield line
-
-
-def _delimited(lines: Iterator[str], kind: str) -> Rows:
+def _delimited(rest: Iterator[str], kind: str) -> Rows:
     """Yield pairs (number of the row's first line, its fields by name) for each row of a CSV or TSV file."""
     csv.field_size_limit(2**31 - 1)  # a document may be long
-    header = next(lines, "")
+    header = next(rest, "")
     delimiter = "\t" if kind == ".tsv" else max(",;\t", key=header.count)
-    rows = csv.reader(chain([header], lines), delimiter=delimiter, strict=True)
+    ended = (f"{line}\n" for line in chain([header], rest))
+    rows = csv.reader(ended, delimiter=delimiter, strict=True)
     try:
         names = [name.strip() for name in next(rows)]
         line = rows.line_num + 1
@@ -99,13 +87,13 @@ def _delimited(lines: Iterator[str], kind: str) -> Rows:
         yield rows.line_num, ValueError(reason)
 
 
-def _objects(lines: Iterator[str], kind: str) -> Rows:
+def _objects(rest: Iterator[str], kind: str) -> Rows:
     """Yield the rows of lines of JSON or, only in *.json, of an array or an object over several lines."""
     number = 0
     try:
-        for number, line in enumerate(map(str.strip, lines), 1):
+        for number, line in enumerate(map(str.strip, rest), 1):
             if kind == ".json" and not re.fullmatch("{.*}|", line):
-                tree = json.loads(line + "".join(lines))
+                tree = json.loads("\n".join([line, *rest]))
                 yield from zip(repeat(0), tree if isinstance(tree, list) else [tree])
             elif line:
                 yield number, json.loads(line)

@@ -5,12 +5,14 @@ import json
 from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import yaml
 
 from base.errors import InputError, one_line, printable
-from base.jobs.run_directory import Run, find_model
+from base.jobs import run_directory
+from base.jobs.run_directory import Run
 from data.config import DataConfig
 from data.divide import DocumentRule, DocumentStats
 from data.encode import encode, is_whole, open_tokens
@@ -22,7 +24,7 @@ from gpt.model_file import TextRead, read_description
 from gpt.tokenizer import Tokenizer, tokenizer_from
 from gpt.windows import EvaluationText
 
-FORMAT = 3  # of a folder in the cache: increment it when the same text would be stored differently
+FORMAT = 4  # of a folder in the cache: increment it when the same text would be stored differently
 SEEN = (
     "the starting model was trained on files of this text, perhaps on what is held out here, "
     "so the loss may say nothing about new text"
@@ -109,15 +111,20 @@ def open_corpus(corpus: Corpus, config: DataConfig, context: int, extra_chars: s
         encode(corpus, rule, config.split, extra_chars, folder)
     meta = json.loads((folder / "meta.json").read_text(encoding="ascii"))
     tokenizer = tokenizer_from(meta["vocabulary"])
-    arrays = {split: open_tokens(folder / f"{split}.bin", tokenizer) for split in SPLITS}
-    check_lengths(arrays, config, context, corpus)
+    arrays: dict[str, Any] = {
+        split: open_tokens(folder / f"{split}.bin", tokenizer) for split in SPLITS
+    }
+    notes = (*corpus.notes, *meta["notes"])
+    check_lengths(arrays, config, context, corpus.name, notes)
     text = Text(
-        **arrays, tokenizer=tokenizer, name=corpus.name, fingerprint=meta["fingerprint"],
-        characters=meta["characters"], extra_chars=extra_chars, sha256=meta["sha256"], held_out=meta["held_out"],
-        texts=[{"sha256": meta["sha256"], "split": meta["split"], "files": meta["files"]}],
+        **arrays,
+        **meta["text"],
+        tokenizer=tokenizer,
+        name=corpus.name,
+        extra_chars=extra_chars,
         documents=DocumentStats(rule, **meta["documents"]) if rule else None,
-        notes=(*corpus.notes, *meta["notes"]),
-    )  # fmt: skip
+        notes=notes,
+    )
     if config.overfit is not None:
         return _overfitted(text, config.overfit, context)
     # no warning if validation has files of its own
@@ -143,7 +150,7 @@ def text_of_run(model: Path) -> Text:
     extra_chars = ""
     if started_from is not None:
         try:
-            _, start = read_description(find_model(started_from))
+            _, start = read_description(run_directory.find(started_from, "model"))
         except InputError:  # it is gone, so its characters are among those of this model
             start = meta
         extra_chars = start["vocabulary"].get("characters", "")
@@ -183,31 +190,26 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
 
 
 def check_lengths(
-    arrays: Mapping[str, Sized], config: DataConfig, context: int, corpus: Corpus
+    arrays: Mapping[str, Sized], config: DataConfig, context: int, name: str, notes: Sequence[str]
 ) -> None:
     """Raise an `InputError` if train or validation is shorter than one window, or test is shorter than two tokens."""
     if config.overfit is not None and sum(map(len, arrays.values())) > context:
         return  # each split is then the beginning of the whole text
-    # Windows of the test split may be shorter than `context`, since it is only evaluated: two
-    # tokens are enough.
-    has_test = config.test is not None
-    if config.validation is None:  # each split is a part of data.path
-        has_test = config.split[2] > 0
-    least_test = 2 if has_test else 0
-    least = {"train": context + 1, "validation": context + 1, "test": least_test}
+    # Windows of the test split may be shorter than `context`, since it is only evaluated.
+    has_test = config.split[2] > 0 if config.validation is None else config.test is not None
+    least_of = dict.fromkeys(SPLITS, context + 1) | {"test": 2 * has_test}
     for split, tokens in arrays.items():
-        if len(tokens) >= least[split]:
+        if len(tokens) >= least_of[split]:
             continue
-        key = "path" if split == "train" else split
-        name = getattr(config, key) if config.validation else corpus.name
-        unit = "characters" if corpus.encoding else "bytes"
-        needs = f"at least {least[split]:,}"
+        if config.validation is not None:
+            name = printable(config.path if split == "train" else getattr(config, split))
+        unit = "bytes" if config.tokenizer == "byte" else "characters"
+        reason = f"{split} holds {len(tokens):,} {unit} but needs at least {least_of[split]:,}"
         if split != "test":
-            needs += f" for model.context={context}"
+            reason += f" for model.context={context}"
         way = "name a longer text"
         largest = min(len(arrays["train"]), len(arrays["validation"])) - 1
         if 0 < largest < context:
             way = f"set model.context={largest} or {way}"
-        reason = f"{printable(name)}: {split} holds {len(tokens):,} {unit} but needs {needs}"
         # files that were left out may be why
-        raise InputError(reason, advice="; ".join([way, *corpus.notes]))
+        raise InputError(f"{name}: {reason}", advice="; ".join([way, *notes]))

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gpt.attention import make_mask
-from gpt.evaluation import in_fp32_without_dropout, surprisals
+from gpt.evaluation import Predictions, in_fp32_without_dropout
 from gpt.model import GPT, Block
 from gpt.positions import position_tables
 from gpt.windows import EvaluationText
@@ -43,27 +43,10 @@ def spread_over(layers: int, heads: int, most: int) -> list[tuple[int, int]]:
     return [divmod(round(index), heads) for index in chosen.tolist()]
 
 
-class TokenSurprisals(NamedTuple):
-    """The surprisals of M consecutive tokens, and the K tokens that were most likely at each."""
-
-    tokens: np.ndarray  # (M,) int64
-    nats: np.ndarray  # (M,) float64
-    top: np.ndarray  # (M, K) int64, the most likely first
-    # (M, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
-    probabilities: np.ndarray
-
-    def rows(self, rows: slice) -> "TokenSurprisals":
-        """Return some of the tokens with their surprisals."""
-        return TokenSurprisals(
-            self.tokens[rows], self.nats[rows], self.top[rows], self.probabilities[rows]
-        )
-
-
 class Surprisals(NamedTuple):
-    """The surprisals of N consecutive characters, and the K tokens most likely at the first token of each."""
+    """N consecutive characters of a text, their surprisals, and the K tokens most likely at the first token of each."""
 
-    tokens: np.ndarray  # (M,) int64, M > N if a character has several
-    begins: np.ndarray  # (N,) int64, index in `tokens` of each character's first token
+    text: str  # N code points; U+FFFD stands for invalid UTF-8
     nats: np.ndarray  # (N,) float64, summed over the tokens of each character
     top: np.ndarray  # (N, K) int64, the most likely first
     # (N, K) float32 of `top`; all 0 for the first token of a text, which is not predicted
@@ -84,88 +67,64 @@ class Surprisals(NamedTuple):
             ]
 
 
-def _first_token(text: EvaluationText) -> TokenSurprisals:
-    """Return the surprisal ln V of a text's first token; none of a list of documents.
-
-    There a window predicts the first token after an end mark, like the first token of every other
-    document.
-    """
-    vocabulary = len(text.token_sizes)
-    top = min(NUM_TOP, vocabulary)
-    tokens = [] if text.first_token is None else [text.first_token]
-    num_tokens = len(tokens)  # 0 or 1
-    return TokenSurprisals(
-        tokens=np.array(tokens, np.int64),
-        nats=np.full(num_tokens, math.log(vocabulary)),
-        top=np.zeros((num_tokens, top), np.int64),
-        probabilities=np.zeros((num_tokens, top), np.float32),
-    )
-
-
-def _token_surprisals(logits: Tensor, targets: Tensor) -> TokenSurprisals:
-    """Return the surprisals of a batch of targets: (N, V), (N,) -> N tokens."""
-    nats = surprisals(logits, targets)  # (N,)
-    probabilities = logits.float().softmax(-1)  # (N, V)
-    top = probabilities.topk(min(NUM_TOP, logits.shape[-1]))  # values and indices, (N, K) each
-    return TokenSurprisals(
-        targets.cpu().numpy(), nats.numpy(), top.indices.cpu().numpy(), top.values.cpu().numpy()
-    )
-
-
 def by_character(
-    predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText, size: int
+    predicted: Iterable[Predictions], text: EvaluationText, decode: Callable[[Any], str], size: int
 ) -> Iterator[Surprisals]:
     """Yield the `Surprisals` of a text, `size` characters at a time, and of the rest at the end.
 
     Args:
-        predicted: logits (N, V) and targets (N,) from `gpt.evaluation.predictions`, in the order
-            of the text.
+        predicted: from `gpt.evaluation.predictions`, in the order of the text.
         text: the text.
+        decode: that of its tokenizer.
         size: number of characters, at least 1.
     """
+    vocabulary = len(text.token_sizes)
+    num_top = min(NUM_TOP, vocabulary)
+    token_dtype = np.dtype([
+        ("token", np.int64), ("nats", np.float64),
+        ("top", np.int64, (num_top,)), ("probabilities", np.float32, (num_top,)),
+    ])  # fmt: skip
     # (V,), false for bytes that continue a character
     starts_character = text.token_sizes[:, 0] > 0
-    pending = _first_token(text)  # the tokens of characters that are not yielded yet
-    for logits, targets in predicted:
-        batch = _token_surprisals(logits, targets)
-        pending = TokenSurprisals(*map(np.concatenate, zip(pending, batch, strict=True)))
-        begins = _begins(pending.tokens, starts_character)  # (characters,)
-        while len(begins) > size:  # the last character may be incomplete
-            next_begin = int(begins[size])
-            yield _merged(pending.rows(slice(next_begin)), begins[:size])
-            pending = pending.rows(slice(next_begin, None))
-            begins = _begins(pending.tokens, starts_character)  # (characters,)
-    assert len(pending.tokens), "the text is empty"
-    yield _merged(pending, _begins(pending.tokens, starts_character))
-
-
-def letters(characters: Surprisals, decode: Callable[[Any], str]) -> str:
-    """Return exactly N code points, one per character; U+FFFD stands for invalid UTF-8."""
-    text = decode(characters.tokens)
-    if len(text) == len(characters.begins):
-        return text
-    text = ""
-    for tokens in np.split(characters.tokens, characters.begins[1:]):  # of one character
-        character = decode(tokens)
-        if len(character) != 1:
-            character = "\N{REPLACEMENT CHARACTER}"
-        text += character
-    return text
+    pending = np.zeros(0, token_dtype)  # the tokens of characters that are not yielded yet
+    if text.first_token is not None:
+        pending = np.zeros(1, token_dtype)
+        pending["token"] = text.first_token
+        pending["nats"] = math.log(vocabulary)
+    for logits, targets, nats in predicted:
+        most_likely = logits.float().softmax(-1).topk(num_top)  # values and indices, (N, K) each
+        batch = np.empty(len(targets), token_dtype)
+        batch["token"] = targets.cpu().numpy()
+        batch["nats"] = nats.numpy()
+        batch["top"] = most_likely.indices.cpu().numpy()
+        batch["probabilities"] = most_likely.values.cpu().numpy()
+        pending = np.concatenate((pending, batch))
+        begins = _begins(pending, starts_character)  # (characters,)
+        num_pieces = (len(begins) - 1) // size  # the last character may be incomplete
+        *pieces, pending = np.split(pending, begins[size : num_pieces * size + 1 : size])
+        for piece in pieces:
+            yield _merged(piece, _begins(piece, starts_character), decode)
+    assert len(pending), "the text is empty"
+    yield _merged(pending, _begins(pending, starts_character), decode)
 
 
 def _begins(tokens: np.ndarray, starts_character: np.ndarray) -> np.ndarray:
     """Return the index of each character's first token: (M,), (V,) -> (N,)."""
-    begins_character = starts_character[tokens]  # (M,)
+    begins_character = starts_character[tokens["token"]]  # (M,)
     begins_character[0] = True  # a text of bytes may begin inside a character
     return begins_character.nonzero()[0]  # (N,)
 
 
-def _merged(tokens: TokenSurprisals, begins: np.ndarray) -> Surprisals:
+def _merged(tokens: np.ndarray, begins: np.ndarray, decode: Callable[[Any], str]) -> Surprisals:
     """Return the surprisals of the N characters that M tokens form, and whose first tokens are at `begins`."""
-    tokens_per_character = np.diff(begins, append=len(tokens.tokens))  # (N,)
-    # (M,), which one each token is in
-    character = np.repeat(np.arange(len(begins)), tokens_per_character)
-    nats = np.bincount(character, tokens.nats, len(begins))  # (N,)
-    return Surprisals(
-        tokens.tokens, begins, nats, tokens.top[begins], tokens.probabilities[begins]
-    )
+    text = decode(tokens["token"])
+    if len(text) != len(begins):
+        text = ""
+        for character_tokens in np.split(tokens["token"], begins[1:]):
+            character = decode(character_tokens)
+            if len(character) != 1:
+                character = "\N{REPLACEMENT CHARACTER}"
+            text += character
+    nats = np.add.reduceat(tokens["nats"], begins)  # (N,)
+    first = tokens[begins]  # (N,)
+    return Surprisals(text, nats, first["top"], first["probabilities"])

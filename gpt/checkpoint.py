@@ -17,7 +17,7 @@ import torch
 
 from base.errors import describe_os_error, is_out_of_memory, one_line, without_folders
 from base.files import atomic
-from base.jobs import run_directory
+from base.jobs.run_directory import find
 from gpt import model_file
 from gpt.config import ModelConfig
 from gpt.model import GPT, untrained
@@ -53,7 +53,7 @@ def load(path: str | Path) -> tuple[GPT, Tokenizer]:
 
 def load_checkpoint(path: str | Path) -> tuple[GPT, dict[str, Any]]:
     """Like `load`, but return the model and its `gpt.model_file.Description`."""
-    config, state, meta = model_file.read(run_directory.find_model(str(path)))
+    config, state, meta = model_file.read(find(str(path), "model"))
     return build(config, state), meta
 
 

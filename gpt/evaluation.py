@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -93,29 +93,28 @@ def in_fp32_without_dropout(model: GPT) -> Iterator[None]:
         model.train(training)
 
 
+class Predictions(NamedTuple):
+    """What a model predicts for N tokens of a text."""
+
+    logits: Tensor  # (N, V), on the model's device
+    targets: Tensor  # (N,) int64, the tokens, on the model's device
+    nats: Tensor  # (N,) float64 on the CPU, their surprisals
+
+
 @torch.no_grad()
 def predictions(
     model: GPT, windows: Iterable[tuple[Tensor, Tensor, Tensor]]
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits (N, V) and targets (N,) of each batch's counted tokens, on the model's device."""
+) -> Iterator[Predictions]:
+    """Yield what a model predicts for the counted tokens of each batch of windows."""
     device = model.embedding.weight.device
     for inputs, targets, counted in windows:
         # not around the loop, because the caller runs between two batches
         with in_fp32_without_dropout(model):
             logits = model(inputs.to(device))  # (B, T, V)
         counted = counted.to(device)  # (B, T)
-        targets = targets.to(device)  # (B, T)
-        yield logits[counted], targets[counted]
-
-
-def score_of_predictions(
-    predicted: Iterable[tuple[Tensor, Tensor]], text: EvaluationText
-) -> Score:
-    """Return the score of a text from its `predictions`."""
-    total = first_totals(text)  # (4,)
-    for logits, targets in predicted:
-        total += totals(surprisals(logits, targets), targets, text.token_sizes)
-    return make_score(total)
+        logits = logits[counted]  # (N, V)
+        targets = targets.to(device)[counted]  # (N,)
+        yield Predictions(logits, targets, surprisals(logits, targets))
 
 
 def evaluate(
@@ -133,7 +132,10 @@ def evaluate(
     """
     if batches is None:
         batches = window_batches(text, text.windows(model.config.context))
-    return score_of_predictions(predictions(model, batches), text)
+    total = first_totals(text)  # (4,)
+    for _, targets, nats in predictions(model, batches):
+        total += totals(nats, targets, text.token_sizes)
+    return make_score(total)
 
 
 def window_batches(

@@ -1,8 +1,10 @@
 """What logs, pages, cards and tables say about a model and its training: each fact is put into words here, once."""
 
 import math
+from collections.abc import Iterator, Mapping
+from typing import Any
 
-from base.errors import printable
+from base.errors import without_folders
 from base.jobs.run_directory import Summary
 from base.progress import clock, count
 from gpt.config import ModelConfig
@@ -47,11 +49,16 @@ def in_nats(nats: float) -> str:
     return f"{figure(nats)} nats ({in_bits(nats)})"
 
 
+def rounded(number: float, digits: int) -> str:
+    """Return a number with `digits` significant ones, and all those before the point, such as `0.25` or `1,500`."""
+    if number >= 10 ** (digits - 1):
+        return f"{number:,.0f}"
+    return f"{number:.{digits}g}"
+
+
 def epochs(number: float) -> str:
     """Return how often a text was read, such as `0.25 epochs`."""
-    if number >= 10:
-        return f"{number:,.0f} epochs"
-    return f"{number:.2g} epochs"
+    return f"{rounded(number, 2)} epochs"
 
 
 def share_of(number: int, whole: int) -> str:
@@ -67,10 +74,73 @@ def duration(seconds: float) -> tuple[str, str]:
     return clock(seconds), unit
 
 
+def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
+    """Return a line about how long the passages are that samples share with the training text."""
+    samples = f"{count(copies['samples'], 'sample')}, temperature {copies['temperature']:g}"
+    lengths = f"median {copies['median']:g}, maximum {copies['longest']:,} of {count(copies['length'], unit)}"
+    return (
+        f"the longest passage that a sample shares with the training text: {lengths} ({samples})"
+    )
+
+
+def baselines(summary: Summary) -> list[tuple[str, float]]:
+    """Return pairs (name, nats per token) of the baselines and of the best model."""
+    losses = {
+        "uniform": summary.uniform_loss,
+        f"{summary.ngram_order}-grams": summary.ngram_loss,
+        "this model": summary.val_loss,
+    }
+    return [(name, loss) for name, loss in losses.items() if loss is not None]
+
+
+def describe_baselines(summary: Summary, unit: str) -> str:
+    """Return a line with the losses of `baselines`."""
+    losses = ", ".join(f"{name} {loss:.2f}" for name, loss in baselines(summary))
+    line = f"{losses} nats per {unit}"
+    if summary.ngram_loss is None:
+        line += "; n-grams left out because the text is too long"
+    return line
+
+
 def origin(summary: Summary) -> str:
     """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
     line = f"{summary.device}, {summary.precision}, seed {summary.seed}"
     if summary.init_from:
-        line += f", started from {printable(summary.init_from)}"
+        line += f", started from {without_folders(summary.init_from)}"
     versions = [f"{name} {version}" for name, version in (summary.versions or {}).items()]
     return f"{line}; {', '.join(versions)}"
+
+
+def facts(summary: Summary, model: ModelConfig, unit: str) -> Iterator[tuple[str, str]]:
+    """Yield what is known of the best model of a run as pairs (name, sentence) without full stops.
+
+    Of a model without a run, `summary` has only its loss, its step and the number of its
+    parameters. `unit` names its tokens.
+    """
+    loss = summary.val_loss
+    if loss is not None:
+        yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
+        if summary.evaluation:
+            characters = summary.evaluation["characters"]
+            part = share_of(characters, summary.evaluation.get("split_characters", characters))
+            windows = describe_windows(summary.evaluation["mode"], summary.evaluation["context"])
+            yield "measured on", f"{part} characters of the validation split in {windows}"
+        if summary.last_val_loss not in (None, loss):
+            yield "last checkpoint", f"validation loss of {in_nats(summary.last_val_loss)}"
+    if summary.test_loss is not None:
+        yield "test loss", f"{in_nats(summary.test_loss)} per {unit}"
+    if loss is not None and summary.uniform_loss is not None:
+        yield "baselines", describe_baselines(summary, unit)
+    if summary.copies:
+        yield "copied", describe_copies(summary.copies, unit)
+    context = describe_context(model, unit)
+    yield "shape", f"{describe_shape(model)}, {context}, {model.positions} positions"
+    yield "weights", f"{summary.parameters:,}, of step {summary.best_step:,}"
+    if summary.steps and summary.characters and summary.epochs and summary.seconds is not None:
+        tokens_read = f"{count(summary.characters, unit)} ({epochs(summary.epochs)})"
+        training = f"{count(summary.steps, 'step')}, {tokens_read}"
+        if summary.characters_per_second:
+            training += f", {summary.characters_per_second:,.0f} a second during steps"
+        yield "training", training
+        yield "time", " ".join(duration(summary.seconds))
+        yield "machine", origin(summary)

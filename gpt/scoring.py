@@ -1,8 +1,4 @@
-"""Score a text for score.py: the loss of the whole text, of each document or of each character.
-
-A `mode` is a value of `--window`: windows as in validation (disjoint or documents), strided ones,
-or sample, the decoder as in sampling.
-"""
+"""Read a text once with a model, for score.py: its loss, and if asked, that of each character or document."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,20 +6,24 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from base.errors import printable
 from base.progress import Progress
-from gpt.analysis import Surprisals, by_character, letters
-from gpt.evaluation import Score, predictions, score_of_predictions, surprisals, window_batches
-from gpt.inference.decoder import Decoder
-from gpt.inference.weights import weights_of
+from gpt.analysis import Surprisals, by_character
+from gpt.evaluation import (
+    Predictions,
+    Score,
+    first_totals,
+    make_score,
+    predictions,
+    totals,
+    window_batches,
+)
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
-from gpt.windows import EvaluationText, windows_of_each
+from gpt.windows import EvaluationText, windows_of_groups
 
-PIECE = 4096  # characters that `pieces` yields at once
-READ_AT_ONCE = 2048  # tokens that the decoder reads at once
+PIECE = 4096  # characters that `characters` yields at once
 
 
 class Candidate(NamedTuple):
@@ -56,69 +56,60 @@ class Candidate(NamedTuple):
         return f"{printable(name)}, step {self.step}"
 
 
-def predicted(
-    candidate: Candidate, mode: str, *, in_order: bool = True
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the logits (N, V) and targets (N,) of every token.
+class Reading:
+    """One pass of a model over a text. When it has been iterated over, `score` is that of the whole text.
 
-    The first token is left out if nothing precedes it. Only if `in_order` do the batches follow
-    the text; otherwise they need less padding.
+    `mode` says how windows lie: disjoint, documents or strided. Only if `in_order` do the batches
+    follow the text; otherwise they need less padding.
     """
-    text = candidate.text(mode)
-    if mode == "sample":
-        batches = predicted_by_decoder(candidate.model, text)
-    else:
-        windows = text.windows(candidate.model.config.context)
-        batches = predictions(candidate.model, window_batches(text, windows, in_order=in_order))
-    with Progress(f"scoring, {mode} windows", len(text.tokens)) as progress:
-        for logits, targets in batches:
-            yield logits, targets
-            progress.update(len(targets))
+
+    def __init__(self, candidate: Candidate, mode: str, *, in_order: bool) -> None:
+        self.candidate = candidate
+        self.mode = mode
+        self.in_order = in_order
+        self.text = candidate.text(mode)
+        self.totals = first_totals(self.text)  # (4,), of the tokens so far
+
+    def __iter__(self) -> Iterator[Predictions]:
+        model = self.candidate.model
+        windows = self.text.windows(model.config.context)
+        batches = window_batches(self.text, windows, in_order=self.in_order)
+        with Progress(f"scoring, {self.mode} windows", len(self.text.tokens)) as progress:
+            for batch in predictions(model, batches):
+                self.totals += totals(batch.nats, batch.targets, self.text.token_sizes)
+                yield batch
+                progress.update(len(batch.targets))
+
+    def characters(self) -> Iterator[Surprisals]:
+        """Yield the characters of the text, `PIECE` at a time, which is the same text for every model."""
+        return by_character(self, self.text, self.candidate.tokenizer.decode, PIECE)
+
+    @property
+    def score(self) -> Score:
+        """That of the text so far."""
+        return make_score(self.totals)
 
 
-def predicted_by_decoder(model: GPT, text: EvaluationText) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield (logits, targets) as `sample.py` reads a text: token by token, with the window rule of the decoder."""
-    decoder = Decoder(weights_of(model))
-    tokens = text.tokens  # (N,)
-    known = 1  # tokens that are not predicted
-    if text.end is not None:
-        tokens = np.concatenate((text.end, tokens))  # (M + N,)
-        known = len(text.end)
-    for start in range(0, len(tokens) - 1, READ_AT_ONCE):
-        piece = tokens[start : start + READ_AT_ONCE + 1].astype(np.int64)  # (T + 1,)
-        logits = torch.from_numpy(decoder.read(piece[None, :-1])[0])  # (1, T, V) -> (T, V)
-        targets = torch.from_numpy(piece[1:])  # (T,)
-        first_counted = max(0, known - 1 - start)
-        yield logits[first_counted:], targets[first_counted:]
+def measure_documents(candidate: Candidate, lengths: np.ndarray) -> np.ndarray:
+    """Return the loss of each document in nats, (N,): it has `lengths` tokens and is read by itself, after an end mark.
 
-
-def measure(candidate: Candidate, mode: str) -> Score:
-    """Return the score of the candidate's model on the whole text."""
-    return score_of_predictions(predicted(candidate, mode, in_order=False), candidate.text(mode))
-
-
-def measure_documents(candidate: Candidate, documents: list[np.ndarray], known: int) -> np.ndarray:
-    """Return the loss of each document in nats, read on its own, without its first `known` >= 1 tokens: (N,)."""
+    Its own end mark, which `lengths` include, counts, too.
+    """
+    text = candidate.text("strided")
+    assert text.end is not None
     context = candidate.model.config.context
-    # The windows come longest first, an order that `window_batches` keeps, so the losses below are in
-    # the order of `document`, (targets,).
-    windows, document = windows_of_each(documents, context, candidate.stride, known)
-    joined = EvaluationText(np.concatenate(documents), candidate.tokenizer.token_sizes)
-    losses: list[Tensor] = []
-    with Progress("scoring documents", len(document)) as progress:
-        for logits, targets in predictions(candidate.model, window_batches(joined, windows)):
-            losses.append(surprisals(logits, targets))
-            progress.update(len(targets))
-    return np.bincount(document, torch.cat(losses).numpy(), len(documents))
-
-
-def pieces(candidates: list[Candidate], mode: str) -> Iterator[tuple[str, tuple[Surprisals, ...]]]:
-    """Yield the text, `PIECE` characters at a time, with their `Surprisals` under each model."""
-    streams = [
-        by_character(predicted(candidate, mode), candidate.text(mode), PIECE)
-        for candidate in candidates
-    ]
-    for surprisals_of_models in zip(*streams, strict=True):
-        # the same characters for every model, whatever its tokens are
-        characters = letters(surprisals_of_models[0], candidates[0].tokenizer.decode)
-        yield characters, surprisals_of_models
+    stops = lengths.cumsum()  # (documents,)
+    starts = stops - lengths  # (documents,)
+    mark = min(len(text.end), context)
+    windows = windows_of_groups(starts, stops, context, candidate.stride, mark)
+    order = np.argsort(-windows.lengths, kind="stable")  # (W,), that of `window_batches`
+    first_target = windows.begins + windows.first_counted + 1  # (W,), its position in the text
+    document = np.searchsorted(starts, first_target, "right") - 1  # (W,)
+    num_targets = windows.lengths - windows.first_counted  # (W,)
+    document_of_target = np.repeat(document[order], num_targets[order])  # (counted targets,)
+    losses = []
+    with Progress("scoring documents", len(text.tokens)) as progress:
+        for batch in predictions(candidate.model, window_batches(text, windows)):
+            losses.append(batch.nats)
+            progress.update(len(batch.targets))
+    return np.bincount(document_of_target, torch.cat(losses).numpy(), len(lengths))

@@ -5,7 +5,6 @@ the text is a list of documents, begin at a document (`documents`).
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -100,20 +99,28 @@ def windows_of_documents(
     room = context - mark + 1  # targets that count in a window that begins at a document
     starts, stops = document_bounds(tokens, end)  # 2 x (documents,)
 
-    # A group is whole documents that share a window, or one document that is too long for a
-    # window.
     group_starts = starts[first_of_groups(starts, stops, room)]  # (groups,)
     # The slice is for a text without documents, which has no groups either.
     group_stops = np.append(group_starts[1:], len(tokens))[: len(group_starts)]  # (groups,)
-    # (groups,), targets after the first window
-    beyond_first = np.maximum(0, group_stops - group_starts - room)
+    return windows_of_groups(group_starts, group_stops, context, stride, mark)
+
+
+def windows_of_groups(
+    starts: np.ndarray, stops: np.ndarray, context: int, stride: int, mark: int
+) -> EvaluationWindows:
+    """Return windows of groups of documents, each read after the last `mark` tokens of the end mark before it.
+
+    A group, from a start to its stop, is whole documents that share a window, or one document,
+    which has several if it is too long for one.
+    """
+    beyond_first = np.maximum(0, stops - starts - (context - mark + 1))  # (groups,), targets
     windows_per_group = 1 + -(-beyond_first // stride)  # (groups,), rounded up
 
-    group = np.repeat(np.arange(len(group_starts)), windows_per_group)  # (W,)
+    group = np.repeat(np.arange(len(starts)), windows_per_group)  # (W,)
     first_window = windows_per_group.cumsum() - windows_per_group  # (groups,), its index
     index = np.arange(len(group)) - first_window[group]  # (W,), 0 for the first window of a group
-    begins = group_starts[group] - mark + index * stride  # (W,)
-    lengths = np.minimum(context, group_stops[group] - 1 - begins)  # (W,)
+    begins = starts[group] - mark + index * stride  # (W,)
+    lengths = np.minimum(context, stops[group] - 1 - begins)  # (W,)
     first_counted = np.where(index == 0, mark - 1, context - stride)  # (W,)
     return EvaluationWindows(begins, lengths, first_counted)
 
@@ -142,31 +149,3 @@ def document_bounds(tokens: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np
         stops = np.append(stops, len(tokens))
     starts = np.append(0, stops[:-1])[: len(stops)]  # (documents,), none without tokens
     return starts, stops
-
-
-def windows_of_each(
-    documents: Sequence[np.ndarray], context: int, stride: int, known: int
-) -> tuple[EvaluationWindows, np.ndarray]:
-    """Return windows of joined documents, of which each is read on its own, and which document each target is in.
-
-    The first `known` >= 1 tokens of a document do not count. The longest windows come first.
-    """
-    sizes = np.array(list(map(len, documents)))  # (documents,)
-    starts = sizes.cumsum() - sizes  # (documents,), of the documents in the joined text
-    of_each = [windows_of_text(size, context, stride) for size in sizes.tolist()]
-    number_of_each = [len(windows.begins) for windows in of_each]
-    document = np.repeat(np.arange(len(of_each)), number_of_each)  # (W,)
-
-    begins = np.concatenate([windows.begins for windows in of_each])  # (W,), in its document
-    lengths = np.concatenate([windows.lengths for windows in of_each])  # (W,)
-    first_counted = np.concatenate([windows.first_counted for windows in of_each])  # (W,)
-    # Target i of a window is token begins + i + 1 of its document. If all of them are known, none
-    # counts.
-    first_counted = np.maximum(first_counted, known - 1 - begins).clip(max=lengths)  # (W,)
-    begins += starts[document]  # (W,), in the joined text
-
-    order = np.argsort(-lengths, kind="stable")  # (W,)
-    windows = EvaluationWindows(begins[order], lengths[order], first_counted[order])
-    # (counted targets,)
-    document_of_target = np.repeat(document[order], windows.lengths - windows.first_counted)
-    return windows, document_of_target

@@ -17,20 +17,11 @@ from base.progress import count
 from conf.compose import quoted, read_config
 from conf.keys import LAUNCH, PATHS
 from conf.schema import PLUGINS, Config, by_key
-from gpt.facts import (
-    describe_context,
-    describe_shape,
-    describe_windows,
-    duration,
-    epochs,
-    in_nats,
-    origin,
-)
+from gpt.facts import facts
 from gpt.inference.continuation import beginning, complete_documents, readable
 from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
-from reports.log_lines import describe_baselines, describe_copies
 
 # settings of which the card shows only the last path component
 PRIVATE = (*PATHS, "data.cache_dir", "init_from")
@@ -127,14 +118,9 @@ def rows(
     """
     tokenizer = tokenizer_from(meta["vocabulary"])
     unit = tokenizer.unit
-    loss = meta["val_loss"]
-    evaluation = meta["evaluation"]
-    is_best = meta["step"] == summary.best_step
-    tokens_read = summary.characters
-    passes = summary.epochs
     sizes = count(tokenizer.size, f"distinct {unit}")
-    if tokens_read and passes and summary.evaluation:
-        trained = round(tokens_read / passes)  # tokens of the training split
+    if summary.characters and summary.epochs and summary.evaluation:
+        trained = round(summary.characters / summary.epochs)  # tokens of the training split
         validated = summary.evaluation["split_characters"]
         sizes += f", {count(trained, unit)} for training, {count(validated, 'character')} for validation"
     yield "text", f"{meta['text']}; {sizes}{split}"
@@ -147,31 +133,19 @@ def rows(
     for note in map(without_places, summary.notes or ()):
         if note:
             yield "", note
-    if loss is not None:
-        yield "validation loss", f"{in_nats(loss)} per {unit}; lower is better"
-    if loss is not None and evaluation:
-        windows = describe_windows(evaluation["mode"], evaluation["context"])
-        yield (
-            "measured on",
-            f"{count(evaluation['characters'], 'character')} of the validation split in {windows}",
-        )
-    if summary.test_loss is not None and is_best:
-        yield "test loss", f"{in_nats(summary.test_loss)} per {unit}"
-    if loss is not None and summary.uniform_loss is not None:
-        yield "baselines", describe_baselines(replace(summary, val_loss=loss), unit)
-    if summary.copies and is_best:
-        yield "copied", describe_copies(summary.copies, unit)
-    config = model.config
-    context = describe_context(config, unit)
-    yield "shape", f"{describe_shape(config)}, {context}, {config.positions} positions"
-    yield "weights", f"{model.num_parameters():,}, of step {meta['step']:,}"
-    if tokens_read and passes and summary.steps and summary.seconds is not None:
-        amount = f"{count(summary.steps, 'step')}, {count(tokens_read, unit)} ({epochs(passes)})"
-        yield "training", f"{amount}, {' '.join(duration(summary.seconds))}"
-        yield (
-            "machine",
-            origin(replace(summary, init_from=without_folders(summary.init_from or ""))),
-        )
+    evaluation = meta["evaluation"]
+    if evaluation:
+        evaluation = {**(summary.evaluation or {}), **evaluation}
+    if meta["step"] != summary.best_step:  # these are of another model
+        summary = replace(summary, test_loss=None, copies=None)
+    of_model = replace(
+        summary,
+        val_loss=meta["val_loss"],
+        evaluation=evaluation,
+        best_step=meta["step"],
+        parameters=model.num_parameters(),
+    )
+    yield from facts(of_model, model.config, unit)
 
 
 def fenced(text: str) -> str:

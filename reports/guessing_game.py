@@ -7,8 +7,8 @@ from pathlib import Path
 from base.errors import InputError
 from base.progress import count
 from data.config import END, DataConfig
-from data.divide import DocumentRule, documents
-from data.find import find
+from data.divide import DocumentRule, parts
+from data.find import find, without_binary
 from data.text import text_of_run
 from gpt.tokenizer import Tokenizer
 
@@ -85,14 +85,12 @@ def read_texts(source: str, rule: DocumentRule | None) -> list[str]:
     texts: list[str] = []
     field = rule.name if rule and rule.kind == "row" else None
     try:
-        corpus = find(DataConfig(path=source, field=field))
+        corpus = without_binary(find(DataConfig(path=source, field=field)), field is not None)
         for source_file in corpus.files:
-            if rule and rule.divides(source_file.place):
-                with source_file.open() as file:
-                    pairs = documents(file, source_file.label, rule, corpus.encoding)
-                    texts += [document for _, document in pairs if document.strip()]
-            else:
-                texts.append("".join(corpus.read(source_file)))
+            dividing = rule if rule and rule.divides(source_file.place) else None
+            with source_file.open() as file:
+                pairs = parts(file, source_file.label, dividing, corpus.encoding)
+                texts += [text for _, text in pairs]
     except InputError as error:
         raise InputError(f"--guess {source}: {error.reason}") from None
     return texts

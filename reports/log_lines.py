@@ -1,6 +1,6 @@
 """The lines that a run logs before its first step and after its last one."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,18 @@ from data.batches import num_evaluated, num_validated
 from data.divide import DocumentStats
 from data.text import Text
 from gpt.evaluation import Score
-from gpt.facts import describe_context, describe_shape, describe_windows, epochs, in_nats, share_of
+from gpt.facts import (
+    describe_baselines,
+    describe_context,
+    describe_copies,
+    describe_shape,
+    describe_windows,
+    epochs,
+    in_nats,
+    share_of,
+)
+
+__all__ = ["describe_baselines", "describe_copies"]  # lines of a run that are facts of its model
 
 # a model that has memorised its text has a lower training loss / best validation loss
 MIN_STEPS = 100  # in fewer, a model learns next to nothing
@@ -120,15 +131,6 @@ def show_scores(
         log.info(f"test       {command('python', 'score.py', run, '--split', 'test')}")
 
 
-def describe_copies(copies: Mapping[str, Any], unit: str) -> str:
-    """Return a line about how long the passages are that samples share with the training text."""
-    samples = f"{count(copies['samples'], 'sample')}, temperature {copies['temperature']:g}"
-    lengths = f"median {copies['median']:g}, maximum {copies['longest']:,} of {count(copies['length'], unit)}"
-    return (
-        f"the longest passage that a sample shares with the training text: {lengths} ({samples})"
-    )
-
-
 def show_samples(samples: Sequence[Sequence[Any]]) -> None:
     """Log the first lines of a sample, [temperature, prompt, text], of the best model; report.html has all of it."""
     lines = [line for *_, sample in samples for line in sample.splitlines() if line.strip()]
@@ -144,24 +146,6 @@ def conclude(run: Run, config: Config, report: Path | None) -> None:
     log.info(f"more text  {command('python', 'sample.py', run)}")
     if "tensorboard" in config.logger:
         log.info(watch(run.directory.parent))
-
-
-def baselines(summary: Summary) -> list[tuple[str, float]]:
-    """Return pairs (name, nats per token) of the baselines and of the best model."""
-    losses = {
-        "uniform": summary.uniform_loss,
-        f"{summary.ngram_order}-grams": summary.ngram_loss,
-        "this model": summary.val_loss,
-    }
-    return [(name, loss) for name, loss in losses.items() if loss is not None]
-
-
-def describe_baselines(summary: Summary, unit: str) -> str:
-    losses = ", ".join(f"{name} {loss:.2f}" for name, loss in baselines(summary))
-    line = f"{losses} nats per {unit}"
-    if summary.ngram_loss is None:
-        line += "; n-grams left out because the text is too long"
-    return line
 
 
 def has_diverged(summary: Summary, losses: Sequence[Sequence[float]]) -> bool:

@@ -8,26 +8,13 @@ import torch
 from torch import Tensor
 
 from base.jobs.run_directory import Summary
-from base.progress import count
-from gpt.analysis import attention_maps, by_character, letters, spread_over
-from gpt.config import ModelConfig
+from gpt.analysis import attention_maps, by_character, spread_over
 from gpt.evaluation import predictions, window_batches
-from gpt.facts import (
-    describe_context,
-    describe_shape,
-    describe_windows,
-    duration,
-    epochs,
-    figure,
-    in_bits,
-    origin,
-    share_of,
-)
+from gpt.facts import baselines, duration, facts, figure, in_bits, rounded
 from gpt.model import GPT
 from gpt.tokenizer import Tokenizer
 from gpt.windows import EvaluationText
 from reports.history import History
-from reports.log_lines import baselines
 from reports.page import render_page
 
 MAX_HEADS = 64  # maximum heads whose attention is shown
@@ -65,48 +52,29 @@ def page(
         "attention": attention(model, attended, tokenizer.names),
         "passage": surprise(model, passage, tokenizer),
     }
+    known = dict(facts(summary, model.config, unit))
+    measured = f"Exact: {known['measured on']}."
+    if "last checkpoint" in known:
+        measured += f" The last checkpoint has a {known['last checkpoint']}."
     shown = {key: about[key] for key in ("text", "notes", "verdict")}
-    shown |= {
-        "figures": figures(summary, model.config, unit),
-        "measured": evaluation_note(summary, unit),
-    }
-    return render_page("run_page", about["name"], data, **shown, unit=unit, made=origin(summary))
+    shown |= {"figures": figures(summary, known, unit), "measured": measured}
+    return render_page("run_page", about["name"], data, **shown, unit=unit, made=known["machine"])
 
 
-def figures(summary: Summary, config: ModelConfig, unit: str) -> list[list[str]]:
+def figures(summary: Summary, known: dict[str, str], unit: str) -> list[list[str]]:
     """Return the tiles at the top of the page, each as [name, value, its unit, *notes]."""
     nats = summary.val_loss
     parameters = summary.parameters
-    assert (
-        nats is not None
-        and summary.seconds is not None
-        and parameters
-        and summary.steps
-        and summary.epochs
-    )
-    step = f"best checkpoint, step {summary.best_step:,}"
-    read = f"{summary.characters:,} {unit}s, {epochs(summary.epochs)}"
-    if summary.characters_per_second:
-        read += f", {summary.characters_per_second:,.0f} a second during steps"
+    assert nats is not None and summary.seconds is not None and parameters
     size = f"{parameters:,}"
     if parameters >= 1e5:
-        size = f"{parameters / 1e6:.3g} M"
+        size = f"{rounded(parameters / 1e6, 3)} M"
+    step = f"best checkpoint, step {summary.best_step:,}"
     return [
         ["Validation loss", figure(nats), f"nats per {unit}", f"({in_bits(nats)})", step],
-        ["Training", *duration(summary.seconds), read, count(summary.steps, "step")],
-        ["Model", size, "parameters", describe_shape(config), describe_context(config)],
+        ["Training", *duration(summary.seconds), known["training"]],
+        ["Model", size, "parameters", known["shape"]],
     ]
-
-
-def evaluation_note(summary: Summary, unit: str) -> str:
-    """Return sentences about how the best checkpoint's loss was measured, and the last one's loss if it differs."""
-    measured = summary.evaluation or {}
-    part = share_of(measured["characters"], measured["split_characters"])
-    windows = describe_windows(measured["mode"], measured["context"])
-    note = f"Exact: {part} characters of the validation split, in {windows}."
-    if summary.last_val_loss != summary.val_loss:
-        note += f" The last checkpoint has a loss of {figure(summary.last_val_loss)} nats."
-    return note
 
 
 def attention(model: GPT, tokens: Tensor, names: Sequence[str]) -> dict[str, Any]:
@@ -131,9 +99,10 @@ def surprise(model: GPT, tokens: Tensor, tokenizer: Tokenizer) -> dict[str, Any]
     text = EvaluationText(tokens.numpy(), tokenizer.token_sizes)
     batches = window_batches(text, text.windows(model.config.context), in_order=True)
     predicted = predictions(model, batches)
-    (characters,) = by_character(predicted, text, size=len(tokens))  # in one piece
+    # in one piece
+    (characters,) = by_character(predicted, text, tokenizer.decode, size=len(tokens))
     return {
-        "letters": letters(characters, tokenizer.decode),
+        "letters": characters.text,
         "nats": characters.millinats.tolist(),
         "likely": list(characters.likely(tokenizer.names, digits=4)),
     }

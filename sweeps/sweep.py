@@ -16,7 +16,7 @@ from subprocess import DEVNULL, STDOUT
 from base import ranks
 from base.errors import InputError, one_line, printable
 from base.jobs import run_lock, slurm
-from base.jobs.run_directory import RUNS, Run, check_writable
+from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
 from base.processes import command, cores, watch
@@ -27,6 +27,7 @@ from conf.overrides import Command, key_of, values_of
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import figure
 from sweeps.table import Row, leaderboard, write_page, write_table
+from training.begin import check_writable
 from training.machine import number_of
 from training.resume import difference, load_init_model
 

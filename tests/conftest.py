@@ -29,7 +29,8 @@ import pytest  # noqa: E402
 import export as export_script  # noqa: E402
 import sample as sample_script  # noqa: E402
 import score as score_script  # noqa: E402
-import train as train_script  # noqa: E402
+import train as train_script
+from base import processes  # noqa: E402
 from tests import stores  # noqa: E402
 
 ROOT = Path(__file__).parent.parent
@@ -254,7 +255,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prose: str) -> Pa
 def train_in(patch: pytest.MonkeyPatch, arguments: list[str]) -> int:
     given = [str(ROOT / "train.py"), *arguments]
     patch.setattr(sys, "argv", [*given])
-    patch.setattr(train_script, "STARTED", time.perf_counter())  # each call stands for a process
+    patch.setattr(processes, "BEGAN", time.perf_counter())  # each call stands for a process
     status = train_script.cli()
     assert status or sys.argv == given, "other ranks are started with it"
     return status

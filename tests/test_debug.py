@@ -12,7 +12,7 @@ import yaml
 
 from base.files import write_text
 from base.jobs import run_lock
-from base.jobs.run_directory import find_model
+from base.jobs.run_directory import find
 from data.config import DataConfig
 from data.text import open_text
 from tests.conftest import TINY, Call, one_line, summary
@@ -88,7 +88,7 @@ def test_a_run_that_the_user_has_named_is_kept(
     one_line(train(*command, defaults=False), 2, f"runs/{name} exists")
     assert sorted(Path("runs").rglob("*")) == before
     assert not summary(name).get("debug")
-    assert find_model(None).parents[1] == Path("runs", name), "the newest run"
+    assert find(None, "model").parents[1] == Path("runs", name), "the newest run"
 
 
 def test_a_debug_run_gives_way_to_no_other_run(run_before: Path, train: Call) -> None:

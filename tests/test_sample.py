@@ -1,3 +1,4 @@
+import gzip
 import io
 import itertools
 import json
@@ -10,10 +11,12 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
 
+import sample as sample_script
 from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
@@ -138,6 +141,8 @@ def test_where_a_prompt_comes_from(
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
     assert sample("--prompt-file", "p.txt", *settings).out == expected
+    Path("p.txt.gz").write_bytes(gzip.compress(b"The of\r\n"))
+    assert sample("--prompt-file", "p.txt.gz", *settings).out == expected
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     assert sample("--prompt-file", "-", *settings).out == expected
 
@@ -220,6 +225,17 @@ def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
     assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
 
 
+def test_the_stop_that_ended_a_text_can_be_kept(trained: Path, sample: Call) -> None:
+    settings = ["--num-chars", "800", "--seed", "2", "--prompt", "The"]
+    whole = sample(*settings).out[3:-1]
+    end = whole[40:43]
+    kept = [*settings, "--stop", end.replace("\n", r"\n"), "--keep-stop"]
+    assert sample(*kept).out == f"The{whole[: whole.find(end) + 3]}\n"
+    (line,) = sample(*kept, "--json").out.splitlines()
+    assert json.loads(line)["text"].endswith(end)
+    refused(sample("--keep-stop"), "--keep-stop: needs --stop")
+
+
 @pytest.mark.parametrize(
     ("escaped", "text"),
     [(r"\n\t", "\n\t"), (r"\\n", r"\n"), (r"a\b\\", "a\\b\\"), ("\n", "\n"), ("\\", "\\")],
@@ -235,13 +251,16 @@ def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str], pr
     tokenizer = CharTokenizer("abc")
     for text in map("".join, itertools.product("abc", repeat=6)):
         growing, shown = Continuation(tokenizer, stops, prompt), ""
+        keeping = Continuation(tokenizer, stops, prompt, kept_stops=stops)
         for character in text:
             growing.add(int(tokenizer.encode(character)[0]))
             assert growing.text[: len(shown)] == shown
             shown = "".join(growing.pieces)
+            keeping.add(int(tokenizer.encode(character)[0]))
             if growing.ended:
                 break
         growing.close()
+        keeping.close()
         # The stop that is complete first ends the text, before the first beginning of those that
         # end there.
         whole, earliest = prompt + text, len(prompt) + 1
@@ -250,6 +269,7 @@ def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str], pr
         begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
         cut = whole[len(prompt) : max(len(prompt), min(begins))] if begins else text
         assert growing.text == cut and growing.text.startswith(shown)
+        assert keeping.text == whole[len(prompt) : min(ends.values(), default=len(whole))]
         assert growing.stop_in_prompt == max(0, len(prompt) - min(begins, default=len(whole)))
 
 
@@ -406,6 +426,8 @@ def test_only_new_documents(
     assert [(line["prompt"] + line["text"], line["new"]) for line in map(json.loads, lines)] == [
         (document.replace("KNOWN", known), True) for document in written
     ]
+    stopped = sample("a", "--new", "--seed", "3", "--stop", "hhhh").err
+    assert stopped.endswith("1 of 3 lines tried are new, 1 ended at --stop before the end\n")
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
     refused(sample("a", "--new"), "--new: ", "more than 100")
 
@@ -500,6 +522,16 @@ def test_what_is_copied(trained: Path, sample: Call) -> None:
     ]
 
 
+def test_texts_that_were_compared_are_written_before_the_others(
+    trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compare = Mock(wraps=sample_script.longest_copies, side_effect=[DEFAULT, KeyboardInterrupt])
+    monkeypatch.setattr(sample_script, "longest_copies", compare)
+    ended = sample("--num-chars", "9", "--num-samples", "80", "--novelty", "--json")
+    assert ended.status == 130
+    assert 0 < len(ended.out.splitlines()) < 80
+
+
 def test_copies_of_a_long_text_are_not_searched(
     trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -590,6 +622,16 @@ def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
     )
     monkeypatch.setattr("sys.stdin", io.StringIO("日The\n日\n"))
     assert sample(*settings, "--unknown", "skip").out.count("[seed 4]") == 1
+
+
+def test_a_prompt_that_is_not_text_ends_no_conversation(
+    trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stdin = io.TextIOWrapper(io.BytesIO(b"\xff\nThe\n"), encoding="utf-8")
+    monkeypatch.setattr("sys.stdin", stdin)
+    ended = sample("--interactive", "--num-chars", "10", "--seed", "4")
+    assert ended.status == 0, ended
+    assert "(U+FFFD)" in ended.out and "[seed 4]" in ended.out
 
 
 @pytest.mark.slow

@@ -9,11 +9,12 @@ import re
 import sys
 import unicodedata
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from itertools import islice
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import DEFAULT, Mock
 
 import numpy as np
 import pytest
@@ -24,6 +25,8 @@ from base.jobs.run_directory import Run
 from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
+from gpt.inference.decoder import Decoder
+from gpt.inference.weights import weights_of
 from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
 from reports import scoring, text_to_score
@@ -147,13 +150,12 @@ def test_characters_cost_what_a_naive_loop_says(
 
 
 def test_both_windows_are_scored_unless_one_is_chosen(files: Path, score: Call) -> None:
-    disjoint, strided, sampling = (
+    disjoint, strided = (
         figures(score("model.st", "text.txt", "--window", mode).out)
-        for mode in ("disjoint", "strided", "sample")
+        for mode in ("disjoint", "strided")
     )
     assert list(disjoint) == ["disjoint windows of 7"]
     assert list(strided) == ["strided windows of 7, stride 3"]
-    assert list(sampling) == ["sample windows of 7, as sample.py reads"]
     assert figures(score("model.st", "text.txt").out) == disjoint | strided
     assert figures(score("model.st", "text.txt", "--per-char").err) == disjoint | strided
 
@@ -299,18 +301,26 @@ def test_the_lines_with_characters_that_the_model_has_never_seen(
 
 
 @pytest.mark.parametrize(
-    ("interrupted", "html"),
+    ("interrupted", "calls", "html"),
     [
-        pytest.param("measure", [], id="while measuring"),
-        pytest.param("page", ["--html", "a.html", "--overwrite"], id="while writing the page"),
+        pytest.param("measure", [DEFAULT, KeyboardInterrupt], [], id="in the second windows"),
+        pytest.param(
+            "page", [KeyboardInterrupt], ["--html", "a.html", "--overwrite"], id="at the page"
+        ),
     ],
 )
 def test_an_interrupt_keeps_lines_and_the_old_page(
-    files: Path, score: Call, monkeypatch: pytest.MonkeyPatch, interrupted: str, html: list[str]
+    files: Path,
+    score: Call,
+    monkeypatch: pytest.MonkeyPatch,
+    interrupted: str,
+    calls: list[Any],
+    html: list[str],
 ) -> None:
     Path("a.html").write_text("old")
     before = sorted(os.listdir())
-    monkeypatch.setattr(scoring, interrupted, Mock(side_effect=KeyboardInterrupt))
+    original = getattr(scoring, interrupted)
+    monkeypatch.setattr(scoring, interrupted, Mock(wraps=original, side_effect=calls))
     ended = score("model.st", "text.txt", "--per-char", *html)
     assert ended.status == 130
     assert len(ended.out.splitlines()) == len(TEXT)
@@ -372,6 +382,16 @@ def test_a_text_from_standard_input(
     assert "standard input: 19 characters" in ended.err
 
 
+def test_a_text_from_a_pipe(files: Path, score: Call) -> None:
+    Path("plain.txt").write_bytes(PLAIN.encode())
+    expected = score("model.st", "plain.txt", "--per-char").out
+    os.mkfifo("pipe")
+    with ThreadPoolExecutor() as writer:
+        writing = writer.submit(Path("pipe").write_bytes, PLAIN.encode())
+        assert score("model.st", "pipe", "--per-char").out == expected
+        writing.result()
+
+
 WRONG = {
     "model.st latin.txt": "(line 1) is not utf-8",
     "model.st text.txt --encoding utf-9": "--encoding utf-9: ",
@@ -379,9 +399,10 @@ WRONG = {
     "bytes.st text.txt --encoding latin-1": "--encoding latin-1: ",
     "model.st .": ".: cannot be read",
     "model.st txet.txt": "nearest: text.txt",
+    "model.st text.txt --window sample": "--window: invalid choice: 'sample'",
     "model.st text.txt --compare nothing": "nothing: no such model",
     "model.st text.txt --compare less.st": "line 1: less.st: character 'Ω' (U+03A9) at position 6",
-    "model.st text.txt --stride 2 --window sample": "--stride 2: only works with --window strided",
+    "model.st text.txt --stride 2 --window disjoint": "--stride 2: only works with --window strided",
     "model.st text.txt --context 5 --stride 6": "--stride 6: must be at most 5",
     "learned.st text.txt --context 8": "--context 8: must be at most 7",
     "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: ",
@@ -391,7 +412,7 @@ WRONG = {
     "model.st text.txt --per-document": "--per-document: model.st",
     "lines.st text.txt --csv a.csv": "--csv a.csv: needs --per-document",
     "lines.st text.txt --per-document --html a.html": "cannot be combined with --html",
-    "lines.st text.txt --per-document --window sample": "cannot be combined with --window",
+    "lines.st text.txt --per-document --window strided": "cannot be combined with --window",
     "lines.st blank.txt --per-document --csv a.csv": "blank.txt has only whitespace",
 }  # fmt: skip
 
@@ -468,27 +489,33 @@ def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(
 def test_sampling_and_scoring_agree(
     workplace: Path, sample: Call, score: Call, positions: str, window: int | None
 ) -> None:
-    """The losses of what sample.py draws, by NumPy: in every mode within the first context, everywhere in its own."""
+    """The losses of what sample.py draws, by NumPy: in the first context, in every mode those of score.py."""
     write("model.st", CharTokenizer("abcdefgh \n"), positions=positions, window=window)
     options = "--prompt abc --num-chars 40 --temperature 2 --top-k 9 --seed 3 --json"
     drawn = json.loads(sample("model.st", *options.split()).out)["text"]
     Path("written.txt").write_text("abc" + drawn, encoding="utf-8", newline="")
     model, meta = load_checkpoint("model.st")
-    tokens = tokenizer_from(meta["vocabulary"]).encode("abc" + drawn).tolist()
-    logits = reference.text(model.state_dict(), model.config, tokens)[0]
+    tokens = tokenizer_from(meta["vocabulary"]).encode("abc" + drawn)
+    logits = reference.text(model.state_dict(), model.config, tokens.tolist())[0]
+    assert Decoder(weights_of(model)).read(tokens[None])[0] == pytest.approx(logits, abs=1e-5)
     expected = [surprisal(row, token) for row, token in zip(logits[2:-1], tokens[3:], strict=True)]
-    costs = {}
-    for mode in ("sample", "disjoint", "strided"):
+    for mode in ("disjoint", "strided"):
         lines = lines_of(score("model.st", "written.txt", "--per-char", "--window", mode).out)
-        costs[mode] = [line["nats"] for line in lines[3:]]
-    first_context = {mode: nats[: 8 - 3] for mode, nats in costs.items()}
-    assert first_context == {mode: pytest.approx(expected[: 8 - 3], abs=1e-5) for mode in costs}
-    same = [mode for mode, nats in costs.items() if nats == pytest.approx(expected, abs=1e-5)]
-    assert same == ["sample"]
+        nats = [line["nats"] for line in lines[3:]]
+        assert nats[: 8 - 3] == pytest.approx(expected[: 8 - 3], abs=1e-5)
+        assert nats != pytest.approx(expected, abs=1e-5), "later ones have other contexts"
+
+
+def test_a_context_may_be_as_long_as_a_list(workplace: Path, score: Call) -> None:
+    """And its first end mark: one window then reads the whole list."""
+    write("lines.st", documents={"kind": "line", "end": "\n", "name": ""})
+    Path("list.txt").write_text("abc\ntext\n", encoding="utf-8")
+    table = figures(score("lines.st", "list.txt", "--context", "100").out)
+    assert list(table) == ["windows of 9 at documents"]
 
 
 @pytest.mark.parametrize("context", [3, 20])
-@pytest.mark.parametrize("mode", ["disjoint", "strided", "sample"])
+@pytest.mark.parametrize("mode", ["disjoint", "strided"])
 def test_windows_of_another_length(files: Path, score: Call, context: int, mode: str) -> None:
     write("other.st", context=context)
     expected = figures(score("other.st", "text.txt", "--window", mode).out)
@@ -578,7 +605,7 @@ def check_card(page: Any, line: dict[str, Any]) -> None:
         assert shown == pytest.approx([cost["nats"] / size for cost in costs], abs=0.006)
     shares = [float(each.strip("< %")) for each in page.locator("#card em").all_inner_texts()]
     expected = []
-    for cost in costs if line["position"] else ():  # nothing comes before the first
+    for cost in costs if line["likely"] else ():  # nothing comes before the first of a text
         expected += [100 * chance for chance in cost["likely"].values()]
         expected += [100 * math.exp(-cost["nats"])] * (letter not in cost["likely"])
     assert shares == pytest.approx(expected, abs=0.06)
@@ -597,6 +624,21 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
         check_card(page, line)
     page.keyboard.press("Escape")
     assert not page.is_visible("#card")
+
+
+def test_the_first_character_of_a_list_follows_an_end_mark(
+    workplace: Path, visit: Callable[..., Any], score: Call
+) -> None:
+    lines = {"kind": "line", "end": "\n", "name": ""}
+    write("lines.st", CharTokenizer("abcde\n"), documents=lines)
+    Path("list.txt").write_text("abc\nde\n")
+    ended = score("lines.st", "list.txt", "--per-char", "--html", "list.html")
+    first = lines_of(ended.out)[0]
+    assert len(first["likely"]) == 5
+    page = visit("list.html")
+    page.focus("#text")
+    page.keyboard.press("ArrowRight")
+    check_card(page, first)
 
 
 def test_a_pointer_or_a_finger_opens_and_closes_the_card(shown: tuple[Shown, Shown]) -> None:
@@ -753,6 +795,15 @@ def test_the_loss_of_the_test_split_is_saved_and_no_other(trained: Path, score: 
     assert before | {"test_loss": after["test_loss"], "test_bpc": after["test_bpc"]} == after
 
 
+def test_strided_windows_of_several_runs(trained: Path, score: Call) -> None:
+    ended = score("fir*", "--split", "validation", "--stride", "8")
+    assert ended.status == 0, ended
+    assert list(figures(ended.out)) == [
+        "disjoint windows of 32",
+        "strided windows of 32, stride 8",
+    ]
+
+
 TRAINED_ON = "the model was trained on this text; the loss on held-out text is higher"
 
 
@@ -761,6 +812,17 @@ def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None
     assert ended.status == 0, ended
     assert ended.out.splitlines()[1].endswith(TRAINED_ON)
     assert '"trained": true' in Path("seen.html").read_text()
+
+
+def test_a_split_of_which_another_run_has_read_is_named(
+    trained: Path, train: Call, score: Call
+) -> None:
+    assert train("data.split=[0.5,0.3,0.2]", "name=other", "trainer.max_steps=2").status == 0
+    assert train("seed=5", "name=same", "trainer.max_steps=2").status == 0
+    warning = "B  the model was trained on files of this text, perhaps on this split of it\n"
+    split = ("first", "--split", "test", "--window", "disjoint", "--compare")
+    assert warning in score(*split, "other").out
+    assert "trained on" not in score(*split, "same").out
 
 
 def test_a_text_that_was_not_trained_on_is_not_named(trained: Path, score: Call) -> None:

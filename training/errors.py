@@ -1,8 +1,13 @@
 """The errors that end a run early (divergence, a signal, too little memory, a lost process), and how to continue."""
 
+import logging
+import os
 import signal
+import threading
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from base import processes, ranks
 from base.errors import InputError, RunFailed, is_out_of_memory
@@ -15,6 +20,21 @@ from gpt.config import OptimConfig
 FAR_ABOVE = 10.0  # times its default: so high a learning rate ruins the weights in its first steps
 # for the activations of a step
 LOWER = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"
+IGNORED = (  # the beginnings of warnings that do not concern the user, as regular expressions
+    # Said by the line `machine`, and a note about a GPU that PyTorch cannot use.
+    "GPU available but not used",
+    # Raised by Lightning 2.6.6 with torch 2.13.
+    r"`isinstance\(treespec, LeafSpec\)` is deprecated",
+    # Intended: fp32 runs compute in fp32, not TF32.
+    "TensorFloat32 tensor cores for float32 matrix multiplication available",
+    # A run in a single process does not need srun.
+    "The `srun` command is available on your system but is not used",
+    # Building a batch is a single gather, so worker processes would be slower.
+    r"The '\w+' does not have many workers",
+    "Your `IterableDataset` has `__len__` defined",
+    # Batch k is a function of (seed, k), so the loader has no state to restore.
+    "You're resuming from a checkpoint that ended before",
+)
 
 
 class Diverged(RunFailed):
@@ -23,17 +43,31 @@ class Diverged(RunFailed):
     `ruined` says that no checkpoint is worth continuing from.
     """
 
-    def __init__(self, seen: str, *, ruined: bool = False) -> None:
-        self.what = f"{seen}: training has diverged"
-        self.ruined = ruined
-        super().__init__(f"{self.what}; lower the learning rate")
+    def __init__(self, seen: str, optim: OptimConfig, *, ruined: bool = False) -> None:
+        # peak learning rates with their defaults
+        rates = {"optim.lr": (optim.lr, OptimConfig.lr)}
+        if optim.name == "muon":
+            rates["optim.muon_lr"] = (optim.muon_lr, OptimConfig.muon_lr)
+        far_above = any(rate > FAR_ABOVE * usual for rate, usual in rates.values())
+        self.changes = list[str]()  # the arguments with which the run continues at half its rates
+        if ruined or far_above:
+            usual_rates = " ".join(f"{key}={usual:g}" for key, (_, usual) in rates.items())
+            advice = f"start again with lower rates, usually {usual_rates}"
+        else:
+            advice = "lower the learning rate"
+            halves = {key: rate / 2 for key, (rate, _) in rates.items()}
+            halves["optim.lr"] = max(halves["optim.lr"], optim.min_lr)  # a lower one is refused
+            self.changes = [f"{key}={rate:g}" for key, rate in halves.items()]
+            self.changes.append(f"allow=[{','.join(halves)}]")
+        super().__init__(f"{seen}: training has diverged; {advice}")
 
 
 class Stopped(SystemExit):
     """Raised when a signal stops the run. It is a `SystemExit`, so that no `except Exception` catches it."""
 
     def __init__(self, number: int, step: int | None = None) -> None:
-        super().__init__(128 + number)
+        self.status = 128 + number
+        super().__init__(self.status)
         when = "" if step is None else f" after step {step}"
         self.number = number
         self.reason = f"stopped by {signal.Signals(number).name}{when}"
@@ -63,70 +97,85 @@ def resume_hint(run: Run, *changes: str) -> str:
     return f"there is no checkpoint yet, so this starts at step 0: {command}"
 
 
-@contextmanager
-def stoppable(run: Run) -> Iterator[None]:
-    """Context manager that raises `Stopped` after a signal, and logs the command that continues the run.
+class Signals:
+    """The signals that ask a run to stop: Ctrl-C, SIGTERM and SLURM's SIGUSR1.
 
-    If SLURM sent the signal because the time of the job is up, also requeue the job. While a run
-    trains, the callback `StopSignals` decides when `Stopped` is raised.
+    While a run trains, the callback `StopSignals` stops it after a step, which is saved. Before and
+    after training there is nothing to save, so the signal itself raises `Stopped`.
     """
 
-    def stop(number: int, _: object) -> None:
-        raise Stopped(number)
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self.training = False  # also during the validation before the first step
 
-    previous = {number: signal.signal(number, stop) for number in slurm.STOPS}
+    def catch(self) -> dict[int, Any]:
+        """Install the handler, and return the previous handlers by signal."""
+        return {number: signal.signal(number, self._receive) for number in slurm.STOPS}
+
+    def _receive(self, number: int, frame: Any) -> None:
+        if not self.training:
+            self.received = number
+            raise Stopped(number)
+        if self.received is not None and number == signal.SIGINT:
+            os._exit(128 + number)  # a second Ctrl-C does not wait for the save
+        self.received = number
+
+
+@contextmanager
+def watched(run: Run) -> Iterator[Signals]:
+    """Context manager for a run: signals stop it, an error that ends it early says how to continue.
+
+    If SLURM sent a signal because the time of the job is up, it also requeues the job. Messages of
+    Lightning and torch that do not concern the user are hidden.
+    """
+    signals = Signals()
+    previous = signals.catch()
     try:
-        yield
+        with quiet_lightning():
+            yield signals
     except Stopped as stopped:
         log.info(f"{stopped.reason}; {resume_hint(run)}")
         if slurm.time_is_up(stopped.number) and ranks.rank() == 0:
             slurm.requeue()
         raise
+    except Diverged as error:
+        if error.changes:
+            error.args = (f"{error}; {resume_hint(run, *error.changes)}",)
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if is_out_of_memory(error):
+            raise InputError(LOWER) from error
+        if not ranks.launched() or not is_lost_process(error):
+            raise
+        lost = "another process of this run has died or does not answer"
+        raise RunFailed(f"{lost}; {resume_hint(run)}") from error
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
 
 
 @contextmanager
-def with_advice(run: Run, optim: OptimConfig, devices: int) -> Iterator[None]:
-    """Context manager for training that adds advice to the message of an error that ends the run early."""
+def quiet_lightning() -> Iterator[None]:
+    """Context manager that hides harmless warnings, and failed writes in TensorBoard's threads."""
+    previous_hook = threading.excepthook
+    threading.excepthook = hide_failed_writes
     try:
-        yield
-    except Diverged as error:
-        if error.ruined or _far_above(optim):
-            usual = " ".join(_usual_rates(optim))
-            error.args = (f"{error.what}; start again with lower rates, usually {usual}",)
-        else:
-            error.args = (f"{error}; {resume_hint(run, *_lower_rates(optim))}",)
-        raise
-    except (RuntimeError, MemoryError) as error:
-        if is_out_of_memory(error):
-            raise InputError(LOWER) from error
-        if devices == 1 or not is_lost_process(error):
-            raise
-        lost = "another process of this run has died or does not answer"
-        raise RunFailed(f"{lost}; {resume_hint(run)}") from error
+        with warnings.catch_warnings():
+            for text in IGNORED:
+                warnings.filterwarnings("ignore", text)
+            yield
+    finally:
+        threading.excepthook = previous_hook
 
 
-def _rates(optim: OptimConfig) -> dict[str, tuple[float, float]]:
-    """Return each peak learning rate of the optimizer with its default, by key."""
-    rates = {"optim.lr": (optim.lr, OptimConfig.lr)}
-    if optim.name == "muon":
-        rates["optim.muon_lr"] = (optim.muon_lr, OptimConfig.muon_lr)
-    return rates
+def hide_tips() -> None:
+    """Hide Lightning's tips. Call it after Lightning is loaded, which shows them."""
+    for name in ("lightning.pytorch", "lightning.fabric"):
+        logging.getLogger(name).setLevel(logging.WARNING)
 
 
-def _far_above(optim: OptimConfig) -> bool:
-    return any(rate > FAR_ABOVE * usual for rate, usual in _rates(optim).values())
-
-
-def _usual_rates(optim: OptimConfig) -> list[str]:
-    return [f"{key}={usual:g}" for key, (_, usual) in _rates(optim).items()]
-
-
-def _lower_rates(optim: OptimConfig) -> list[str]:
-    """Return the `key=value` arguments with which a diverged run continues at half its learning rates."""
-    halves = {key: rate / 2 for key, (rate, _) in _rates(optim).items()}
-    halves["optim.lr"] = max(halves["optim.lr"], optim.min_lr)  # `OptimConfig` refuses a lower one
-    lowered = [f"{key}={rate:g}" for key, rate in halves.items()]
-    return [*lowered, f"allow=[{','.join(halves)}]"]
+def hide_failed_writes(failure: "threading.ExceptHookArgs") -> None:
+    """Print the error that has ended a thread, unless it is a failed write of TensorBoard."""
+    is_writer = type(failure.thread).__module__ == "tensorboard.summary.writer.event_file_writer"
+    if not (is_writer and issubclass(failure.exc_type, OSError)):
+        threading.__excepthook__(failure)

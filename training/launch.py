@@ -3,9 +3,8 @@
 import logging
 import os
 import platform
-import signal
 import sys
-from typing import Any, cast
+from typing import Any
 
 from base import ranks
 from base.errors import InputError
@@ -82,65 +81,44 @@ def _may_differ(name: str, value: Any) -> bool:
     return name == "threads" or (name == "device" and not str(value).startswith("cuda"))
 
 
-def launch(devices: int, settled: list[str], run: Run) -> int:
+def launch(devices: int, run: Run, naming: list[str]) -> int:
     """Run this command in one process (rank) per device, wait for the processes, and return the exit status.
 
-    `settled` are arguments that name the run, added to the command so that all ranks train the
-    same run.
+    `naming` are arguments that name the run, added to the command so that all ranks train the same
+    run.
     """
-    from torch.distributed import TCPStore
-    from torch.distributed.elastic.multiprocessing import (
-        DefaultLogsSpecs,
-        SignalException,
-        start_processes,
-    )
-    from torch.distributed.elastic.multiprocessing.api import SubprocessContext
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
     # the ranks and the line below say why
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
-    os.environ.setdefault(
-        "TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1"
+    elastic = logging.getLogger("torch.distributed.elastic")
+    elastic.addHandler(logging.NullHandler())
+    elastic.propagate = False
+    os.environ |= ranks.child_environment()
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=devices,
+        run_id="none",  # the name of no job
+        rdzv_backend="c10d",
+        rdzv_endpoint="127.0.0.1:0",
+        local_addr="127.0.0.1",
+        max_restarts=0,
+        signals_to_handle="SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",
+        shutdown_timeout=SAVE_SECONDS,
     )
-    # This process serves the ranks, as torchrun does, so that nobody can take the port before rank
-    # 0 listens there.
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    address = {
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(store.port),
-        "TORCHELASTIC_USE_AGENT_STORE": "True",
-    }
-    size = {"WORLD_SIZE": str(devices), "LOCAL_WORLD_SIZE": str(devices), "GROUP_RANK": "0"}
-    shared = ranks.child_environment() | address | size
-    variables = {
-        rank: shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(devices)
-    }
-    command = (sys.argv[0], *sys.argv[1:], *settled)
-    commands = dict.fromkeys(variables, command)  # by rank, like `variables`
-    specs = DefaultLogsSpecs(log_dir=os.devnull)
-    started = None
     try:
-        started = start_processes("train.py", sys.executable, commands, variables, specs)
-        result = started.wait(period=0.1)
+        elastic_launch(config, sys.executable)(*sys.argv, *naming)
     except SignalException as stop:
-        if started is None:  # ranks that have been started end, because they miss the store
-            raise SystemExit(128 + stop.sigval) from None
-        try:
-            started.close(stop.sigval, SAVE_SECONDS)
-        except SignalException:  # a second one: end at once
-            started.close(getattr(signal, "SIGKILL", signal.SIGTERM))  # Windows has no SIGKILL
-        # The status of rank 0, which saves, is that of the command.
-        status = cast(SubprocessContext, started).subprocess_handlers[0].proc.returncode
-        if status is None or status < 0:
-            status = 128 + stop.sigval
-        raise SystemExit(status) from None
-    if not result or not result.failures:
-        return 0
-    # the rank that failed first, because the others end when they miss it
-    failure = min(result.failures.values(), key=lambda failure: failure.timestamp)
-    if failure.exitcode < 0:
+        return 128 + stop.sigval
+    except ChildFailedError as error:
+        # the rank that failed first, because the others end when they miss it
+        rank, failure = error.get_first_failure()
+        if failure.exitcode > 0:
+            return failure.exitcode
         # any other rank that is killed leaves rank 0, which prints the hint itself
-        advice = f"; {resume_hint(run)}" if failure.local_rank == 0 else ""
-        name = signal.Signals(-failure.exitcode).name
-        log.error(f"train.py: rank {failure.local_rank} was killed by {name}{advice}")
+        advice = f"; {resume_hint(run)}" if rank == 0 else ""
+        log.error(f"train.py: rank {rank} was killed by {failure.signal_name()}{advice}")
         return 1
-    return failure.exitcode
+    return 0

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-import time
 from dataclasses import dataclass
 
 from base import ranks
@@ -18,21 +17,6 @@ PAGE = "docs/cluster.md says what to install"
 OLDEST_DRIVER = {"12": 525, "13": 580}
 # the compute capability from which a GPU multiplies in bf16; torch emulates it below
 BF16_FROM = (8, 0)
-
-
-@dataclass(frozen=True)
-class StartUp:
-    """When this process began, and how long its imports took, which depends on the CPU as compiling does."""
-
-    began: float  # value of `time.perf_counter()`
-    import_seconds: float = 7.0  # of PyTorch and Lightning; the default is a laptop's
-
-    def seconds_left(self, minutes: float) -> float:
-        """Return how many seconds are left of a time limit that began with the process."""
-        return 60 * minutes - self.elapsed()
-
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.began
 
 
 @dataclass(frozen=True)
@@ -71,6 +55,8 @@ class Machine:
     gpu: Gpu | None = None  # the GPU of this process
     gpus: int = 0  # number of GPUs of this machine, also of those that the run does not use
     note: str = ""  # why a GPU is not used, or what to know of one that is
+    # of PyTorch and Lightning, which take as long as the CPU is slow; the default is a laptop's
+    import_seconds: float = 7.0
 
     @property
     def devices(self) -> int:
@@ -217,7 +203,7 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
     return num_devices
 
 
-def find_machine(config: Config) -> Machine:
+def find_machine(config: Config, import_seconds: float) -> Machine:
     """Return the devices that the run uses, and make this process use its own GPU."""
     hardware = look()
     device, note = choose_accelerator(config.trainer.accelerator, hardware)
@@ -232,7 +218,7 @@ def find_machine(config: Config) -> Machine:
         gpu = hardware.gpus[index]
         # before anything asks for memory: each context on GPU 0 costs 0.5 GB there
         torch.cuda.set_device(index)
-    return Machine(device, local, nodes, gpu, len(hardware.gpus), note)
+    return Machine(device, local, nodes, gpu, len(hardware.gpus), note, import_seconds)
 
 
 def describe(machine: Machine, config: Config) -> str:

@@ -1,6 +1,7 @@
 """The model with its training step and validation, as a LightningModule."""
 
 import hashlib
+import json
 import math
 from contextlib import nullcontext
 from functools import partial
@@ -15,16 +16,42 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from conf.schema import Config
-from gpt.checkpoint import checkpoint_format
+from data.text import Text
+from gpt.checkpoint import checkpoint_format, is_finite
 from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
 from gpt.positions import position_tables
-from gpt.tokenizer import Tokenizer
 from reports.history import History
 from training.errors import Diverged
 from training.launch import check_same_start
+from training.machine import Machine
+from training.resume import ResumePoint, conditions_of
 from training.step_graph import StepGraph
+
+
+def conditions(config: Config, text: Text, machine: Machine) -> dict[str, Any]:
+    """Return everything that the results of a run depend on, bit for bit, as name -> plain data.
+
+    The names are the keys of the settings and, for example, `text`, `torch` and `device`.
+    Checkpoints contain this dict, and a run resumes only if the dict is the same, unless the key
+    `allow` lists the names that differ.
+    """
+    vocabulary = hashlib.sha256(json.dumps(text.tokenizer.vocabulary).encode()).hexdigest()
+    device = machine.device
+    if device == "cpu":
+        amx = torch.cpu.get_capabilities().get("amx_bf16")
+        device += f" with {torch.backends.cpu.get_cpu_capability()}{' and AMX' if amx else ''}"
+    elif machine.gpu:
+        device += f" {machine.gpu.name}"
+    return conditions_of(config) | {
+        "text": f"{sum(text.characters.values())} characters {text.fingerprint[:12]}",
+        "vocabulary": f"{text.tokenizer.size} tokens {vocabulary[:12]}",
+        "world_size": machine.devices,
+        "torch": str(torch.__version__),
+        "device": device,
+        "threads": torch.get_num_threads(),
+    }
 
 
 def dropout_seed(seed: int, step: int, rank: int) -> int:
@@ -48,33 +75,27 @@ class LitGPT(L.LightningModule):
     """A `GPT` with its loss, optimizer and validation, as a LightningModule.
 
     One Lightning batch is one optimizer step. This class, not Lightning, splits the batch into
-    micro-batches, so that a run stops only between two optimizer steps. `conditions` and `start`
-    must be the same in all processes (ranks).
+    micro-batches, so that a run stops only between two optimizer steps. `text`, `machine` and the
+    `point` from which a run resumes must be the same in all processes (ranks).
     """
 
     def __init__(
-        self,
-        config: Config,
-        tokenizer: Tokenizer,
-        data: dict[str, Any],
-        conditions: dict[str, Any],
-        start: str,
-        history: History,
+        self, config: Config, text: Text, machine: Machine, point: ResumePoint | None = None
     ) -> None:
         super().__init__()
         self.automatic_optimization = False
         torch.manual_seed(config.seed)
-        self.net = GPT(config.model, tokenizer.size)
+        self.net = GPT(config.model, text.tokenizer.size)
         self.config = config
-        self.vocabulary = tokenizer.vocabulary
+        self.text = text
+        self.machine = machine
+        self.conditions = conditions(config, text, machine)
+        self.start_step = point.step if point else 0
+        self.history = point.history if point else History()
         # (V, 2): characters and UTF-8 bytes of each token
-        self.token_sizes = tokenizer.token_sizes
-        self.data = data  # about the text, for checkpoints
-        self.conditions = conditions
-        self.start = start
+        self.token_sizes = text.tokenizer.token_sizes
         self.mean_loss = mean_loss  # on a GPU, `compile_training_step` replaces it
         self.graph: StepGraph | None = None  # on a single GPU
-        self.history = history
         # step from 0; loss and gradient norm, (2,), on the device
         self.pending_losses: list[tuple[int, Tensor]] = []
         self.grad_norm = 0.0  # of the last step whose loss was fetched, before clipping
@@ -82,7 +103,8 @@ class LitGPT(L.LightningModule):
 
     def setup(self, stage: str) -> None:
         if self.trainer.world_size > 1:
-            check_same_start(self.conditions | {"start": self.start})
+            start = f"{self.config.name}, step {self.start_step}"
+            check_same_start(self.conditions | {"start": start})
 
     def configure_optimizers(self) -> Optimizer:
         optimizer = make_optimizer(
@@ -232,9 +254,10 @@ class LitGPT(L.LightningModule):
     def _check(self, step: int, loss: float, grad_norm: float) -> None:
         for name, value in (("the loss", loss), ("the gradient norm", grad_norm)):
             if not math.isfinite(value):
-                raise Diverged(
+                seen = (
                     f"step {step + 1}: {name} is {value} (batch {step} of seed {self.config.seed})"
                 )
+                raise Diverged(seen, self.config.optim)
 
     def on_validation_epoch_start(self) -> None:
         self.totals = torch.zeros(4, dtype=torch.float64)  # those of `window_totals`
@@ -250,13 +273,11 @@ class LitGPT(L.LightningModule):
         # MPS has no float64.
         totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
         totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
-        text = self.trainer.datamodule.text.evaluated  # type: ignore[attr-defined]
         # `first_totals` is the loss of the first token, which no window predicts.
-        self.score = make_score(totals + first_totals(text))
+        self.score = make_score(totals + first_totals(self.text.evaluated))
         if not math.isfinite(self.score.loss):
-            raise Diverged(
-                f"the validation loss is {self.score.loss} after step {self.global_step}"
-            )
+            seen = f"the validation loss is {self.score.loss} after step {self.global_step}"
+            raise Diverged(seen, self.config.optim)
         self.history.add_validation(self.global_step, self.score.loss, self.score.bpc)
         values = {
             "val/loss": self.score.loss,
@@ -272,16 +293,23 @@ class LitGPT(L.LightningModule):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """Add the history, and descriptions of the model, the text and the last validation, to `checkpoint`."""
         self.fetch_losses()  # so that the history includes the last step
+        # What callbacks store may be infinite: the best score of EarlyStopping is, until the first
+        # validation.
+        if not is_finite({key: part for key, part in checkpoint.items() if key != "callbacks"}):
+            seen = f"step {self.global_step} left weights that are NaN or infinite, so they were not saved"
+            raise Diverged(seen, self.config.optim)
         # None: this step has not been validated
         score = self.score if self.history.validated_step == self.global_step else None
-        mode = self.trainer.datamodule.text.mode  # type: ignore[attr-defined]
+        text = self.text
+        divided = vars(text.documents.rule) if text.documents else None
+        data = {key: getattr(text, key) for key in ("name", "fingerprint", "extra_chars", "texts")}
         checkpoint |= {
-            "format": checkpoint_format(self.data["divided"]),
+            "format": checkpoint_format(divided),
             "model_config": vars(self.config.model).copy(),
-            "vocabulary": self.vocabulary,
+            "vocabulary": text.tokenizer.vocabulary,
             "val_loss": score and score.loss,
-            "evaluation": score and measured(score, self.config.model.context, mode),
-            "data": self.data,
+            "evaluation": score and measured(score, self.config.model.context, text.mode),
+            "data": data | {"divided": divided},
             "conditions": self.conditions,
             "history": self.history.state(),
         }

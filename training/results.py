@@ -8,7 +8,6 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import replace
-from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,7 +19,7 @@ from base.jobs.run_directory import Run, Summary
 from base.log import log, to_file
 from base.progress import Progress
 from conf.keys import with_folders
-from conf.schema import to_yaml
+from conf.schema import Config, to_yaml
 from data.batches import num_evaluated, num_validated
 from data.ngrams import baselines
 from data.novelty import longest_copies, skipped
@@ -34,12 +33,12 @@ from reports import log_lines
 from reports.card import repeating
 from reports.history import History
 from reports.run_page import page
-from training.callbacks.display import Display
+from training.callbacks.deadline import ended_by_callback
 from training.callbacks.watch import written
 from training.errors import Diverged, Stopped
 from training.loggers import log_result
 from training.module import LitGPT
-from training.run_plan import RunPlan
+from training.resume import ResumePoint
 
 FINAL_SAMPLE_LENGTH = 250  # tokens of each text at the end of a run
 NUM_COMPARED = 20  # samples that are compared with the training text
@@ -56,10 +55,10 @@ class EvaluatedModel(NamedTuple):
     model: GPT
 
 
-def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
+def evaluate_split(module: LitGPT, model: GPT, count: int, which: str) -> Score:
     """Return the score of a model on `count` tokens of the validation split, which are evenly spread over the split."""
-    text = plan.text.evaluated
-    chosen = text.windows(plan.config.model.context, most=count)
+    text = module.text.evaluated
+    chosen = text.windows(module.config.model.context, most=count)
     with Progress(f"evaluating the {which} checkpoint", count) as progress:
 
         def windows() -> Iterator[tuple[Any, Any, Any]]:
@@ -71,58 +70,59 @@ def evaluate_split(plan: RunPlan, model: GPT, count: int, which: str) -> Score:
 
 
 def evaluate_models(
-    plan: RunPlan, contents: dict[str, Any], validated: Score | None, count: int
+    run: Run, module: LitGPT, contents: dict[str, Any], count: int
 ) -> tuple[EvaluatedModel, EvaluatedModel]:
     """Evaluate the best and the last model on the validation split, write both model files, and return (best, last).
 
     The best model was chosen by validations during training, which may evaluate a smaller part of
     the split than the `count` tokens here. If the last model has a lower loss in this evaluation,
-    it is returned and written as the best model, too. `contents` is the last checkpoint, and
-    `validated` the score of its validation, which is used if it was on as many tokens.
+    it is returned and written as the best model, too. `contents` is the last checkpoint. If its
+    validation was in this process and on as many tokens, it is not repeated.
     """
+    text = module.text
+    config = module.config
     step = contents["global_step"]
-    score = validated
-    if count > num_validated(len(plan.text.validation), plan.config.data.val_tokens):
-        score = None
-    files = {name: plan.run.model(name) for name in ("last", "best")}
-    device = plan.machine.device
+    score = None
+    was_validated = contents["history"]["validated_step"] == step
+    if was_validated and count <= num_validated(len(text.validation), config.data.val_tokens):
+        score = module.score
 
     def scores(score: Score) -> dict[str, Any]:
-        evaluation = measured(score, plan.config.model.context, plan.text.mode)
+        evaluation = measured(score, config.model.context, text.mode)
         return {"val_loss": score.loss, "evaluation": evaluation}
 
-    model = build(
-        model_file.model_config(contents["model_config"]), model_state(contents["state_dict"])
-    ).to(device)
-    last = EvaluatedModel(step, score or evaluate_split(plan, model, count, "last"), model)
-    write_model(files["last"], contents | scores(last.score))
+    model_config = model_file.model_config(contents["model_config"])
+    model = build(model_config, model_state(contents["state_dict"])).to(module.machine.device)
+    last = EvaluatedModel(step, score or evaluate_split(module, model, count, "last"), model)
+    write_model(run.model("last"), contents | scores(last.score))
     if contents["history"]["best_step"] != step:
         try:
-            model_config, weights, meta = model_file.read(files["best"])
+            model_config, weights, meta = model_file.read(run.model("best"))
         except model_file.CheckpointError as error:
             log.info(f"evaluation skips {error}")
         else:
-            model = build(model_config, weights).to(device)
-            best = EvaluatedModel(meta["step"], evaluate_split(plan, model, count, "best"), model)
-            if best.score.loss < last.score.loss:
-                model_file.write(files["best"], weights, meta | scores(best.score))
-                return best, last
+            model = build(model_config, weights).to(module.machine.device)
+            score = evaluate_split(module, model, count, "best")
+            if score.loss < last.score.loss:
+                model_file.write(run.model("best"), weights, meta | scores(score))
+                return EvaluatedModel(meta["step"], score, model), last
     # The last model is the best, or the only one that can be read.
-    with atomic(files["best"]) as temporary:
-        shutil.copyfile(files["last"], temporary)
+    with atomic(run.model("best")) as temporary:
+        shutil.copyfile(run.model("last"), temporary)
     return last, last
 
 
-def write_missing(plan: RunPlan) -> None:
+def finish(run: Run, module: LitGPT, point: ResumePoint) -> None:
     """Log how a run without steps left can be continued, and write its results if it has none.
 
     Raises `Diverged` if the results show it, like `write_results`.
     """
-    run, point = plan.run, plan.resume_point
-    assert point
-    if plan.config.trainer.max_steps == "auto":  # the run ended before `Deadline` chose the number
-        plan = plan.ended_by_callback(point.step, point.history)
-    steps = plan.config.trainer.max_steps
+    run.remove_unfinished()
+    config = module.config
+    steps = config.trainer.max_steps
+    if steps == "auto":  # it was killed before `Deadline` stored the number
+        module.config = config = ended_by_callback(config, point.step, point.history)
+        steps = point.step
     if point.step > steps:
         raise InputError(
             f"trainer.max_steps={steps}: {run} has already trained for {point.step} steps; "
@@ -130,7 +130,7 @@ def write_missing(plan: RunPlan) -> None:
         )
     summary = run.summary
     if summary.val_loss is not None and summary.status == "diverged":
-        raise worse_than_guessing(summary.val_loss)
+        raise worse_than_guessing(summary.val_loss, config)
     more = []
     if point.history.stopped_early:
         more += ["callbacks=[]", "allow=[callbacks]"]
@@ -138,67 +138,65 @@ def write_missing(plan: RunPlan) -> None:
     more.append(f"trainer.max_steps={longer}")
     command = processes.command("python", "train.py", *with_folders([f"resume={run}", *more]))
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
-    if summary.val_loss is not None or ranks.rank():
-        return
-    to_file(run.directory / "train.log")
-    write_text(run.config, to_yaml(plan.config))
-    write_results(plan, point.take())
+    if summary.val_loss is None and ranks.rank() == 0:
+        to_file(run.directory / "train.log")
+        write_text(run.config, to_yaml(config))
+        write_results(run, module, point.take())
 
 
-def write_results(plan: RunPlan, contents: dict[str, Any], validated: Score | None = None) -> None:
+def write_results(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
     """Evaluate the models of a run, generate samples, and write model files, summary.json and report.html.
 
-    `contents` and `validated` are those of `evaluate_models`. Raises `Diverged` at the end if the
-    losses show it.
+    `contents` is the last checkpoint. Raises `Diverged` at the end if the losses show it.
     """
-    run = plan.run
-    config = plan.config
+    config = module.config
+    text = module.text
     history = History.of(contents["history"])
     tokens_seen = contents["global_step"] * config.data.batch * config.model.context
-    evaluated = num_evaluated(len(plan.text.validation), tokens_seen, config.data.val_tokens)
-    best, last = evaluate_models(plan, contents, validated, evaluated)
-    samples, copies = write_samples(plan, best.model)
+    evaluated = num_evaluated(len(text.validation), tokens_seen, config.data.val_tokens)
+    best, last = evaluate_models(run, module, contents, evaluated)
+    samples, copies = write_samples(module, best.model)
     log_lines.show_samples(samples)
-    log_lines.show_scores(run, config, plan.text, best[:2], last[:2])
+    log_lines.show_scores(run, config, text, best[:2], last[:2])
     with Progress("counting n-grams"):
-        uniform, ngram, order = baselines(plan.text, config.model.context, evaluated)
-    split_size = {"split_characters": plan.text.characters["validation"]}
+        uniform, ngram, order = baselines(text, config.model.context, evaluated)
+    split_size = {"split_characters": text.characters["validation"]}
     summary = summarize(
-        plan, "finished", last.step, history, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
+        module, "finished", last.step, history, copies=copies, best_step=best.step, last_val_loss=last.score.loss,
         val_loss=best.score.loss, val_bpc=best.score.bpc, val_bpb=best.score.bpb,
-        evaluation=measured(best.score, config.model.context, plan.text.mode) | split_size,
+        evaluation=measured(best.score, config.model.context, text.mode) | split_size,
         uniform_loss=uniform, ngram_loss=ngram, ngram_order=order,
     )  # fmt: skip
     diverged = log_lines.has_diverged(summary, history.losses.entries)
     if diverged:
         summary = replace(summary, status="diverged")
-    log.info(f"baselines  {log_lines.describe_baselines(summary, plan.text.tokenizer.unit)}")
+    log.info(f"baselines  {log_lines.describe_baselines(summary, text.tokenizer.unit)}")
     for sentence in log_lines.verdict(run, summary, history.losses.entries):
         log.info(f"           {sentence}")
-    report = write_report(plan, summary, history, best.model, samples)
+    report = write_report(run, module, summary, history, best.model, samples)
     if "tensorboard" in config.logger:
         log_result(run.directory, config, best.score.loss)
-    write_summary(run, summary)  # last: if the run is stopped before this, resuming finishes it
+    run.write_summary(summary)  # last: if the run is stopped before this, resuming finishes it
     log_lines.conclude(run, config, report)
     if diverged:
-        raise worse_than_guessing(best.score.loss)
+        raise worse_than_guessing(best.score.loss, config)
 
 
-def worse_than_guessing(val_loss: float) -> Diverged:
+def worse_than_guessing(val_loss: float, config: Config) -> Diverged:
     # ruined: its checkpoints, too, so the advice is a new run
-    return Diverged(f"the validation loss is {val_loss:,.4g} nats", ruined=True)
+    return Diverged(f"the validation loss is {val_loss:,.4g} nats", config.optim, ruined=True)
 
 
-def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:
+def write_samples(module: LitGPT, model: GPT) -> tuple[list[list[Any]], dict[str, Any] | None]:
     """Return samples of a model, and how much `NUM_COMPARED` other samples copy from the training text.
 
     A sample is a list [temperature, prompt, continuation]. The copies are None if the text is too
     long to be searched.
     """
-    text = plan.text
-    seed = plan.config.seed
+    text = module.text
+    seed = module.config.seed
     starts = prompts(text)  # (B, T0)
-    length = plan.config.watch.sample_length or FINAL_SAMPLE_LENGTH
+    length = module.config.watch.sample_length or FINAL_SAMPLE_LENGTH
     with Progress("writing samples"):
         _, samples = written(model, text, starts, length, seed)
         if skipped(text.train, text.tokenizer.unit):
@@ -217,26 +215,31 @@ def write_samples(plan: RunPlan, model: GPT) -> tuple[list[list[Any]], dict[str,
 
 
 def write_report(
-    plan: RunPlan, summary: Summary, history: History, model: GPT, samples: list[list[Any]]
+    run: Run,
+    module: LitGPT,
+    summary: Summary,
+    history: History,
+    model: GPT,
+    samples: list[list[Any]],
 ) -> Path | None:
     """Write report.html into the run directory and return its path.
 
     If writing the report fails, the error is only logged and None is returned, because the run
     itself has succeeded.
     """
-    config = plan.config
-    text = plan.text
-    path = plan.run.directory / "report.html"
+    config = module.config
+    text = module.text
+    path = run.directory / "report.html"
     try:
         about = {
-            "name": plan.run.name,
+            "name": run.name,
             "text": f"{without_folders(text.name)}: {'; '.join(log_lines.describe(text))}",
             "notes": summary.notes,
             "written": samples,
             "copied": summary.copies
             and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
-            "verdict": log_lines.verdict(plan.run, summary, history.losses.entries),
-            "command": shlex.join(["python", "train.py", *(plan.run.arguments or ())]),
+            "verdict": log_lines.verdict(run, summary, history.losses.entries),
+            "command": shlex.join(["python", "train.py", *(run.arguments or ())]),
             "exact_command": shlex.join(
                 ["python", "train.py", *map(public, with_folders(repeating(config)))]
             ),
@@ -250,10 +253,10 @@ def write_report(
     return path
 
 
-def summarize(plan: RunPlan, status: str, step: int, history: History, **results: Any) -> Summary:
+def summarize(module: LitGPT, status: str, step: int, history: History, **results: Any) -> Summary:
     """Return the summary of a run after `step` steps; `results` are the fields about its evaluated models."""
-    config = plan.config
-    text = plan.text
+    config = module.config
+    text = module.text
     tokens_per_step = config.data.batch * config.model.context
     model = untrained(config.model, text.tokenizer.size)
     speed = mfu = None  # unknown before a step was timed
@@ -279,7 +282,7 @@ def summarize(plan: RunPlan, status: str, step: int, history: History, **results
         init_from=config.init_from,
         parameters=model.num_parameters(),
         precision=config.trainer.precision,
-        device=plan.machine.device,
+        device=module.machine.device,
         seed=config.seed,
         versions={"python": platform.python_version()} | versions,
         commit=commit(),
@@ -302,36 +305,30 @@ def commit() -> str | None:
 
 
 @contextmanager
-def recording(plan: RunPlan, module: LitGPT, display: Display) -> Iterator[None]:
-    """Context manager for training that writes summary.json, with the run's status, at the end or after an error.
+def recording(run: Run, module: LitGPT) -> Iterator[None]:
+    """Context manager for training and evaluation that writes summary.json if an error or a signal ends them.
 
-    After a signal, it also writes the model file of the last checkpoint. It closes the `display`
-    in any case.
+    After a signal, it also writes the model file of the last checkpoint.
     """
-    status = "failed"  # after any error but those below
-    last = plan.run.checkpoints / "last.ckpt"
+    last = run.checkpoints / "last.ckpt"
+    status = "finished"  # what `write_results` has written
     try:
         yield
-        status = "interrupted"  # "finished" only after the evaluation
     except Stopped:
         status = "interrupted"
         if last.exists() and ranks.rank() == 0:
-            write_model(plan.run.model("last"), read_training_checkpoint(last))
+            write_model(run.model("last"), read_training_checkpoint(last))
         raise
     except Diverged:
         status = "diverged"
         raise
+    except BaseException:
+        status = "failed"
+        raise
     finally:
-        display.close()
-        summary = summarize(plan, status, module.global_step, module.history)
-        # If an error has ended the run, raise it rather than a failure to write the summary.
-        with suppress(OSError) if status == "failed" else nullcontext():
-            if ranks.rank() == 0:
-                write_summary(plan.run, summary)
-
-
-def write_summary(run: Run, summary: Summary) -> None:
-    before = run.summary
-    begun = before.begun or datetime.now(UTC).isoformat()
-    debug = before.debug or summary.debug
-    replace(summary, begun=begun, debug=debug).write(run.directory / "summary.json")
+        is_written = run.summary.val_loss is not None
+        if status != "finished" and ranks.rank() == 0 and not is_written:
+            summary = summarize(module, status, module.global_step, module.history)
+            # If an error has ended the run, raise it rather than a failure to write the summary.
+            with suppress(OSError) if status == "failed" else nullcontext():
+                run.write_summary(summary)

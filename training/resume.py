@@ -1,22 +1,19 @@
-"""What a run starts from: the newest checkpoint of a run to resume, unchanged, or a trained model (`init_from=`)."""
+"""What a run starts from: the newest checkpoint of a run to resume, or a trained model (`init_from=`)."""
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import processes, ranks
+from base import processes
 from base.errors import InputError, nearest, printable
-from base.files import remove_unfinished
-from base.jobs import run_directory, run_lock
-from base.jobs.run_directory import RUNS, Run
+from base.jobs.run_directory import Run, find
 from base.log import log
 from base.options import spell
-from conf.compose import compose, compose_object, read_config, trained_groups
+from conf.compose import read_config, trained_groups
 from conf.keys import KEYS, with_folders
-from conf.overrides import key_of
-from conf.schema import PLUGINS, Config, by_key
+from conf.schema import Config, by_key
 from reports.history import History
 
 if TYPE_CHECKING:
@@ -25,118 +22,6 @@ if TYPE_CHECKING:
     from gpt.config import ModelConfig
     from gpt.model import GPT
     from gpt.tokenizer import Tokenizer
-
-
-def compose_command(arguments: Sequence[str]) -> Config:
-    """Compose a command line, but of one that resumes a run only what names this run, because the rest changes it."""
-    if "resume" in map(key_of, arguments):
-        config: Config = compose_object(
-            "train", [text for text in arguments if "." not in key_of(text)]
-        )
-        if config.resume is not None:
-            return config
-    return compose(arguments)
-
-
-def find_run(arguments: Sequence[str], config: Config) -> tuple[Config, Run, bool]:
-    """Return the configuration, the directory of the run, and whether this is an earlier run, which is then locked.
-
-    The configuration of an earlier run is its config.yaml, changed by the arguments of
-    the command line.
-    """
-    if config.resume is None:
-        if not ranks.restarted():
-            return config, new_run(config, is_debug(list(map(key_of, arguments)))), False
-        # A restart repeats the command line of the first start, so it continues the run that this
-        # created. `new_name` returns the same name again, because it depends on job and settings.
-        config = replace(config, resume="auto", name=config.name or run_directory.new_name(config))
-    assert config.resume is not None
-    if config.resume == "auto" and config.name is None:
-        run = newest_unfinished()
-    else:
-        run = run_directory.to_resume(config.resume, config.name)
-    directory = run.directory if run else RUNS / str(config.name)
-    if directory.is_dir() and ranks.rank() == 0:
-        run_lock.lock(directory)
-    if run is None:  # it has not begun
-        config = replace(compose(arguments), resume=config.resume, name=config.name)
-        return config, Run(directory), False
-    try:
-        stored = read_config(directory)
-    except InputError as error:
-        start = shlex.quote(f"init_from={run}")
-        raise InputError(
-            f"{error}; if another version made this run, {start} starts from its model"
-        ) from None
-    resumed = compose_resumed(arguments, stored)
-    return replace(resumed, resume=config.resume), run, True
-
-
-def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
-    """Compose the configuration of a resumed run: the one in its config.yaml, `stored`, changed by the command line.
-
-    A key that the command line, or a preset on it, sets to `auto` keeps the value that the run has
-    chosen.
-    """
-    trainer = replace(stored.trainer, num_nodes="auto")
-    if ranks.launched():
-        # The present command decides the number of machines and, if it was started as several
-        # processes, of devices.
-        trainer = replace(trainer, devices="auto")
-    base = replace(stored, resume=None, allow=[], trainer=trainer)
-    # callbacks= and logger= replace the plug-ins of the run, rather than adding to them
-    replaced: dict[str, Any] = {group: {} for group in PLUGINS if group in map(key_of, arguments)}
-    return keep_choices(compose_object("resume", arguments, asdict(base) | replaced), base)
-
-
-def keep_choices(config: Any, stored: Any) -> Any:
-    """Return a configuration, or a group of it, with the stored value in place of each `auto`."""
-    kept = dict[str, Any]()
-    for field in fields(config):
-        value = getattr(config, field.name)
-        before = getattr(stored, field.name)
-        if is_dataclass(value):
-            kept[field.name] = keep_choices(value, before)
-        elif field.name in PLUGINS:
-            # without those that the run has left out
-            open_names = [name for name, options in value.items() if "auto" in options.values()]
-            chosen = {name: before[name] for name in open_names if name in before}
-            others = {name: value[name] for name in value if name not in open_names}
-            kept[field.name] = chosen | others
-        elif value == "auto" and not field.metadata.get("verbatim"):  # a file may be called auto
-            kept[field.name] = before
-    return replace(config, **kept)
-
-
-def is_debug(keys: Sequence[str]) -> bool:
-    """Return whether a preset of conf/debug names the run, rather than the user."""
-    return "debug" in keys and "name" not in keys
-
-
-def new_run(config: Config, debug: bool) -> Run:
-    """Return the directory of a new run after checking that it can be created."""
-    name = config.name or run_directory.new_name(config)
-    if config.allow:
-        raise InputError(f"allow={spell(config.allow)}: only works with resume=")
-    if ranks.rank() == 0:
-        if config.name is not None:  # `open_directory` checks generated names, which are new
-            run_directory.check_free(name, debug)
-        run_directory.check_writable(name)
-    return Run(RUNS / name)
-
-
-def newest_unfinished() -> Run | None:
-    """Return the newest unfinished run in whose directory no other process trains."""
-    for run in run_directory.newest_first("config.yaml"):
-        # With the same settings, a run that has diverged would diverge again.
-        has_ended = run.summary.status in ("finished", "diverged")
-        is_unfinished = not (run.is_debug or has_ended)
-        # Rank 0 locks the directory for all ranks, so the others do not ask.
-        if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
-            return run_directory.to_resume(str(run), None)  # checks its files, too
-    raise InputError(
-        f"resume=auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
-    )
 
 
 class ResumePoint:
@@ -173,6 +58,14 @@ class ResumePoint:
         if "current_model_state" in self._contents:
             self._contents["state_dict"] = self._contents.pop("current_model_state")
 
+    def is_over(self, config: Config, conditions: Mapping[str, Any]) -> bool:
+        """Whether the run has reached max_steps, or was stopped early by a callback that `config` still has."""
+        same_callbacks = self.conditions["callbacks"] == conditions["callbacks"]
+        steps = config.trainer.max_steps
+        # auto: `Deadline` had not chosen the number
+        reached_steps = steps != "auto" and self.step >= steps
+        return reached_steps or (self.history.stopped_early and same_callbacks)
+
     def take(self) -> dict[str, Any]:
         """Return the contents of the checkpoint, once: they must not stay in memory."""
         contents, self._contents = self._contents, None
@@ -180,8 +73,8 @@ class ResumePoint:
         return contents
 
 
-def find_point(run: Run, config: Config) -> ResumePoint | None:
-    """Return the newest valid checkpoint of a run, or None if the run has no checkpoint yet."""
+def newest_checkpoint(run: Run, resume: str | None) -> ResumePoint | None:
+    """Return the newest valid checkpoint of a run that `resume=` continues, or None if it has no checkpoint yet."""
     from gpt.checkpoint import read_training_checkpoint  # loading torch takes a second
     from gpt.model_file import CheckpointError
 
@@ -190,8 +83,7 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
     for file in (run.checkpoints / "last.ckpt", run.checkpoints / "previous.ckpt"):
         try:
             if file.exists() and point is None:
-                contents = read_training_checkpoint(file)
-                point = ResumePoint(file, contents)
+                point = ResumePoint(file, read_training_checkpoint(file))
         except CheckpointError as error:
             damaged.append(str(error))
     if point is None and damaged:
@@ -199,10 +91,10 @@ def find_point(run: Run, config: Config) -> ResumePoint | None:
     if point is None:
         log.info(f"resume: {printable(run)} has no checkpoint yet, starting at step 0")
         return None
-    name = Path(str(config.resume)).name
+    name = Path(str(resume)).name
     # resume= names another checkpoint (the name of a run may end in .ckpt, too)
     if name.endswith(".ckpt") and name not in (point.path.name, run.directory.name):
-        reason = "; ".join(damaged) or f"resume={config.resume}: is not the newest checkpoint"
+        reason = "; ".join(damaged) or f"resume={resume}: is not the newest checkpoint"
         newest = shlex.quote(f"resume={point.path}")
         raise CheckpointError(f"{reason}; a run continues from its newest checkpoint, {newest}")
     for line in damaged:
@@ -221,46 +113,30 @@ def difference(key: str, ours: Any, theirs: Any, whose: str = "run") -> str:
     return f"{key}={spell(ours)} (the {whose} has {stored})"
 
 
-def check_resumed(
+def check_unchanged(
     run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]
 ) -> None:
-    """Check that a resumed run will match an uninterrupted one, then remove unfinished files."""
-    # Without a checkpoint, only the settings are known, so the rest counts as equal.
-    before = point.conditions if point else {**now, **conditions_of(read_config(run.directory))}
-    # Another GPU needs no allow= unless the run promises the same bits.
-    if is_other_gpu(before, now) and spell(now["trainer.deterministic"]) != "true":
-        devices = f"device={now['device']} (the run has {before['device']})"
-        log.info(
-            f"resume: continues with {devices}, so it will not match the original run bit for bit"
-        )
-        before = {**before, "device": now["device"]}
-    if differing := check_unchanged(before, now, allow, run.directory):
-        log.info(
-            f"resume: continues with {differing}, so it will not match the original run bit for bit"
-        )
-    remove_leftovers(run)
-
-
-def check_unchanged(
-    before: Mapping[str, Any], now: Mapping[str, Any], allow: list[str], run: Path
-) -> str:
-    """Return how the conditions of a resumed run differ from those under which it was trained, or "" if they are equal.
+    """Check that a resumed run will match an uninterrupted one, or log how it differs as `allow` permits.
 
     Conditions are everything that the results depend on: the settings, the text, the device,
-    torch's version, … One that differs must be in `allow`.
+    torch's version, … Those of `now` are compared with those under which the run was trained.
     """
     for name in allow:
         if name not in now:
             raise InputError(f"allow=[{name}]: no such field{nearest(name, now)}")
-    defaults = {key: option.default for key, option in KEYS.items()}
-    before = defaults | dict(before)  # a checkpoint may be older than a setting
+    # a checkpoint may be older than a setting
+    before = {key: option.default for key, option in KEYS.items()}
+    if point:
+        before |= point.conditions
+    else:  # only the settings are known, so the rest counts as equal
+        before |= {**now, **conditions_of(read_config(run.directory))}
     differing = [name for name in now if before.get(name) != now[name]]
+    listed = ", ".join(difference(name, now[name], before.get(name)) for name in differing)
     fixed = [
         name
         for name in differing
         if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
     ]
-    listed = ", ".join(difference(name, now[name], before.get(name)) for name in differing)
     if fixed:
         advice = f"allow= cannot permit {', '.join(fixed)}"
         if fixed == ["vocabulary"]:
@@ -269,21 +145,22 @@ def check_unchanged(
             )
             advice = f"the vocabulary of a run cannot change; to start a new run from this model: {start}"
         raise InputError(f"resume: cannot change {listed}; {advice}")
-    if set(differing) - set(allow):
+    refused = set(differing) - set(allow)
+    # Another GPU needs no allow= unless the run promises the same bits.
+    if is_other_gpu(before, now) and spell(now["trainer.deterministic"]) != "true":
+        refused.discard("device")
+    if refused:
         way = shlex.quote(f"allow=[{','.join(differing)}]")
         raise InputError(f"resume: cannot change {listed}; {way} continues anyway")
-    return listed
+    if differing:
+        log.info(
+            f"resume: continues with {listed}, so it will not match the original run bit for bit"
+        )
 
 
 def is_other_gpu(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:
     devices = {str(before["device"]), str(now["device"])}
     return len(devices) == 2 and all(device.startswith("cuda ") for device in devices)
-
-
-def remove_leftovers(run: Run) -> None:
-    """Remove the unfinished files of killed processes from a run directory."""
-    for folder in (run.directory, run.checkpoints):
-        remove_unfinished(folder)
 
 
 @dataclass(frozen=True)
@@ -331,7 +208,7 @@ def load_init_model(config: Config) -> InitModel:
     from gpt.model_file import read
 
     try:
-        path = run_directory.find_model(config.init_from)
+        path = find(config.init_from, "model")
         model = read(path)
     except InputError as error:
         raise InputError(f"init_from: {error}") from None

@@ -1,8 +1,10 @@
-"""Train one run: choose every open setting and the checkpoint to resume from, fit the model and write the results."""
+"""Train one run, from its command to summary.json."""
 
 import os
+import threading
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -12,110 +14,160 @@ from base import processes, ranks
 from base.errors import InputError, printable
 from base.jobs import run_lock
 from base.jobs.run_directory import Run
-from base.log import log
+from base.log import log, to_file
 from base.progress import Progress
-from conf.keys import with_folders
-from conf.overrides import Command
+from conf.overrides import Command, key_of
 from conf.schema import Config, to_yaml
-from training.errors import stoppable, with_advice
+from training.begin import find_run, open_directory
+from training.errors import Signals, Stopped, hide_tips, watched
 from training.launch import check_launch, launch
-from training.machine import StartUp, find_machine
+from training.machine import find_machine
 from training.resume import (
     InitModel,
     ResumePoint,
-    check_resumed,
-    find_point,
-    find_run,
-    is_debug,
+    check_unchanged,
     load_init_model,
+    newest_checkpoint,
 )
 
 if TYPE_CHECKING:
     from data.text import Text
-    from training.run_plan import RunPlan
+
+IMPORTER = "imports PyTorch"  # the name of a thread
 
 
-def main(command: Command, config: Config, started: float) -> int:
-    """Train and evaluate a run, write its report, and return the exit status of the process.
+def main(command: Command, config: Config) -> int:
+    """Train and evaluate a run, and return the exit status of the process.
 
-    `config` is composed from the arguments of the `command`. If the run uses one device, it
-    trains in this process. If it uses several devices, this process starts another process for
-    each device and waits for them.
+    `config` is composed from the arguments of the `command`. A run of one device trains in this
+    process. For several devices, this process starts another for each, and waits for them.
     """
     is_named = config.name is not None
     (arguments,) = command.runs()
-    config, run, resumed = find_run(arguments, config)
+    run, config, resumed = find_run(arguments, config)
     ranks_to_start = check_launch(config)
     if ranks_to_start:
         run_lock.release()  # because rank 0, another process, locks the run
-        settled = list[str]()  # each rank finds the run by its name
+        naming = list[str]()  # each rank finds the run by its name
         if not is_named:
-            settled = [f"resume={run}" if resumed else f"name={run.name}"]
-        return launch(ranks_to_start, settled, run)
-    with stoppable(run):
-        plan = settle(command, config, run, resumed, started)
-        from training.fit import fit  # loads what evaluates and reports
-
-        fit(plan)
+            naming = [f"resume={run}" if resumed else f"name={run.name}"]
+        return launch(ranks_to_start, run, naming)
+    with watched(run) as signals:
+        train(run, config, arguments, resumed, signals)
     return 0
 
 
 def show(arguments: list[str], config: Config) -> str:
     """Return as YAML what a command line would train; `config` is composed from its `arguments`."""
     if config.resume is not None:
-        config, _, _ = find_run(arguments, config)
+        _, config, _ = find_run(arguments, config)
     return to_yaml(config)
 
 
-def settle(command: Command, config: Config, run: Run, resumed: bool, started: float) -> "RunPlan":
-    """Return the plan of a run: text, devices, checkpoint, and a configuration without `auto`."""
-    not_kept = ("name", "resume", "allow")  # because `arguments` repeat the run under another name
-    arguments = [text for key, text in command.arguments.items() if key not in not_kept]
-    # a resumed run that takes all settings of its data from its config.yaml
-    same_data = resumed and not any(argument.startswith("data") for argument in arguments)
-    with Progress("checking checkpoints"):
-        point = find_point(run, config) if resumed else None
-    init_model = None
-    with Progress("loading the model to start from"):
+def train(
+    run: Run, config: Config, arguments: Sequence[str], resumed: bool, signals: Signals
+) -> None:
+    """Train the model of a run, evaluate it, and write the results into the run directory.
+
+    `config` is what the command asks for, `module.config` what is trained: without `auto`.
+    """
+    # The checks: nothing is created before all of them have passed.
+    with Progress("loading PyTorch and Lightning", patience=0):
+        point = newest_checkpoint(run, config.resume) if resumed else None
+        initial = None
         if config.init_from is not None and point is None:
-            init_model = load_init_model(config)
-    text, importing = open_run_text(config, point or init_model, run if same_data else None)
-    with Progress("loading PyTorch and Lightning"):
-        startup = StartUp(started, import_seconds=importing.result())
-        from training.choosing.choose import choose, with_defaults
-        from training.quiet_lightning import quiet_lightning
-        from training.run_plan import RunPlan
+            initial = load_init_model(config)
+        text, import_seconds = open_text_and_import(
+            run, config, arguments, resumed, point or initial
+        )
+        machine = find_machine(config, import_seconds)
+        # Importing these takes seconds, so a thread has done it while the text was read.
+        from data.datamodule import TextDataModule
+        from gpt.checkpoint import read_training_checkpoint
+        from reports.log_lines import introduce
+        from training import results
+        from training.assemble import build_trainer, compile_step
+        from training.choosing.choose import choose
+        from training.module import LitGPT
 
     processes.keep_freed_memory()
-    machine = find_machine(config)
-    # with_advice, because with `minutes` the choice trains a few steps to time them
-    optim = with_defaults(config.optim)
-    with quiet_lightning(), with_advice(run, optim, machine.devices):
-        # config.yaml stores the name of the run, but not how this command resumes it
-        to_store = replace(config, name=run.name, resume=None, allow=[])
-        choice = choose(to_store, text, machine, startup)
-    plan = RunPlan(
-        run,
-        choice,
-        text,
-        machine,
-        init_model,
-        point,
-        resumed,
-        new=config.resume is None,
-        debug=not resumed and is_debug(list(command.arguments)),
-        arguments=with_folders(arguments),
-        startup=startup,
-    )
+    # config.yaml stores the name of the run, but not how this command resumes it
+    choice = choose(replace(config, name=run.name, resume=None, allow=[]), text, machine)
+    module = LitGPT(choice.config, text, machine, point)
     if resumed and ranks.rank() == 0:  # if this fails, the launcher ends the other ranks, too
-        check_resumed(run, plan.conditions, point, config.allow)
+        check_unchanged(run, module.conditions, point, config.allow)
     if config.resume == "auto":
         what = f"continuing {run}" if resumed else f"{run} does not exist yet, starting it"
         log.info(f"resume: {printable(what)}")
-    return plan
+    if point and point.is_over(module.config, module.conditions):
+        results.finish(run, module, point)
+        return
+
+    to_file(run.directory / "train.log")
+    notes = [f"GPU        {machine.note}"] if machine.note else []
+    if initial:
+        initial.copy_into(module.net, text.tokenizer)
+        notes.append(initial.describe(text.tokenizer.vocabulary))
+    if not resumed:
+        notes += choice.notes
+    trainer, display = build_trainer(run, module, point, choice.steps_needed, signals)
+    compile_step(module, trainer)
+    if ranks.rank() == 0:
+        open_directory(
+            run,
+            module.config,
+            text,
+            arguments,
+            trainer.loggers,
+            resume=config.resume,
+            resumed=resumed,
+        )
+        parameters = module.net.num_parameters()
+        introduce(run, module.config, text, choice.machine, parameters, notes)
+    data = TextDataModule(text, module.config.data, module.config.model.context, config.seed)
+    with results.recording(run, module):
+        display.show("setting up" if machine.devices == 1 else "waiting for the other processes")
+        trainer.fit(module, data, ckpt_path=point.path if point else None, weights_only=True)
+        if signals.received is not None:  # each rank ends by itself after training
+            raise Stopped(signals.received, trainer.global_step)
+        if ranks.rank() == 0:
+            last = read_training_checkpoint(run.checkpoints / "last.ckpt")
+            results.write_results(run, module, last)
 
 
-def load_training(cache: Path) -> float:
+def open_text_and_import(
+    run: Run,
+    config: Config,
+    arguments: Sequence[str],
+    resumed: bool,
+    origin: ResumePoint | InitModel | None,
+) -> tuple["Text", float]:
+    """Open the text of a run while a thread imports PyTorch and Lightning, and return the seconds that this took.
+
+    The vocabulary contains that of `origin`, the checkpoint or model from which the run starts.
+    """
+    from data.find import find
+    from data.text import open_corpus
+
+    try:
+        corpus = find(config.data)
+        importing = ThreadPoolExecutor(1, IMPORTER)
+        import_seconds = importing.submit(import_training, corpus.cache)
+        importing.shutdown(wait=False)  # the thread ends with its work
+        extra_chars = origin.extra_chars if origin else ""
+        text = open_corpus(corpus, config.data, config.model.context, extra_chars)
+    except InputError as error:
+        if not resumed or any(key_of(text).startswith("data") for text in arguments):
+            raise
+        raise InputError(
+            f"{error} (from {run.config}; set data.path= if the text has moved)"
+        ) from None
+    if origin:
+        text = text.read_before(origin.texts)  # lists what the weights were trained on before
+    return text, import_seconds.result()
+
+
+def import_training(cache: Path) -> float:
     """Import PyTorch, Lightning and what trains, and return the seconds that it took."""
     # Cache compiled kernels beside the encoded texts, for later runs; Inductor reads this when it
     # is loaded.
@@ -124,34 +176,12 @@ def load_training(cache: Path) -> float:
     # each process.
     os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "1")
     begun = time.perf_counter()
-    import_module("training.fit")
+    import_module("training.assemble")
+    import_module("training.results")
+    hide_tips()
     return time.perf_counter() - begun
 
 
-def open_run_text(
-    config: Config, origin: ResumePoint | InitModel | None, stored: Run | None
-) -> tuple["Text", Future[float]]:
-    """Open the text of a run, whose vocabulary contains that of `origin`, the checkpoint or model it starts from.
-
-    While the text is read, a thread imports PyTorch: the second result is its future
-    (`load_training`). `stored` is the run whose config.yaml names the text, or None if the command
-    line does.
-    """
-    from data.find import find
-    from data.text import open_corpus
-
-    try:
-        corpus = find(config.data)
-        importing = ThreadPoolExecutor(1).submit(load_training, corpus.cache)
-        text = open_corpus(
-            corpus, config.data, config.model.context, origin.extra_chars if origin else ""
-        )
-        if origin:
-            text = text.read_before(origin.texts)  # lists what the weights were trained on before
-        return text, importing
-    except InputError as error:
-        if stored is None:
-            raise
-        raise InputError(
-            f"{error} (from {stored.config}; set data.path= if the text has moved)"
-        ) from None
+def is_importing() -> bool:
+    """Return whether the thread that imports PyTorch is at work: Python would wait for it at exit."""
+    return any(thread.name.startswith(IMPORTER) for thread in threading.enumerate())

@@ -1,23 +1,20 @@
 """Find, name and check run directories, `runs/<name>/`. Does not load torch, so that errors appear at once."""
 
-import hashlib
 import json
 import math
 import os
-import secrets
 import shlex
-import time
 from contextlib import suppress
-from dataclasses import asdict, dataclass
-from datetime import datetime
+from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import get_type_hints
 
 from base import processes, ranks
 from base.errors import InputError, nearest
-from base.files import write_text
+from base.files import remove_unfinished, write_text
+from base.jobs import run_lock
 from base.options import fits
 
 RUNS = Path("runs")
@@ -94,9 +91,6 @@ class Summary:
             }
         )
 
-    def write(self, path: Path) -> None:
-        write_text(path, json.dumps(asdict(self), indent=2) + "\n")
-
 
 @dataclass(frozen=True)
 class Run:
@@ -119,6 +113,13 @@ class Run:
     @property
     def summary(self) -> Summary:
         return Summary.read(self.directory / "summary.json")
+
+    def write_summary(self, summary: Summary) -> None:
+        """Replace summary.json, except for when the run was first started and whether it is a debug run."""
+        before = self.summary
+        begun = before.begun or datetime.now(UTC).isoformat()
+        merged = replace(summary, begun=begun, debug=before.debug or summary.debug)
+        write_text(self.directory / "summary.json", json.dumps(asdict(merged), indent=2) + "\n")
 
     @property
     def bpc(self) -> float:
@@ -153,6 +154,11 @@ class Run:
     def model(self, which: str) -> Path:
         return self.checkpoints / f"{which}.safetensors"
 
+    def remove_unfinished(self) -> None:
+        """Remove what killed processes left."""
+        for folder in (self.directory, self.checkpoints):
+            remove_unfinished(folder)
+
     @property
     def has_checkpoint(self) -> bool:
         return any(self.checkpoints.glob("*.ckpt"))
@@ -164,24 +170,6 @@ class Run:
     @property
     def is_debug(self) -> bool:
         return self.summary.debug
-
-
-def new_name(config: object) -> str:
-    """Return a generated name for a run, such as the time and a random suffix."""
-    identity = ranks.identity()
-    is_alone = ranks.launched() in (None, (1, 1))  # one process on one machine
-    if identity is not None:
-        step = os.environ.get("SLURM_STEP_ID", "")
-        name = f"{identity}_{hashlib.sha256((repr(config) + step).encode()).hexdigest()[:6]}"
-        # All processes of the job generate the same name, and a restarted job finds its runs. A
-        # command that is repeated in the same allocation gets another name.
-        if not is_alone or ranks.restarted() or not (RUNS / name).exists():
-            return name
-    if not is_alone:
-        raise InputError(
-            "name=null: processes on several machines need one directory; give name=…"
-        )
-    return f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
 
 
 def newest_first(pattern: str) -> list[Run]:
@@ -196,78 +184,6 @@ def newest_first(pattern: str) -> list[Run]:
         with suppress(TypeError, ValueError):
             begun[run] = datetime.fromisoformat(run.summary.begun).timestamp()  # type: ignore[arg-type]
     return sorted(begun, key=begun.__getitem__, reverse=True)
-
-
-def nearest_run(name: str) -> str:
-    """Return the end of an error line that names the run with the most similar name, if one is similar."""
-    return nearest(name, [run.name for run in newest_first("config.yaml")])
-
-
-def matching(pattern: str) -> list[Run]:
-    """Return the runs that match a pattern such as `abl-*`, the newest first."""
-    runs = newest_first("config.yaml")
-    return [
-        run
-        for run in runs
-        if fnmatchcase(run.name, pattern) or fnmatchcase(run.name, f"{pattern}/*")
-    ]
-
-
-def trials_of(name: str) -> list[Run]:
-    """Return the evaluated runs of a sweep, or those that match a pattern, sorted by path."""
-    path = named(name)
-    if Run(path).is_sweep:
-        trials = [Run(file.parent) for file in path.glob("*/summary.json")]
-    elif path.exists():
-        return []  # a run or a file, so not a pattern
-    else:
-        trials = matching(name)
-    evaluated = [trial for trial in trials if trial.bpc < math.inf]
-    return sorted(evaluated, key=lambda trial: trial.directory)
-
-
-def to_resume(resume: str, name: str | None) -> Run | None:
-    """Return the run that `resume=` and `name=` ask to continue, or None if the run `name` has not begun.
-
-    `resume` is `auto`, or else the directory, the name or a checkpoint file of a run, and `name`
-    must be None.
-    """
-    if resume == "auto":
-        run = _place(str(name))  # is set: without it, the caller looks for the newest run
-        _check_checkpoints(run, f"name={name}")
-        if run.config.exists() or run.has_checkpoint:
-            return run
-        if (run.directory / "summary.json").exists():
-            raise InputError(f"name={name}: {run} has lost its config.yaml; use another name")
-        return None
-    if name is not None:
-        raise InputError(
-            f"name={name}: cannot be combined with resume={resume}, which continues in its own directory"
-        )
-    path = named(resume)
-    if not os.path.exists(path):
-        raise InputError(
-            f"resume={resume}: no such checkpoint, nor a run in {RUNS}/{nearest_run(resume)}"
-        )
-    is_checkpoint = path.suffix == ".ckpt" and not path.is_dir()
-    if not (path.name and path.parent.name):  # `.` and `last.ckpt` name no parents
-        path = path.resolve()
-    run = Run(path.parent.parent if is_checkpoint else path)
-    if run.is_sweep:
-        raise InputError(
-            f"resume={resume}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial"
-        )
-    if not run.config.exists():
-        raise InputError(
-            f"resume={resume}: is not a run that can continue: {run.config} is missing"
-        )
-    if is_checkpoint and path.parent.name != run.checkpoints.name:
-        newest = shlex.quote(f"resume={run.checkpoints / 'last.ckpt'}")
-        raise InputError(
-            f"resume={resume}: a run continues from its newest checkpoint, {newest}; to go back, copy the file there"
-        )
-    _check_checkpoints(run, f"resume={resume}")
-    return run
 
 
 def check_name(name: str) -> None:
@@ -285,129 +201,109 @@ def check_name(name: str) -> None:
         )
 
 
-def named(name: str) -> Path:
-    """Return the path that `name` means: `runs/<name>` if that exists, else `name`; `./<name>` is never a run."""
+def matching(pattern: str) -> list[Run]:
+    """Return the runs that match a pattern such as `abl-*`, or the trials of a sweep, the newest first."""
+    path = path_of(pattern)
+    if Run(path).is_sweep:
+        pattern = Run(path).name
+    return [
+        run
+        for run in newest_first("config.yaml")
+        if fnmatchcase(run.name, pattern) or fnmatchcase(run.name, f"{pattern}/*")
+    ]
+
+
+def find(name: str | None, need: str) -> Path:
+    """Return what `name` means: a run in runs/ or, with a path such as `./first`, a file or folder elsewhere.
+
+    Args:
+        name: a run, its directory, or a file in it; None means the newest run.
+        need: `model` for the model file, of a sweep that of its best trial, or `checkpoint` for the
+            directory of a run that can be resumed; the newest is then the newest unfinished one.
+
+    Raises:
+        InputError: there is none.
+    """
+    if name is None:
+        return _newest_model() if need == "model" else _newest_unfinished()
+    path = path_of(name)
+    if not os.path.exists(path):  # `Path.exists` may raise
+        names = [run.name for run in newest_first("config.yaml")]
+        raise InputError(f"{name}: no such {need}, nor a run in {RUNS}/{nearest(name, names)}")
+    return _model_in(path) if need == "model" else _run_at(path, name)
+
+
+def path_of(name: str) -> Path:
+    """Return the path of a run, `runs/<name>`, if that exists, else the path `name`; `./<name>` is never a run."""
     run = RUNS / name
-    if os.path.exists(run) and not name.startswith("."):  # `Path.exists` may raise
+    if os.path.exists(run) and not name.startswith("."):
         return run
     return Path(name)
 
 
-def check_not_begun(name: str) -> None:
-    """Raise an `InputError` if there is a run `name`."""
-    run = Run(RUNS / name)
-    if run.config.exists():
-        continues = f"{shlex.quote(f'name={name}')} resume=auto"
-        raise InputError(
-            f"name={name}: {run} exists; {continues} continues it, another name starts afresh"
-        )
+def _newest_model() -> Path:
+    for run in newest_first("checkpoints/*.safetensors"):
+        if not run.is_debug:
+            return _model_in(run.directory)
+    start = processes.command("python", "train.py")
+    raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
 
 
-def check_free(name: str, debug: bool) -> None:
-    """Raise an `InputError` if a new run cannot be called `name`, for example because another run has this name.
-
-    A `debug` run may replace an earlier one.
-    """
-    run = _place(name)
-    if debug and run.is_debug:
-        return
-    if debug and run.config.exists():
-        raise InputError(
-            f"{run} exists: another run has the name of this preset; rename or remove it"
-        )
-    check_not_begun(name)
-    if run.directory.is_dir() and not run.directory.is_symlink():
-        # A process that was killed before it wrote config.yaml has left only these files.
-        early = (".lock", "train.log", run.overrides.name)
-        others = [path for path in run.directory.iterdir() if path.name not in early]
-        if all(path.suffix == ".tmp" for path in others):
-            return
-    if os.path.lexists(run.directory):
-        raise InputError(f"name={name}: {run} exists and is not a run; use another name")
-
-
-def check_writable(name: str) -> None:
-    """Raise an `InputError` if the directory of a new run or sweep cannot be created, before slow work begins."""
-    directory = RUNS / name
-    existing = next(
-        folder for folder in (directory, *directory.parents) if os.path.lexists(folder)
-    )
-    try:
-        with TemporaryFile(dir=existing):
-            pass
-    except OSError as error:
-        raise InputError(
-            f"{directory}: cannot be created: {existing}: {error.strerror or error}"
-        ) from None
-
-
-def _place(name: str) -> Run:
-    """Return the run `name`, unless its directory is a sweep or lies inside another run."""
-    run = Run(RUNS / name)
-    if run.is_sweep:
-        raise InputError(
-            f"name={name}: is a sweep; repeat its command, or name={name}/TRIAL for one trial"
-        )
-    if "/" in name and Run(run.directory.parent).config.exists():
-        raise InputError(
-            f"name={name}: {run.directory.parent} is a run and cannot contain another run"
-        )
-    return run
-
-
-def _check_checkpoints(run: Run, setting: str) -> None:
-    """Raise an `InputError` if the run has its best model but no checkpoint: resuming would overwrite the model."""
-    # A run that was killed after its first model and before its first checkpoint loses nothing.
-    if (
-        run.model("best").exists()
-        and not run.has_checkpoint
-        and run.summary.status not in ("running", "failed")
-    ):
-        start = shlex.quote(f"init_from={run}")
-        raise InputError(
-            f"{setting}: has a model but no checkpoint; {start} starts another run from its model"
-        )
-
-
-def find_model(name: str | None) -> Path:
-    """Return the path of the model that `name` means: a file, or the best model of a run or of a sweep's best trial.
-
-    `name` may also be a training checkpoint with a model file beside it, or None for the newest
-    run.
-    """
-    if name is None:
-        runs = [run for run in newest_first("checkpoints/*.safetensors") if not run.is_debug]
-        if not runs:
-            start = processes.command("python", "train.py")
-            raise InputError(
-                f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file"
-            )
-        return _first_model(runs[0].directory)
-    path = named(name)
-    if not os.path.exists(path):
-        raise InputError(f"{name}: no such model, nor a run in {RUNS}/{nearest_run(name)}")
+def _model_in(path: Path) -> Path:
+    """Return the model file `path`, or that of a run, of a sweep's best trial, or beside a training checkpoint."""
     if path.is_file() and path.suffix != ".ckpt":
         return path
     if Run(path).is_sweep:
-        best = min(trials_of(name), key=lambda trial: trial.bpc, default=None)
-        if best is None:
+        trials = [Run(file.parent) for file in path.glob("*/summary.json")]
+        best = min(trials, key=lambda trial: trial.bpc, default=None)
+        if best is None or best.bpc == math.inf:
             raise InputError(
                 f"{path}: no trial of this sweep has finished yet; name one of its trials"
             )
         path = best.directory
-    return _first_model(path)
-
-
-def _first_model(path: Path) -> Path:
-    """Return the model file beside a checkpoint `path`, or the best model in a folder `path`."""
     names = ["best.safetensors", "last.safetensors"]
+    folder = path / "checkpoints"
     if path.is_file():  # a checkpoint, to which the last model is nearer
-        files = [path.with_name(name) for name in reversed(names)]
-    else:
-        checkpoints = path / "checkpoints"
-        folder = checkpoints if checkpoints.is_dir() else path
-        files = [folder / name for name in names]
+        folder = path.parent
+        names.reverse()
+    elif not folder.is_dir():
+        folder = path
+    files = [folder / name for name in names]
     for file in files:
         if file.is_file():
             return file
     raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
+
+
+def _newest_unfinished() -> Path:
+    """Return the newest unfinished run in whose directory no other process trains."""
+    for run in newest_first("config.yaml"):
+        # With the same settings, a run that has diverged would diverge again.
+        has_ended = run.summary.status in ("finished", "diverged")
+        is_unfinished = not (run.is_debug or has_ended)
+        # Rank 0 locks the directory for all ranks, so the others do not ask.
+        if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
+            return _run_at(run.directory, str(run))
+    raise InputError(
+        f"auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
+    )
+
+
+def _run_at(path: Path, name: str) -> Path:
+    """Return the directory of the run to which `path`, a directory or a checkpoint in it, belongs."""
+    is_checkpoint = path.suffix == ".ckpt" and not path.is_dir()
+    if not (path.name and path.parent.name):  # `.` and `last.ckpt` name no parents
+        path = path.resolve()
+    run = Run(path.parent.parent if is_checkpoint else path)
+    if run.is_sweep:
+        raise InputError(
+            f"{name}: is a sweep; repeat its command, or resume={run}/TRIAL for one trial"
+        )
+    if not run.config.exists():
+        raise InputError(f"{name}: is not a run that can continue: {run.config} is missing")
+    if is_checkpoint and path.parent.name != run.checkpoints.name:
+        newest = shlex.quote(f"resume={run.checkpoints / 'last.ckpt'}")
+        raise InputError(
+            f"{name}: a run continues from its newest checkpoint, {newest}; to go back, copy the file there"
+        )
+    return run.directory

@@ -9,7 +9,7 @@ import torch
 
 from base.html import render
 from base.progress import count
-from gpt.facts import describe_context, describe_shape, in_nats
+from gpt.facts import describe_context, describe_shape, in_nats, rounded
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 
@@ -64,7 +64,7 @@ def about(model: GPT, meta: dict[str, Any]) -> str:
     loss = meta["val_loss"]
     size = count(weights, "weight")
     if weights >= 1e5:
-        size = f"{weights / 1e6:.2g} million weights"
+        size = f"{rounded(weights / 1e6, 2)} million weights"
     sentence = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
     if loss is None:
         return sentence

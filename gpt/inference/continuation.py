@@ -1,6 +1,7 @@
 """Turn generated tokens into text: whole characters, stop strings, ends of documents."""
 
 import codecs
+from collections.abc import Sequence
 
 from gpt.tokenizer import Tokenizer
 
@@ -41,9 +42,16 @@ class Continuation:
     The prompt must end with a complete character, because the first byte is decoded without it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: list[str], prompt: str = "") -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        stops: list[str],
+        prompt: str = "",
+        kept_stops: Sequence[str] = (),
+    ) -> None:
         self.tokenizer = tokenizer
         self.stops = stops
+        self.kept_stops = kept_stops  # those of which the text keeps what is not in the prompt
         self.before = prompt  # text before `undecided` in which a stop string may begin
         self.pieces: list[str] = []  # final text
         self.undecided = ""  # text that may be the beginning of a stop string
@@ -57,7 +65,7 @@ class Continuation:
         return "".join(self.pieces) + self.undecided
 
     def add(self, token: int) -> None:
-        """Append a token; one that completes a stop string ends the text before the string."""
+        """Append a token; one that completes a stop string ends the text before it or, if it is kept, after it."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
         positions: list[int] = []
         for stop in self.stops:
@@ -68,6 +76,8 @@ class Continuation:
         if positions:
             first = min(positions)
             self.stop_in_prompt = max(0, -first)
+            if set(self.stopped_by) <= set(self.kept_stops):
+                first += len(self.stopped_by[positions.index(first)])
             self._end(self.undecided[: max(0, first)])
             return
         read = self.before + self.undecided

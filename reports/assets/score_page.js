@@ -151,7 +151,7 @@ async function main() {
     const k = model.likely.length / count, rows = [];
     for (let j = i * k; j < (i + 1) * k; j++)
       if (model.chances[j] || j === i * k) rows.push([model.vocabulary[model.likely[j]], model.chances[j] / 1000]);
-    section.append(...cardBody(letters[i], model.nats[i], i ? rows : null));
+    section.append(...cardBody(letters[i], model.nats[i], i || model.chances[0] ? rows : null));
     return section;
   }
 

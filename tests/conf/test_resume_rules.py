@@ -15,8 +15,8 @@ from sweeps.sweep import changed
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, refusal
 from tests.model_files import LETTERS, filled, write_model_file
-from training.fit import joined
-from training.resume import check_trained, compose_resumed
+from training.begin import compose_resumed, joined
+from training.resume import check_trained
 
 
 def resumed(stored: Config, *typed: str) -> Config:

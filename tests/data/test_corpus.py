@@ -9,7 +9,7 @@ import pytest
 
 from base.errors import InputError
 from data.config import DataConfig
-from data.find import find, without_rulers
+from data.find import find, without_binary, without_rulers
 from data.read import CHUNK
 from tests.conftest import refusal
 from tests.stores import make
@@ -52,39 +52,22 @@ def test_text_is_what_python_reads(tmp_path, encoding, mark, length):
     assert read(path, encoding=encoding) == with_newlines(text)
 
 
-@pytest.mark.parametrize("shift", range(-4, 2))
-@pytest.mark.parametrize(
-    "end",
-    ["\r\n\r\n\r\nb\r\n", "\r\r\rb\r", "\n\n\nb\n", "\U0001f600語é" * 2],
-    ids=["CRLF", "CR", "LF", "wide"],
-)
-def test_text_goes_on_across_the_border_of_a_chunk(tmp_path, shift, end):
-    text = "a" * (CHUNK + shift) + end
-    (tmp_path / "text.txt").write_bytes(text.encode())
-    assert read(tmp_path / "text.txt") == with_newlines(text)
+@pytest.mark.parametrize("chunk", [*range(1, 8), CHUNK])
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
+def test_text_goes_on_across_the_border_of_a_chunk(tmp_path, monkeypatch, chunk, encoding):
+    monkeypatch.setattr("data.read.CHUNK", chunk)
+    text = "\ufeffone\r\n\r\ntwo\r\r\rb\n\n\ufeff\U0001f600語é語\n\ufeffb\r"
+    (tmp_path / "text.txt").write_bytes(text.encode(encoding))
+    assert read(tmp_path / "text.txt", encoding=encoding) == with_newlines(text).replace(
+        "\ufeff", ""
+    )
+    assert read(tmp_path / "text.txt", tokenizer="byte") == text.encode(encoding)
 
 
 def test_bytes_are_read_as_they_are(tmp_path):
     content = b"\xef\xbb\xbfa\r\nb\r\xff\x00" + random.Random(0).randbytes(2 * CHUNK)
     (tmp_path / "text.txt").write_bytes(content)
     assert read(tmp_path / "text.txt", tokenizer="byte") == content
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        pytest.param("\ufeffone\n\ufefftwo\n", id="joined files"),
-        *(
-            pytest.param("a" * (CHUNK + at) + "\ufeffb", id=f"{at:+d} bytes from a chunk")
-            for at in range(-4, 2)
-        ),
-    ],
-)
-@pytest.mark.parametrize("encoding", ["utf-8", "utf-16"])
-def test_a_byte_order_mark_is_dropped_wherever_it_stands(tmp_path, text, encoding):
-    (tmp_path / "text.txt").write_bytes(text.encode(encoding))
-    assert read(tmp_path / "text.txt", encoding=encoding) == text.replace("\ufeff", "")
-    assert read(tmp_path / "text.txt", tokenizer="byte") == text.encode(encoding)
 
 
 RUSSIAN = "дом мора на поле ворон\n" * 9
@@ -148,33 +131,13 @@ WESTERN = "né\n".encode("cp1252")
 WIDE = "né\n".encode("utf-16")
 
 
-MIXED = {
-    "three": (
-        [WESTERN, "né", "naïve", WESTERN, "plain", WIDE],
-        "not utf-8: 3 of 6 files (0.md, 3.md, 5.md); ",
-    ),
-    "many": ([WESTERN, *[WIDE] * 4, "né"], "not utf-8: 5 of 6 files (0.md, 1.md, 2.md, …); "),
-    "one": (["né", WIDE], "not utf-8: 1 of 2 files (1.md); "),
-    "the others are ASCII": (["plain", WESTERN], "data.encoding=NAME"),
-    "all alike": ([WESTERN, WESTERN], "data.encoding=NAME"),
-}
-
-
-@pytest.mark.parametrize(("notes", "said"), MIXED.values(), ids=MIXED)
-def test_an_encoding_that_would_spoil_other_files_is_not_advised(
-    tmp_path, monkeypatch, notes, said
-):
-    make(tmp_path, {f"{number}.md": note for number, note in enumerate(notes)})
-    monkeypatch.chdir(tmp_path)
-
-    def read_all():
-        opened = find(DataConfig(path="."))
-        return [list(opened.read(source)) for source in opened.files]
-
-    message = refusal(InputError, read_all)
-    assert said in message
-    assert ("convert these: iconv -f ENCODING -t utf-8 FILE" in message) == (
-        "data.encoding" not in message
+@pytest.mark.parametrize("notes", [["né", WIDE], ["plain", WESTERN], [WESTERN, "naïve"]], ids=str)
+def test_an_encoding_that_may_spoil_other_files_is_not_the_only_advice(tmp_path, opened, notes):
+    make(tmp_path / "text", {f"{number}.md": note for number, note in enumerate(notes)})
+    message = refusal(InputError, opened)
+    assert "data.encoding=" in message
+    assert message.endswith(
+        "; if the other files are right, convert this one: iconv -f ENCODING -t utf-8 FILE"
     )
 
 
@@ -371,7 +334,7 @@ def test_tests_packages_and_generated_files_are_not_the_standard_library(tmp_pat
     make(tmp_path, {"_sysconfigdata_x.py": "", "g.txt": "", "h.py": "é = 1"})
     make(tmp_path, {"a.py": "x = 1\r\n# gone\r\ny = 2\r\n"})
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"stdlib": str(tmp_path)})
-    opened = find(DataConfig())
+    opened = without_binary(find(DataConfig()), with_field=False)
     assert [document.name for document in opened.files] == ["a.py", "b.py", "json/e.py"]
     assert list(opened.read(opened.files[0])) == ["x = 1\ny = 2\n"]
     assert read(None, tokenizer="byte") == b"x = 1\ny = 2\n"

@@ -6,7 +6,6 @@ import random
 import re
 import tempfile
 import tracemalloc
-from collections import Counter
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -140,14 +139,6 @@ def split_of(documents):
     return {document: split for split, each in documents.items() for document in each}
 
 
-def test_copies_share_a_split():
-    old = words(300) + words(40) * 7
-    before = splits(text_of({"a": "\n".join(sorted(old))}, documents="line"))
-    assert sum(map(Counter, before.values()), Counter()) == Counter(old)
-    assert sum(len(set(documents)) for documents in before.values()) == len(set(old))
-    assert before["train"] != sorted(before["train"])
-
-
 def test_a_new_document_moves_only_those_near_a_border():
     old = words(300) + words(40) * 7
     before = splits(text_of({"a": "\n".join(sorted(old))}, documents="line"))
@@ -225,67 +216,9 @@ def parquet(rows):
     return file.getvalue()
 
 
-MESSAGES = [
-    {"role": "user", "content": "hi"},
-    {"role": "assistant", "content": "hello"},
-    {"role": "user"},
-]
-HERE = {"type": "text", "text": "here"}
-NESTED = [
-    {"review": {"text": f"good {i}", "stars": i}, "lines": [f"a{i}", "b"], "messages": MESSAGES[: 1 + i % 3],
-     "parts": [{"role": "user", "content": [{"type": "text", "text": f"look {i}"}, HERE]}],
-     "conversations": [{"from": "human", "value": f"{i}\r\n{i}\r"}],
-     "a.b": f"x{i}", "a": {"b": "no"}} for i in range(8)
-]  # fmt: skip
-FIELDS = {
-    "review.text": [f"good {i}" for i in range(8)],
-    "lines": [f"a{i}\nb" for i in range(8)],
-    "messages": (3 * ["user: hi", "user: hi\nassistant: hello", "user: hi\nassistant: hello\nuser: "])[:8],
-    "parts": [f"user: look {i}\nhere" for i in range(8)],
-    "conversations": [f"human: {i}\n{i}\n" for i in range(8)],
-    "a.b": [f"x{i}" for i in range(8)],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("field", FIELDS)
-@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
-def test_a_field_may_be_in_an_object_and_hold_texts_or_messages(kind, field):
-    if kind == "jsonl":
-        content = "\n".join(map(json.dumps, NESTED))
-    elif kind == "json":
-        content = json.dumps(NESTED)
-    else:
-        content = parquet(NESTED)
-    check(text_of({f"a.{kind}": content}, field=field), FIELDS[field], "row", "\x03", field)
-
-
-def test_rows_in_a_list_are_not_columns_of_the_same_names():
-    rows = [
-        {"from": "x", "text": "y", "m": [{"from": "ann", "text": f"hi {i}"}]} for i in range(8)
-    ]
-    field = "m: {from}: {text}"
-    text = text_of({"a.parquet": parquet(rows)}, field=field)
-    check(text, [f"ann: hi {i}" for i in range(8)], "row", "\x03", field)
-
-
 def test_a_damaged_parquet_file_is_refused_in_one_line():
     with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet: "):
         text_of({"a.parquet": parquet([{"text": "a"}])[:-9]}, field="text")
-
-
-def test_a_row_without_the_field_is_blank():
-    files = {
-        "a.csv": "id,text\n1,one\n2\n3,three\n",
-        "b.jsonl": '{"text": "uno"}\n{"id": 2}\n{"text": "tres"}\n',
-        "c.jsonl": '{"id": 2}\n' * 2000 + '{"text": "late"}\n',
-    }
-    texts = ["one", "", "three", "uno", "", "tres", *[""] * 2000, "late"]
-    check(text_of(files, field="text"), texts, "row", "\x03", "text")
-
-
-def test_commas_at_the_end_of_a_row_are_no_fields():
-    text = text_of({"a.csv": "id,text\n1,one,\n2,two,,\n3,three\n"}, field="text")
-    check(text, ["one", "two", "three"], "row", "\x03", "text")
 
 
 PERCENT = "one\n%\ntwo\t\n%\nthree\\n\n%\nfour"
@@ -298,25 +231,6 @@ def test_escapes_of_a_separator_are_read(opened):
     assert sorted(sum(splits(typed).values(), [])) == ["four", "one", "three\\n", "two\t"]
     with pytest.raises(InputError, match=r"has 1 document, .*x; at least 3 .*n is a line break"):
         opened(documents=r"\\x")
-
-
-def test_how_documents_are_divided_is_in_the_fingerprint(opened):
-    make(Path(), {"text": PERCENT})
-    settings = [
-        {"split": SHARES},
-        {"documents": "line"},
-        {"documents": "\n"},
-        {"documents": "\n", "split": SHARES},
-        {"documents": "\n%\n"},
-    ]
-    assert len({opened(context=1, **each).fingerprint for each in settings}) == len(settings)
-
-
-def test_documents_from_the_cache_are_the_same(opened):
-    make(Path(), {"text": PERCENT})
-    encoded, cached = (opened(documents=r"\n%\n", context=1) for _ in range(2))
-    assert cached.documents == encoded.documents
-    assert splits(cached) == splits(encoded)
 
 
 FEW = {  # the content of a.txt, options, and of the refusal
@@ -346,6 +260,7 @@ FEW = {  # the content of a.txt, options, and of the refusal
         "data.documents=: must be line, paragraph, file, ",
     ),
     "no field": ("a\nb\n", {"field": ""}, "data.field=: must be"),
+    "a field without a path": ("", {"field": "a", "path": None}, "data.field=a: needs data.path="),
     "a field and documents": ("a\nb\n", {"field": "a", "documents": "file"}, "data.field=a: "),
     "an end mark": (
         "abcdefghij" * 30 + "\r\n\x03",
@@ -363,7 +278,7 @@ FEW = {  # the content of a.txt, options, and of the refusal
 @pytest.mark.parametrize(("content", "options", "said"), FEW.values(), ids=FEW)
 def test_documents_that_cannot_be_are_refused_in_one_line(opened, content, options, said):
     make(Path(), {"a.txt": content})
-    assert re.search(said, refusal(InputError, opened, "a.txt", **options))
+    assert re.search(said, refusal(InputError, opened, **{"path": "a.txt"} | options))
     assert [each.name for each in Path("cache").rglob("*")] in ([], ["encoded", ".lock"])
 
 
@@ -373,66 +288,6 @@ def test_two_files_are_too_few_documents_and_the_ways_out_are_said(opened):
     assert "has 2 documents" in message
     assert "leave data.documents out" in message
     assert message.endswith("data.validation=NAME")
-
-
-def test_a_field_needs_a_file(opened):
-    assert refusal(InputError, opened, None, field="a").startswith(
-        "data.field=a: needs data.path="
-    )
-
-
-FIELD_REFUSALS = {  # the name of a file, its content, and of the refusal
-    "a text": ("a.txt", "a\nb\n", r"data.field=text: reads \*.csv, \*.tsv, .*, but not a.txt"),
-    "a sheet": ("a.xlsx", "PK", "data.field=text: .*a.xlsx; save its sheet as CSV"),
-    "an end mark": (
-        "a.csv",
-        'text\n"a\nbcdefghijklmnopqrstuvwxyz\x03"' + 200 * "\nb",
-        "a.csv, line 2: contains",
-    ),
-    "an end mark in JSON": ("a.json", '[{"text": "a\\u0003"}]', "a.json, row 1: contains"),
-    "no such field": (
-        "a.csv",
-        "id,texts\n1,a\n2\n",
-        "a.csv: data.field=text: no such field; nearest: texts; .* id, texts",
-    ),
-    "no such field in a list": ("a.json", '[{"b": "c"}]', "a.json: data.field=text: .* are b$"),
-    "too many values": ("a.csv", "text\na\nb, c\n", "a.csv, line 3: has more fields"),
-    "an open quote": ("a.csv", 'text\n"a', "a.csv, line 2: cannot be read as a table: "),
-    "a field over rows": (
-        "a.tsv",
-        'id\ttext\n1\t"a\n2\tb"\n3\tc\n',
-        "a.tsv, line 2: begins a field that spans several rows",
-    ),
-    "an object": (
-        "a.json",
-        '[{"text": {"a": "b"}}]',
-        "a.json, row 1: data.field must lead to text, .* dict$",
-    ),
-    "cut JSON": (
-        "a.json",
-        '[{"text": "a"}',
-        "a.json, line 1: is not JSON: .*; write an object on each line",
-    ),
-    "objects over lines": (
-        "a.json",
-        '{\n"text": "a"}\n{\n"text": "b"}',
-        "a.json, line 1: is not JSON: .*; write an object on each line",
-    ),
-    "a cut line": ("a.jsonl", "{", "a.jsonl, line 1: is not JSON: "),
-    "a list": ("a.jsonl", "[]", "a.jsonl, line 1: is not an object"),
-    "half a character": (
-        "a.jsonl",
-        r'{"text": "\ud800"}',
-        "a.jsonl, line 1: .*surrogates not allowed",
-    ),
-}
-
-
-@pytest.mark.parametrize(("name", "content", "said"), FIELD_REFUSALS.values(), ids=FIELD_REFUSALS)
-def test_a_table_that_cannot_be_read_is_refused_in_one_line(opened, name, content, said):
-    make(Path(), {name: content})
-    assert re.search(said, refusal(InputError, opened, name, field="text"))
-    assert [each.name for each in Path("cache").rglob("*")] in ([], ["encoded", ".lock"])
 
 
 def test_memory_per_document_is_bounded(opened, monkeypatch):

@@ -12,7 +12,7 @@ import pytest
 
 from base.errors import InputError
 from data.config import DataConfig
-from data.find import find
+from data.find import find, without_binary
 from data.read import ZSTD, NotText
 from data.tables import fields
 from tests.conftest import refusal
@@ -33,7 +33,7 @@ def zipped(files):
 
 
 def corpus(path, **settings):
-    return find(DataConfig(path=str(path), **settings))
+    return without_binary(find(DataConfig(path=str(path), **settings)), with_field=False)
 
 
 def names(found):
@@ -90,7 +90,7 @@ def test_the_texts_in_a_zip_file_are_the_documents_of_a_folder(tmp_path, opened)
     left_out, division = archive.notes
     assert "logo.png" in left_out
     assert division.endswith("each whole in one split")
-    assert corpus("code.zip").size() == (tmp_path / "code.zip").stat().st_size
+    assert len(corpus("code.zip").stamps()) == 1
 
 
 def test_of_a_zip_file_as_of_a_folder_only_txt_is_read(tmp_path):
@@ -110,7 +110,11 @@ LISTED = ZIPPED.index(b"PK\1\2")
 HARM = {  # the bytes of a zip file that are replaced, by what, and of the refusal
     "content": ([200], ZIPPED[200] ^ 255, "/a.txt: cannot be unpacked: "),
     "compression": ([8, LISTED + 10], 97, "/a.txt: cannot be unpacked: That compression method"),
-    "password": ([LISTED + 8], 1, ": a.txt needs a password; "),
+    "password": (
+        [LISTED + 8],
+        1,
+        "/a.txt: cannot be unpacked: File 'a.txt' is encrypted, password required",
+    ),
 }
 
 
@@ -159,7 +163,8 @@ def test_no_encoding_makes_a_picture_a_text(tmp_path, opened, encoding):
 
 def test_the_bytes_of_a_picture_can_be_read(tmp_path):
     make(tmp_path, {"a.png": PICTURE})
-    assert corpus(tmp_path / "a.png", tokenizer="byte").size() == len(PICTURE)
+    found = corpus(tmp_path / "a.png", tokenizer="byte")
+    assert "".join(found.read(found.files[0])).encode("latin-1") == PICTURE
 
 
 def test_a_text_may_be_called_pdf(tmp_path, opened):
@@ -213,8 +218,6 @@ CHAT = {
 }
 SAID = ["", "plim\nquat", "", "delk"]
 SPOKEN = ["", "Mip: plim\nquat", "Voss: ", ": delk"]
-PARTS = [{"type": "text", "text": "a"}, {"text": "b"}]
-TURNS = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": PARTS}]}
 RESULTS = [{"text": "one", "notes": [{"r": "a"}, {"r": "b"}]}, {"text": "two", "notes": []}]
 
 
@@ -234,10 +237,9 @@ FIELDS = {  # a file's suffix and content, data.field, and the texts that it lea
     "lists in lines": ("jsonl", lines({}, CHAT), "messages: {from}: {text}", ["", *SPOKEN]),
     "a list deep inside": ("json", tree({"a": {"list": [CHAT]}}), "a.list: {name}", ["Zorb"]),
     "lines in json": ("json", "\n" + lines(CHAT, {}), "name", ["Zorb", ""]),
-    "messages": ("jsonl", lines(TURNS), "messages", ["user: hi\nassistant: a\nb"]),
     "numbers": ("jsonl", lines({"n": 7}, {"n": 0.5}), "n", ["7", "0.5"]),
     "a number in a template": ("jsonl", lines({"n": 7, "t": "x"}), "{n}: {t}", ["7: x"]),
-    "a key with a dot": ("jsonl", lines({"a.b": "x", "a": {"b": "y"}}, {"a": {"b": "z"}}), "a.b", ["x", "z"]),
+    "a key with a dot in a row": ("jsonl", lines({"a.b": "x", "a": {"b": "y"}}, {"a": {"b": "z"}}), "a.b", ["x", "z"]),
     "a field that comes late": ("jsonl", lines(*[{"a": ""}] * 1001, {"b": "x"}), "b", [""] * 1001 + ["x"]),
     "a template that begins with text": (
         "jsonl", lines({"q": "x", "a": "y"}, {"q": " "}), r"Q: {q}\nA: {a}", ["Q: x\nA: y", ""],
@@ -247,6 +249,7 @@ FIELDS = {  # a file's suffix and content, data.field, and the texts that it lea
         "json", tree({"data": RESULTS}), "data: {text} ({notes.r})", ["one (a\nb)", "two ()"],
     ),
     "csv": ("csv", "id,text\n1,ost\n2\n,irb\n,\n", "{{{id}}} {text}", ["{1} ost", "{2} ", "{} irb", ""]),
+    "a row without the field, commas at the end": ("csv", "id,text\n1,a,\n2\n3,b,,\n", "text", ["a", "", "b"]),
     "tsv": ("tsv", "id\ttext\n1\tost\n", "{text}{text}", ["ostost"]),
 }  # fmt: skip
 
@@ -257,20 +260,32 @@ def test_a_field_is_followed_to_its_texts(kind, content, field, texts):
     assert [text for _, text in fields(file, f"a.{kind}", field)] == texts
 
 
-COLUMNS = {  # rows of Parquet, data.field, and the texts that it leads to
+HERE = {"type": "text", "text": "here"}
+LOOK = [{"type": "text", "text": "look"}, HERE]
+ROWS = {  # rows of a table, data.field, and the texts that it leads to
     "columns": ([{"of": {"id": "1", "text": "x"}}], "{of.id}. {of.text}", ["1. x"]),
     "text first": ([{"text": "x"}], "Text: {text}", ["Text: x"]),
     "a list of rows beside columns of the same names": (
         [{"from": "x", "text": "y", "m": [{"from": "ann", "text": "hi"}]}], "m: {from}: {text}", ["ann: hi"],
     ),
-    "a path": ([{"id": 1, "m": [{"text": "x"}, {"text": None}]}], "m.text", ["x", ""]),
+    "a path to rows": ([{"id": 1, "m": [{"text": "x"}, {"text": None}]}], "m.text", ["x", ""]),
+    "a path": ([{"review": {"text": "good", "stars": 1}}, {"review": {"text": "bad"}}], "review.text", ["good", "bad"]),
+    "texts": ([{"lines": ["a", "b"]}, {"lines": ["c"]}], "lines", ["a\nb", "c"]),
+    "messages": ([{"m": [{"role": "user", "content": "hi"}, {"role": "bot"}]}], "m", ["user: hi\nbot: "]),
+    "parts of a message": ([{"parts": [{"role": "user", "content": LOOK}]}], "parts", ["user: look\nhere"]),
+    "conversations": ([{"said": [{"from": "human", "value": "1\r\n2\r"}]}], "said", ["human: 1\n2\n"]),
+    "a key with a dot": ([{"a.b": "x", "a": {"b": "no"}}], "a.b", ["x"]),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("rows", "field", "texts"), COLUMNS.values(), ids=COLUMNS)
-def test_a_field_of_parquet_is_followed_to_its_texts(rows, field, texts):
-    file = io.BytesIO(parquet(rows))
-    assert [text for _, text in fields(file, "a.parquet", field)] == texts
+@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
+@pytest.mark.parametrize("name", ROWS)
+def test_a_field_of_rows_is_followed_to_its_texts(kind, name):
+    rows, field, texts = ROWS[name]
+    content = parquet(rows) if kind == "parquet" else lines(*rows).encode()
+    if kind == "json":
+        content = tree(rows).encode()
+    assert [text for _, text in fields(io.BytesIO(content), f"a.{kind}", field)] == texts
 
 
 REFUSALS = {  # a file's suffix and content, data.field, and of the refusal
@@ -289,6 +304,20 @@ REFUSALS = {  # a file's suffix and content, data.field, and of the refusal
     ),
     "speaker without a value": ("json", tree(CHAT), "messages", "must lead to text, texts or messages, not to dict"),
     "blank lines": ("jsonl", '\n\n{"text": {}}\n', "text", "a.jsonl, line 3: data.field must lead to text"),
+    "a text": ("txt", "a\nb\n", "text", r"data.field=text: reads \*.csv, \*.tsv, .*, but not a.txt"),
+    "a sheet": ("xlsx", "PK", "text", "data.field=text: .*a.xlsx; save its sheet as CSV"),
+    "an end mark": ("csv", 'text\n"a\nb\x03"' + 200 * "\nb", "text", "a.csv, line 2: contains U"),
+    "an end mark in JSON": ("json", '[{"text": "a\\u0003"}]', "text", "a.json, row 1: contains U"),
+    "too many values": ("csv", "text\na\nb, c\n", "text", "a.csv, line 3: has more fields"),
+    "an open quote": ("csv", 'text\n"a', "text", "a.csv, line 2: cannot be read as a table: "),
+    "a field over rows": (
+        "tsv", 'id\ttext\n1\t"a\n2\tb"\n3\tc\n', "text", "a.tsv, line 2: begins a field that spans several rows",
+    ),
+    "cut JSON": ("json", '[{"text": "a"}', "text", "line 1: is not JSON: .*; write an object on each line"),
+    "objects over lines": ("json", '{\n"a": "a"}\n{\n"a": "b"}', "a", "line 1: is not JSON: .*; write an object"),
+    "a cut line": ("jsonl", "{", "text", "a.jsonl, line 1: is not JSON: "),
+    "a list": ("jsonl", "[]", "text", "a.jsonl, line 1: is not an object"),
+    "half a character": ("jsonl", r'{"text": "\ud800"}', "text", "a.jsonl, line 1: .*surrogates not allowed"),
     "encoding": ("jsonl", '{"a": "\xe9"}', "a", "is not utf-8 .*data.encoding=(?!.*JSON)"),
     "no end": ("jsonl", lines({"text": "a"}), "{text", "={text: no such field; nearest: text;"),
     "format": ("jsonl", lines({"text": "a"}), "{text:>9}", "=text:>9: no such field; nearest: text;"),

@@ -27,9 +27,9 @@ import training.choosing.hardware
 import training.module
 import training.results
 from base import ranks
+from base.jobs.run_directory import Run
 from training.callbacks.checkpoints import Checkpoints
 from training.module import LitGPT
-from training.run_plan import RunPlan
 
 
 def before(owner: Any, name: str, action: Callable[..., object]) -> None:
@@ -162,9 +162,9 @@ def fail_to_read(error: Exception) -> None:
 
 
 def break_best() -> None:
-    def damage(plan: RunPlan, contents: dict[str, Any], *scored: Any) -> None:
+    def damage(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
         contents["history"]["best_step"] = 10
-        best = plan.run.model("best")
+        best = run.model("best")
         best.write_bytes(best.read_bytes()[:-100])
 
     before(training.results, "write_results", damage)

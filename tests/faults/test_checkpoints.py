@@ -13,14 +13,13 @@ from typing import Any
 import pytest
 
 from base.jobs.run_directory import Run
-from conf.schema import Config
 from gpt.checkpoint import load_checkpoint, read_training_checkpoint
 from gpt.model_file import CheckpointError
 from tests.conftest import missing, one_line
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same
-from training.resume import find_point
+from training.resume import newest_checkpoint
 
 LAST, PREVIOUS = Path("runs/cut/checkpoints/last.ckpt"), Path("runs/cut/checkpoints/previous.ckpt")
 RESUMED = ["name=cut", "resume=auto", *MUON]
@@ -186,7 +185,7 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
         one_line(
             run("name=cut", *MUON, fault=(faults.fill_disk, 13)), 1, "No space left on device"
         )
-        point = find_point(Run(LAST.parent.parent), Config(resume="auto"))
+        point = newest_checkpoint(Run(LAST.parent.parent), "auto")
         assert point and point.step == 10 and point.path.samefile(LAST)
         assert not list(Path("runs").rglob(".*.tmp"))
         exported = Process(

@@ -81,7 +81,6 @@ POINTS: dict[str, Fault] = {
     "with half of a save written, but its best model whole": (faults.in_write, 2, 100_000),
     "with all of a save written, nothing renamed": (faults.before_rename, 1, "previous.ckpt"),
     "with the older checkpoint renamed, the newer not": (faults.before_rename, 2, "last.ckpt"),
-    "before the end is summed up": (faults.before_call, "write_summary", signal.SIGKILL, 2),
     "before the evaluation": (faults.before_call, "write_results"),
     "with the last model not yet named": (faults.before_rename, 1, "last.safetensors"),
 }

@@ -1,6 +1,7 @@
 """How losses are summed, and how a model is run for them; that they are exact is proven by tests/test_score.py."""
 
 import math
+import random
 from collections.abc import Iterator
 from typing import Any
 from unittest.mock import Mock
@@ -75,10 +76,10 @@ EACH_LENGTH = pytest.mark.parametrize(
 def documents_of(
     sizes: list[tuple[int, int]], context: int, end: tuple[int, ...]
 ) -> list[tuple[int, ...]]:
-    random = np.random.default_rng(context)
+    rng = np.random.default_rng(context)
     lengths = [contexts * context + more for contexts, more in sizes]
     documents = [
-        (*random.integers(1, 3, length).tolist(), *end) for length in random.permutation(lengths)
+        (*rng.integers(1, 3, length).tolist(), *end) for length in rng.permutation(lengths)
     ]
     documents[-1] = documents[-1][: -len(end)] or (1,)  # the last end mark may be missing
     return documents
@@ -122,19 +123,71 @@ def windows_read(
     context: int,
     batch: int,
     *,
-    end: np.ndarray,
+    end: np.ndarray | None,
     stride: Any = None,
     most: Any = None,
     **more: Any,
 ) -> list[tuple[tuple[int, ...], int]]:
     """For each counted token, (the tokens of its window before it, the token), in the order of the windows."""
     found = []
-    text = EvaluationText(tokens, TOKEN_SIZES, end, stride)
+    text = EvaluationText(tokens, np.ones((256, 2), np.int64), end, stride)
     windows = text.windows(context, most)
-    for inputs, targets, counted in window_batches(text, windows, batch * context, **more):
+    batches = list(window_batches(text, windows, batch * context, **more))
+    alone = dict(more, rank=0)
+    assert len(batches) == len(list(window_batches(text, windows, batch * context, **alone)))
+    for inputs, targets, counted in batches:
+        assert inputs.dtype == targets.dtype == torch.int64 and counted.dtype == torch.bool
+        assert inputs.shape == targets.shape == counted.shape and inputs.shape[1] <= context
         for row, column in counted.nonzero().tolist():
             found.append((tuple(inputs[row, : column + 1].tolist()), int(targets[row, column])))
     return found
+
+
+def naive_windows(length: int, context: int, stride: int) -> dict[int, list[int]]:
+    """The targets that each window counts, by its start, by the words of the docstring."""
+    windows: dict[int, list[int]] = {}
+    done = 0  # the last target counted
+    while done < length - 1:
+        start = stride * len(windows)
+        last = min(start + context, length - 1)
+        windows[start] = [target for target in range(start + 1, last + 1) if target > done]
+        done = last
+    return windows
+
+
+@pytest.mark.parametrize("seed", range(150))
+def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choice(
+    seed: int,
+) -> None:
+    rng = random.Random(seed)
+    context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
+    length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
+    stride = rng.choice([None, rng.randint(1, context)])
+    tokens = np.arange(length, dtype=np.uint8)
+    parts = [
+        windows_read(
+            tokens, context, batch, end=None, stride=stride, most=most, rank=rank, ranks=ranks
+        )
+        for rank in range(ranks)
+    ]
+    stride = stride or context
+    windows = naive_windows(length, context, stride)
+    found = []
+    for before, target in sum(parts, []):
+        # All that the model sees for this target is the text right before it.
+        assert before == tuple(range(target - len(before), target))
+        found.append((target - len(before), target))
+    starts = sorted({start for start, _ in found})
+    # Whole windows, no target twice.
+    assert sorted(found) == [(start, target) for start in starts for target in windows[start]]
+    if most is None or most >= length - 1:
+        assert sorted(target for _, target in found) == list(range(1, length))
+        return
+    assert starts[0] == 0 and len(found) <= max(most, len(windows[0]))
+    # no window more fits
+    assert len(found) > most - stride or len(found) == len(windows[0])
+    gaps = np.diff([*starts, max(windows) + stride])
+    assert gaps.max() - gaps.min() <= stride
 
 
 @pytest.mark.parametrize("training", [False, True])

@@ -6,18 +6,18 @@ from base.errors import InputError
 from base.files import write_text
 from base.jobs.run_directory import Run
 from gpt.config import OptimConfig
-from training.errors import LOWER, Diverged, resume_hint, with_advice
+from training.errors import LOWER, Diverged, resume_hint, watched
 
 
 def test_an_error_that_ends_a_run_says_how_to_continue(workplace: Path) -> None:
-    run, optim = Run(Path("runs/a")), OptimConfig()
-    with pytest.raises(InputError, match=LOWER), with_advice(run, optim, 1):
+    run = Run(Path("runs/a"))
+    with pytest.raises(InputError, match=LOWER), watched(run):
         raise MemoryError
     with (
         pytest.raises(Diverged, match="^seen: training has diverged; .*; there is no run yet"),
-        with_advice(run, optim, 1),
+        watched(run),
     ):
-        raise Diverged("seen")
+        raise Diverged("seen", OptimConfig())
     run.directory.mkdir(parents=True)
     write_text(run.config, "")
     assert resume_hint(run, "seed=1").endswith(

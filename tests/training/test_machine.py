@@ -1,17 +1,20 @@
 """Machines that people have, pretended, and what a run does on each."""
 
 import subprocess
+import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
+from base import processes
 from base.errors import InputError, is_out_of_memory
 from tests.conf.test_defaults import compose
 from tests.conftest import refusal
 from tests.training.choosing.test_choose import a_text
 from training import launch, machine
+from training.begin import compose_resumed
 from training.choosing import hardware, time_budget
 from training.choosing.choose import Choice, choose, with_constants
 from training.choosing.time_budget import SHORT_TEXT
@@ -20,12 +23,11 @@ from training.machine import (
     Gpu,
     Hardware,
     Machine,
-    StartUp,
     choose_accelerator,
     choose_devices,
     has_kernels,
 )
-from training.resume import compose_resumed, is_other_gpu
+from training.resume import is_other_gpu
 
 CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")  # of torch 2.13
 T4, P100 = Gpu("Tesla T4", (7, 5)), Gpu("Tesla P100-PCIE-16GB", (6, 0))
@@ -94,8 +96,8 @@ def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
 
 def chosen(*arguments: str) -> tuple[Machine, Choice]:
     config = compose(["threads=1", *arguments])
-    found = machine.find_machine(config)
-    return found, choose(config, a_text(SHORT_TEXT), found, StartUp(0.0))
+    found = machine.find_machine(config, 1.0)
+    return found, choose(config, a_text(SHORT_TEXT), found)
 
 
 def test_what_the_first_command_does_on_a_machine(pretended: str) -> None:
@@ -165,10 +167,10 @@ def test_each_rank_uses_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
         "LOCAL_WORLD_SIZE": "4",
     }.items():
         monkeypatch.setenv(name, value)
-    found = machine.find_machine(compose([]))
+    found = machine.find_machine(compose([]), 1.0)
     assert (found.devices, found.local, found.nodes, used) == (8, 4, 2, [2])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    said = refusal(InputError, machine.find_machine, compose([]))
+    said = refusal(InputError, machine.find_machine, compose([]), 1.0)
     assert said == "torchrun or srun started 8 ranks here: this machine has 4 GPUs"
 
 
@@ -199,9 +201,7 @@ def test_a_gpu_compiles_if_that_saves_more_than_it_costs(
     monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
     config = compose(["threads=1", *arguments])
     assert (
-        choose(
-            config, a_text(SHORT_TEXT), Machine("cuda", gpu=gpu, gpus=1), StartUp(0.0)
-        ).config.compile
+        choose(config, a_text(SHORT_TEXT), Machine("cuda", gpu=gpu, gpus=1)).config.compile
         == expected
     )
 
@@ -214,8 +214,8 @@ def test_whether_minutes_on_a_gpu_are_compiled(
     monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
     monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.003)
     config = compose(["threads=1", f"minutes={minutes}"])
-    startup = StartUp(machine.time.perf_counter())
-    found = choose(config, a_text(10**9), Machine("cuda", gpu=T4, gpus=1), startup)
+    monkeypatch.setattr(processes, "BEGAN", time.perf_counter())
+    found = choose(config, a_text(10**9), Machine("cuda", gpu=T4, gpus=1))
     assert found.config.compile == expected
 
 
@@ -284,7 +284,8 @@ def test_without_a_time_limit_compiling_depends_on_no_clock(
     config = with_constants(compose(["threads=1"]), "32-true", 1)
     config = replace(config, minutes=minutes)
     estimates = {
-        hardware.compiling_seconds(config, Machine("cpu"), seconds) for seconds in (1.0, 7.0, 40.0)
+        hardware.compiling_seconds(config, Machine("cpu", import_seconds=seconds))
+        for seconds in (1.0, 7.0, 40.0)
     }
     assert len(estimates) == number
 

@@ -1,6 +1,7 @@
-"""The callbacks that save checkpoints and, with `callbacks=snapshots`, the model of each validation."""
+"""The callbacks that save checkpoints, stop a run after a signal and, with `callbacks=snapshots`, keep every model."""
 
 import math
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -8,14 +9,55 @@ from typing import Any
 import lightning as L
 from lightning.pytorch.plugins import TorchCheckpointIO
 
-from gpt.checkpoint import is_finite, save_training_checkpoint, write_model
-from training.callbacks.stop_signals import StopSignals, any_rank
-from training.errors import Diverged
+from gpt.checkpoint import save_training_checkpoint, write_model
+from training.errors import Signals, Stopped
 from training.resume import ResumePoint
 
 FIRST_SECONDS = 60.0  # max seconds of training before the first checkpoint
 LAST = "last.ckpt"
 PREVIOUS = "previous.ckpt"
+
+
+def any_rank(trainer: L.Trainer, decision: bool) -> bool:
+    """Return whether `decision` is true in any process (rank).
+
+    All processes must call this function, because it is a reduction.
+    """
+    if trainer.world_size == 1:
+        return decision
+    return trainer.strategy.reduce_boolean_decision(decision, all=False)
+
+
+class StopSignals(L.Callback):
+    """Ends training after a signal: the step is finished and saved, then `Stopped` is raised.
+
+    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`. After a validation,
+    `on_validation_end` does.
+    """
+
+    def __init__(self, signals: Signals) -> None:
+        self.signals = signals
+
+    def on_train_start(self, *_: Any, **__: Any) -> None:
+        self.signals.catch()  # again, because Lightning has replaced the handlers
+        self.signals.training = True
+
+    on_sanity_check_start = on_train_start
+
+    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self.signals.training = False
+
+    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
+        if (
+            trainer.global_step != trainer.max_steps
+        ):  # after the last step, `train` raises `Stopped`
+            self.stop_if_asked(trainer)
+
+    def stop_if_asked(self, trainer: L.Trainer) -> None:
+        """Raise `Stopped` if any process (rank) has received a signal. All processes must call this method."""
+        if any_rank(trainer, self.signals.received is not None):
+            # None: only another rank has received one, and it is not known which
+            raise Stopped(self.signals.received or signal.SIGTERM, trainer.global_step)
 
 
 class Checkpoints(L.Callback):
@@ -44,7 +86,9 @@ class Checkpoints(L.Callback):
         if trainer.world_size > 1 and pl_module.pending_losses:
             return  # a GPU still computes these steps, and a reduction would wait for them
         # A single reduction: `stop_if_asked` makes another only after a save.
-        if any_rank(trainer, self.stops.received is not None or time.monotonic() >= self.due_at):
+        if any_rank(
+            trainer, self.stops.signals.received is not None or time.monotonic() >= self.due_at
+        ):
             self.save(trainer)
             self.stops.stop_if_asked(trainer)
 
@@ -112,8 +156,6 @@ class AtomicCheckpointIO(TorchCheckpointIO):
         self.resumed = resumed  # the checkpoint to continue from, already read
         # If last.ckpt is damaged, it must not replace previous.ckpt.
         self.last_is_damaged = resumed is not None and resumed.path.name == PREVIOUS
-        # the last checkpoint; its tensors are those in training, not copies
-        self.saved: dict[str, Any] = {}
 
     def save_checkpoint(
         self, checkpoint: dict[str, Any], path: Any, storage_options: Any = None
@@ -122,23 +164,15 @@ class AtomicCheckpointIO(TorchCheckpointIO):
 
         If the process is killed between the two writes, the resumed run repeats the validation.
         """
-        # What callbacks store may be infinite: the best score of EarlyStopping is, until the first
-        # validation.
-        if not is_finite({key: part for key, part in checkpoint.items() if key != "callbacks"}):
-            step = checkpoint["global_step"]
-            raise Diverged(
-                f"step {step} left weights that are NaN or infinite, so they were not saved"
-            )
         if checkpoint["history"]["best_step"] == checkpoint["global_step"]:
             write_model(Path(path).with_name("best.safetensors"), checkpoint)
         previous = None if self.last_is_damaged else Path(path).with_name(PREVIOUS)
         save_training_checkpoint(path, checkpoint, previous)
         self.last_is_damaged = False
-        self.saved = checkpoint
 
     def load_checkpoint(
         self, path: Any, map_location: Any = None, weights_only: bool | None = None
     ) -> dict[str, Any]:
-        """Return the checkpoint of the run to resume, which `find_point` has read from this path."""
+        """Return the checkpoint of the run to resume, which `newest_checkpoint` has read from this path."""
         assert self.resumed
         return self.resumed.take()

@@ -4,19 +4,23 @@ import math
 import time
 from bisect import bisect_right
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
 import torch
 
+from base import processes
 from base.files import write_text
+from base.jobs.run_directory import Run
 from base.log import log
 from base.progress import count
-from conf.schema import to_yaml
+from conf.schema import Config, to_yaml
 from data.datamodule import ENDLESS
+from reports.history import History
 from training.callbacks.checkpoints import Checkpoints
 from training.choosing.choose import MAX_VALIDATIONS, MIN_VALIDATIONS
-from training.run_plan import RunPlan
+from training.module import LitGPT
 
 TIMED_STEPS = 20  # min recent steps whose mean is the time of a step
 # After the choice, that mean is over this fraction of the steps left, so that some busy seconds
@@ -33,6 +37,19 @@ VALIDATING = 0.05  # max fraction of the time for validations before the last on
 EVALUATING = 0.5  # seconds of evaluating a token, as a fraction of those of training with it
 
 
+def with_steps(config: Config, steps: int, interval: int) -> Config:
+    """Return `config` with the number of steps and, unless it is set, the interval of validations."""
+    if config.trainer.val_check_interval != "auto":
+        interval = config.trainer.val_check_interval
+    trainer = replace(config.trainer, max_steps=steps, val_check_interval=interval)
+    return replace(config, trainer=trainer)
+
+
+def ended_by_callback(config: Config, step: int, history: History) -> Config:
+    """Return the configuration of a run that ended before the choice: the steps taken, with as many validations."""
+    return with_steps(config, step, math.ceil(step / max(1, history.validations.seen)))
+
+
 class Deadline(L.Callback):
     """Chooses the number of steps of a run with a time limit when its learning rate must begin to fall (cooldown).
 
@@ -45,18 +62,18 @@ class Deadline(L.Callback):
     never above the steps that the text needs.
     """
 
-    def __init__(self, plan: RunPlan, checkpoints: Checkpoints) -> None:
-        minutes = plan.config.minutes or 0
-        # of this run in earlier processes
-        earlier_seconds = plan.resume_point.history.seconds if plan.resume_point else 0.0
-        self.plan = plan
+    def __init__(
+        self, run: Run, module: LitGPT, steps_needed: float, checkpoints: Checkpoints
+    ) -> None:
+        config = module.config
+        self.run = run
         self.checkpoints = checkpoints
-        self.cooldown = plan.config.optim.cooldown
-        # as `time.perf_counter()` returns it
-        self.ends_at = plan.startup.began + 60 * minutes - earlier_seconds
-        self.end_seconds = max(END_SECONDS, END_SHARE * plan.startup.import_seconds)
-        self.steps_needed = plan.choice.steps_needed
-        self.chooses_interval = plan.config.trainer.val_check_interval == "auto"
+        self.cooldown = config.optim.cooldown
+        # as `time.perf_counter()` returns it; the history has the seconds of earlier processes
+        self.ends_at = processes.BEGAN + 60 * (config.minutes or 0) - module.history.seconds
+        self.end_seconds = max(END_SECONDS, END_SHARE * module.machine.import_seconds)
+        self.steps_needed = steps_needed
+        self.chooses_interval = config.trainer.val_check_interval == "auto"
         self.recent = deque[float](maxlen=TIMED_STEPS)  # seconds of the last steps
         self.seconds_per_token: float | None = None  # of the last validation
         self.begin_timing()
@@ -118,12 +135,20 @@ class Deadline(L.Callback):
             trainer.val_check_batch = math.ceil(steps / num_intervals)
         # Timing starts anew, so that the same pause does not change the number twice.
         self.recent = deque(maxlen=max(TIMED_STEPS, int(WINDOW * (steps - step))))
-        self.save(steps, trainer.val_check_batch)
+        self.save(trainer.lightning_module, steps, trainer.val_check_batch)
         log.info(f"minutes    {count(steps, 'step')} in all: {why}")
 
-    def save(self, steps: int, interval: int) -> None:
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.max_steps < 0:  # another callback has ended the run before the choice
+            pl_module.config = ended_by_callback(
+                pl_module.config, trainer.global_step, pl_module.history
+            )
+            write_text(self.run.config, to_yaml(pl_module.config))
+
+    def save(self, module: Any, steps: int, interval: int) -> None:
         """Store the choice, and save after this step, so that a resumed run begins with the choice."""
-        write_text(self.plan.run.config, to_yaml(self.plan.with_steps(steps, interval).config))
+        module.config = with_steps(module.config, steps, interval)
+        write_text(self.run.config, to_yaml(module.config))
         self.checkpoints.due_at = 0.0  # `Checkpoints`, which is called later, saves at once
 
     def _is_due(self, trainer: L.Trainer) -> bool:
@@ -137,7 +162,7 @@ class Deadline(L.Callback):
             return False
         # by how much the run would end too early
         seconds_off = (self.fitting(trainer) - trainer.max_steps) * self._per_step(trainer)
-        seconds_in_all = self.ends_at - self.plan.startup.began  # of this process
+        seconds_in_all = self.ends_at - processes.BEGAN  # of this process
         return abs(seconds_off) > max(OFF_SECONDS, OFF * seconds_in_all)
 
     def _validation_is_due(self, trainer: L.Trainer, module: Any) -> bool:

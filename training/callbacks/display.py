@@ -90,12 +90,13 @@ class Display(L.Callback):
             log.info(f"{step}  validation loss {in_nats(pl_module.score.loss)}")
         self.last_line = time.perf_counter()
 
-    def close(self) -> None:
-        """Remove what is shown; `recording` calls this when training has ended, whatever ended it."""
+    def teardown(self, *_: Any, **__: Any) -> None:
         self.hide()
         if self.bar is not None:
             self.bar.close()
             self.bar = None
+
+    on_exception = teardown
 
     def _steps(self, trainer: L.Trainer) -> int:
         """Return the number of steps of the run, or the estimate of `Deadline` if it has not chosen the number yet."""

@@ -58,5 +58,5 @@ class Watch(L.Callback):
                 "samples", as_markdown([(prompt, text) for _, prompt, text in texts]), step
             )
             if self.config.pictures:
-                for tag, picture in plots(model, self.text, step):
-                    board.experiment.add_image(tag, np.asarray(picture), step, dataformats="HWC")
+                for tag, picture in plots(model, self.text):
+                    board.experiment.add_image(tag, picture, step, dataformats="HWC")

@@ -5,11 +5,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from base import processes
 from base.progress import count
 from conf.schema import Config, TrainerConfig
 from data.config import DataConfig
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
+from gpt.facts import rounded
 from gpt.model import untrained
 from reports.log_lines import MIN_STEPS
 from training.choosing import hardware
@@ -23,7 +25,7 @@ from training.choosing.time_budget import (
     fit_model,
     lowest_loss,
 )
-from training.machine import Machine, StartUp, describe
+from training.machine import Machine, describe
 
 # The choices for the default model, by training characters; docs/experiments/short_texts.csv lists
 # the runs.
@@ -60,7 +62,7 @@ class Choice:
     steps_needed: float = math.inf  # with `minutes`: more steps would not lower the loss
 
 
-def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Choice:
+def choose(config: Config, text: Text, machine: Machine) -> Choice:
     """Choose a value for each `auto` in `config` that suits the text, machine and time limit, and return a `Choice`.
 
     With `minutes=N`, steps and validation interval stay `auto`: `Deadline` chooses them while the
@@ -69,7 +71,7 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
     precision, why_precision = hardware.choose_precision(config.trainer.precision, machine)
     threads, why_threads = hardware.choose_threads(config.threads)
     default = with_constants(config, precision, threads)
-    length = choose_length(config, default, text, machine, startup)
+    length = choose_length(config, default, text, machine)
     model = replace(length.model, dropout=choose_dropout(config, length, text))
     chosen = replace(
         default,
@@ -86,7 +88,7 @@ def choose(config: Config, text: Text, machine: Machine, startup: StartUp) -> Ch
     else:
         trainer = fill(default.trainer, max_steps=length.steps, val_check_interval=length.interval)
         chosen = replace(chosen, trainer=trainer)
-    compiled, why_compiled = choose_compiling(config, chosen, length, text, machine, startup)
+    compiled, why_compiled = choose_compiling(config, chosen, length, text, machine)
     chosen = replace(chosen, compile=compiled)
     hardware.check_memory(chosen, text.tokenizer.size, machine)
 
@@ -129,13 +131,11 @@ class Length:
         return self.steps * self.batch * self.model.context
 
 
-def choose_length(
-    config: Config, default: Config, text: Text, machine: Machine, startup: StartUp
-) -> Length:
+def choose_length(config: Config, default: Config, text: Text, machine: Machine) -> Length:
     """Choose the steps by the length of the text or, with `minutes`, also model and batch by the time that is left."""
     is_short = len(text.train) < SHORT_TEXT and config.data.overfit is None
     if config.minutes is not None and config.trainer.max_steps == "auto":
-        return choose_timed_length(config, default, text, machine, startup, is_short)
+        return choose_timed_length(config, default, text, machine, is_short)
     steps = choose_steps(config, text, is_short)
     length = Length(steps, default.model, default.data.batch, is_short)
     if is_short:
@@ -154,14 +154,14 @@ def choose_steps(config: Config, text: Text, is_short: bool) -> int:
 
 
 def choose_timed_length(
-    config: Config, default: Config, text: Text, machine: Machine, startup: StartUp, is_short: bool
+    config: Config, default: Config, text: Text, machine: Machine, is_short: bool
 ) -> Length:
     """Choose the model with the lowest loss within the time limit; a run that has learned the text ends earlier."""
     assert config.minutes
-    fitting = fit_recipe(config, default, text, machine, startup)
+    fitting = fit_recipe(config, default, text, machine)
     needs_text = fitting is not None and config.model.dim == "auto"
     if fitting is None:
-        fitting = fit_into_minutes(config, default, text, machine, startup)
+        fitting = fit_into_minutes(config, default, text, machine)
         if len(text.train) < PREDICTABLE:
             least = recipe_steps(config, default, text)
             fitting = replace(fitting, steps_needed=max(least, fitting.steps_needed))
@@ -177,19 +177,17 @@ def choose_timed_length(
         fitting.batch,
         is_short,
         fitting=fitting,
-        notes=tuple(describe_time(config.minutes, fitting, needs_text, startup)),
+        notes=tuple(describe_time(config.minutes, fitting, needs_text)),
     )
 
 
-def fit_recipe(
-    config: Config, default: Config, text: Text, machine: Machine, startup: StartUp
-) -> Fitting | None:
+def fit_recipe(config: Config, default: Config, text: Text, machine: Machine) -> Fitting | None:
     """Return what a run without a time limit chooses, if the text is too short to predict losses and it fits."""
     if len(text.train) >= PREDICTABLE or config.data.overfit is not None:
         return None
     model = default.model
     steps = recipe_steps(config, default, text)
-    fitting = fit_model(model, config, default, text, machine, startup)
+    fitting = fit_model(model, config, default, text, machine)
     if steps > fitting.steps_in_time:
         return None
     if config.model.dropout == "auto" and config.init_from is None:
@@ -206,12 +204,12 @@ def recipe_steps(config: Config, default: Config, text: Text) -> float:
     return steps * usual_tokens / (default.data.batch * default.model.context)
 
 
-def describe_time(
-    minutes: float, fitting: Fitting, needs_text: bool, startup: StartUp
-) -> Iterator[str]:
+def describe_time(minutes: float, fitting: Fitting, needs_text: bool) -> Iterator[str]:
     """Yield lines about the time limit. If the run `needs_text`, not even a larger model would lower its loss."""
     if fitting.learns_in_time:
-        seconds = startup.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING_SHARE
+        seconds = (
+            processes.elapsed() + fitting.steps_needed * fitting.step_seconds / TRAINING_SHARE
+        )
         duration = count(round(seconds), "second")
         if seconds >= 90:
             duration = count(round(seconds / 60), "minute")
@@ -220,7 +218,7 @@ def describe_time(
             learned = f"this text is learned in about {duration} (more text would help)"
         yield f"minutes    {minutes:g}: {learned}"
         return
-    yield f"minutes    {minutes:g}: a step takes about {1000 * fitting.step_seconds:.3g} ms here"
+    yield f"minutes    {minutes:g}: a step takes about {rounded(1000 * fitting.step_seconds, 3)} ms here"
     if fitting.steps_in_time < MIN_STEPS:
         few = count(int(fitting.steps_in_time), "step")
         yield f"minutes={minutes:g}: {few} will learn next to nothing; allow more time"
@@ -240,7 +238,7 @@ def choose_dropout(config: Config, length: Length, text: Text) -> float:
 
 
 def choose_compiling(
-    config: Config, chosen: Config, length: Length, text: Text, machine: Machine, startup: StartUp
+    config: Config, chosen: Config, length: Length, text: Text, machine: Machine
 ) -> tuple[str, str]:
     """Return whether the training step is compiled, `true` or `false`, and the reason, "" if it is set."""
     precision = chosen.trainer.precision
@@ -248,11 +246,11 @@ def choose_compiling(
         flops = untrained(chosen.model, text.tokenizer.size).flops_per_token() * length.tokens_seen
         seconds = flops / hardware.estimated_flops(machine, precision)
     else:
-        seconds = TRAINING_SHARE * startup.seconds_left(config.minutes)
+        seconds = TRAINING_SHARE * (60 * config.minutes - processes.elapsed())
     if length.fitting:  # the run may end earlier
         seconds *= length.fitting.chosen_steps / length.fitting.steps_in_time
     saved = (1 - hardware.compiled_fraction(precision, machine.device)) * seconds
-    cost = hardware.compiling_seconds(chosen, machine, startup.import_seconds)
+    cost = hardware.compiling_seconds(chosen, machine)
     return hardware.choose_compile(config.compile, machine.device, saved, cost)
 
 

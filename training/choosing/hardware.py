@@ -19,7 +19,7 @@ from base.errors import InputError, one_line
 from conf.schema import Config
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model import untrained
-from training.machine import Machine, StartUp, number_of
+from training.machine import Machine, number_of
 
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products,
 # the more of the step is what compiling fuses (docs/experiments.md).
@@ -188,8 +188,8 @@ def compiled_marker(config: Config, machine: Machine) -> Path:
     return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")
 
 
-def compiling_seconds(config: Config, machine: Machine, import_seconds: float) -> float:
-    """Return about how long torch.compile takes if importing PyTorch took `import_seconds`.
+def compiling_seconds(config: Config, machine: Machine) -> float:
+    """Return about how long torch.compile takes, judging by how long importing PyTorch took.
 
     Without a time limit it is a constant, so that the same command trains the same bits, and all
     ranks alike.
@@ -198,9 +198,9 @@ def compiling_seconds(config: Config, machine: Machine, import_seconds: float) -
     if machine.device == "cuda":
         return WARM_ON_GPU if is_warm else COLD_ON_GPU
     if config.minutes is None:
-        return COLD * StartUp.import_seconds
+        return COLD * Machine.import_seconds
     # However fast the import was, count a second: compiling always takes some time.
-    return (WARM if is_warm else COLD) * max(1.0, import_seconds)
+    return (WARM if is_warm else COLD) * max(1.0, machine.import_seconds)
 
 
 def estimated_flops(machine: Machine, precision: str) -> float:

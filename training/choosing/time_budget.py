@@ -10,6 +10,7 @@ from typing import Any
 import lightning as L
 import yaml
 
+from base import processes
 from base.errors import InputError
 from base.progress import Progress
 from conf.keys import CONF
@@ -18,7 +19,6 @@ from data.datamodule import TextDataModule
 from data.text import Text
 from gpt.config import ModelConfig
 from gpt.model import untrained
-from reports.history import History
 from training.choosing.hardware import (
     check_memory,
     choose_compile,
@@ -26,7 +26,7 @@ from training.choosing.hardware import (
     compiling_seconds,
 )
 from training.choosing.scaling_law import DROPOUTS, predicted_loss, tokens_needed
-from training.machine import Machine, StartUp
+from training.machine import Machine
 from training.module import LitGPT
 
 # Models smaller than every preset, for short budgets.
@@ -80,7 +80,7 @@ def time_step(config: Config, text: Text, machine: Machine, limit: float) -> flo
     The steps after the first take `limit` seconds at most.
     """
     clock = _Clock(limit)
-    module = LitGPT(config, text.tokenizer, data={}, conditions={}, start="", history=History())
+    module = LitGPT(config, text, machine)
     trainer = L.Trainer(
         accelerator=machine.device,
         devices=machine.local,
@@ -123,9 +123,7 @@ class Fitting:
         return self.chosen_steps * self.batch * self.model.context
 
 
-def fit_into_minutes(
-    config: Config, default: Config, text: Text, machine: Machine, startup: StartUp
-) -> Fitting:
+def fit_into_minutes(config: Config, default: Config, text: Text, machine: Machine) -> Fitting:
     """Choose model size, dropout and batch, where `config` has `auto`, so that the loss is lowest in the time.
 
     In `default` each `auto` is replaced by a default.
@@ -133,7 +131,7 @@ def fit_into_minutes(
     best: Fitting | None = None
     for model, weights in candidates(config, default, text):
         try:
-            fitting = fit_model(model, config, default, text, machine, startup)
+            fitting = fit_model(model, config, default, text, machine)
         except InputError:
             if best:  # a smaller model fits into the memory
                 break
@@ -212,12 +210,7 @@ def useful_tokens(config: Config, text: Text, weights: int, dropout: float) -> f
 
 
 def fit_model(
-    model: ModelConfig,
-    config: Config,
-    default: Config,
-    text: Text,
-    machine: Machine,
-    startup: StartUp,
+    model: ModelConfig, config: Config, default: Config, text: Text, machine: Machine
 ) -> Fitting:
     """Time a step of a model, and choose its dropout for the steps that fit into the time left, compiled if it pays."""
     candidate = replace(default, model=model, compile="false")
@@ -230,12 +223,12 @@ def fit_model(
         machine,
     )
     minutes = config.minutes or 0.0
-    timing_seconds = TIMING * startup.seconds_left(minutes)
+    timing_seconds = TIMING * (60 * minutes - processes.elapsed())
     step_seconds = time_step(candidate, text, machine, timing_seconds)  # not compiled
     # fewer seconds than before the timing
-    training_seconds = TRAINING_SHARE * startup.seconds_left(minutes)
+    training_seconds = TRAINING_SHARE * (60 * minutes - processes.elapsed())
     fraction = compiled_fraction(default.trainer.precision, machine.device)
-    compile_seconds = compiling_seconds(candidate, machine, startup.import_seconds)
+    compile_seconds = compiling_seconds(candidate, machine)
     saved_seconds = (1 - fraction) * training_seconds
     compiled, _ = choose_compile(config.compile, machine.device, saved_seconds, compile_seconds)
     if compiled == "true":

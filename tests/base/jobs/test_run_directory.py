@@ -10,12 +10,12 @@ import pytest
 from filelock import FileLock
 
 from base.errors import InputError
-from base.jobs.run_directory import Run, check_free, find_model, new_name, to_resume
+from base.jobs.run_directory import Run, find
 from base.jobs.run_lock import in_use, lock, release
 from tests.conftest import Call, one_line, refusal
 from tests.stores import make
 from training import run as training_run
-from training.resume import newest_unfinished
+from training.begin import check_free, new_name, run_to_resume
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def runs(trained: Path) -> None:
     ],
 )
 def test_what_cannot_be_resumed(runs: None, resume: str, name: str | None, words: str) -> None:
-    assert words in refusal(InputError, to_resume, resume, name)
+    assert words in refusal(InputError, run_to_resume, resume, name)
 
 
 @pytest.mark.parametrize(
@@ -60,20 +60,22 @@ def test_what_cannot_be_resumed(runs: None, resume: str, name: str | None, words
     ],
 )
 def test_what_can_be_resumed(runs: None, resume: str, name: str | None, run: str) -> None:
-    assert to_resume(resume, name) == Run(Path(run))
+    assert run_to_resume(resume, name) == Run(Path(run))
 
 
 @pytest.mark.parametrize("folder", ["elsewhere", "runs/begun"])
 def test_a_run_without_checkpoints_can_be_resumed(runs: None, folder: str) -> None:
-    assert to_resume(folder, None) in (Run(Path(folder)), Run(Path(folder).resolve()))
+    assert run_to_resume(folder, None) in (Run(Path(folder)), Run(Path(folder).resolve()))
 
 
 def test_a_run_without_anything_is_begun_anew(runs: None) -> None:
-    assert to_resume("auto", "bare") is None
+    assert run_to_resume("auto", "bare") is None
 
 
 def test_the_newest_unfinished_run(runs: None) -> None:
-    assert newest_unfinished() == Run(Path("runs/begun")), "not runs/bare, nor what has finished"
+    assert run_to_resume("auto", None) == Run(Path("runs/begun")), (
+        "not runs/bare, nor what has finished"
+    )
 
 
 @pytest.mark.parametrize(
@@ -91,7 +93,7 @@ def test_names_that_are_not_free(runs: None, name: str, words: str) -> None:
 
 
 def test_a_sweep_without_a_finished_trial_has_no_model(runs: None) -> None:
-    assert "no trial of this sweep has finished" in refusal(InputError, find_model, "sweep")
+    assert "no trial of this sweep has finished" in refusal(InputError, find, "sweep", "model")
 
 
 def test_a_command_that_is_repeated_in_an_allocation_gets_another_name(
@@ -118,21 +120,21 @@ def test_what_is_not_a_model_hides_no_run(trained: Path, name: str) -> None:
     Path("docs").mkdir()
     Path("book").write_text("a text")
     run = Path("runs/first").rename(f"runs/{name}")
-    assert find_model(name) == run / "checkpoints/best.safetensors"
-    assert to_resume(name, None) == Run(run)
+    assert find(name, "model") == run / "checkpoints/best.safetensors"
+    assert run_to_resume(name, None) == Run(run)
 
 
 @pytest.mark.parametrize("name", ["first", "runs/first"])
 def test_the_name_of_a_run_is_that_of_a_folder_elsewhere(trained: Path, name: str) -> None:
     make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
-    assert find_model(name) == trained
-    assert to_resume(name, None) == Run(Path("runs/first"))
+    assert find(name, "model") == trained
+    assert run_to_resume(name, None) == Run(Path("runs/first"))
 
 
 def test_a_dot_leads_to_the_folder_elsewhere(trained: Path) -> None:
     make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
-    assert find_model("./first") == Path("first/best.safetensors")
-    assert to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
+    assert find("./first", "model") == Path("first/best.safetensors")
+    assert run_to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
 
 
 def test_a_start_waits_for_a_process_that_only_looks(tmp_path: Path) -> None:
@@ -171,15 +173,15 @@ def test_a_slow_start_overwrites_no_run_that_another_process_has_ended_meanwhile
     trained: Path, train: Call, monkeypatch: pytest.MonkeyPatch, resume: list[str]
 ) -> None:
     Path("runs/first").rename("ended")
-    settle = training_run.settle
+    find_machine = training_run.find_machine
 
     def slow(*given: Any) -> Any:
-        plan = settle(*given)  # has looked for runs/first, and not locked it
+        # the run has looked for runs/first, and not locked it
         shutil.copytree("ended", "runs/first")
-        return plan
+        return find_machine(*given)
 
     with monkeypatch.context() as patch:
-        patch.setattr(training_run, "settle", slow)
+        patch.setattr(training_run, "find_machine", slow)
         ended = train("name=first", "seed=1", *resume)
     one_line(ended, 2, "runs/first exists; name=first resume=auto continues it")
     for file in ("config.yaml", "summary.json", "checkpoints/best.safetensors"):

@@ -9,6 +9,8 @@ from typing import Any
 import lightning as L
 import pytest
 
+from base import processes
+from base.jobs.run_directory import Run
 from conf.compose import read_config
 from conf.keys import FOLDERS
 from reports.card import repeating
@@ -18,7 +20,7 @@ from tests.faults import faults
 from tests.faults.processes import run
 from training.callbacks import deadline
 from training.callbacks.deadline import END_SECONDS, OFF, TIMED_STEPS, Deadline
-from training.machine import StartUp
+from training.machine import Machine
 
 
 class Clock:
@@ -43,15 +45,13 @@ class Clock:
             SimpleNamespace(cooldown=cooldown),
         )
         config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
-        plan: Any = SimpleNamespace(
-            config=config,
-            startup=StartUp(0.0, 0.0),
-            resume_point=None,
-            choice=SimpleNamespace(steps_needed=steps_needed),
+        self.lightning_module: Any = SimpleNamespace(
+            config=config, machine=Machine("cpu", import_seconds=0.0), history=History()
         )
-        self.callback = Deadline(plan, checkpoints=None)  # type: ignore[arg-type]
+        monkeypatch.setattr(processes, "BEGAN", 0.0)
+        self.callback = Deadline(Run(Path("runs/a")), self.lightning_module, steps_needed, None)  # type: ignore[arg-type]
         monkeypatch.setattr(
-            self.callback, "save", lambda steps, interval: self.chosen.append(steps)
+            self.callback, "save", lambda module, steps, interval: self.chosen.append(steps)
         )
         data = SimpleNamespace(
             num_validated=100, num_evaluated=lambda steps: evaluated, tokens_per_step=10

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
+from base import processes
 from base.errors import InputError
-from base.jobs.run_directory import Run
 from conf.compose import read_config
 from conf.schema import Config
 from data.text import Text
@@ -22,8 +22,8 @@ from training.choosing import hardware, time_budget
 from training.choosing.choose import Choice, choose, steps_for
 from training.choosing.scaling_law import tokens_needed
 from training.choosing.time_budget import SHORT_TEXT
-from training.machine import Gpu, Machine, StartUp
-from training.run_plan import RunPlan
+from training.machine import Gpu, Machine
+from training.module import conditions
 
 SMALL = "model.layers=1 model.dim=32 model.context=32 trainer.accelerator=cpu watch.pictures=false".split()
 UNCOMPILED = ("compile=false", "trainer.precision=32-true")
@@ -39,8 +39,10 @@ def a_text(tokens: int) -> Text:
 
 def chosen(tokens: int, *arguments: str, seconds: float = 60.0) -> Choice:
     config = compose(["threads=1", *arguments])
-    started = time.perf_counter() + seconds - 60 * (config.minutes or 0)
-    return choose(config, a_text(tokens), Machine("cpu"), StartUp(started))
+    with pytest.MonkeyPatch.context() as patch:
+        began = time.perf_counter() + seconds - 60 * (config.minutes or 0)
+        patch.setattr(processes, "BEGAN", began)
+        return choose(config, a_text(tokens), Machine("cpu"))
 
 
 def test_what_a_long_text_gets() -> None:
@@ -58,7 +60,7 @@ def test_what_a_long_text_gets() -> None:
     ) == (1500, 300, "auto")
     assert "auto" not in (config.trainer.precision, config.compile, config.threads)
     assert "as configured" not in found.machine
-    again = choose(config, a_text(SHORT_TEXT), Machine("cpu"), StartUp(0.0))
+    again = choose(config, a_text(SHORT_TEXT), Machine("cpu"))
     assert (again.config, again.notes) == (config, ()), "what is chosen stays"
     assert again.machine.count("(as configured)") == 2
 
@@ -193,21 +195,8 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
     (Machine("cpu"), "cpu with "),
 ], ids=["a GPU", "Apple's GPU", "a CPU"])  # fmt: skip
 def test_the_device_is_a_condition_of_a_run(machine: Machine, named: str) -> None:
-    choice, text = chosen(SHORT_TEXT), a_text(SHORT_TEXT)
-    plan = RunPlan(
-        Run(Path("runs/a")),
-        choice,
-        text,
-        machine,
-        None,
-        None,
-        False,
-        True,
-        [],
-        False,
-        StartUp(0.0),
-    )
-    assert str(plan.conditions["device"]).startswith(named)
+    config = chosen(SHORT_TEXT).config
+    assert conditions(config, a_text(SHORT_TEXT), machine)["device"].startswith(named)
 
 
 def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from base import processes
 from conf.schema import Config
 from gpt.config import ModelConfig
 from gpt.model import untrained
@@ -38,6 +39,7 @@ class PretendedClock:
         monkeypatch.setattr(
             time_budget, "time_step", lambda config, *_: self.step_seconds(config.model)
         )
+        monkeypatch.setattr(processes, "elapsed", lambda: 0.0)
         monkeypatch.setattr(hardware, "available", lambda device: 2**40)
 
     def step_seconds(self, model: ModelConfig) -> float:
@@ -53,10 +55,7 @@ class PretendedClock:
     def choose(self, characters: int, minutes: float) -> Fitting:
         config, default = self.configs(minutes)
         text = self.text(characters)
-        startup: Any = SimpleNamespace(
-            seconds_left=lambda minutes: 60 * minutes, import_seconds=7.0
-        )
-        return fit_into_minutes(config, default, text, Machine("cpu"), startup)
+        return fit_into_minutes(config, default, text, Machine("cpu"))
 
     def losses_of_smaller(
         self, chosen: ModelConfig, characters: int, minutes: float

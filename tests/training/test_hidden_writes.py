@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from training.quiet_lightning import hide_failed_writes
+from training.errors import hide_failed_writes
 
 
 class Writer(threading.Thread):

@@ -1,0 +1,49 @@
+import pytest
+
+from base.jobs.run_directory import Summary
+from gpt.config import ModelConfig
+from gpt.facts import facts, rounded
+
+SUMMARY = Summary(
+    val_loss=1.25, last_val_loss=1.3, best_step=40, parameters=812_288,
+    evaluation={"mode": "disjoint", "context": 24, "characters": 500, "split_characters": 6_874},
+    steps=60, characters=1_234_567, epochs=1.4, seconds=187.2, characters_per_second=7288.4,
+    device="cpu", precision="32-true", seed=7, init_from="/home/ann/m.safetensors",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("number", "digits", "shown"),
+    [
+        (0.25, 2, "0.25"),
+        (1.23, 2, "1.2"),
+        (9.99, 2, "10"),
+        (123.4, 2, "123"),
+        (1511.0, 3, "1,511"),
+    ],
+)
+def test_large_numbers_are_written_in_full(number: float, digits: int, shown: str) -> None:
+    assert rounded(number, digits) == shown
+
+
+def test_each_fact_of_a_run_is_a_sentence_without_folders() -> None:
+    known = dict(facts(SUMMARY, ModelConfig(), "byte"))
+    assert known.pop("shape").startswith(f"{ModelConfig().layers} layers, ")
+    assert known == {
+        "validation loss": "1.2500 nats (1.8034 bits) per byte; lower is better",
+        "measured on": "500 evenly spaced of 6,874 characters of the validation split in disjoint windows of 24",
+        "last checkpoint": "validation loss of 1.3000 nats (1.8755 bits)",
+        "weights": "812,288, of step 40",
+        "training": "60 steps, 1,234,567 bytes (1.4 epochs), 7,288 a second during steps",
+        "time": "3:07 minutes",
+        "machine": "cpu, 32-true, seed 7, started from m.safetensors; ",
+    }
+
+
+def test_of_a_model_without_a_run_its_shape_and_loss_are_known() -> None:
+    alone = Summary(val_loss=1.25, best_step=40, parameters=812_288)
+    assert [name for name, _ in facts(alone, ModelConfig(), "byte")] == [
+        "validation loss",
+        "shape",
+        "weights",
+    ]
