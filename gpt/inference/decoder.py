@@ -15,7 +15,6 @@ rotary dimensions, K = taps of the convolution.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,19 +22,9 @@ from gpt.config import NORM_EPS
 from gpt.inference.weights import Array, Block, Layer, Weights
 from gpt.positions import rotary_tables, sinusoidal_table
 
-CHUNK = 256  # tokens worth reading at once; most slots by which a cache grows
+CHUNK = 256  # tokens worth reading at once
+SPARE = 64  # slots by which the caches grow at least, because all keys and values are copied
 MAX_SCORES = 2**24  # attention scores in memory at once while a long text is read
-
-
-@dataclass
-class Cache:
-    """What a block needs of the tokens read so far."""
-
-    # (2, B, H, slots, D): keys and values in the order of the text. With key_offset, the last
-    # D // 2 channels of a key are stored in the next slot: see `gpt.attention.offset_keys`. While
-    # texts are generated, there are at most 1 + S // 4 slots more than the S that are attended to.
-    keys_values: Array
-    mlp: Array  # (B, K - 1, C), the last outputs of the MLP before its convolution
 
 
 class Decoder:
@@ -53,7 +42,8 @@ class Decoder:
         self.config = config
         self.xp = weights.xp
         self.window = config.attention_window
-        self.eps = float(np.finfo(weights.dtype).eps)  # of QK-norm, as in torch
+        self.norm_eps = weights.to_array(NORM_EPS)
+        self.qk_eps = weights.to_array(self.xp.finfo(weights.dtype).eps)  # as in torch
         # With QK-norm, scores are at most sqrt(2 D), because with key_offset the halves of a key come
         # from two normalised keys. If that is below 60, their exponentials cannot overflow without
         # their maximum subtracted, which takes 5.5 % of the time of one text.
@@ -62,11 +52,13 @@ class Decoder:
         # (B,), of the first token of each text; below 0 if it was dropped
         self.start = np.zeros(rows, np.int64)
         self.tokens = np.zeros((rows, 0), np.int64)  # (B, up to `context`), the last ones
+        # The caches: (layers, 2, B, H, slots, D), keys and values in the order of the text. With
+        # key_offset, the last D // 2 channels of a key are stored in the next slot: see
+        # `gpt.attention.offset_keys`.
+        self.keys_values = weights.zeros(config.layers, 2, rows, config.heads, 1, D)
+        # (layers, B, K - 1, C), the last outputs of each MLP before its convolution
+        self.mlp_outputs = weights.zeros(config.layers, rows, config.conv_taps - 1, C)
         self.embedding = weights.zeros(rows, 1, C)  # (B, 1, C), of the last token
-        self.caches: list[Cache] = []
-        for _ in range(config.layers):
-            keys_values = weights.zeros(2, rows, config.heads, 1, D)
-            self.caches.append(Cache(keys_values, weights.zeros(rows, config.conv_taps - 1, C)))
         # A product with this column is the mean of a vector; `x.mean()` takes 4 times as long,
         # which is 20 % of the time of one text.
         self.average = {size: weights.zeros(size, 1) + 1 / size for size in (C, D)}
@@ -75,59 +67,57 @@ class Decoder:
         """Read a prompt (T,) for each text, of any length >= 1, and return the logits after it: (B, V) float64."""
         lengths = np.array(list(map(len, prompts)))  # (B,)
         longest = int(lengths.max())
-        self.tokens = np.zeros((len(prompts), longest), np.int64)  # (B, longest)
-        for row, prompt in enumerate(prompts):
-            self.tokens[row, longest - len(prompt) :] = prompt
+        padded = [np.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts]
+        self.tokens = np.array(padded)  # (B, longest)
         length = min(longest, self.window)
         self._make_room(length)
         self.end = length
         logits = np.empty((len(prompts), len(self.weights.embedding)))  # (B, V)
         for length in np.unique(lengths).tolist():
-            rows = np.flatnonzero(lengths == length)  # (rows,)
+            rows = np.flatnonzero(lengths == length)  # (n,), indices of texts
             start = longest - length + self.config.first_needed(length)
-            part = Decoder(self.weights, len(rows))
-            logits[rows] = part.read(self.tokens[rows, start:])[:, -1]
-            self._replace(rows, part)
+            logits[rows] = self._replace(rows, self.tokens[rows, start:])[:, -1]  # (n, V)
         return logits
 
     def read(self, tokens: np.ndarray) -> np.ndarray:
-        """Read the next T >= 1 tokens of all texts and return the logits after each: (B, T) -> (B, T, V) float64."""
+        """Read the next T >= 0 tokens of all texts and return the logits after each: (B, T) -> (B, T, V) float64."""
         config = self.config
         S = self.window
-        logits: list[np.ndarray] = []  # (B, length, V) each
-        while tokens.shape[1] > 0:
-            B, T = tokens.shape
-            length = min(T, max(S, CHUNK))  # most scores of a longer chunk would be masked
+        B, T = tokens.shape
+        logits = np.empty((B, T, len(self.weights.embedding)))  # (B, T, V)
+        start = 0
+        while start < T:
+            length = min(T - start, max(S, CHUNK))  # most scores of a longer chunk would be masked
             if config.absolute:
                 self._restart_full()
                 longest = self.end - int(self.start.min())  # tokens of the longest text
                 length = min(length, config.context - longest)
             scores = B * config.heads * (min(self.end, S) + length)  # of a token
             length = min(length, max(1, MAX_SCORES // scores))
-            logits.append(self._forward(tokens[:, :length]))
-            tokens = tokens[:, length:]
-        return np.concatenate(logits, axis=1, dtype=np.float64)  # (B, T, V)
+            chunk = slice(start, start + length)
+            logits[:, chunk] = self._forward(tokens[:, chunk])
+            start += length
+        return logits
 
     def _restart_full(self) -> None:
         """Read the last `context // 2` tokens of texts without free positions again, from position 0."""
         T = self.config.context
         full = np.flatnonzero(self.end - self.start == T)  # indices of texts
         if len(full) > 0:
-            part = Decoder(self.weights, len(full))
-            if T > 1:
-                part.read(self.tokens[full, -(T // 2) :])
-            self._replace(full, part)
+            self._replace(full, self.tokens[full, self.tokens.shape[1] - T // 2 :])
 
-    def _replace(self, rows: np.ndarray, part: "Decoder") -> None:
-        """Replace the texts with the indices `rows` by those of `part`."""
+    def _replace(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+        """Read `tokens` in place of the texts `rows`, and return the logits after each: (n,), (n, T) -> (n, T, V)."""
+        part = Decoder(self.weights, len(rows))
+        logits = part.read(tokens)  # (n, T, V)
         length = min(part.end, self.end)
         slots = slice(self.end - length, self.end + 1)
         slots_of_part = slice(part.end - length, part.end + 1)
-        self.start[rows] = self.end - part.end + part.start
+        self.keys_values[:, :, rows, :, slots] = part.keys_values[:, :, :, :, slots_of_part]
+        self.mlp_outputs[:, rows] = part.mlp_outputs
         self.embedding[rows] = part.embedding
-        for cache, other in zip(self.caches, part.caches, strict=True):
-            cache.keys_values[:, rows, :, slots] = other.keys_values[:, :, :, slots_of_part]
-            cache.mlp[rows] = other.mlp
+        self.start[rows] = self.end - part.end + part.start
+        return logits
 
     @property
     def oldest(self) -> int:
@@ -136,16 +126,13 @@ class Decoder:
 
     def _make_room(self, length: int) -> None:
         """Make the caches longer if they have no slots for `length` more tokens; drop keys that are out of reach."""
-        _, B, H, slots, D = self.caches[0].keys_values.shape
+        *shape, slots, D = self.keys_values.shape
         if self.end + length < slots:  # one more is for offset keys
             return
-        # Not one by one, because all keys and values are copied.
-        spare = min(CHUNK, 1 + self.window // 4)
-        empty = self.weights.zeros(2, B, H, max(length, spare), D)  # (2, B, H, added, D)
         dropped = self.oldest
-        for cache in self.caches:
-            kept = cache.keys_values[:, :, :, dropped : self.end + 1]  # (2, B, H, kept, D)
-            cache.keys_values = self.xp.concatenate((kept, empty), 3)  # (2, B, H, slots, D)
+        empty = self.weights.zeros(*shape, max(length, SPARE), D)  # (layers, 2, B, H, added, D)
+        kept = self.keys_values[..., dropped : self.end + 1, :]  # (layers, 2, B, H, kept, D)
+        self.keys_values = self.xp.concatenate((kept, empty), 4)  # (layers, 2, B, H, slots, D)
         self.end -= dropped
         self.start -= dropped
 
@@ -157,18 +144,18 @@ class Decoder:
         rotation = self.rotation(positions)  # (B, 1, T, R/2)
         mask = self.mask(T)  # (B, 1, T, M)
         x = self.embed(tokens, positions)  # (N, C)
-        for block, cache in zip(self.weights.blocks, self.caches, strict=True):
+        for i, block in enumerate(self.weights.blocks):
             h = self.norm(block.norm1, x)  # (N, C)
-            x = x + self.attention(block, h, rotation, mask, cache)  # (N, C)
+            x = x + self.attention(block, h, rotation, mask, self.keys_values[i])  # (N, C)
             h = self.norm(block.norm2, x)  # (N, C)
-            x = x + self.mlp(block, h, cache)  # (N, C)
+            x = x + self.mlp(block, h, self.mlp_outputs[i])  # (N, C)
         logits = self.weights.head(self.norm(self.weights.norm, x))  # (N, V)
         logits = logits.reshape(B, T, -1)  # (B, T, V)
         self.end += T
         if self.config.absolute:
             tokens = np.concatenate((self.tokens, tokens), axis=1)
             self.tokens = tokens[:, -self.config.context :]
-        return logits if self.weights.numpy else logits.cpu().numpy()
+        return self.xp.asarray(logits, device="cpu")
 
     def rotation(self, positions: np.ndarray) -> Array | None:
         """Return e^(i angle) for rotary positions: (B, T) -> (B, 1, T, R/2)."""
@@ -192,13 +179,13 @@ class Decoder:
     def embed(self, tokens: np.ndarray, positions: np.ndarray) -> Array:
         """Return the input of the first block, as `GPT.embed`: 2 x (B, T) -> (N, C)."""
         w = self.weights
-        x = w.embedding[w.to_array(tokens)]  # (B, T, C)
+        x = w.embedding[tokens]  # (B, T, C)
         if self.config.token_shift:
             joined = self.xp.concatenate((self.embedding, x), 1)  # (B, 1 + T, C)
             self.embedding = joined[:, -1:]  # (B, 1, C)
             x = x + w.state["shift"] * joined[:, :-1]  # (B, T, C)
         if self.config.positions == "learned":
-            x = x + w.state["position_embedding.weight"][w.to_array(positions)]  # (B, T, C)
+            x = x + w.state["position_embedding.weight"][positions]  # (B, T, C)
         if self.config.positions == "sinusoidal":
             table = sinusoidal_table(positions, self.config.dim)  # (B, T, C)
             x = x + w.to_array(table / self.config.dim**0.5)  # (B, T, C)
@@ -207,9 +194,9 @@ class Decoder:
         return x.reshape(-1, self.config.dim)  # (N, C)
 
     def attention(
-        self, block: Block, x: Array, rotation: Array | None, mask: Array | None, cache: Cache
+        self, block: Block, x: Array, rotation: Array | None, mask: Array | None, cache: Array
     ) -> Array:
-        """Return the output of `Attention`: (N, C) -> (N, C)."""
+        """Return the output of `Attention` and store keys and values in `cache`: (N, C) -> (N, C)."""
         N, C = x.shape
         B = len(self.start)
         H = self.config.heads
@@ -218,7 +205,7 @@ class Decoder:
         qkv = qkv.swapaxes(1, 2)  # (B, 3H, T, D)
         qk = qkv[:, : 2 * H]  # (B, 2H, T, D), both in one operation: 7 % of the time of one text
         if self.config.qk_norm:
-            qk = self.rms_norm(qk, self.eps)
+            qk = self.rms_norm(qk, self.qk_eps)
         if rotation is not None:
             # Neighbouring channels are the real and the imaginary part of a complex number.
             R = 2 * rotation.shape[-1]
@@ -227,7 +214,7 @@ class Decoder:
         q = qk[:, :H]  # (B, H, T, D)
         k = qk[:, H:]  # (B, H, T, D)
 
-        keys, values = cache.keys_values  # 2 x (B, H, slots, D)
+        keys, values = cache  # 2 x (B, H, slots, D)
         end = self.end + k.shape[2]
         kept = D - D // 2  # channels that key_offset does not move to the next slot
         moved = self.config.key_offset
@@ -235,8 +222,7 @@ class Decoder:
         keys[:, :, self.end + moved : end + moved, kept:] = k[..., kept:]
         values[:, :, self.end : end] = qkv[:, 2 * H :]
         attended = slice(self.oldest, end)  # M slots
-        k = keys[:, :, attended]  # (B, H, M, D)
-        v = values[:, :, attended]  # (B, H, M, D)
+        k, v = cache[..., attended, :]  # 2 x (B, H, M, D)
 
         scores = q * D**-0.5 @ k.swapaxes(2, 3)  # (B, H, T, M)
         if mask is not None:
@@ -248,15 +234,15 @@ class Decoder:
         y = y.swapaxes(1, 2).reshape(N, C)  # (N, C)
         return block.proj(y)  # (N, C)
 
-    def mlp(self, block: Block, x: Array, cache: Cache) -> Array:
-        """Return the output of `MLP`: (N, C) -> (N, C)."""
+    def mlp(self, block: Block, x: Array, cache: Array) -> Array:
+        """Return the output of `MLP` and store its last ones before the convolution in `cache`: (N, C) -> (N, C)."""
         N, C = x.shape
         h = block.up(x)  # (N, 4C)
         h = gelu(h) if self.config.activation == "gelu" else h.clip(0) ** 2  # (N, 4C)
         y = block.down(h).reshape(len(self.start), -1, C)  # (B, T, C)
         T = y.shape[1]
-        joined = self.xp.concatenate((cache.mlp, y), 1)  # (B, K - 1 + T, C)
-        cache.mlp = joined[:, T:]  # (B, K - 1, C)
+        joined = self.xp.concatenate((cache, y), 1)  # (B, K - 1 + T, C)
+        cache[:] = joined[:, T:]  # (B, K - 1, C)
         for back, factors in enumerate(block.taps, 1):
             y = y + factors * joined[:, -T - back : -back]  # (B, T, C)
         return y.reshape(N, C)  # (N, C)
@@ -265,10 +251,10 @@ class Decoder:
         """Return layer norm or RMS norm with its gain and bias, as `NORMS`: (N, C) -> (N, C)."""
         if self.config.norm == "layernorm":
             x = x - x @ self.average[x.shape[-1]]
-        x = self.rms_norm(x, NORM_EPS) * layer.weight
+        x = self.rms_norm(x, self.norm_eps) * layer.weight
         return x if layer.bias is None else x + layer.bias
 
-    def rms_norm(self, x: Array, eps: float) -> Array:
+    def rms_norm(self, x: Array, eps: Array) -> Array:
         """Return RMS norm without a gain: (..., C) -> (..., C)."""
         mean_square = x * x @ self.average[x.shape[-1]]  # (..., 1)
         return x / self.xp.sqrt(mean_square + eps)

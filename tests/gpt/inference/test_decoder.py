@@ -44,8 +44,9 @@ EACH = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches that begin with two slots and grow, tables of two places: no text here is as long as those of 256."""
+    """Texts are read two tokens at a time, and caches grow by two slots: no text here is as long as 256."""
     monkeypatch.setattr(gpt.inference.decoder, "CHUNK", 2)
+    monkeypatch.setattr(gpt.inference.decoder, "SPARE", 2)
 
 
 def build(config: ModelConfig) -> GPT:
