@@ -69,9 +69,9 @@ class Decoder:
         longest = int(lengths.max())
         padded = [np.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts]
         self.tokens = np.array(padded)  # (B, longest)
-        length = min(longest, self.window)
-        self._make_room(length)
-        self.end = length
+        attended = min(longest, self.window)
+        self._make_room(attended)
+        self.end = attended
         logits = np.empty((len(prompts), len(self.weights.embedding)))  # (B, V)
         for length in np.unique(lengths).tolist():
             rows = np.flatnonzero(lengths == length)  # (n,), indices of texts

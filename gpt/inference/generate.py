@@ -28,9 +28,7 @@ TEMPERATURE = 0.9
 MIN_ROWS = 8  # fewer texts are not worth another thread
 MAX_ROWS = 64  # largest batch of texts in a thread
 MAX_ROWS_GPU = 1024  # largest batch of texts on a GPU
-MAX_CACHE = (
-    2**28
-)  # bytes of keys and values per thread; while they grow, a copy needs as many again
+MAX_CACHE = 2**28  # bytes of keys and values per thread; while they grow, twice that
 Result = TypeVar("Result")
 
 
@@ -133,8 +131,8 @@ def generate_many(
     after each token; `progress` then gets the number of new tokens, possibly in another thread.
     """
     config = weights.config
-    values = 2 * config.layers * config.attention_window * config.dim  # of a text
-    cache_bytes = values * weights.embedding.itemsize
+    # of one text
+    cache_bytes = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
     # Only NumPy: on MPS torch aborts the process if two threads use it.
     threads = cores() if weights.xp is np else 1
     if str(weights.device).startswith("cuda"):

@@ -28,11 +28,12 @@ class Layer(NamedTuple):
         return y if self.bias is None else y + self.bias
 
 
+# of a block, in the order of the fields of `Block`
 LAYERS = ("norm1", "attention.qkv", "attention.proj", "norm2", "mlp.up", "mlp.down")
 
 
 class Block(NamedTuple):
-    """The weights of a transformer block: those of `LAYERS` and of the convolution."""
+    """The weights of a transformer block."""
 
     norm1: Layer
     qkv: Layer
@@ -74,8 +75,8 @@ class Weights:
         self.blocks: list[Block] = []
         for i in range(config.layers):
             layers = [self.layer(f"blocks.{i}.{name}") for name in LAYERS]
-            taps = [state[f"blocks.{i}.mlp.taps.{tap}"] for tap in range(config.conv_taps - 1)]
-            taps = [factors[None, None] for factors in taps]  # (1, 1, C) each
+            names = [f"blocks.{i}.mlp.taps.{tap}" for tap in range(config.conv_taps - 1)]
+            taps = [state[name][None, None] for name in names]
             self.blocks.append(Block._make([*layers, taps]))
         self.norm = self.layer("norm")
         self.head = self.layer("embedding" if config.tied else "head")
