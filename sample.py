@@ -108,10 +108,10 @@ class Sampler:
         encoded = list(map(self.encode, prompts))  # (T0,) each
         for tokens in stream(self.weights, encoded, options.num_chars, params, seeds):
             for text, token in zip(texts, tokens.tolist(), strict=True):
-                if not text.ended:
+                if not text.stopped_by:
                     text.add(token)
             yield texts
-            if all(text.ended for text in texts):
+            if all(text.stopped_by for text in texts):
                 break
         for text in texts:
             text.close()

@@ -18,9 +18,14 @@ def rotary_tables(positions: np.ndarray, channels: int) -> tuple[np.ndarray, np.
     The angle of pair i at position t is t * 10000^(-2i/R).
     Source: RoFormer, arXiv:2104.09864, section 3.2.2.
     """
-    frequencies = np.array([10_000.0 ** (-i / channels) for i in range(0, channels, 2)])  # (R/2,)
-    angle = positions[..., None] * frequencies  # (..., R/2)
+    angle = positions[..., None] * frequencies(channels)  # (..., R/2)
     return np.cos(angle), np.sin(angle)
+
+
+@cache
+def frequencies(channels: int) -> np.ndarray:
+    """Return the angles between successive positions: (ceil(R / 2),) float64."""
+    return np.array([10_000.0 ** (-i / channels) for i in range(0, channels, 2)])
 
 
 def sinusoidal_table(positions: np.ndarray, dim: int) -> np.ndarray:

@@ -29,11 +29,11 @@ def readable(text: str, end: str) -> str:
 
 def find_stop(prompt: str, text: str, stop: str) -> int | None:
     """Return where the first `stop` that ends in `text` begins: below 0 in the prompt, None if there is none."""
-    begun = prompt[max(0, len(prompt) - len(stop) + 1) :]  # too short for a whole stop
-    position = (begun + text).find(stop)
+    first = max(0, len(prompt) - len(stop) + 1)  # an earlier one would end in the prompt
+    position = (prompt + text).find(stop, first)
     if position < 0:
         return None
-    return position - len(begun)
+    return position - len(prompt)
 
 
 class Continuation:
@@ -55,8 +55,8 @@ class Continuation:
         self.before = prompt  # text before `undecided` in which a stop string may begin
         self.pieces: list[str] = []  # final text
         self.undecided = ""  # text that may be the beginning of a stop string
-        self.ended = False  # then no token may follow
-        self.stopped_by: list[str] = []  # the stop strings that ended the text
+        # the stop strings that ended the text: then no token may follow
+        self.stopped_by: list[str] = []
         self.stop_in_prompt = 0  # characters of the prompt that belong to the stop string
         self.utf8 = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
@@ -78,7 +78,7 @@ class Continuation:
             self.stop_in_prompt = max(0, -first)
             if set(self.stopped_by) <= set(self.kept_stops):
                 first += len(self.stopped_by[positions.index(first)])
-            self._end(self.undecided[: max(0, first)])
+            self.undecided = self.undecided[: max(0, first)]
             return
         read = self.before + self.undecided
         begun = [  # lengths of the beginnings of stop strings with which the text ends
@@ -91,11 +91,8 @@ class Continuation:
             self.before = ""
 
     def close(self) -> None:
-        """End the text, with U+FFFD for an incomplete last character."""
-        if not self.ended:
-            self._end(self.undecided + self.utf8.decode(b"", final=True))
-
-    def _end(self, rest: str) -> None:
-        self.pieces.append(rest)
+        """Make all text final, with U+FFFD for an incomplete last character."""
+        if not self.stopped_by:
+            self.undecided += self.utf8.decode(b"", final=True)
+        self.pieces.append(self.undecided)
         self.undecided = ""
-        self.ended = True

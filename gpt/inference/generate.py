@@ -1,5 +1,7 @@
 """Generate text: sample a token, append it, repeat. Many texts run in threads with NumPy, in large batches on a GPU."""
 
+import math
+import secrets
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -23,11 +25,10 @@ if TYPE_CHECKING:
 
 # the default: the text then repeats itself about as often as the training text does
 TEMPERATURE = 0.9
-BLOCK = 256  # random numbers generated at once
 MIN_ROWS = 8  # fewer texts are not worth another thread
 MAX_ROWS = 64  # largest batch of texts in a thread
 MAX_ROWS_GPU = 1024  # largest batch of texts on a GPU
-MAX_CACHE = 2**29  # bytes of keys and values per thread
+MAX_CACHE = 2**28  # bytes of keys and values per thread; while they grow, twice that
 Result = TypeVar("Result")
 
 
@@ -72,11 +73,11 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
         if params.top_k is not None:
             ranked[:, params.top_k :] = -np.inf
         if params.top_p < 1:
-            ranked_probs = np.exp(ranked) / np.exp(ranked).sum(-1, keepdims=True)  # (B, V)
+            total = np.exp(ranked).cumsum(-1)  # (B, V)
             # Remove a token if the tokens ranked before it already reach top_p. The first token
             # always stays.
-            before = ranked_probs.cumsum(-1)[:, :-1]  # (B, V - 1)
-            ranked[:, 1:][before >= params.top_p] = -np.inf
+            reached = total[:, :-1] >= params.top_p * total[:, -1:]  # (B, V - 1)
+            ranked[:, 1:][reached] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)
     if params.min_p > 0:
         logits[logits < np.log(params.min_p)] = -np.inf
@@ -93,11 +94,6 @@ def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     return (total <= number).sum(-1)
 
 
-def random_numbers(seed: int, prompt: np.ndarray) -> np.random.Generator:
-    """Return a generator for one text, seeded with both `seed` and the tokens of the prompt."""
-    return np.random.default_rng([seed, zlib.crc32(np.asarray(prompt, "<i8").tobytes())])
-
-
 def stream(
     weights: Weights,
     prompts: Sequence[np.ndarray],
@@ -109,21 +105,15 @@ def stream(
 
     A text depends only on its prompt and seed, not on the other prompts.
     """
-    generators = [
-        random_numbers(seed, prompt) for seed, prompt in zip(seeds, prompts, strict=True)
-    ]
+    generators = []
+    for prompt, seed in zip(prompts, seeds, strict=True):
+        checksum = zlib.crc32(prompt.astype("<i8").tobytes())
+        generators.append(np.random.default_rng([seed, checksum]))
     decoder = Decoder(weights, len(prompts))
-    logits = np.empty((len(prompts), len(weights.embedding)))  # (B, V)
-    lengths = np.array(list(map(len, prompts)))  # (B,)
-    for length in sorted(set(lengths.tolist())):
-        rows = np.flatnonzero(lengths == length)  # (rows,)
-        tokens = np.stack([prompts[row] for row in rows.tolist()])  # (rows, length)
-        start = weights.config.first_needed(length)
-        logits[rows] = decoder.read(tokens[:, start:], rows)[:, -1]
+    logits = decoder.begin(prompts)  # (B, V)
     for k in range(count):
-        if k % BLOCK == 0:
-            numbers = np.stack([generator.random(BLOCK) for generator in generators])  # (B, BLOCK)
-        tokens = sample_tokens(probabilities(logits, params), numbers[:, k % BLOCK])  # (B,)
+        numbers = np.array([generator.random() for generator in generators])  # (B,)
+        tokens = sample_tokens(probabilities(logits, params), numbers)  # (B,)
         yield tokens
         if k + 1 < count:
             logits = decoder.read(tokens[:, None])[:, 0]  # (B, 1, V) -> (B, V)
@@ -144,21 +134,19 @@ def generate_many(
     # of one text
     cache_bytes = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
     # Only NumPy: on MPS torch aborts the process if two threads use it.
-    threads = cores() if weights.numpy else 1
-    if weights.cuda:
-        import torch
-
-        free, _ = torch.cuda.mem_get_info(weights.device)
+    threads = cores() if weights.xp is np else 1
+    if str(weights.device).startswith("cuda"):
+        free, _ = weights.xp.cuda.mem_get_info(weights.device)
         # A quarter of the free memory, because reading a prompt copies the cache, and logits need
         # memory, too.
         max_rows = min(MAX_ROWS_GPU, free // 4 // cache_bytes)  # of a part
     else:
         max_rows = min(MAX_ROWS, MAX_CACHE // cache_bytes)
     worthwhile = min(threads, rows // MIN_ROWS)  # parts with enough texts for a thread
-    needed = -(-rows // max(1, max_rows))  # parts that fit into memory, rounded up
-    parts = max(1, worthwhile, needed)
-    borders = np.linspace(0, rows, parts + 1).round().astype(int).tolist()
-    slices = list(map(slice, borders[:-1], borders[1:]))
+    needed = math.ceil(rows / max(1, max_rows))  # parts that fit into memory
+    parts = max(worthwhile, needed)
+    size = math.ceil(rows / parts)  # texts of each part but the last
+    slices = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
     stopped = Event()
 
     def last_result(part: slice) -> Any:
@@ -171,7 +159,7 @@ def generate_many(
 
     # One BLAS thread per part: in matrix products this small, more of them would only wait for
     # each other.
-    with threadpool_limits(1, "blas"), ThreadPoolExecutor(min(parts, threads)) as pool:
+    with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
         try:
             yield from pool.map(last_result, slices)
         finally:  # after Ctrl-C, or when no more results are read
@@ -209,7 +197,7 @@ def generate(
     """
     import torch
 
-    prompt = torch.as_tensor(tokens, device="cpu")  # (T0,) or (B, T0)
+    prompt = torch.as_tensor(tokens, dtype=torch.int64, device="cpu")  # (T0,) or (B, T0)
     prompts = torch.atleast_2d(prompt)  # (B, T0)
     if prompts.shape[1] == 0:
         raise ValueError("prompt: is empty, must contain at least one token")
@@ -217,19 +205,19 @@ def generate(
         raise ValueError(f"count={count}: must be a whole number, at least 0")
     model.check_values(prompts)
     sampling = SamplingParams(**params)
-    rows = list(prompts.numpy())
     weights = weights_of(model)
     if seed is None:
-        seed = int(np.random.SeedSequence().generate_state(1)[0])
+        seed = secrets.randbits(32)
 
-    def work(part: slice) -> Iterator[np.ndarray]:
-        added = np.empty((part.stop - part.start, count), np.int64)  # (rows of the part, count)
-        yield added  # with count=0, this is the only result
+    B, T0 = prompts.shape
+    texts = np.pad(prompts.numpy(), ((0, 0), (0, count)))  # (B, T0 + count)
+
+    def work(part: slice) -> Iterator[None]:
         seeds = range(seed + part.start, seed + part.stop)
-        for k, sampled in enumerate(stream(weights, rows[part], count, sampling, seeds)):
-            added[:, k] = sampled
-            yield added
+        sampled = stream(weights, list(texts[part, :T0]), count, sampling, seeds)
+        for k, tokens in enumerate(sampled, T0):
+            texts[part, k] = tokens
+            yield
 
-    added = np.concatenate(list(generate_many(work, len(rows), weights)))  # (B, count)
-    texts = torch.cat((prompts, torch.from_numpy(added)), dim=1)  # (B, T0 + count)
-    return texts.view(*prompt.shape[:-1], -1)  # (..., T0 + count)
+    list(generate_many(work, B, weights))  # fills `texts`
+    return torch.from_numpy(texts).view(*prompt.shape[:-1], -1)  # (..., T0 + count)

@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpt.inference.decoder import Decoder
 from gpt.inference.weights import Weights
 from gpt.model import GPT
 from gpt.positions import position_tables
@@ -21,11 +22,14 @@ def test_tables_and_the_decoder_hold_the_angles(positions: str) -> None:
     weights = Weights(
         config, {key: value.numpy() for key, value in GPT(config, 3).state_dict().items()}
     )
-    encoded = weights.encoding(np.array(FAR)).reshape(len(FAR), -1)
+    decoder, places = Decoder(weights), np.array([FAR])  # (1, 8)
     if positions == "rotary":
+        encoded = decoder.rotation(places)[0, 0]
         found, wanted = [*tables, encoded.real, encoded.imag], [np.cos(angles), np.sin(angles)] * 2
     else:
         waves = np.stack((np.sin(angles), np.cos(angles)), -1).reshape(len(FAR), -1)
+        weights.embedding[:] = 0  # what is left are the positions
+        encoded = decoder.embed(np.zeros_like(places), places)
         found, wanted = [*tables, encoded], [waves, waves / config.dim**0.5]
     for one, other in zip(found, wanted, strict=True):
         assert (

@@ -9,8 +9,8 @@ import torch
 
 import gpt.inference.decoder
 from gpt.config import ModelConfig
-from gpt.inference.decoder import Decoder
-from gpt.inference.weights import Weights, gelu
+from gpt.inference.decoder import Decoder, gelu
+from gpt.inference.weights import Weights
 from gpt.model import GPT
 from tests.reference import model as reference
 from tests.reference.models import MIXED, fill, name, tiny
@@ -44,8 +44,9 @@ EACH = pytest.mark.parametrize(
 
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Caches that begin with two slots and grow, tables of two places: no text here is as long as those of 256."""
+    """Texts are read two tokens at a time, and caches grow by two slots: no text here is as long as 256."""
     monkeypatch.setattr(gpt.inference.decoder, "CHUNK", 2)
+    monkeypatch.setattr(gpt.inference.decoder, "SPARE", 2)
 
 
 def build(config: ModelConfig) -> GPT:
@@ -97,13 +98,17 @@ def test_every_place_equals_one_forward_pass_by_torch(config: ModelConfig) -> No
 def test_texts_of_different_lengths_side_by_side(config: ModelConfig) -> None:
     T = config.context
     lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
-    decoder = Decoder(weights(config), len(lengths))
     texts = [text(config, seed) for seed in range(len(lengths))]
-    for length in set(lengths):
-        rows = np.array([row for row, each in enumerate(lengths) if each == length])
-        logits = decoder.read(np.stack([texts[row][:length] for row in rows]), rows)
-        for row, result in zip(rows, logits, strict=True):
-            same(result, expected(config, int(row))[:length])
+    for length in set(lengths):  # prompts of one length, all places of all rows
+        logits = Decoder(weights(config), len(texts)).read(
+            np.stack([each[:length] for each in texts])
+        )
+        for row, result in enumerate(logits):
+            same(result, expected(config, row)[:length])
+    decoder = Decoder(weights(config), len(lengths))
+    logits = decoder.begin([each[:length] for each, length in zip(texts, lengths, strict=True)])
+    for row, length in enumerate(lengths):
+        same(logits[row], expected(config, row)[length - 1])
     k = 0
     while k < 4 * T:
         n = 1 + k % 3  # one token at a time, and a few at once
