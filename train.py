@@ -67,7 +67,7 @@ def dispatch(arguments: list[str]) -> int | None:
     if command.show:
         print(run.show(settings, config), end="")
         return 0
-    return run.main(command, config)
+    return run.main(settings, config)
 
 
 def compare(patterns: list[str]) -> str:

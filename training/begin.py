@@ -42,9 +42,9 @@ def compose_command(arguments: Sequence[str]) -> Config:
 
 
 def find_run(arguments: Sequence[str], config: Config) -> tuple[Run, Config, bool]:
-    """Return the run, its configuration, and whether this is an earlier run, whose directory is then locked.
+    """Return the run of a command line, its configuration, and whether it resumes: then the directory is locked.
 
-    `config` is what `compose_command` returns. The configuration of an earlier run is its
+    `config` is what `compose_command` returns. The configuration of a run that resumes is its
     config.yaml, changed by the arguments of the command line.
     """
     if config.resume is None:
@@ -55,14 +55,13 @@ def find_run(arguments: Sequence[str], config: Config) -> tuple[Run, Config, boo
         config = replace(config, resume="auto", name=config.name or new_name(config))
     assert config.resume is not None
     run = run_to_resume(config.resume, config.name)
-    directory = run.directory if run else RUNS / str(config.name)
-    if directory.is_dir() and ranks.rank() == 0:
-        run_lock.lock(directory)
-    if run is None:  # it has not begun
+    if run.directory.is_dir() and ranks.rank() == 0:
+        run_lock.lock(run.directory)
+    if not run.has_begun:
         config = replace(compose(arguments), resume=config.resume, name=config.name)
-        return Run(directory), config, False
+        return run, config, False
     try:
-        stored = read_config(directory)
+        stored = read_config(run.directory)
     except InputError as error:
         start = shlex.quote(f"init_from={run}")
         raise InputError(
@@ -72,8 +71,8 @@ def find_run(arguments: Sequence[str], config: Config) -> tuple[Run, Config, boo
     return run, replace(resumed, resume=config.resume), True
 
 
-def run_to_resume(resume: str, name: str | None) -> Run | None:
-    """Return the run that `resume=` and `name=` ask to continue, or None if the run `name` has not begun."""
+def run_to_resume(resume: str, name: str | None) -> Run:
+    """Return the run that `resume=` and `name=` ask to continue; with `auto`, the run `name` need not have begun."""
     if resume == "auto" and name is not None:
         setting = f"name={name}"
         run = _place(name)
@@ -94,12 +93,11 @@ def run_to_resume(resume: str, name: str | None) -> Run | None:
         raise InputError(
             f"{setting}: has a model but no checkpoint; {start} starts another run from its model"
         )
-    if run.config.exists() or run.has_checkpoint:
-        return run
     # A sweep notes in summary.json that a trial has failed, even if that was before its config.yaml.
-    if (run.directory / "summary.json").exists() and run.summary.status != "failed":
+    has_summary = (run.directory / "summary.json").exists() and run.summary.status != "failed"
+    if has_summary and not run.has_begun:
         raise InputError(f"{setting}: {run} has lost its config.yaml; use another name")
-    return None
+    return run
 
 
 def compose_resumed(arguments: Sequence[str], stored: Config) -> Config:
@@ -241,10 +239,8 @@ def open_directory(
     config: Config,
     text: "Text",
     arguments: Sequence[str],
-    loggers: "Iterable[L.pytorch.loggers.Logger]",
-    *,
-    resume: str | None,
     resumed: bool,
+    loggers: "Iterable[L.pytorch.loggers.Logger]",
 ) -> None:
     """Create and lock the directory of a run, and write its settings there: from then on it is a run.
 
@@ -256,20 +252,20 @@ def open_directory(
 
     directory = run.directory
     debug = not resumed and is_debug(arguments)
+    is_new = not directory.exists()
     directory.mkdir(parents=True, exist_ok=True)
     # if two processes start runs of the same name, only one gets the directory
     run_lock.lock(directory)
-    # Another process may have created the run before this one has locked its directory.
-    if resume is None:
-        check_free(run.name, debug)
-        if run.is_debug:
-            for entry in set(directory.iterdir()) - {directory / ".lock"}:
-                if entry.is_dir() and not entry.is_symlink():
-                    shutil.rmtree(entry)
-                else:
-                    entry.unlink()
-            log.info(f"debug      replaces the earlier run in {run}")
-    elif not resumed:  # resume=auto, which found no run
+    if debug and run.is_debug:
+        for entry in set(directory.iterdir()) - {directory / ".lock"}:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
+        log.info(f"debug      replaces the earlier run in {run}")
+    elif (
+        not resumed
+    ):  # another process may have created the run before this one locked its directory
         check_not_begun(run.name)
     run.remove_unfinished()
     for logger in loggers:
@@ -279,7 +275,7 @@ def open_directory(
             raise
         # whatever the library of a logger raises, such as W&B without a key
         except Exception as error:
-            if resume is None:
+            if is_new:
                 shutil.rmtree(directory)
             raise InputError(
                 f"logger: {type(logger).__name__} cannot start: {one_line(error)}"

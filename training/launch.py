@@ -11,6 +11,7 @@ from base.errors import InputError
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
+from base.progress import Progress
 from conf.schema import Config
 from training.errors import resume_hint
 from training.machine import choose_accelerator, choose_devices, look, number_of
@@ -42,7 +43,8 @@ def check_launch(config: Config) -> int:
     is_to_launch = devices > 1 and not launched
     # Otherwise `find_machine` checks them later, because `look` loads PyTorch, which takes seconds.
     if is_to_launch or trainer.accelerator not in ("auto", "cpu"):
-        hardware = look()
+        with Progress("loading PyTorch", patience=0):
+            hardware = look()
         device, _ = choose_accelerator(trainer.accelerator, hardware)  # raises if there is none
         choose_devices(trainer.devices, device, len(hardware.gpus))  # raises if there are fewer
     config.data.rows(devices)  # raises if the batch cannot be shared out

@@ -16,7 +16,7 @@ from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.log import log, to_file
 from base.progress import Progress
-from conf.overrides import Command, key_of
+from conf.overrides import key_of
 from conf.schema import Config, to_yaml
 from training.begin import find_run, open_directory
 from training.errors import Signals, Stopped, hide_tips, watched
@@ -36,14 +36,13 @@ if TYPE_CHECKING:
 IMPORTER = "imports PyTorch"  # the name of a thread
 
 
-def main(command: Command, config: Config) -> int:
+def main(arguments: list[str], config: Config) -> int:
     """Train and evaluate a run, and return the exit status of the process.
 
-    `config` is composed from the arguments of the `command`. A run of one device trains in this
+    `config` is what `compose_command` makes of the `arguments`. A run of one device trains in this
     process. For several devices, this process starts another for each, and waits for them.
     """
-    is_named = config.name is not None
-    (arguments,) = command.runs()
+    is_named = config.name is not None  # by the user: `find_run` names a restarted job
     run, config, resumed = find_run(arguments, config)
     ranks_to_start = check_launch(config)
     if ranks_to_start:
@@ -58,7 +57,7 @@ def main(command: Command, config: Config) -> int:
 
 
 def show(arguments: list[str], config: Config) -> str:
-    """Return as YAML what a command line would train; `config` is composed from its `arguments`."""
+    """Return as YAML what a command line would train; `config` is what `compose_command` makes of it."""
     if config.resume is not None:
         _, config, _ = find_run(arguments, config)
     return to_yaml(config)
@@ -71,7 +70,7 @@ def train(
 
     `config` is what the command asks for, `module.config` what is trained: without `auto`.
     """
-    # The checks: nothing is created before all of them have passed.
+    # Until `open_directory`, nothing is created but a lock, and the text in the cache.
     with Progress("loading PyTorch and Lightning", patience=0):
         point = newest_checkpoint(run, config.resume) if resumed else None
         initial = None
@@ -113,15 +112,7 @@ def train(
     trainer, display = build_trainer(run, module, point, choice.steps_needed, signals)
     compile_step(module, trainer)
     if ranks.rank() == 0:
-        open_directory(
-            run,
-            module.config,
-            text,
-            arguments,
-            trainer.loggers,
-            resume=config.resume,
-            resumed=resumed,
-        )
+        open_directory(run, module.config, text, arguments, resumed, trainer.loggers)
         parameters = module.net.num_parameters()
         introduce(run, module.config, text, choice.machine, parameters, notes)
     data = TextDataModule(text, module.config.data, module.config.model.context, config.seed)

@@ -164,6 +164,10 @@ class Run:
         return any(self.checkpoints.glob("*.ckpt"))
 
     @property
+    def has_begun(self) -> bool:
+        return self.config.exists() or self.has_checkpoint
+
+    @property
     def is_sweep(self) -> bool:
         return (self.directory / "sweep.csv").exists()
 

@@ -39,7 +39,7 @@ class StopSignals(L.Callback):
         self.signals = signals
 
     def on_train_start(self, *_: Any, **__: Any) -> None:
-        self.signals.catch()  # again, because Lightning has replaced the handlers
+        self.signals.catch()  # a second time, because Lightning has replaced the handlers
         self.signals.training = True
 
     on_sanity_check_start = on_train_start

@@ -69,7 +69,7 @@ def test_a_run_without_checkpoints_can_be_resumed(runs: None, folder: str) -> No
 
 
 def test_a_run_without_anything_is_begun_anew(runs: None) -> None:
-    assert run_to_resume("auto", "bare") is None
+    assert not run_to_resume("auto", "bare").has_begun
 
 
 def test_the_newest_unfinished_run(runs: None) -> None:
