@@ -9,12 +9,15 @@ import pytest
 
 import data.encode
 from base.errors import InputError
+from conf.keys import CONF
 from data.config import DataConfig
+from data.find import split_fragment
 from data.read import CHUNK
 from data.split import SPLITS, split_by_file, split_by_position
 from data.text import open_text
 from gpt.tokenizer import ByteTokenizer
 from reports.log_lines import describe_documents
+from tests.conf.test_defaults import compose
 from tests.conftest import refusal
 from tests.faults import faults
 from tests.faults.processes import fork
@@ -152,12 +155,27 @@ def test_a_giant_file_is_for_training():
     assert split_by_file(sizes, SHARES, {})["giant"] == "train"
 
 
-def test_the_shares_of_the_benchmarks_are_exact():
-    ends = [end for *_, end in split_by_position(100_000_000, SHARES)]
-    assert ends == [90_000_000, 95_000_000, 100_000_000]
-    # as nanoGPT cuts tiny Shakespeare
-    ends = [end for *_, end in split_by_position(1_115_394, [0.9, 0.1, 0.0])]
-    assert ends == [1_003_854, 1_115_394, 1_115_394]
+WIKIPEDIA = [90_000_000, 95_000_000, 100_000_000]
+PRESETS = {  # how the text is read, its hash, and where its splits end
+    # as nanoGPT cuts it
+    "shakespeare": (
+        "char", "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", [1_003_854, 1_115_394, 1_115_394],
+    ),
+    "enwik8": ("byte", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc", WIKIPEDIA),
+    "text8": ("char", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232", WIKIPEDIA),
+    "stdlib": ("char", "", [90, 95, 100]),
+}  # fmt: skip
+
+
+def test_the_presets_are_the_texts_and_splits_of_the_benchmarks():
+    assert set(PRESETS) == {file.stem for file in CONF.glob("data/*.yaml")}
+    for preset, expected in PRESETS.items():
+        config = compose([f"data={preset}"]).data
+        digest = split_fragment(config.path)[2] if config.path else ""
+        *_, length = expected[2]
+        ends = [end for *_, end in split_by_position(length, config.split)]
+        assert (config.tokenizer, digest, ends) == expected, preset
+        assert not (config.documents or config.field or config.validation)
 
 
 @pytest.mark.parametrize("from_cache", [False, True])
