@@ -5,8 +5,12 @@ import pytest
 from conf import compose as composing
 from conf.keys import LAUNCH
 from conf.overrides import read_command
-from conf.schema import Config, by_key
+from conf.schema import Config, TrainerConfig, by_key
+from gpt.config import ModelConfig
+from gpt.model import GPT
+from gpt.optim import make_optimizer
 from reports.card import repeating
+from training.choosing.choose import with_constants
 
 
 def composed(*typed: str) -> list[Config]:
@@ -22,6 +26,20 @@ def compose(typed: list[str]) -> Config:
 def of_the_run(config: Config) -> dict[str, Any]:
     """What the result depends on, by key."""
     return {key: value for key, value in by_key(config).items() if key not in LAUNCH}
+
+
+def test_the_default_recipe_is_that_of_docs_model_md() -> None:
+    """The values of its model are in `test_another_model_or_other_settings_are_another_format`."""
+    config = with_constants(compose([]), precision="32-true", threads=1)
+    assert config.model == ModelConfig()
+    assert (config.data.batch, TrainerConfig.max_steps, config.seed) == (8, 1500, 0)
+    assert vars(config.optim) == {
+        "name": "muon", "lr": 0.006, "muon_lr": 0.01, "muon_beta2": 0.95, "muon_every": 2, "min_lr": 0.0, "warmup": 50,
+        "schedule": "trapezoid", "cooldown": 0.5, "weight_decay": 0.1, "betas": [0.9, 0.99], "clip": 1.0,
+    }  # fmt: skip
+    groups = make_optimizer(GPT(config.model, 9), config.optim).param_groups
+    assert {(group["momentum"], group["eps"]) for group in groups} == {(0.95, 1e-8)}
+    assert [group["weight_decay"] for group in groups] == [0.1, 0.1, 0.1, 0.0]
 
 
 COMMANDS = {

@@ -2,22 +2,23 @@ import hashlib
 import os
 import random
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 import data.encode
 from base.errors import InputError
+from conf.keys import CONF
 from data.config import DataConfig
+from data.find import split_fragment
 from data.read import CHUNK
 from data.split import SPLITS, split_by_file, split_by_position
 from data.text import open_text
 from gpt.tokenizer import ByteTokenizer
 from reports.log_lines import describe_documents
+from tests.conf.test_defaults import compose
 from tests.conftest import refusal
 from tests.faults import faults
-from tests.faults.processes import fork
 from tests.stores import make
 
 SHARES = [0.9, 0.05, 0.05]
@@ -114,19 +115,6 @@ def test_many_files_go_to_one_split_each(tmp_path, opened, tokenizer):
     }
 
 
-def test_copies_with_other_line_ends_share_a_split(tmp_path, opened):
-    copies = {f"copy/{name}": part.replace("c", "c\r\n") for name, part in MANY.items()}
-    same = {f"main/{name}": part.replace("c", "c\n") for name, part in MANY.items()}
-    make(tmp_path / "text", copies | same)
-    text = opened(split=MANY_SHARES)
-    train, *held_out = decoded(text).values()
-    for part in MANY.values():
-        document = part.replace("c", "c\n")
-        assert (document in train) + any(document in split for split in held_out) == 1
-    assert any("40 of 80 files are copies of others" in note for note in text.notes)
-    assert text.fingerprint != opened("text/main", split=MANY_SHARES).fingerprint
-
-
 def test_one_file_fewer_and_each_is_cut(tmp_path, opened):
     folder = make(tmp_path / "text", MANY)
     (folder / "39.txt").unlink()
@@ -152,12 +140,27 @@ def test_a_giant_file_is_for_training():
     assert split_by_file(sizes, SHARES, {})["giant"] == "train"
 
 
-def test_the_shares_of_the_benchmarks_are_exact():
-    ends = [end for *_, end in split_by_position(100_000_000, SHARES)]
-    assert ends == [90_000_000, 95_000_000, 100_000_000]
-    # as nanoGPT cuts tiny Shakespeare
-    ends = [end for *_, end in split_by_position(1_115_394, [0.9, 0.1, 0.0])]
-    assert ends == [1_003_854, 1_115_394, 1_115_394]
+WIKIPEDIA = [90_000_000, 95_000_000, 100_000_000]
+PRESETS = {  # how the text is read, its hash, and where its splits end
+    # as nanoGPT cuts it
+    "shakespeare": (
+        "char", "86c4e6aa9db7c042ec79f339dcb96d42b0075e16b8fc2e86bf0ca57e2dc565ed", [1_003_854, 1_115_394, 1_115_394],
+    ),
+    "enwik8": ("byte", "547994d9980ebed1288380d652999f38a14fe291a6247c157c3d33d4932534bc", WIKIPEDIA),
+    "text8": ("char", "a6640522afe85d1963ad56c05b0ede0a0c000dddc9671758a6cc09b7a38e5232", WIKIPEDIA),
+    "stdlib": ("char", "", [90, 95, 100]),
+}  # fmt: skip
+
+
+def test_the_presets_are_the_texts_and_splits_of_the_benchmarks():
+    assert set(PRESETS) == {file.stem for file in CONF.glob("data/*.yaml")}
+    for preset, expected in PRESETS.items():
+        config = compose([f"data={preset}"]).data
+        digest = split_fragment(config.path)[2] if config.path else ""
+        *_, length = expected[2]
+        ends = [end for *_, end in split_by_position(length, config.split)]
+        assert (config.tokenizer, digest, ends) == expected, preset
+        assert not (config.documents or config.field or config.validation)
 
 
 @pytest.mark.parametrize("from_cache", [False, True])
@@ -375,23 +378,6 @@ def test_a_text_that_changes_while_it_is_read_is_refused(
     assert os.listdir(tmp_path / "cache/encoded") == [".lock"]
 
 
-def cut_and_read(config):
-    text = open_text(config, 8)
-    for file in Path(config.cache_dir).glob("encoded/*/*.bin"):
-        os.truncate(file, 0)
-    assert text.train[:8].tolist() == text.train[-8:].tolist() == list(range(8))
-
-
-def test_a_small_text_survives_that_its_encoded_file_is_cut(tmp_path):
-    """Reading a mapped file beyond its end kills the process (SIGBUS), so a small one is not mapped."""
-    make(tmp_path, {"text": "abcdefgh" * 5000})
-    process = fork(
-        cut_and_read, DataConfig(path=str(tmp_path / "text"), cache_dir=str(tmp_path / "cache"))
-    )
-    process.join(60)
-    assert process.exitcode == 0
-
-
 def lines(number, seed=0, letters="abcd"):
     rng = random.Random(seed)
     return "".join(
@@ -417,11 +403,8 @@ def test_each_split_is_exactly_its_files(opened, split_files, tokenizer):
     text = opened("train.txt", **OWN, tokenizer=tokenizer)
     assert decoded(text) == split_files
     assert dict(text.characters) == {split: len(each) for split, each in split_files.items()}
-
-
-def test_without_a_file_for_it_there_is_no_test(opened, split_files):
-    text = opened("train.txt", validation="[t/1.txt,t/2.txt]")
-    assert decoded(text) == {**split_files, "validation": split_files["test"], "test": ""}
+    without_test = opened("train.txt", validation="[t/1.txt,t/2.txt]", tokenizer=tokenizer)
+    assert decoded(without_test) == {**split_files, "validation": split_files["test"], "test": ""}
 
 
 def test_each_split_is_exactly_the_documents_of_its_files(opened, split_files):

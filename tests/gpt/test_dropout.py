@@ -19,24 +19,18 @@ def test_values_and_their_gradients_are_lost_or_scaled(
     torch.testing.assert_close(x.grad, kept.to(dtype) / 0.75)
 
 
-@pytest.mark.parametrize("p", [0.001, 0.1, 0.5, 0.9])
-def test_the_share_is_met(p: float) -> None:
-    torch.manual_seed(1)
-    lost = (dropout(torch.ones(1_000_000), p) == 0).double().mean().item()
-    assert lost == pytest.approx(p, abs=4 * (p * (1 - p) / 1e6) ** 0.5)
-
-
 def test_a_share_of_nearly_one_loses_not_quite_all() -> None:
     torch.manual_seed(1)
     assert 0 < (dropout(torch.ones(1_000_000), 1 - 1e-9) != 0).sum() < 60
 
 
-def test_the_four_values_of_a_word_are_lost_independently_and_of_those_of_the_next() -> None:
+@pytest.mark.parametrize("p", [0.1, 0.9])
+def test_the_four_values_of_a_word_are_lost_independently_and_of_those_of_the_next(p) -> None:
     torch.manual_seed(2)
-    lost = (dropout(torch.ones(1_000_001, 4), 0.3) == 0).double() - 0.3  # (N, 4)
+    lost = (dropout(torch.ones(1_000_001, 4), p) == 0).double() - p  # (N, 4)
     both = torch.cat((lost[:-1], lost[1:]), dim=1)  # (N - 1, 8)
-    correlation = (both.T @ both) / len(both) / 0.21
-    assert (correlation - torch.eye(8, dtype=torch.float64)).abs().max().item() < 5e-3
+    correlation = (both.T @ both) / len(both) / (p * (1 - p))  # on its diagonal also the share
+    assert (correlation - torch.eye(8, dtype=torch.float64)).abs().max().item() < 1e-2
 
 
 def test_the_generator_decides_and_nothing_is_drawn_for_nothing() -> None:

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 
 from gpt.evaluation import Score, evaluate, window_batches, window_totals
 from gpt.model import GPT
@@ -44,13 +45,14 @@ def test_sums_of_surprisals_equal_the_loop(dtype: torch.dtype, share: float) -> 
     logits = (5 * torch.randn(3, 5, 6, generator=generator)).to(dtype)
     targets = torch.randint(6, (3, 5), generator=generator)
     counted = torch.rand(3, 5, generator=generator) < share
-    batch = logits.double().numpy(), targets.numpy(), counted.numpy()
-    expected = losses.totals([batch], characters, sizes)
     hidden = logits.masked_fill(~counted[..., None], torch.nan)
     found = window_totals(hidden, targets, counted, np.array([characters, sizes]).T)
     assert found.shape == (4,) and found.dtype == torch.float64
-    assert found.tolist() == pytest.approx(expected, rel=1e-6)
-    assert found[1:].tolist() == list(expected[1:])
+    scored = targets[counted]
+    nats = F.cross_entropy(logits[counted].double(), scored, reduction="sum").item()
+    assert found[0].item() == pytest.approx(nats, rel=1e-6)
+    counts = [sum(each[token] for token in scored.tolist()) for each in (characters, sizes)]
+    assert found[1:].tolist() == [len(scored), *counts]
 
 
 def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision() -> None:
@@ -97,25 +99,15 @@ def test_windows_of_documents_are_those_of_a_loop(
     expected = losses.read_by_document(documents, end, context, stride)
     assert [target for _, target in expected] == tokens.tolist()
     assert windows_read(tokens, context, 3, in_order=True, **options) == expected
+    some = windows_read(tokens, context, 3, most=len(tokens) // 3, **options)
+    assert 0 < len(some) <= len(tokens) // 3 + 10 * context
+    assert set(some) <= set(expected)
     for ranks in (1, 2, 3):
         parts = [
             windows_read(tokens, context, 2, rank=rank, ranks=ranks, **options)
             for rank in range(ranks)
         ]
         assert sorted(sum(parts, [])) == sorted(expected), ranks
-
-
-@EACH_END
-@pytest.mark.parametrize("context", [1, 2, 7, 8])
-@EACH_LENGTH
-def test_some_windows_of_documents_are_those_of_all(
-    context: int, end: tuple[int, ...], sizes: list[tuple[int, int]]
-) -> None:
-    documents = documents_of(sizes, context, end)
-    tokens = np.array(sum(documents, ()), np.uint8)
-    some = windows_read(tokens, context, 3, end=np.array(end), most=len(tokens) // 3)
-    assert 0 < len(some) <= len(tokens) // 3 + 10 * context
-    assert set(some) <= set(losses.read_by_document(documents, end, context, context))
 
 
 def windows_read(
@@ -143,18 +135,6 @@ def windows_read(
     return found
 
 
-def naive_windows(length: int, context: int, stride: int) -> dict[int, list[int]]:
-    """The targets that each window counts, by its start, by the words of the docstring."""
-    windows: dict[int, list[int]] = {}
-    done = 0  # the last target counted
-    while done < length - 1:
-        start = stride * len(windows)
-        last = min(start + context, length - 1)
-        windows[start] = [target for target in range(start + 1, last + 1) if target > done]
-        done = last
-    return windows
-
-
 @pytest.mark.parametrize("seed", range(150))
 def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choice(
     seed: int,
@@ -171,17 +151,16 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
         for rank in range(ranks)
     ]
     stride = stride or context
-    windows = naive_windows(length, context, stride)
-    found = []
-    for before, target in sum(parts, []):
-        # All that the model sees for this target is the text right before it.
-        assert before == tuple(range(target - len(before), target))
-        found.append((target - len(before), target))
-    starts = sorted({start for start, _ in found})
+    expected = losses.read_by_document([tuple(tokens.tolist())], (), context, stride)[1:]
+    windows: dict = {}  # what each reads, by its start
+    for before, target in expected:
+        windows.setdefault(target - len(before), []).append((before, target))
+    found = sum(parts, [])
+    starts = sorted({target - len(before) for before, target in found})
     # Whole windows, no target twice.
-    assert sorted(found) == [(start, target) for start in starts for target in windows[start]]
+    assert sorted(found) == sorted(sum((windows[start] for start in starts), []))
     if most is None or most >= length - 1:
-        assert sorted(target for _, target in found) == list(range(1, length))
+        assert starts == list(windows)
         return
     assert starts[0] == 0 and len(found) <= max(most, len(windows[0]))
     # no window more fits
@@ -218,19 +197,3 @@ def test_forward_is_in_full_precision_without_gradients() -> None:
     assert all(
         parameter.requires_grad and parameter.grad is None for parameter in model.parameters()
     )
-
-
-def test_a_split_need_not_fit_in_memory() -> None:
-    """Batch n + 1 is asked for after batch n was computed."""
-    model = build()
-    seen = []
-    model.register_forward_hook(lambda *_: seen.append("computed"))
-
-    def asked() -> Iterator[tuple[torch.Tensor, ...]]:
-        for window in windows(1):
-            seen.append("asked")
-            yield window
-
-    evaluate(model, SCORED, asked())
-    assert len(seen) >= 8
-    assert seen == ["asked", "computed"] * (len(seen) // 2)

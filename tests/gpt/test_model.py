@@ -1,6 +1,6 @@
-import copy
 import itertools
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +13,8 @@ from data.batches import TrainingWindows, batches_on_device
 from gpt.analysis import attention_maps
 from gpt.checkpoint import copy_weights, with_context
 from gpt.config import ModelConfig, OptimConfig
-from gpt.model import GPT, Block
+from gpt.dropout import Dropout
+from gpt.model import GPT
 from gpt.optim import make_optimizer
 from tests.conftest import refusal
 from tests.reference import model as reference
@@ -59,6 +60,9 @@ def test_equals_numpy(config: ModelConfig) -> None:
     assert expected.std() > 0.01
     found = model(tokens).detach().numpy()
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance(config))
+    # Other texts and later tokens do not matter.
+    alone = model(tokens[1:, :3]).detach().numpy()
+    np.testing.assert_allclose(alone, expected[1:, :3], rtol=0, atol=tolerance(config))
 
 
 @pytest.mark.parametrize(
@@ -88,65 +92,25 @@ def test_a_training_step_stays_on_its_device_and_reads_no_number(config: ModelCo
 
 @pytest.mark.parametrize("config", SOME, ids=name)
 @torch.no_grad()
-def test_other_rows_and_later_tokens_do_not_matter(config: ModelConfig) -> None:
+def test_another_context_does_not_matter(config: ModelConfig) -> None:
     model = build(config)
     tokens = draw(3, config.context)
-    close(model(tokens[1:2, :3]), model(tokens)[1:2, :3], 1e-11)
+    longest = config.context if config.positions == "learned" else 4 * config.context
+    for context in (3, longest):
+        other = with_context(model, context).eval()
+        assert other.config == replace(config, context=context)
+        close(other(tokens[:, :context]), model(tokens)[:, :context], 1e-11)
 
 
-LONGER = [config for config in SOME if config.positions != "learned"]
-
-
-@pytest.mark.parametrize(
-    ("config", "context"),
-    [(config, 3) for config in SOME] + [(config, 4 * config.context) for config in LONGER],
-    ids=lambda value: name(value) if isinstance(value, ModelConfig) else None,
-)
-@torch.no_grad()
-def test_another_context_does_not_matter(config: ModelConfig, context: int) -> None:
-    model = build(config)
-    tokens = draw(3, config.context)
-    other = with_context(model, context).eval()
-    assert other.config == replace(config, context=context)
-    close(other(tokens[:, :context]), model(tokens)[:, :context], 1e-11)
-
-
-@pytest.mark.parametrize("branch", ["attention", "mlp"])
-def test_dropout_on_each_branch(branch: str) -> None:
-    """With the other branch silenced, what a block adds is lost with probability p, else divided by 1 - p."""
-    block = fill(Block(tiny(heads=1, dropout=0.2, context=1)).double())
-    plain = copy.deepcopy(block).eval()
-    with torch.no_grad():
-        for each in (block, plain):
-            (each.mlp.down if branch == "attention" else each.attention.proj).weight.zero_()
-        x = normal(3000, 1, 12)
-        torch.manual_seed(1)
-        added, whole = block.train()(x) - x, plain(x) - x
-    lost = (added == 0).all(-1).double().mean().item()
-    # the only attention weight of one character is lost as often
-    kept = 0.8**2 if branch == "attention" else 0.8
-    assert (added == 0).double().mean().item() == pytest.approx(1 - kept, abs=0.03)
-    assert lost == pytest.approx(0.2 if branch == "attention" else 0.0, abs=0.03)
-    close(added[added != 0], whole[added != 0] / kept, 1e-10)
-
-
-@pytest.mark.parametrize("positions", ["learned", "rotary"])
-def test_dropout_on_the_embeddings(positions: str) -> None:
-    model = build(tiny(dropout=0.3, positions=positions))
-    tokens = draw(300, 7)
-    plain = build(tiny(positions=positions))
-    assert torch.equal(model(tokens), plain(tokens)), "none while it is not trained"
-    seen = []
-    model.train()
-    model.blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
-    torch.manual_seed(1)
-    model(tokens)
-    kept = seen[0] != 0
-    embedded = model.embedding.weight[tokens].detach()
-    if positions == "learned":
-        embedded = embedded + model.position_embedding.weight.detach()
-    assert kept.double().mean().item() == pytest.approx(0.7, abs=0.02)
-    close(seen[0][kept], embedded[kept] / 0.7, 1e-7)
+def test_dropout_is_on_the_embeddings_and_on_each_branch() -> None:
+    model = build(tiny(dropout=0.3))
+    layers = [module for module in model.modules() if isinstance(module, Dropout)]
+    assert {layer.p for layer in layers} == {0.3}
+    for layer in layers:
+        layer.register_forward_hook(lambda layer, args, out: torch.zeros_like(out))
+    x = normal(2, 7, 12)
+    assert model.embed(draw(2, 7), ()).eq(0).all()
+    assert model.blocks[0](x).equal(x), "nothing is added to the residual stream"
 
 
 @pytest.mark.parametrize(("layers", "tied"), [(1, True), (8, False)])
@@ -162,12 +126,9 @@ def test_initialisation(layers: int, tied: bool) -> None:
             continue
         residual = key.endswith(("attention.proj.weight", "mlp.down.weight"))
         std = 0.02 / math.sqrt(2 * layers) if residual else 0.02
-        count = value.numel()
-        unit = value.detach().double() / std
-        assert unit.std().item() == pytest.approx(1, abs=5 / math.sqrt(2 * count)), key
-        assert unit.mean().item() == pytest.approx(0, abs=5 / math.sqrt(count)), key
-        fourth = (unit**4).mean().item()  # 3 of a normal distribution
-        assert fourth == pytest.approx(3, abs=5 * math.sqrt(96 / count)), key
+        scaled = value.detach().double() / std
+        tolerated = 5 * math.sqrt(2 / value.numel())
+        assert scaled.square().mean().item() == pytest.approx(1, abs=tolerated), key
 
 
 @pytest.mark.parametrize(
@@ -183,34 +144,28 @@ def test_flops_are_those_that_torch_counts(changes: dict) -> None:
     assert counter.get_total_flops() == model.flops_per_token() * tokens.numel()
 
 
-@pytest.mark.parametrize(
-    ("tokens", "named"),
-    [
-        pytest.param(draw(1, 8), ["8", "1 to 7"], id="beyond the context"),
-        pytest.param(draw(1, 0), ["0", "1 to 7"], id="none"),
-        pytest.param(torch.tensor([[0, 11, 3]]), ["11", "0 to 10"], id="beyond the vocabulary"),
-        pytest.param(torch.tensor([[0, -1, 3]]), ["-1", "0 to 10"], id="negative"),
-        pytest.param(torch.zeros(1, 3), ["int64", "float32"], id="floats"),
-        pytest.param(draw(3), ["(B, T)", "(3,)"], id="no batch"),
-    ],
-)
-def test_wrong_tokens_are_named(tokens: torch.Tensor, named: list[str]) -> None:
-    message = refusal(ValueError, build(tiny()), tokens)
-    assert all(word in message for word in ["tokens", *named]), message
+WRONG_TOKENS = {  # what the refusal names
+    "8, 1 to 7": draw(1, 8), "0, 1 to 7": draw(1, 0), "11, 0 to 10": torch.tensor([[0, 11, 3]]),
+    "-1, 0 to 10": torch.tensor([[0, -1, 3]]), "int64, float32": torch.zeros(1, 3), "(B, T), (3,)": draw(3),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("named", WRONG_TOKENS)
+def test_wrong_tokens_are_named(named: str) -> None:
+    message = refusal(ValueError, build(tiny()), WRONG_TOKENS[named])
+    assert all(word in message for word in ["tokens", *named.split(", ")]), message
 
 
 @pytest.mark.parametrize(
     ("heads", "key_offset", "named"),
     [
-        (4, False, ["model.heads=4", "model.dim=12", "multiple of 2"]),
-        (2, True, ["model.heads=2", "multiple of 4", "try 1, model.dim=16"]),
+        (4, False, "model.heads=4: must divide model.dim=12 .*multiple of 2"),
+        (2, True, "model.heads=2: .*multiple of 4 .*try 1, model.dim=16"),
     ],
-    ids=["rotary", "an offset half"],
 )
-def test_heads_that_do_not_fit_are_named(heads: int, key_offset: bool, named: list[str]) -> None:
+def test_heads_that_do_not_fit_are_named(heads: int, key_offset: bool, named: str) -> None:
     options = {"positions": "rotary", "heads": heads, "key_offset": key_offset}
-    message = refusal(ValueError, tiny, **options)
-    assert all(word in message for word in named), message
+    assert re.match(named, refusal(ValueError, tiny, **options))
 
 
 @pytest.mark.parametrize("config", SOME[:16], ids=name)

@@ -1,9 +1,7 @@
 import errno
 import hashlib
 import json
-import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -57,28 +55,6 @@ def test_an_error_of_the_disk_is_not_taken_for_damage(
         read(path)
 
 
-def test_a_file_that_is_rewritten_while_it_is_read_ends_no_process(tmp_path: Path) -> None:
-    path = write_model_file(tmp_path / "a.safetensors", filled(tiny(layers=4, dim=96)))
-    whole, over, seen = path.read_bytes(), threading.Event(), set()
-
-    def rewrite() -> None:
-        while not over.wait(0.001):
-            path.write_bytes(whole)  # in place, as cp does: for a moment the file is empty
-
-    with ThreadPoolExecutor() as pool:
-        pool.submit(rewrite)
-        try:
-            while seen != {"read", "refused"}:  # a mapped file would end this process with SIGBUS
-                try:
-                    read(path)
-                    seen.add("read")
-                except CheckpointError as error:
-                    seen.add("refused")
-                    assert "\n" not in str(error)
-        finally:
-            over.set()
-
-
 def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
     path = tmp_path / "none.safetensors"
     message = refusal(CheckpointError, read, path)
@@ -94,23 +70,17 @@ TEXT = {"sha256": "a", "split": "b"}
 MEASURED = {"mode": "disjoint", "context": 8, "stride": 8, "characters": 9}
 
 
-@pytest.mark.parametrize(
-    ("field", "changes"),
-    {
-        "step": {"step": -1}, "val_loss": {"val_loss": "2"}, "evaluation": {"evaluation": 5}, "texts": {"texts": [5]},
-        "evaluation.mode": {"evaluation": MEASURED | {"mode": 3}},
-        "evaluation.stride": {"evaluation": MEASURED | {"stride": 2**63}},
-        "texts.split": {"texts": [TEXT, {"sha256": "a"}]}, "texts.files": {"texts": [TEXT | {"files": [1]}]},
-        "documents.end": {"documents": {"kind": "line", "name": "line"}},
-    }.items(),
-    ids=lambda value: value if isinstance(value, str) else "",
-)  # fmt: skip
+WRONG = {
+    "step": {"step": -1}, "evaluation.stride": {"evaluation": MEASURED | {"stride": 2**63}},
+    "texts.files": {"texts": [TEXT | {"files": [1]}]}, "documents.end": {"documents": {"kind": "line", "name": "line"}},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("field", WRONG)
 @pytest.mark.parametrize("reader", [read, read_description])
-def test_a_wrong_field_is_named(
-    field: str, changes: dict, reader: Callable, tmp_path: Path
-) -> None:
+def test_a_wrong_field_is_named(field: str, reader: Callable, tmp_path: Path) -> None:
     path = tmp_path / "b.safetensors"
-    path.write_bytes(by_hand(**changes))
+    path.write_bytes(by_hand(**WRONG[field]))
     assert f"({field} is " in refusal(CheckpointError, reader, path)
 
 

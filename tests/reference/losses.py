@@ -1,34 +1,13 @@
 """Losses, one character at a time."""
 
 import math
-from collections.abc import Iterable, Sequence
-
-import numpy as np
+from collections.abc import Sequence
 
 
 def surprisal(logits: Sequence[float], target: int) -> float:
     """-ln p(target), p = softmax(logits), in nats: -(z_target - ln sum_j exp(z_j))."""
     largest = max(logits)
     return largest + math.log(sum(math.exp(z - largest) for z in logits)) - float(logits[target])
-
-
-def totals(
-    windows: Iterable[tuple[np.ndarray, np.ndarray, np.ndarray]],
-    characters: Sequence[int],
-    sizes: Sequence[int],
-) -> tuple[float, int, int, int]:
-    """(nats, tokens, characters, bytes) over the counted targets of windows of (logits, targets, counted)."""
-    nats, found = [], []
-    for logits, targets, counted in windows:
-        for b, t in zip(*np.nonzero(counted), strict=True):
-            found.append(int(targets[b, t]))
-            nats.append(surprisal(logits[b, t].tolist(), found[-1]))
-    return (
-        math.fsum(nats),
-        len(found),
-        sum(characters[each] for each in found),
-        sum(sizes[each] for each in found),
-    )
 
 
 def read_by_document(

@@ -1,4 +1,4 @@
-"""The learning-rate schedule by its parts, and AdamW one number at a time."""
+"""The learning-rate schedule by its parts, and the normalisation of rows one number at a time."""
 
 import math
 from typing import Any
@@ -24,26 +24,6 @@ def learning_rate(step: int, steps: int, config: Any) -> float:
     if cosine:
         return min_lr + 0.5 * (lr - min_lr) * (1 + math.cos(math.pi * passed))
     return min(lr * min(1.0, (step + 1) / (warmup + 1)), lr - (lr - min_lr) * passed)
-
-
-def adamw(
-    value: float,
-    gradients: list[float],
-    *,
-    lr: float,
-    betas: tuple[float, float],
-    eps: float,
-    decay: float,
-) -> float:
-    """One number after AdamW saw its gradients in turn (Loshchilov and Hutter, arXiv:1711.05101, algorithm 2)."""
-    first = second = 0.0
-    for t, gradient in enumerate(gradients, 1):
-        first = betas[0] * first + (1 - betas[0]) * gradient
-        second = betas[1] * second + (1 - betas[1]) * gradient**2
-        first_hat = first / (1 - betas[0] ** t)
-        second_hat = second / (1 - betas[1] ** t)
-        value = value - lr * first_hat / (math.sqrt(second_hat) + eps) - lr * decay * value
-    return value
 
 
 def rows_normalised(updates: list[list[list[float]]], beta2: float) -> list[list[list[float]]]:
