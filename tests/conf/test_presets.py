@@ -9,12 +9,11 @@ import torch
 import yaml
 
 from conf.keys import CONF, FOLDERS
-from conf.schema import Config, to_dict
+from conf.schema import Config
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
 from tests.conftest import Call, needs, one_line, summary
-from tests.faults.processes import run
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
 
@@ -94,20 +93,6 @@ def stored(run: str) -> dict[str, Any]:
     return yaml.safe_load(Path("runs", run, "config.yaml").read_text())
 
 
-def test_a_preset_inherits_from_one_that_inherits(chain: str, train: Call) -> None:
-    ended = train(chain, "experiment=a", "model=mine", "--cfg", "job", defaults=False)
-    shown = yaml.safe_load(ended.out)
-    assert inherited(shown) == FOUND
-    model = shown["model"]
-    assert (model["context"], model["activation"], model["tied"]) == (48, "gelu", True)
-
-
-@pytest.mark.usefixtures("chain")
-def test_the_command_line_counts_more_than_a_preset() -> None:
-    FOLDERS.append(Path("own").absolute())
-    assert inherited(to_dict(compose(["experiment=a", "seed=8"]))) == [8, *FOUND[1:]]
-
-
 def test_a_run_continues_without_the_folder_of_its_preset(chain: str, train: Call) -> None:
     ended = train(chain, "experiment=a", "trainer.max_steps=2", "name=a")
     assert ended.status == 0 and inherited(stored("a")) == FOUND, ended
@@ -176,11 +161,3 @@ def test_a_wrong_key_in_a_search_of_one_s_own_is_one_line(
     Path("own/hparams_search").mkdir()
     Path("own/hparams_search/mine.yaml").write_text(content)
     one_line(train(chain, "hparams_search=mine"), 2, said)
-
-
-@pytest.mark.slow
-def test_the_trials_of_a_sweep_inherit(chain: str) -> None:
-    ended = run("-m", chain, "experiment=a", "optim.warmup=4,5", "trainer.max_steps=2", "name=s")
-    assert ended.status == 0, ended
-    trials = [inherited(stored(f"s/optim.warmup={warmup}")) for warmup in (4, 5)]
-    assert trials == [[*FOUND[:3], warmup, *FOUND[4:]] for warmup in (4, 5)]

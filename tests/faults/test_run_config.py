@@ -102,31 +102,6 @@ def test_a_callback_of_one_s_own_is_a_file(train: Call, monkeypatch: pytest.Monk
     )
 
 
-NAMED = [  # classes on a command line, and what is said of them
-    ("callbacks.x._target_=os.system", "must be the option of a preset"),
-    ("callbacks=ema callbacks.ema._target_=os.system", "must be the option of a preset"),
-    ("callbacks=ema callbacks.ema='${oc.create:${oc.env:CHARGPT_CLASS}}'", "must be the option of a preset"),
-    ("callbacks={early_stopping:{_target_:os.system}}", "names a class"),
-    ("logger=wandb logger.wandb.project=[[{_target_:os.getcwd}]]", "names a class"),
-]  # fmt: skip
-
-
-@pytest.mark.parametrize(("typed", "said"), NAMED)
-@pytest.mark.parametrize(
-    "given",
-    [(), ("resume=runs/first",), ("-m", "seed=1,2")],
-    ids=["a run", "a resumed run", "a sweep"],
-)
-def test_a_command_line_names_no_class(
-    train: Call, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], typed: str, said: str
-) -> None:
-    monkeypatch.setenv("CHARGPT_CLASS", r'{"\x5ftarget_": os.getcwd}')
-    files = {*Path("runs").rglob("*"), Path("runs/first/.lock")}
-    resumed = "resume=runs/first" in given
-    one_line(train(*given, *typed.split(), defaults=not resumed), 2, said)
-    assert {*Path("runs").rglob("*"), Path("runs/first/.lock")} == files
-
-
 SECRET = "${oc.env:CHARGPT_SECRET}"
 
 

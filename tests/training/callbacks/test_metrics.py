@@ -1,12 +1,18 @@
 import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
+from base import processes
+from conf.compose import read_config
+from gpt.checkpoint import load_checkpoint
 from gpt.model_file import read
-from tests.conftest import Call, assert_same_weights, board, last
+from tests.conftest import Call, assert_same_weights, board, last, summary
+from tests.reference.optim import learning_rate
+from training.module import LitGPT
 
 
 def scalars(name: str, tag: str) -> dict[int, float]:
@@ -103,7 +109,9 @@ def test_the_updates_of_every_block_are_logged(
         assert scalars("a", f"update/{group}") == expected and expected
 
 
-def test_a_run_that_goes_on_has_one_history(trained: Path, train: Call) -> None:
+def test_a_run_that_goes_on_has_one_history_and_the_rates_of_its_new_length(
+    trained: Path, train: Call
+) -> None:
     """The checkpoint knows what was logged up to there, the validation that it was saved for included."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     history = last("first")["history"]
@@ -116,3 +124,44 @@ def test_a_run_that_goes_on_has_one_history(trained: Path, train: Call) -> None:
     expected = [pytest.approx([step, losses[step], bits[step]], rel=1e-6) for step in losses]
     assert history["validations"]["entries"] == expected
     assert dict(history["losses"]["entries"]) == pytest.approx(steps, rel=1e-6)
+    # more steps stretch the schedule
+    optim = read_config(Path("runs/first")).optim
+    rates = {step: learning_rate(step - 1, 30 if step <= 30 else 40, optim) for step in steps}
+    assert scalars("first", "optim/lr") == pytest.approx(rates, rel=1e-6)
+    groups = last("first")["optimizer_states"][0]["param_groups"]
+    used = {group["lr"] for group in groups if not group["muon"]}
+    assert [*used] == [pytest.approx(rates[40])]
+
+
+def test_speed_mfu_and_memory(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock on which a step takes half a second, and nothing else takes its time but the first step."""
+    clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
+    step, validation = LitGPT.training_step, LitGPT.validation_step
+
+    def slow_step(module: LitGPT, *given: object) -> object:
+        clock.now += 0.5 if module.global_step else 30
+        return step(module, *given)
+
+    def slow_validation(module: LitGPT, *given: object) -> None:
+        clock.now += 7
+        validation(module, *given)
+
+    monkeypatch.setattr("reports.history.time", clock)
+    monkeypatch.setattr(LitGPT, "training_step", slow_step)
+    monkeypatch.setattr(LitGPT, "validation_step", slow_validation)
+    monkeypatch.setattr("training.callbacks.metrics.peak_flops", lambda *_: 1e9)
+    Path("book.txt").write_text("äbc " * 5000, "utf-8")  # five bytes for four characters
+    before = processes.max_memory()
+    assert train("name=a", "data.tokenizer=byte").status == 0
+    after = processes.max_memory()
+    tokens_per_second = 8 * 32 / 0.5
+    model, _ = load_checkpoint("a")
+    mfu = tokens_per_second * model.flops_per_token() / 1e9
+    logged = range(5, 31, 5)
+    speeds = dict.fromkeys(logged, pytest.approx(tokens_per_second * 4 / 5, rel=1e-3))
+    assert scalars("a", "perf/chars_per_s") == speeds
+    assert scalars("a", "perf/mfu") == dict.fromkeys(logged, pytest.approx(mfu))
+    assert summary("a")["characters_per_second"] == pytest.approx(tokens_per_second)
+    assert summary("a")["mfu"] == pytest.approx(mfu)
+    for gibibytes in scalars("a", "perf/memory_gib").values():
+        assert before * 0.999 <= gibibytes * 2**30 <= after * 1.001

@@ -95,6 +95,8 @@ def test_what_a_short_text_gets() -> None:
     assert fitted("model.dim=16", "model.layers=1")[1] == 0, "too small to memorise"
     assert fitted("init_from=runs/a", "model.dropout=0.1")[0] < 230
     assert fitted("data.overfit=300", tokens=300) == (1500, 0, 300, [])
+    # docs/tasks.md: dropout below 137,000 characters
+    assert [fitted(tokens=tokens)[1] for tokens in (136_900, 137_300)] == [0.2, 0]
 
 
 def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,3 +229,13 @@ def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
     assert summary("short")["epochs"] == pytest.approx(summary("short")["steps"] * 8 * 32 / 1800)
     again = train("resume=runs/short", defaults=False)
     assert again.status == 0 and "is finished" in again.out, "nothing is chosen anew"
+
+
+def test_a_short_text_ends_after_four_validations_without_a_new_lowest_loss(
+    train: Call, workplace: Path
+) -> None:
+    Path("short.txt").write_text(Path("book.txt").read_text()[:2000])
+    never_lower = "callbacks.early_stopping.min_delta=100"  # than the first
+    ended = train("data.path=short.txt", "name=short", never_lower, *SMALL, defaults=False)
+    assert ended.status == 0, ended
+    assert [*summary("short")["validations"]] == ["7", "14", "21", "28", "35"]

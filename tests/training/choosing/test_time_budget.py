@@ -1,6 +1,5 @@
 """With a pretended clock: more minutes are never worse, and no text is read more often than is useful."""
 
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -89,32 +88,3 @@ def test_more_time_is_never_worse(
             <= tokens_needed(weights_of(model), model.dropout, characters) * 1.001
         )
         assert choice.loss <= min(clock.losses_of_smaller(model, characters, minutes)) + 1e-9
-
-
-def described(choice: Fitting, characters: int) -> str:
-    epochs = choice.tokens_seen / characters
-    dropout = f", dropout {choice.model.dropout:g}" if choice.model.dropout else ""
-    if choice.steps_in_time <= choice.steps_needed:
-        return f"{choice.model.dim} wide{dropout}, {epochs:.2g} epochs"
-    minutes = choice.steps_needed * choice.step_seconds / TRAINING_SHARE / 60
-    duration = f"{minutes:.0f} minutes" if minutes >= 2 else f"{60 * minutes:.0f} seconds"
-    return f"{choice.model.dim} wide{dropout}, {epochs:.2g} epochs: ends after {duration}"
-
-
-def table(monkeypatch: pytest.MonkeyPatch) -> str:
-    """What `minutes` chooses, as docs/experiments.md shows it."""
-    lines = ["| text, step | 2 minutes | 10 | 60 | 480 |", "|---|---|---|---|---|"]
-    for characters, megabytes in ((TINY, "1.1 MB"), (CORPUS, "7.2 MB")):
-        for milliseconds in (222, 45, 3):
-            clock = PretendedClock(monkeypatch, milliseconds)
-            cells = [
-                described(clock.choose(characters, minutes), characters)
-                for minutes in (2, 10, 60, 480)
-            ]
-            lines.append(f"| {megabytes}, {milliseconds} ms | {' | '.join(cells)} |")
-    return "\n".join(lines)
-
-
-def test_the_page_shows_what_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    expected = table(monkeypatch)
-    assert expected in Path("docs/experiments.md").read_text(encoding="utf-8"), expected
