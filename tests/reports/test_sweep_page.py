@@ -1,3 +1,4 @@
+import itertools
 import json
 import math
 from collections.abc import Callable
@@ -7,6 +8,7 @@ from typing import Any
 from conf.schema import Config, to_yaml
 from sweeps.sweep import make_trial
 from sweeps.table import write_page, write_table
+from tests.stores import make
 
 HOSTILE = "</script><b onclick=x>&{{data}}\N{RIGHT-TO-LEFT OVERRIDE}"
 CURVES = {"lr=1": [(5, 3.0), (10, 2.0), (20, 1.5)], "lr=2": [(5, 3.5), (10, 2.5)], "lr=3": []}
@@ -14,26 +16,18 @@ CURVES = {"lr=1": [(5, 3.0), (10, 2.0), (20, 1.5)], "lr=2": [(5, 3.5), (10, 2.5)
 
 def sweep(folder: Path, curves: dict[str, list], seeds: tuple[int, ...] = (1, 2)) -> None:
     """Make a sweep of runs with these validation losses; those of the seed n are n / 10 higher."""
-    trials = []
-    for setting in curves:
-        for seed in seeds:
-            trial = make_trial(
-                folder.name, ["seed", "data.path"], [f"data.path={setting}", f"seed={seed}"]
-            )
-            trials.append(trial)
-            trial.run.directory.mkdir(parents=True)
-            entries = {step: loss + seed / 10 for step, loss in curves[setting]}
-            (trial.run.directory / "config.yaml").write_text(to_yaml(Config()))
-            loss = min(entries.values(), default=None)
-            bits = loss and loss / math.log(2)
-            about = {
-                "status": "finished",
-                "validations": entries,
-                "val_loss": loss,
-                "val_bpc": bits,
-            }
-            (trial.run.directory / "summary.json").write_text(json.dumps(about))
-    write_page(folder, write_table(folder, {trial.run: trial.varied for trial in trials}, {}))
+    varied = {}
+    for setting, seed in itertools.product(curves, seeds):
+        given = [f"data.path={setting}", f"seed={seed}"]
+        trial = make_trial(folder.name, ["seed", "data.path"], given)
+        entries = {step: loss + seed / 10 for step, loss in curves[setting]}
+        loss = min(entries.values(), default=None)
+        said = {"status": "finished", "validations": entries, "val_loss": loss}
+        said["val_bpc"] = loss and loss / math.log(2)
+        files = {"config.yaml": to_yaml(Config()), "summary.json": json.dumps(said)}
+        make(trial.run.directory, files)
+        varied[trial.run] = trial.varied
+    write_page(folder, write_table(folder, varied, {}))
 
 
 def test_the_page_compares_the_runs(workplace: Path, visit: Callable[..., Any]) -> None:
@@ -47,22 +41,12 @@ def test_the_page_compares_the_runs(workplace: Path, visit: Callable[..., Any]) 
         # their rows.
         rows = shown.locator("#tables table").last.locator("tr").all()[1:]
         names = [row.locator("td").nth(1).text_content() for row in rows]
-        assert (
-            names[:4] == ["lr=1", "lr=1", "lr=2", "lr=2"]
-            and "</script><b onclick=x>&{{data}}\ufffd" in names
-        )
+        assert names[:4] == ["lr=1", "lr=1", "lr=2", "lr=2"]
+        assert "</script><b onclick=x>&{{data}}\ufffd" in names
         paths = shown.locator("#plot path.validation").all()
         assert [path.get_attribute("d").count(" ") for path in paths] == [3, 3, 2, 2, 1, 1]
         colours = [each.evaluate("e => getComputedStyle(e).stroke") for each in paths]
-        assert (
-            colours[0]
-            == colours[1]
-            != colours[2]
-            == colours[3]
-            != colours[4]
-            == colours[5]
-            != colours[0]
-        )
+        assert colours[::2] == colours[1::2] and len(set(colours)) == 3
         edge = "e => getComputedStyle(e).borderLeftColor"
         assert [row.locator("td").first.evaluate(edge) for row in rows][:6] == colours
         means = shown.locator("#tables table").first.locator("tr").all_text_contents()
