@@ -30,14 +30,18 @@ RUN = Path("runs/debug-fast")
 
 
 @pytest.mark.slow
-def test_fast_goes_through_every_part(train: Call, sample: Call) -> None:
+def test_fast_goes_through_every_part_and_leaves_one_directory(run_before, train, sample):
+    (run_before / "left").write_text("of the run before")
     ended = train(*FAST, defaults=False)
     assert (ended.status, ended.err) == (0, "")
+    assert f"replaces the earlier run in {RUN}\n" in ended.out
     assert re.findall(r"^step (\d)/4  validation loss", ended.out, re.MULTILINE) == ["2", "4"]
     assert {"best.safetensors", "last.ckpt"} < set(os.listdir(RUN / "checkpoints"))
+    assert os.listdir("runs") == [RUN.name]
+    assert not (RUN / "left").exists()
     assert not list(RUN.glob("events.*"))
-    assert summary("debug-fast")["status"] == "finished"
-    assert summary("debug-fast")["val_loss"] > 0
+    said = summary("debug-fast")
+    assert (said["status"], said["debug"], said["val_loss"] > 0) == ("finished", True, True)
     assert yaml.safe_load((RUN / "config.yaml").read_text())["trainer"]["detect_anomaly"] is True
     assert sample("debug-fast", "--num-chars", "5").status == 0
 
@@ -50,17 +54,6 @@ def run_before(trained: Path) -> Path:
     return Path("runs/first").rename(RUN)
 
 
-@pytest.mark.slow
-def test_fast_leaves_one_directory(run_before: Path, train: Call) -> None:
-    (run_before / "left").write_text("of the run before")
-    ended = train(*FAST, defaults=False)
-    assert ended.status == 0 and f"replaces the earlier run in {RUN}\n" in ended.out
-    assert os.listdir("runs") == [RUN.name]
-    assert summary("debug-fast")["debug"] is True
-    assert not (run_before / "left").exists()
-    assert not list(run_before.glob("events.*"))
-
-
 def test_only_its_name_leads_to_a_debug_run(run_before: Path, train: Call, sample: Call) -> None:
     assert "no run in runs/" in sample().err
     assert sample("debug-fast", "--num-chars", "5").status == 0
@@ -68,24 +61,16 @@ def test_only_its_name_leads_to_a_debug_run(run_before: Path, train: Call, sampl
     one_line(train("resume=auto"), 2, "no unfinished run")
 
 
-@pytest.mark.parametrize(
-    ("name", "preset"),
-    [
-        pytest.param("debug-foo", [], id="a name that only begins alike"),
-        pytest.param("debug-fast", ["debug=fast"], id="the name of a preset"),
-        pytest.param("other", ["debug=fast", "name=other"], id="a name for a run of a preset"),
-    ],
-)
-def test_a_run_that_the_user_has_named_is_kept(
-    trained: Path, train: Call, name: str, preset: list[str]
-) -> None:
+@pytest.mark.parametrize("given", ["name=debug-foo", "debug=fast", "debug=fast name=other"])
+def test_a_run_that_the_user_has_named_is_kept(trained, train, given):
+    """Nor is one replaced whose name begins as that of a preset, or is that of one."""
+    name = given.partition("name=")[2] or "debug-fast"
     if name == "other":
         assert train(*FAST, "name=other", defaults=False).status == 0
     else:
         Path("runs/first").rename(Path("runs", name))
     before = sorted(Path("runs").rglob("*"))
-    command = [*SMALL, *(preset or [f"name={name}"])]
-    one_line(train(*command, defaults=False), 2, f"runs/{name} exists")
+    one_line(train(*SMALL, *given.split(), defaults=False), 2, f"runs/{name} exists")
     assert sorted(Path("runs").rglob("*")) == before
     assert not summary(name).get("debug")
     assert find(None, "model").parents[1] == Path("runs", name), "the newest run"
@@ -130,18 +115,12 @@ def test_a_text_to_learn_by_heart_is_longer_than_a_context(train: Call) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("options", "steps"),
-    [
-        pytest.param([], 3, id="three steps"),
-        pytest.param(
-            ["trainer.max_steps=2", "trainer.val_check_interval=1"], 1, id="one of a short run"
-        ),
-    ],
+    ("options", "steps"), [("", 3), ("trainer.max_steps=2 trainer.val_check_interval=1", 1)]
 )
-def test_profile_records_the_last_steps(train: Call, options: list[str], steps: int) -> None:
+def test_profile_records_the_last_steps(train, options, steps):
     """Without the validation at its end."""
     exact = ["data.batch=8", "trainer.precision=32-true"]
-    ended = train("debug=profile", *SMALL, *exact, *options, defaults=False)
+    ended = train("debug=profile", *SMALL, *exact, *options.split(), defaults=False)
     assert (ended.status, ended.err) == (0, "")
     trace = json.loads(Path("runs/debug-profile/trace.json").read_text("utf-8"))
     # products in a forward pass of two layers: two of attention, two of the MLP, and the head
@@ -167,10 +146,9 @@ PROFILED: dict[str, tuple[dict[int, int], list[int]]] = {
 }
 
 
-@pytest.mark.parametrize(("steps", "recorded"), PROFILED.values(), ids=PROFILED)
-def test_profile_records_steps_as_fast_as_most(
-    monkeypatch: pytest.MonkeyPatch, steps: dict[int, int], recorded: list[int]
-) -> None:
+@pytest.mark.parametrize("kind", PROFILED)
+def test_profile_records_steps_as_fast_as_most(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    steps, recorded = PROFILED[kind]
     recorder = Mock()
     said = list[str]()
     monkeypatch.setattr(profiler, "profile", lambda **_: recorder)

@@ -83,39 +83,15 @@ def test_passages_of_a_file_are_new_to_the_model_and_of_its_characters(
     assert set(shown) <= set(fresh[:7])
 
 
-def test_the_first_line_of_a_file_begins_a_line(trained: Path, export: Call) -> None:
+def test_a_text_of_which_little_can_be_played(trained, export):
     passage = fresh_passages(trained)[0]
     Path("one.txt").write_text(passage)
-    assert guessing(export, "one.txt")[0] == [passage]
-
-
-def test_a_text_without_a_passage_costs_the_game_and_not_the_page(
-    trained: Path, export: Call
-) -> None:
+    assert guessing(export, "one.txt")[0] == [passage], "its first line begins a line"
     shown, printed = guessing(export, "runs/first/config.yaml")
     assert shown == []
     assert "\nno game: runs/first/config.yaml " in printed
-
-
-def test_passages_are_not_compared_with_a_training_text_that_has_changed(
-    trained: Path, export: Call
-) -> None:
-    Path("new.txt").write_text(fresh_passages(trained)[0])
     Path("book.txt").write_text("Another text.")
-    assert "not compared with the training text" in guessing(export, "new.txt")[1]
-
-
-@pytest.mark.parametrize(
-    ("guess", "words"), [("validation", "has changed since"), ("binary.txt", "is not plain text")]
-)
-def test_passages_of_a_text_that_cannot_be_read_are_refused(
-    trained: Path, export: Call, guess: str, words: str
-) -> None:
-    Path("book.txt").write_text("Another text.\n" * 1000)
-    Path("binary.txt").write_bytes(bytes(range(256)))
-    ended = export("first", "--to", "web", "no.html", "--guess", guess)
-    one_line(ended, 2, guess, words, program="export.py")
-    assert not Path("no.html").exists()
+    assert "not compared with the training text" in guessing(export, "one.txt")[1]
 
 
 SIZES = (150, 320, 250, 60, 400)
@@ -124,95 +100,42 @@ LINES = [text[:100] + "\n" + text[100:] for text in TEXTS]
 LONG = [LINES[i][:200] for i in (1, 2, 4)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "end", "files", "expected"),
-    [
-        pytest.param(
-            "line", "\n", ["\n".join(TEXTS)], [("\n".join(TEXTS[i:]))[:200] for i in range(5)], id="line"
-        ),
-        pytest.param(
-            "paragraph", "\n\n", ["\n\n\n".join(LINES)], [("\n\n\n".join(LINES[i:]))[:200] for i in range(5)],
-            id="paragraph",
-        ),
-        pytest.param("file", "\x03", LINES, LONG, id="file"),
-        pytest.param("part", "\x03", ["%%\n".join(LINES)], LONG, id="part"),
-        pytest.param("file", "\x03", LINES[:1], [], id="none is long enough"),
-    ],
-)  # fmt: skip
-def test_passages_to_guess_begin_with_documents(
-    workplace: Path, kind: str, end: str, files: list[str], expected: list[str]
-) -> None:
-    make_files(Path("texts"), {f"{i}.txt": text for i, text in enumerate(files)})
-    rule = {"kind": kind, "end": end, "name": "%%" * (kind == "part")}
+ROWS = "id,text\n" + "".join(f'{i},"{text}"\n' for i, text in enumerate(LINES))
+PASSAGES = {  # the end mark, the files and the passages of each kind of documents
+    "line": ("\n", ["\n".join(TEXTS)], [("\n".join(TEXTS[i:]))[:200] for i in range(5)]),
+    "paragraph": ("\n\n", ["\n\n\n".join(LINES)], [("\n\n\n".join(LINES[i:]))[:200] for i in range(5)]),
+    "file": ("\x03", LINES, LONG),
+    "part": ("\x03", ["text\n".join(LINES)], LONG),
+    "row": ("\x03", [ROWS], LONG),
+    "file, none long enough": ("\x03", LINES[:1], []),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PASSAGES)
+def test_passages_to_guess_begin_with_documents(workplace, kind):
+    end, files, expected = PASSAGES[kind]
+    kind = kind.partition(",")[0]
+    suffix = "csv" if kind == "row" else "txt"
+    make_files(Path("texts"), {f"{i}.{suffix}": text for i, text in enumerate(files)})
+    name = "text" if kind in ("row", "part") else ""
+    rule = {"kind": kind, "end": end, "name": name}
     model = Path("none/best.safetensors")
-    passages, printed = game_passages("texts", model, CharTokenizer("abcd\n\x03"), rule)
+    given = "texts/0.csv" if kind == "row" else "texts"
+    passages, printed = game_passages(given, model, CharTokenizer("abcd\n\x03"), rule)
     assert set(passages) <= set(expected)
-    assert bool(passages) == bool(expected) == ("passages of texts to guess" in printed)
+    assert bool(passages) == bool(expected) == (f"passages of {given} to guess" in printed)
     assert end != "\x03" or passages == expected
 
 
-@pytest.mark.parametrize("name", ["texts.csv", "texts.parquet"])
-def test_rows_of_a_table_are_passages_to_guess(workplace: Path, name: str) -> None:
-    needs("pyarrow", extra="parquet")
-    import pyarrow.csv
-    import pyarrow.parquet
-
-    table = pyarrow.table({"id": list(range(len(LINES))), "text": LINES})
-    if name.endswith(".csv"):
-        pyarrow.csv.write_csv(table, name)
-    else:
-        pyarrow.parquet.write_table(table, name)
-    rule = {"kind": "row", "end": "\x03", "name": "text"}
-    model = Path("none/best.safetensors")
-    passages, _ = game_passages(name, model, CharTokenizer("abcd\n\x03"), rule)
-    assert passages == LONG
-
-
-def contents() -> dict[Path, bytes | None]:
-    return {path: path.read_bytes() if path.is_file() else None for path in Path().rglob("*")}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("nothing --to onnx model.onnx", ("nothing: no such model",)),
-        ("first --to onnx model.bin", ("model.bin: ", ".onnx")),
-        ("first --to onnx none/model.onnx", ("OUT none/model.onnx: ",)),
-        ("first --to onnx old.onnx", ("OUT old.onnx: already exists", "--overwrite")),
-        ("first --to onnx model.onnx", ("pip install -c constraints.txt -e '.[export]'",)),
-        ("first --to onnx model.onnx --guess new.txt", ("--guess new.txt: ", "--to web")),
-        ("first --to gguf new", ("--to: ", "'gguf'")),
-        ("first --to hf old.onnx", ("OUT old.onnx: ", "folder")),
-        ("first --to hf full --overwrite", ("OUT full: ", "not empty")),
-        ("first --to web page.html --guess none.txt", ("--guess none.txt: ",)),
-    ],
-)
-def test_wrong_words_leave_nothing(
-    checkpoint: Path,
-    export: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: str,
-    words: tuple[str, ...],
-) -> None:
-    Path("old.onnx").write_text("mine")
-    make_files(Path("full"), {"mine": ""})
-    before = contents()
-    monkeypatch.setitem(sys.modules, "onnx", None)  # importing None fails
-    ended = export(*arguments.split())
-    one_line(ended, 2, *words, program="export.py")
-    assert ended.out == ""
-    assert contents() == before
-
-
-@pytest.mark.parametrize("empty", [True, False], ids=["into an empty folder", "a new folder"])
-def test_a_folder_is_written(checkpoint: Path, export: Call, empty: bool) -> None:
-    if empty:
-        Path("out").mkdir()
-    ended = export("first", "--to", "hf", "out")
+@pytest.mark.parametrize("folder", ["empty", "new"])
+def test_a_folder_is_written(checkpoint, export, folder):
+    Path("empty").mkdir()
+    ended = export("first", "--to", "hf", folder)
     assert (ended.status, ended.err) == (0, "")
     assert "kB, step 17 of runs/first" in ended.out
-    assert Path("out/README.md").read_text("utf-8").startswith("---\nlibrary_name: transformers\n")
-    assert Path("out/model.safetensors").exists()
+    card = Path(folder, "README.md").read_text("utf-8")
+    assert card.startswith("---\nlibrary_name: transformers\n")
+    assert Path(folder, "model.safetensors").exists()
 
 
 def test_a_folder_is_whole_or_not_there(

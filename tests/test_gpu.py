@@ -32,6 +32,7 @@ EXACT = (
 COMPARED = (
     f"trainer.max_steps={STEPS} trainer.val_check_interval=10 trainer.log_every_n_steps=1 optim.warmup=5 logger=csv"
 ).split()
+PLAIN = ["trainer.precision=32-true", "model.attention=explicit"]
 # on a GPU, Muon iterates in bf16
 OPTIMIZERS = {"32-true": "optim=adamw", "bf16-mixed": "optim=muon"}
 # How far the losses of the first 20 steps may be apart, relative to them. Two devices sum in
@@ -67,12 +68,7 @@ def made(name: str, device: str, *arguments: str) -> str:
 
 def of_reference(precision: str) -> list[float]:
     """The losses of a CPU in single precision, with the optimizer of a precision."""
-    typed = [
-        *COMPARED,
-        OPTIMIZERS[precision],
-        "trainer.precision=32-true",
-        "model.attention=explicit",
-    ]
+    typed = [*COMPARED, *PLAIN, OPTIMIZERS[precision]]
     return logged(made(f"reference-{precision}", "cpu", *typed))
 
 
@@ -114,12 +110,7 @@ def test_losses_are_those_of_a_cpu(case: str) -> None:
 def test_a_checkpoint_goes_on_elsewhere(
     here: str, there: str, capsys: pytest.CaptureFixture
 ) -> None:
-    typed = [
-        *COMPARED,
-        OPTIMIZERS["32-true"],
-        "trainer.precision=32-true",
-        "model.attention=explicit",
-    ]
+    typed = [*COMPARED, *PLAIN, OPTIMIZERS["32-true"]]
     name = f"{here}-{there}"
     assert run(name, here, *typed, fault=(faults.at_step, 12)).status == -signal.SIGKILL
     path = f"runs/{name}/checkpoints/last.ckpt"

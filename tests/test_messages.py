@@ -1,9 +1,18 @@
-"""Ten errors, word for word, which stand for the others: elsewhere tests check the key, the value and one line."""
+"""What is typed wrong for each program, and the one line that it gets; train.py alone: tests/faults/test_input.py."""
+
+import shlex
+import shutil
+import sys
+from pathlib import Path
 
 import pytest
 
-from tests.conftest import Call
+from gpt.tokenizer import ByteTokenizer, CharTokenizer
+from tests.conftest import one_line
+from tests.stores import make
+from tests.test_score import TEXT, write
 
+# Ten errors, word for word, which stand for the others.
 MESSAGES = {
     "train.py model.head=8": "model.head: no such key; nearest: model.heads",
     "train.py model.heads=3": (
@@ -36,16 +45,99 @@ MESSAGES = {
     ),
 }
 
+PARTS = {  # what the line has in it, in parts where the words between them do not matter
+    "sample.py --prompt-file empty.txt": "--prompt-file empty.txt: |empty",
+    "sample.py --prompt-file latin.txt": "--prompt-file latin.txt: |UTF-8",
+    "sample.py --prompt-file none.txt": "--prompt-file none.txt: |No such file",
+    "sample.py lines.st --prompt-file blank.txt": "--prompt-file blank.txt: ",
+    "sample.py --prompt né": "'é' (U+00E9)|position 1|nearest: 'e'|--unknown skip",
+    "sample.py --prompt The --prompt 'n\né'": "'n é'|'é' (U+00E9)|position 2",
+    "sample.py --prompt=": "--prompt: |empty",
+    "sample.py --keep-stop": "--keep-stop: needs --stop",
+    "sample.py alone.st --novelty": "--novelty: alone.st",
+    "sample.py lines.st --new --no-stop": "--new: |--no-stop",
+    "sample.py lines.st --new --interactive": "--interactive: |--new",
+    "sample.py lines.st --new": "--new: lines.st|run directory",
+    "sample.py model.st --new": "--new: model.st|data.documents|data.field",
+    "sample.py --prompt é --output text.txt --overwrite": "'é'",
+    "sample.py --output text.txt": "--output text.txt: already exists",
+    "sample.py --output runs/first/checkpoints/best.safetensors": "best.safetensors: |input",
+    "sample.py --prompt-file book.txt --output book.txt": "--output book.txt: |input",
+    "score.py first": "--split",
+    "score.py first book.txt --split test": "text file|--split",
+    "score.py alone.st --split test": "run directory",
+    "score.py first --split test --encoding latin-1": "--encoding latin-1",
+    "score.py model.st latin.txt": "(line 1) is not utf-8",
+    "score.py model.st text.txt --encoding utf-9": "--encoding utf-9: ",
+    "score.py model.st empty.txt": "empty.txt: ",
+    "score.py bytes.st text.txt --encoding latin-1": "--encoding latin-1: ",
+    "score.py model.st .": ".: cannot be read",
+    "score.py model.st txet.txt": "nearest: text.txt",
+    "score.py model.st text.txt --window sample": "--window: invalid choice: 'sample'",
+    "score.py model.st text.txt --compare nothing": "nothing: no such model",
+    "score.py model.st text.txt --compare less.st": "line 1: less.st: character 'Ω' (U+03A9) at position 6",
+    "score.py model.st text.txt --stride 2 --window disjoint": "--stride 2: only works with --window strided",
+    "score.py model.st text.txt --context 5 --stride 6": "--stride 6: must be at most 5",
+    "score.py learned.st text.txt --context 8": "--context 8: must be at most 7",
+    "score.py model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: ",
+    "score.py model.st text.txt --html text.txt --overwrite": "--html text.txt: is also an input",
+    "score.py model.st text.txt --device cuda:99": "--device cuda:99",
+    "score.py model.st text.txt --html a.html more.txt": ": more.txt",
+    "score.py model.st text.txt --per-document": "--per-document: model.st",
+    "score.py lines.st text.txt --csv a.csv": "--csv a.csv: needs --per-document",
+    "score.py lines.st text.txt --per-document --html a.html": "cannot be combined with --html",
+    "score.py lines.st text.txt --per-document --window strided": "cannot be combined with --window",
+    "score.py lines.st blank.txt --per-document --csv a.csv": "blank.txt has only whitespace",
+    "export.py nothing --to onnx model.onnx": "nothing: no such model",
+    "export.py first --to onnx model.bin": "model.bin: |.onnx",
+    "export.py first --to onnx none/model.onnx": "OUT none/model.onnx: ",
+    "export.py first --to onnx old.onnx": "OUT old.onnx: already exists|--overwrite",
+    "export.py first --to onnx model.onnx": "pip install -c constraints.txt -e '.[export]'",
+    "export.py first --to onnx model.onnx --guess new.txt": "--guess new.txt: |--to web",
+    "export.py first --to gguf new": "--to: |'gguf'",
+    "export.py first --to hf old.onnx": "OUT old.onnx: |folder",
+    "export.py first --to hf full --overwrite": "OUT full: |not empty",
+    "export.py first --to web page.html --guess none.txt": "--guess none.txt: ",
+    "export.py first --to web page.html --guess binary.txt": "binary.txt|is not plain text",
+}  # fmt: skip
 
-@pytest.mark.usefixtures("trained")
-@pytest.mark.parametrize("command", MESSAGES)
-def test_an_error_says_what_is_wrong_and_what_is_right(
-    command: str, train: Call, sample: Call
+
+@pytest.fixture
+def odd_files(trained: Path) -> None:
+    """What the commands name."""
+    contents = {"latin.txt": "aï".encode("latin-1"), "empty.txt": "", "blank.txt": "  \n \n"}
+    contents |= {"text.txt": TEXT.encode(), "binary.txt": bytes(range(256))}
+    make(Path(), contents | {"old.onnx": "mine", "full/mine": ""})
+    shutil.copy(trained, "alone.st")
+    write("model.st")
+    write("bytes.st", ByteTokenizer())
+    write("learned.st", positions="learned")
+    write("less.st", CharTokenizer(TEXT.replace("Ω", "")))
+    write("lines.st", documents={"kind": "line", "end": "\n", "name": ""})
+
+
+def contents() -> dict[Path, int]:
+    return {
+        path: path.is_file() and hash(path.read_bytes())
+        for path in Path().rglob("*")
+        if "cache" not in path.parts
+    }
+
+
+@pytest.mark.usefixtures("odd_files")
+@pytest.mark.parametrize("command", [*MESSAGES, *PARTS])
+def test_what_is_typed_wrong_gets_one_line_and_changes_nothing(
+    command: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, *arguments = command.split()
-    if script == "train.py":
-        ended = train(*arguments, defaults=False)
+    monkeypatch.setitem(sys.modules, "onnx", None)  # importing None fails
+    program, *arguments = shlex.split(command)
+    options = {"defaults": False} if program == "train.py" else {}
+    call = request.getfixturevalue(program.removesuffix(".py"))
+    before = contents()
+    ended = call(*arguments, **options)
+    assert ended.out in ("", "lines.st, step 7\n")
+    assert contents() == before
+    if command in MESSAGES:
+        assert ended == (2, "", f"{program}: {MESSAGES[command]}\n")
     else:
-        ended = sample(*arguments)
-    assert (ended.status, ended.out) == (2, "")
-    assert ended.err == f"{script}: {MESSAGES[command]}\n"
+        one_line(ended, 2, *PARTS[command].split("|"), program=program)

@@ -11,7 +11,6 @@ import sys
 import time
 import zlib
 from pathlib import Path
-from typing import Any
 from unittest.mock import DEFAULT, Mock
 
 import numpy as np
@@ -22,7 +21,7 @@ from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.continuation import Continuation
-from gpt.tokenizer import CharTokenizer, tokenizer_from
+from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
 from sample import Sample, unescaped
 from tests.base.test_progress import Terminal
 from tests.conftest import ROOT, Call, Ended, less_progress, one_line
@@ -55,10 +54,9 @@ def sampled(sample: Call, rules: dict[str, float]) -> str:
     return ended.out
 
 
-@pytest.mark.parametrize("rules", RULES.values(), ids=RULES)
-def test_text_is_that_of_a_naive_loop(
-    trained: Path, sample: Call, rules: dict[str, float]
-) -> None:
+@pytest.mark.parametrize("kind", RULES)
+def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call, kind: str) -> None:
+    rules = RULES[kind]
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
     tokens = tokenizer.encode("Abc de").tolist()
@@ -147,55 +145,47 @@ def test_where_a_prompt_comes_from(
     assert sample("--prompt-file", "-", *settings).out == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "words"),
-    [("empty.txt", "empty"), ("bytes.txt", "UTF-8"), ("none.txt", "No such file")],
-)
-def test_a_file_without_a_prompt_is_refused(
-    trained: Path, sample: Call, name: str, words: str
-) -> None:
-    Path("empty.txt").touch()
-    Path("bytes.txt").write_bytes(b"\xff\xfe")
-    refused(sample("--prompt-file", name), f"--prompt-file {name}: ", words)
+UNKNOWN = {
+    "replace": ("ne fi", "'日' dropped (2 times), 'é' replaced by 'e' (1 time), 'ﬁ' replaced by 'fi' (1 time)"),
+    "skip": ("n ", "'日' dropped (2 times), 'é' dropped (1 time), 'ﬁ' dropped (1 time)"),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("choice", "begin", "changes"),
-    [
-        (
-            "replace",
-            "ne fi",
-            "'日' dropped (2 times), 'é' replaced by 'e' (1 time), 'ﬁ' replaced by 'fi' (1 time)",
-        ),
-        ("skip", "n ", "'日' dropped (2 times), 'é' dropped (1 time), 'ﬁ' dropped (1 time)"),
-    ],
-)
-def test_characters_of_a_prompt_that_the_model_does_not_know(
-    trained: Path, sample: Call, choice: str, begin: str, changes: str
-) -> None:
+@pytest.mark.parametrize("choice", UNKNOWN)
+def test_characters_of_prompts_that_the_model_does_not_know(trained, sample, choice):
+    begin, changes = UNKNOWN[choice]
     settings = ["--num-chars", "1", "--unknown", choice]
-    ended = sample(*settings, "--prompt", "né ﬁ日日")
-    assert ended.out.startswith(begin)
+    ended = sample(*settings, "--prompt", "né ﬁ日", "--prompt", "n日")
+    assert f"1\n{begin}" in ended.out
     assert ended.err.startswith(f"--unknown {choice}: {changes}\n")
     assert "--unknown" not in sample(*settings, "--prompt", "ne").err
+    nothing_left = sample(*settings, "--prompt", "日")
+    assert nothing_left.status == 2
+    assert "--prompt: a prompt is empty" in nothing_left.err.splitlines()[-1]
 
 
-@pytest.mark.parametrize(
-    ("prompt", "words"),
-    [
-        (["né"], ["'é' (U+00E9)", "position 1", "nearest: 'e'", "--unknown skip"]),
-        (["日", "--unknown", "skip"], ["--prompt: ", "empty"]),
-        ([""], ["--prompt: ", "empty"]),
-    ],
-    ids=["unknown", "only unknown ones", "empty"],
-)
-def test_a_prompt_that_cannot_be_used_is_refused(
-    trained: Path, sample: Call, prompt: list[str], words: list[str]
-) -> None:
-    ended = sample("--prompt", *prompt)
-    assert ended.status == 2
-    error = ended.err.splitlines()[-1]
-    assert [word for word in words if word not in error] == []
+def scripted(monkeypatch, tokenizer, text_of):
+    """Let every model write the text of a seed, and return the prompts that it is given."""
+    given = []
+
+    def stream(_, prompts, count, params, seeds):
+        given.extend(map(tokenizer.decode, prompts))
+        rows = [tokenizer.encode(text_of(seed).ljust(count, "a")[:count]) for seed in seeds]
+        yield from np.array(rows).T
+
+    monkeypatch.setattr("sample.stream", stream)
+    return given
+
+
+def write(path, tokenizer, kind="", end=""):
+    documents = {"kind": kind, "end": end, "name": "%"} if kind else None
+    model = filled(vocabulary=tokenizer.size)
+    write_model_file(path, model, tokenizer.vocabulary, documents=documents)
+
+
+def texts_of(ended):
+    assert ended.status == 0, ended
+    return [json.loads(line) for line in ended.out.splitlines()]
 
 
 def test_json_lines_hold_the_texts(trained: Path, sample: Call) -> None:
@@ -214,26 +204,15 @@ def test_json_lines_hold_the_texts(trained: Path, sample: Call) -> None:
     assert alone == texts[::4], "each text is the one that is written alone"
 
 
-def test_a_stop_ends_a_text_before_it(trained: Path, sample: Call) -> None:
+def test_a_stop_ends_a_text_before_or_after_it(trained, sample):
     settings = ["--num-chars", "800", "--seed", "2", "--prompt", "The"]
     whole = sample(*settings).out[3:-1]
     word = whole[40:43]
-    before_word = sample(*settings, "--stop", word.replace("\n", r"\n"), "--stop", "\0never")
-    assert before_word.out == "The" + whole[: whole.find(word)] + "\n"
-    before_line = sample(*settings, "--stop", r"\n", "--stop", "\0never")
-    assert before_line.out == "The" + whole[: whole.find("\n")] + "\n"
-    assert sample(*settings, "--stop", "\0").out == "The" + whole + "\n"
-
-
-def test_the_stop_that_ended_a_text_can_be_kept(trained: Path, sample: Call) -> None:
-    settings = ["--num-chars", "800", "--seed", "2", "--prompt", "The"]
-    whole = sample(*settings).out[3:-1]
-    end = whole[40:43]
-    kept = [*settings, "--stop", end.replace("\n", r"\n"), "--keep-stop"]
-    assert sample(*kept).out == f"The{whole[: whole.find(end) + 3]}\n"
-    (line,) = sample(*kept, "--json").out.splitlines()
-    assert json.loads(line)["text"].endswith(end)
-    refused(sample("--keep-stop"), "--keep-stop: needs --stop")
+    given = [*settings, "--stop", "\0never", "--stop", word.replace("\n", r"\n")]
+    assert sample(*given).out == f"The{whole[: whole.find(word)]}\n"
+    assert sample(*given, "--keep-stop").out == f"The{whole[: whole.find(word) + 3]}\n"
+    assert sample(*settings, "--stop", r"\n").out == f"The{whole[: whole.find(chr(10))]}\n"
+    assert sample(*settings, "--stop", "\0").out == f"The{whole}\n"
 
 
 @pytest.mark.parametrize(
@@ -246,133 +225,111 @@ def test_escapes_of_a_stop(escaped: str, text: str) -> None:
 
 @pytest.mark.parametrize("stops", [["ab"], ["aab", "c"], ["aba"], ["b", "aa"]])
 @pytest.mark.parametrize("prompt", ["", "a", "ba", "aa", "aba", "caab"])
-def test_every_text_is_cut_where_its_first_stop_is_complete(stops: list[str], prompt: str) -> None:
-    """A stop may begin in the prompt, but ends in the text."""
+def test_every_text_is_cut_where_its_first_stop_is_complete(stops, prompt):
+    """A stop may begin in the prompt, but ends in the text; of two that end there, the longer one counts."""
     tokenizer = CharTokenizer("abc")
     for text in map("".join, itertools.product("abc", repeat=6)):
-        growing, shown = Continuation(tokenizer, stops, prompt), ""
+        growing = Continuation(tokenizer, stops, prompt)
         keeping = Continuation(tokenizer, stops, prompt, kept_stops=stops)
-        for character in text:
-            growing.add(int(tokenizer.encode(character)[0]))
+        shown = ""
+        for token in tokenizer.encode(text).tolist():
+            growing.add(token)
+            keeping.add(token)
             assert growing.text[: len(shown)] == shown
             shown = "".join(growing.pieces)
-            keeping.add(int(tokenizer.encode(character)[0]))
             if growing.stopped_by:
                 break
         growing.close()
         keeping.close()
-        # The stop that is complete first ends the text, before the first beginning of those that
-        # end there.
-        whole, earliest = prompt + text, len(prompt) + 1
-        found = {stop: whole.find(stop, max(0, earliest - len(stop))) for stop in stops}
-        ends = {stop: begin + len(stop) for stop, begin in found.items() if begin >= 0}
-        begins = [end - len(stop) for stop, end in ends.items() if end == min(ends.values())]
-        cut = whole[len(prompt) : max(len(prompt), min(begins))] if begins else text
-        assert growing.text == cut and growing.text.startswith(shown)
-        assert keeping.text == whole[len(prompt) : min(ends.values(), default=len(whole))]
-        assert growing.stop_in_prompt == max(0, len(prompt) - min(begins, default=len(whole)))
+        whole = prompt + text
+        begin = end = len(whole)
+        for place in range(len(prompt) + 1, len(whole) + 1):
+            complete = [stop for stop in stops if whole[:place].endswith(stop)]
+            if complete:
+                begin = place - max(map(len, complete))
+                end = place
+                break
+        assert growing.text == whole[len(prompt) : max(len(prompt), begin)]
+        assert growing.text.startswith(shown)
+        assert keeping.text == whole[len(prompt) : end]
+        assert growing.stop_in_prompt == max(0, len(prompt) - begin)
 
 
 @pytest.mark.parametrize(
-    ("kind", "end", "tokens"),
-    [("line", "\n", "char"), ("paragraph", "\n\n", "byte"), ("part", "\x03", "char")],
+    ("kind", "end", "tokenizer"),
+    [
+        ("line", "\n", CharTokenizer("\nabcdefghi")),
+        ("paragraph", "\n\n", ByteTokenizer()),
+        ("part", "\x03", CharTokenizer("\x03\nabcdefghi")),
+    ],
 )
-def test_documents(
-    kind: str,
-    end: str,
-    tokens: str,
-    workplace: Path,
-    sample: Call,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    vocabulary = (
-        {"kind": "byte"} if tokens == "byte" else {"kind": "char", "characters": "\x03\nabcdefghi"}
-    )
-    tokenizer, given = tokenizer_from(vocabulary), list[str]()
+def test_a_text_ends_with_its_document(workplace, sample, monkeypatch, kind, end, tokenizer):
     # the last one is longer than --num-chars
-    written = ["abc", "d\ne" if kind != "line" else "de", "ihgfedcba"]
-
-    def scripted(
-        _: object, prompts: list[np.ndarray], count: int, params: object, seeds: list[int]
-    ) -> Any:
-        given.extend(map(tokenizer.decode, prompts))
-        rows = [tokenizer.encode(written[seed] + end + "fg" + end + "hi") for seed in seeds]
-        for k in range(count):
-            yield np.array([row[min(k, len(row) - 1)] for row in rows])
-
-    monkeypatch.setattr("sample.stream", scripted)
-    documents = {"kind": kind, "end": end, "name": ""}
-    write_model_file(
-        "m.safetensors", filled(vocabulary=tokenizer.size), vocabulary, documents=documents
-    )
+    written = ["abc", "de" if kind == "line" else "d\ne", "ihgfedcba"]
+    given = scripted(monkeypatch, tokenizer, lambda seed: f"{written[seed]}{end}fg{end}hi")
+    write("m.safetensors", tokenizer, kind, end)
     settings = ["m.safetensors", "--seed", "0", "--num-chars", "8", "--num-samples", "3"]
     texts = [*written[:2], "ihgfedcb"]
     ended = sample(*settings)
     assert given == [end] * 3
-    assert ended.out == "".join(
-        ("" if kind == "line" else f"--- {n}\n") + f"{t}\n" for n, t in enumerate(texts, 1)
-    )
+    headings = ["" if kind == "line" else f"--- {number}\n" for number in (1, 2, 3)]
+    assert ended.out == "".join(f"{h}{text}\n" for h, text in zip(headings, texts, strict=True))
     assert "\n1 of 3 texts reached --num-chars 8 before the end" in ended.err
-    found = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
-    assert [each["text"] for each in found] == texts and [each["ended"] for each in found] == [
-        True,
-        True,
-        False,
+    found = texts_of(sample(*settings, "--json"))
+    assert [(line["text"], line["ended"]) for line in found] == [
+        *((text, True) for text in written[:2]),
+        ("ihgfedcb", False),
     ]
     given.clear()
-    assert (
-        sample(*settings[:3], "--prompt", f"hi{end}b").out
-        == f"hi{end if end != chr(3) else chr(10) * 2}babc\n"
-    )
+    shown = end.replace("\x03", "\n\n")
+    assert sample(*settings[:3], "--prompt", f"hi{end}b").out == f"hi{shown}babc\n"
     assert given == [f"{end}hi{end}b"]
-    both = json.loads(sample(*settings[:3], "--json", "--stop", "c", "--no-stop").out)
-    assert both["text"] == "ab" and not both["ended"]
+    (both,) = texts_of(sample(*settings[:3], "--json", "--stop", "c", "--no-stop"))
+    assert (both["text"], both["ended"]) == ("ab", False)
 
 
-def test_an_end_mark_may_begin_in_the_prompt(
-    workplace: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vocabulary = {"kind": "char", "characters": "\nabc"}
-    tokenizer = tokenizer_from(vocabulary)
+END_MARKS = {  # by arguments: the text, and whether an end mark is in it
+    ("--prompt", "a\n"): ("", True),
+    ("--prompt", "a\n", "--no-stop"): ("\nc\nb", True),
+    ("--prompt", "a"): ("\nc\nb", False),
+    ("--prompt", "ab", "--stop", r"b\nc"): ("", False),
+    (): ("\nc\nb", False),  # the end mark before a text is no part of another one
+}
 
-    def scripted(_: object, prompts: list[np.ndarray], *__: object) -> Any:
-        for token in tokenizer.encode("\nc\nb"):
-            yield np.full(len(prompts), token)
 
-    monkeypatch.setattr("sample.stream", scripted)
-    documents = {"kind": "paragraph", "end": "\n\n", "name": ""}
-    write_model_file("m.st", filled(vocabulary=4), vocabulary, documents=documents)
-    expected = {  # by arguments: the text, and whether an end mark is in it
-        ("--prompt", "a\n"): ("", True),
-        ("--prompt", "a\n", "--no-stop"): ("\nc\nb", True),
-        ("--prompt", "a"): ("\nc\nb", False),
-        ("--prompt", "ab", "--stop", r"b\nc"): ("", False),
-        (): ("\nc\nb", False),  # the end mark before a text is no part of another one
-    }
-    for arguments, (text, ended) in expected.items():
-        (line,) = sample("m.st", "--json", *arguments).out.splitlines()
-        found = json.loads(line)
-        assert (found["text"], found["ended"]) == (text, ended), arguments
-    whole = Continuation(tokenizer, ["\n\n"], "b\n\na\n")
+@pytest.mark.parametrize("arguments", END_MARKS)
+def test_an_end_mark_may_begin_in_the_prompt(workplace, sample, monkeypatch, arguments):
+    tokenizer = CharTokenizer("\nabc")
+    scripted(monkeypatch, tokenizer, lambda seed: "\nc\nb")
+    write("m.st", tokenizer, "paragraph", "\n\n")
+    (line,) = texts_of(sample("m.st", "--json", "--num-chars", "4", *arguments))
+    assert (line["text"], line["ended"]) == END_MARKS[arguments]
+
+
+def test_a_document_may_begin_in_the_prompt():
+    whole = Continuation(CharTokenizer("\nabc"), ["\n\n"], "b\n\na\n")
     whole.add(0)
     assert Sample("b\n\na\n", 0, whole).document("\n\n") == "a"
 
 
-def test_how_many_documents_are_new(train: Call, sample: Call) -> None:
-    names = ["".join(pair) for pair in itertools.permutations("abcdefgh", 3)]
-    Path("names.txt").write_text("".join(f"{name}\n" for name in [*names, " "]), encoding="utf-8")
-    ended = train("name=a", "data.path=names.txt", "data.documents=line", "watch.sample_length=60")
-    assert ended.status == 0
+@pytest.fixture
+def names(train):
+    """The names of the training split of the run `a`."""
+    every = ["".join(triple) for triple in itertools.permutations("abcdefgh", 3)]
+    Path("names.txt").write_text("".join(f"{name}\n" for name in [*every, " "]), encoding="utf-8")
+    assert train("name=a", "data.path=names.txt", "data.documents=line").status == 0
     text = open_text(DataConfig(path="names.txt", documents="line"), 32)
-    trained = text.tokenizer.decode(text.train).split("\n")[:-1]
-    ended = sample(
-        "a", *"--novelty --num-samples 40 --seed 1 --json --num-chars 3 --temperature 3".split()
-    )
-    lines = [json.loads(line) for line in ended.out.splitlines()]
+    return text.tokenizer, text.tokenizer.decode(text.train).split("\n")[:-1]
+
+
+def test_how_many_documents_are_new(names, sample):
+    settings = "--novelty --num-samples 40 --seed 1 --json --num-chars 3 --temperature 3"
+    ended = sample("a", *settings.split())
+    lines = texts_of(ended)
     complete = [bool(line["ended"] and line["text"].strip()) for line in lines]
     assert 0 < sum(complete) < 40
     expected = [
-        line["text"] not in trained if whole else None
+        line["text"] not in names[1] if whole else None
         for line, whole in zip(lines, complete, strict=True)
     ]
     assert [line["new"] for line in lines] == expected
@@ -380,75 +337,42 @@ def test_how_many_documents_are_new(train: Call, sample: Call) -> None:
     assert ended.err.splitlines()[-1] == f"{new} of {sum(complete)} complete lines are new"
 
 
-@pytest.mark.parametrize(
-    ("settings", "written", "said"),
-    [
-        ("--num-samples 4", ["bb", "hhhh"], "2 of 12 lines tried are new"),
-        ("--num-samples 1", ["bb"], "1 of 2 lines tried are new"),
-        ("--num-samples 3", ["bb", "hhhh", "bbbbbb"], "3 of 5 lines tried are new"),
-        (
-            "--num-samples 3 --num-chars 3",
-            ["bb"],
-            "1 of 9 lines tried are new, 6 reached --num-chars 3 before the end",
-        ),
-        ("--prompt d --prompt d", ["dKNOWN", "dbb"], "2 of 3 lines tried are new"),
-    ],
-)
-def test_only_new_documents(
-    train: Call,
-    sample: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    settings: str,
-    written: list[str],
-    said: str,
-) -> None:
-    names = ["".join(triple) for triple in itertools.permutations("abcdefgh", 3)]
-    Path("names.txt").write_text("".join(f"{name}\n" for name in names), encoding="utf-8")
-    assert (
-        train("name=a", "data.path=names.txt", "data.documents=line", "trainer.max_steps=1").status
-        == 0
-    )
-    text = open_text(DataConfig(path="names.txt", documents="line"), 32)
-    known = text.tokenizer.decode(text.train).split("\n")[0]
+ONLY_NEW = {  # what is written, and how many were tried
+    "--num-samples 4": (["bb", "hhhh"], "2 of 12 lines tried are new"),
+    "--num-samples 1": (["bb"], "1 of 2 lines tried are new"),
+    "--num-samples 3": (["bb", "hhhh", "bbbbbb"], "3 of 5 lines tried are new"),
+    "--num-samples 3 --num-chars 3": (
+        ["bb"],
+        "1 of 9 lines tried are new, 6 reached --num-chars 3 before the end",
+    ),
+    "--prompt d --prompt d": (["dKNOWN", "dbb"], "2 of 3 lines tried are new"),
+    "--seed 3 --stop hhhh": (
+        ["bbbbbb"],
+        "1 of 3 lines tried are new, 1 ended at --stop before the end",
+    ),
+}
 
-    def scripted(_: object, prompts: object, count: int, params: object, seeds: list[int]) -> Any:
-        kinds = [[known, "b" * (seed + 1), "", "hhhh"][seed % 4] for seed in seeds]
-        rows = [text.tokenizer.encode(f"{kind}\n".ljust(count, "a")) for kind in kinds]
-        yield from np.array([row[:count] for row in rows]).T
 
-    monkeypatch.setattr("sample.stream", scripted)
-    ended = sample("a", "--new", "--seed", "0", *settings.split())
-    assert ended.out.split() == [document.replace("KNOWN", known) for document in written]
-    assert ended.err.splitlines()[1:] == [said]
-    lines = sample(
-        "a", "--new", "--seed", "0", "--json", "--novelty", *settings.split()
-    ).out.splitlines()
-    assert [(line["prompt"] + line["text"], line["new"]) for line in map(json.loads, lines)] == [
-        (document.replace("KNOWN", known), True) for document in written
-    ]
-    stopped = sample("a", "--new", "--seed", "3", "--stop", "hhhh").err
-    assert stopped.endswith("1 of 3 lines tried are new, 1 ended at --stop before the end\n")
+def test_only_new_documents(names, sample, monkeypatch):
+    tokenizer, (known, *_) = names
+
+    def written_by(seed):
+        kinds = (known, "b" * (seed + 1), "", "hhhh")
+        return f"{kinds[seed % 4]}\n"
+
+    scripted(monkeypatch, tokenizer, written_by)
+    for settings, (written, said) in ONLY_NEW.items():
+        documents = [document.replace("KNOWN", known) for document in written]
+        given = ["a", "--new", "--seed", "0", *settings.split()]
+        ended = sample(*given)
+        assert ended.out.split() == documents
+        assert ended.err.splitlines()[-1] == said
+        lines = texts_of(sample(*given, "--json", "--novelty"))
+        assert [(line["prompt"] + line["text"], line["new"]) for line in lines] == [
+            (document, True) for document in documents
+        ]
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
     refused(sample("a", "--new"), "--new: ", "more than 100")
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("lines.safetensors --new --no-stop", ("--new: ", "--no-stop")),
-        ("lines.safetensors --new --interactive", ("--interactive: ", "--new")),
-        ("lines.safetensors --new", ("--new: lines.safetensors", "run directory")),
-        ("text.safetensors --new", ("--new: text.safetensors", "data.documents", "data.field")),
-    ],
-)
-def test_new_documents_need_a_run_that_was_trained_on_documents(
-    workplace: Path, sample: Call, arguments: str, words: tuple[str, ...]
-) -> None:
-    vocabulary = {"kind": "char", "characters": "\nabc"}
-    documents = {"kind": "line", "end": "\n", "name": ""}
-    write_model_file("lines.safetensors", filled(vocabulary=4), vocabulary, documents=documents)
-    write_model_file("text.safetensors", filled(vocabulary=4), vocabulary)
-    refused(sample(*arguments.split()), *words)
 
 
 PROMPT_FILES = {  # a kind of documents, a file, its content, and the prompts
@@ -463,63 +387,31 @@ PROMPT_FILES = {  # a kind of documents, a file, its content, and the prompts
 
 
 @pytest.mark.parametrize("kind", PROMPT_FILES)
-@pytest.mark.parametrize(
-    "vocabulary",
-    [{"kind": "char", "characters": "\x03\n abcd"}, {"kind": "byte"}],
-    ids=["char", "byte"],
-)
-def test_a_file_of_prompts_is_divided_as_the_text_was(
-    workplace: Path, sample: Call, kind: str, vocabulary: dict[str, str]
-) -> None:
+@pytest.mark.parametrize("tokenizer", [CharTokenizer("\x03\n abcd"), ByteTokenizer()])
+def test_a_file_of_prompts_is_divided_as_the_text_was(workplace, sample, kind, tokenizer):
     name, content, prompts = PROMPT_FILES[kind]
     end = {"line": "\n", "paragraph": "\n\n"}.get(kind, "\x03")
-    documents = {"kind": kind.split()[0], "end": end, "name": "%"} if kind else None
-    write_model_file(
-        "m.st", filled(vocabulary=tokenizer_from(vocabulary).size), vocabulary, documents=documents
-    )
+    write("m.st", tokenizer, kind.split()[0] if kind else "", end)
     Path(name).write_bytes(content)
-    ended = sample("m.st", "--prompt-file", name, "--num-chars", "3", "--json")
-    assert [json.loads(line)["prompt"] for line in ended.out.splitlines()] == prompts
-    if kind == "line":
-        Path(name).write_bytes(b" \n\n")
-        refused(sample("m.st", "--prompt-file", name), f"--prompt-file {name}: ")
+    lines = texts_of(sample("m.st", "--prompt-file", name, "--num-chars", "3", "--json"))
+    assert [line["prompt"] for line in lines] == prompts
 
 
-def test_an_unknown_character_in_one_of_many_prompts(trained: Path, sample: Call) -> None:
-    ended = sample("--prompt", "The", "--prompt", "n\né")
-    refused(ended, "'n é'", "'é' (U+00E9)", "position 2")
-    ended = sample("--prompt", "Té", "--prompt", "né", "--num-chars", "1", "--unknown", "replace")
-    assert ended.err.startswith("--unknown replace: 'é' replaced by 'e' (2 times)\n")
-
-
-def test_what_many_texts_copy_is_one_summary(trained: Path, sample: Call) -> None:
+def test_what_many_texts_copy_is_one_summary(trained, sample):
     text = open_text(DataConfig(path="book.txt"), 32)
     book = text.tokenizer.decode(text.train)
-    ended = sample(
-        "--num-samples", "22", "--num-chars", "30", "--seed", "1", "--novelty", "--json"
-    )
-    lines = [json.loads(line) for line in ended.out.splitlines()]
+    given = ["--num-chars", "30", "--seed", "1", "--novelty", "--json", "--num-samples"]
+    many = sample(*given, "22")
+    lines = texts_of(many)
     lengths = [longest_copy(line["text"], book) for line in lines]
     assert [line["longest_copy"] for line in lines] == lengths and "new" not in lines[0]
-    *_, median, longest = ended.err.splitlines()
-    assert len(ended.err.splitlines()) == 3
-    assert (
-        median
-        == f"longest copy: median {np.median(lengths):g} characters, and the longest of all:"
-    )
-    number = 1 + lengths.index(max(lengths))
-    assert longest.startswith(f'{number}: longest copy: {max(lengths)} of 30 characters, "')
-
-
-def test_what_is_copied(trained: Path, sample: Call) -> None:
-    text = open_text(DataConfig(path="book.txt"), 32)
-    book = text.tokenizer.decode(text.train)
-    ended = sample("--num-samples", "3", "--num-chars", "60", "--seed", "1", "--novelty", "--json")
-    texts = [json.loads(line)["text"] for line in ended.out.splitlines()]
-    assert [line.partition(', "')[0] for line in ended.err.splitlines()[1:]] == [
-        f"{number}: longest copy: {longest_copy(text, book)} of 60 characters"
-        for number, text in enumerate(texts, 1)
-    ]
+    _, median, longest = many.err.splitlines()
+    begin = f"longest copy: median {np.median(lengths):g} characters, and the longest of all:"
+    assert median == begin
+    said = [f"{n}: longest copy: {length} of 30 characters" for n, length in enumerate(lengths, 1)]
+    assert longest.startswith(f'{said[lengths.index(max(lengths))]}, "')
+    few = sample(*given, "3").err.splitlines()[1:]
+    assert [line.partition(', "')[0] for line in few] == said[:3]
 
 
 def test_texts_that_were_compared_are_written_before_the_others(
@@ -541,70 +433,36 @@ def test_copies_of_a_long_text_are_not_searched(
     assert "skipped, because the training text has more than 100" in ended.err
 
 
-def test_copies_of_a_model_without_its_run_are_refused(trained: Path, sample: Call) -> None:
-    shutil.copy(trained, "mine.safetensors")
-    refused(sample("mine.safetensors", "--novelty"), "--novelty: mine.safetensors")
-
-
 WRITING = ["--num-chars", "30", "--seed", "2", "--prompt", "The"]
 
 
-def test_output_to_a_file(trained: Path, sample: Call) -> None:
-    expected = sample(*WRITING).out
-    ended = sample(*WRITING, "--output", "out.txt")
-    assert (ended.status, ended.out) == (0, "")
-    assert Path("out.txt").read_text("utf-8") == expected
-
-
-def test_output_that_fails_keeps_the_old_file(trained: Path, sample: Call) -> None:
-    Path("out.txt").write_text("old")
-    before = set(os.listdir())
-    refused(sample("--prompt", "é", "--output", "out.txt", "--overwrite"), "'é'")
-    assert Path("out.txt").read_text() == "old"
-    assert set(os.listdir()) == before
-
-
-@pytest.mark.parametrize("name", ["runs/first/checkpoints/best.safetensors", "book.txt"])
-def test_output_replaces_no_input(trained: Path, sample: Call, name: str) -> None:
-    Path("book.txt").write_text("The", encoding="utf-8")
-    ended = sample("--prompt-file", "book.txt", "--output", name)
-    refused(ended, f"--output {name}: ", "input")
-
-
-def test_output_replaces_a_file_only_if_told_to_and_follows_a_link(
-    trained: Path, sample: Call
-) -> None:
-    Path("out.txt").write_text("old")
+def test_output_replaces_a_file_only_if_told_to_and_follows_a_link(trained, sample):
+    assert sample(*WRITING, "--output", "out.txt") == (0, "", sample(*WRITING).err)
+    written = Path("out.txt").read_text("utf-8")
+    assert written == sample(*WRITING).out
     Path("link.txt").symlink_to("out.txt")
-    into_link = [*WRITING, "--output", "link.txt"]
+    into_link = ["--num-chars", "9", "--seed", "3", "--output", "link.txt"]
     refused(sample(*into_link), "--output link.txt: already exists")
-    assert Path("out.txt").read_text() == "old"
+    assert Path("out.txt").read_text("utf-8") == written
     assert sample(*into_link, "--overwrite").status == 0
     assert Path("link.txt").is_symlink()
-    assert Path("out.txt").read_text("utf-8") == sample(*WRITING).out
+    assert Path("out.txt").read_text("utf-8") == sample(*into_link[:4]).out
 
 
-def interrupt(threads: str, *options: str) -> None:
-    command = [*COMMAND, "--num-chars", "100000000", *options]
-    environment = os.environ | {"OMP_NUM_THREADS": threads}
+@pytest.mark.slow
+@pytest.mark.parametrize("options", ["--output out.txt", "--num-samples 40"])
+def test_ctrl_c_ends_texts_at_once_and_leaves_what_was_written(trained, options):
+    command = [*COMMAND, "--num-chars", "100000000", *options.split()]
+    environment = os.environ | {"OMP_NUM_THREADS": "2"}
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
-        assert process.stderr and any(map(less_progress, process.stderr)), "it has begun"
+        assert any(map(less_progress, process.stderr)), "it has begun"
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         assert process.wait(60) == 130
         assert less_progress(process.stderr.read()) == ""
     assert not list(Path().glob(".*.tmp"))
-
-
-@pytest.mark.slow
-def test_ctrl_c_leaves_what_was_written(trained: Path) -> None:
-    interrupt("1", "--output", "out.txt")
-    assert len(Path("out.txt").read_text("utf-8")) > 100
-
-
-@pytest.mark.slow
-def test_ctrl_c_ends_many_texts_at_once(trained: Path) -> None:
-    interrupt("2", "--num-samples", "40")
+    if "out.txt" in options:
+        assert len(Path("out.txt").read_text("utf-8")) > 100
 
 
 def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import DEFAULT, Mock
@@ -21,7 +21,7 @@ import pytest
 import torch
 
 import score as score_script
-from base.jobs.run_directory import Run
+from conf.compose import read_config
 from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
@@ -35,6 +35,7 @@ from tests.model_files import nats_of, write_model_file
 from tests.reference import model as reference
 from tests.reference.losses import read_by_document, surprisal
 from tests.reference.models import fill, tiny
+from tests.stores import make
 
 # Other scripts, some written from right to left, marks that join, characters that nobody sees, and
 # HTML.
@@ -110,43 +111,39 @@ def naive(checkpoint: str, stride: int | None) -> Iterator[tuple[float, dict[str
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "stride", "piece"),
+    ("given", "stride", "piece"),
     [
-        pytest.param(["--window", "disjoint"], None, 50, id="disjoint"),
-        pytest.param([], 3, 4096, id="strided by default"),
-        pytest.param(["--stride", "1"], 1, 7, id="stride 1"),
-        pytest.param(["--stride", "7", "--window", "strided"], 7, 1, id="stride of a context"),
+        ("model.st --window disjoint", None, 50),
+        ("model.st", 3, 4096),
+        ("model.st --stride 1", 1, 7),
+        ("model.st --stride 7 --window strided", 7, 1),
+        ("bytes.st", 3, 5),
     ],
 )
-def test_characters_cost_what_a_naive_loop_says(
-    files: Path,
-    score: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    arguments: list[str],
-    stride: int | None,
-    piece: int,
-) -> None:
+def test_characters_cost_what_a_naive_loop_says(files, score, monkeypatch, given, stride, piece):
+    """A character of several tokens costs their sum."""
     monkeypatch.setattr("gpt.scoring.PIECE", piece)
-    ended = score("model.st", "text.txt", "--per-char", *arguments)
+    model, *options = given.split()
+    ended = score(model, "text.txt", "--per-char", *options)
     assert ended.status == 0, ended
     lines = lines_of(ended.out)
     assert "".join(line["character"] for line in lines) == TEXT
     assert [line["position"] for line in lines] == list(range(len(TEXT)))
-    for line, (nats, likely) in zip(lines, naive("model.st", stride), strict=True):
-        assert line["nats"] == pytest.approx(nats, abs=2e-5)
-        assert list(line["likely"]) == list(likely)
-        assert line["likely"] == pytest.approx(likely, abs=1e-5)
+    costs = naive(model, stride)
+    for line in lines:
+        tokens = len(line["character"].encode()) if model == "bytes.st" else 1
+        nats, likely = zip(*islice(costs, tokens), strict=True)
+        assert line["nats"] == pytest.approx(sum(nats), abs=2e-5 * tokens)
+        assert list(line["likely"]) == list(likely[0])
+        assert line["likely"] == pytest.approx(likely[0], abs=1e-5)
+    assert not list(costs)
     name = f"strided windows of 7, stride {stride}" if stride else "disjoint windows of 7"
     nats = math.fsum(line["nats"] for line in lines)
-    bits = nats / math.log(2)
-    by_hand = (
-        nats / len(TEXT),
-        math.exp(nats / len(TEXT)),
-        bits / len(TEXT),
-        bits / len(TEXT.encode()),
-    )
-    assert figures(ended.err)[name] == pytest.approx(by_hand, abs=2e-6)
-    assert f"{len(TEXT):,} characters, {len(TEXT.encode()):,} bytes" in ended.err
+    mean = nats / len(TEXT)
+    octets = len(TEXT.encode())
+    by_hand = (mean, math.exp(mean), mean / math.log(2), nats / math.log(2) / octets)
+    assert figures(ended.err)[name] == pytest.approx(by_hand, rel=2e-6, abs=2e-6)
+    assert f"{len(TEXT):,} characters, {octets:,} bytes" in ended.err
 
 
 def test_both_windows_are_scored_unless_one_is_chosen(files: Path, score: Call) -> None:
@@ -160,22 +157,7 @@ def test_both_windows_are_scored_unless_one_is_chosen(files: Path, score: Call) 
     assert figures(score("model.st", "text.txt", "--per-char").err) == disjoint | strided
 
 
-@pytest.mark.slow
-def test_the_characters_of_a_model_of_bytes_are_sums(
-    files: Path, score: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("gpt.scoring.PIECE", 5)
-    lines = lines_of(score("bytes.st", "text.txt", "--per-char").out)
-    assert "".join(line["character"] for line in lines) == TEXT
-    octets = naive("bytes.st", 3)
-    for line in lines:
-        nats, likely = zip(*islice(octets, len(line["character"].encode())), strict=True)
-        assert line["nats"] == pytest.approx(sum(nats), abs=1e-4)
-        assert line["likely"] == pytest.approx(likely[0], abs=1e-5)
-    assert not list(octets)
-
-
-def test_a_model_of_bytes_reads_any_file(workplace: Path, score: Call) -> None:
+def test_a_model_of_bytes_reads_any_file(workplace, score):
     """No line end changes, and what is not UTF-8 counts as a character that it begins."""
     write("bytes.st", ByteTokenizer())
     Path("odd.bin").write_bytes(b"\x80\x81a\r\n\xff\xe6\x97\xe6\x97\xa5\xef\xbb\xbf\x9fz")
@@ -183,16 +165,9 @@ def test_a_model_of_bytes_reads_any_file(workplace: Path, score: Call) -> None:
     letters = [line["character"] for line in lines_of(ended.out)]
     assert letters == ["\ufffd", "a", "\r", "\n", "\ufffd", "\ufffd", "日", "\ufffd", "z"]
     assert "8 characters, 16 bytes" in ended.err  # the first two bytes continue what is not there
-
-
-def test_bytes_without_a_character_have_a_loss_for_each_byte_only(
-    workplace: Path, score: Call
-) -> None:
-    write("bytes.st", ByteTokenizer())
     Path("odd.bin").write_bytes(b"\x80\x81")
-    ended = score("bytes.st", "odd.bin", "--window", "disjoint")
-    assert ended.status == 0
-    assert re.search(r" nan +nan +nan +\d", ended.out)
+    no_character = score("bytes.st", "odd.bin", "--window", "disjoint").out
+    assert re.search(r" nan +nan +nan +\d", no_character), "only the loss per byte"
 
 
 DOCUMENTS = {
@@ -208,124 +183,70 @@ DOCUMENTS = {
 
 
 @pytest.mark.parametrize("kind", DOCUMENTS)
-@pytest.mark.parametrize(
-    "tokenizer", [CharTokenizer("abcdefé \n\x03"), ByteTokenizer()], ids=["char", "byte"]
-)
+@pytest.mark.parametrize("tokenizer", [CharTokenizer("abcdefé \n\x03"), ByteTokenizer()])
 @torch.no_grad()
-def test_documents_cost_what_a_naive_loop_says(
-    workplace: Path, score: Call, kind: str, tokenizer: Tokenizer
-) -> None:
+def test_documents_cost_what_a_naive_loop_says(workplace, score, kind, tokenizer):
     mark, text, documents = DOCUMENTS[kind]
-    write(
-        "model.st",
-        tokenizer,
-        documents={"kind": kind, "end": mark, "name": "%%"},
-        positions="learned",
-    )
+    rule = {"kind": kind, "end": mark, "name": "%%"}
+    write("model.st", tokenizer, documents=rule, positions="learned")
     name = "text.csv" if kind == "row" else "text.txt"
     Path(name).write_bytes(text.encode())
     ended = score("model.st", name, "--per-document", "--csv", "out.csv", "--stride", "2")
-    assert ended.status == 0 and ended.err == "wrote out.csv\n", ended
-    model, end, expected = (
-        load_checkpoint("model.st")[0].double(),
-        tuple(tokenizer.encode(mark).tolist()),
-        [],
-    )
+    assert (ended.status, ended.err) == (0, "wrote out.csv\n")
+    model = load_checkpoint("model.st")[0].double()
+    end = tuple(tokenizer.encode(mark).tolist())
+    expected = []
     for number, (line, document) in enumerate(documents.items(), 1):
-        read = read_by_document([tuple(tokenizer.encode(document + mark).tolist())], end, 7, 2)
-        nats = [
-            surprisal(model(torch.tensor([before]))[0, -1].tolist(), token)
-            for before, token in read
-        ]
+        tokens = tuple(tokenizer.encode(document + mark).tolist())
+        nats = 0.0
+        for before, token in read_by_document([tokens], end, 7, 2):
+            nats += surprisal(model(torch.tensor([before]))[0, -1].tolist(), token)
         size = len(document + mark)
+        loss = nats / size
         beginning = " ".join(document.split())[:60]
-        expected.append(
-            (number, line, sum(nats) / size, math.exp(sum(nats) / size), size, beginning)
-        )
-    rows = list(csv.reader(Path("out.csv").read_text("utf-8").splitlines()))
-    columns = [
-        "document",
-        "line",
-        "nats_per_character",
-        "perplexity",
-        "characters",
-        "unknown",
-        "beginning",
-    ]
-    assert rows[0] == columns
-    losses = [float(row[2]) for row in rows[1:]]
-    assert losses == sorted(losses, reverse=True)
-    for row, (number, line, loss, perplexity, size, words) in zip(
-        sorted(rows[1:]), expected, strict=True
-    ):
-        assert (int(row[0]), int(row[1]), int(row[4]), row[5], row[6]) == (
-            number,
-            line,
-            size,
-            "0",
-            words,
-        )
-        assert (float(row[2]), float(row[3])) == pytest.approx((loss, perplexity), rel=1e-5)
-    size = sum(one[4] for one in expected)
+        expected.append((number, line, loss, math.exp(loss), size, 0, beginning))
+    expected.sort(key=lambda row: -row[2])
+    header, *rows = csv.reader(Path("out.csv").read_text("utf-8").splitlines())
+    columns = "document,line,nats_per_character,perplexity,characters,unknown,beginning"
+    assert header == columns.split(",")
+    for row, wanted in zip(rows, expected, strict=True):
+        assert [float(cell) for cell in row[:6]] == pytest.approx(wanted[:6], rel=1e-5)
+        assert row[6] == wanted[6]
+    size = sum(row[4] for row in expected)
     _, _, _, whole, *lines = ended.out.splitlines()
-    assert float(whole.split()[0]) == pytest.approx(
-        sum(one[2] * one[4] for one in expected) / size, abs=2e-6
-    )
-    assert [line.split(maxsplit=5)[4:] for line in lines] == [[row[1], row[6]] for row in rows[1:]]
+    mean = sum(row[2] * row[4] for row in expected) / size
+    assert float(whole.split()[0]) == pytest.approx(mean, abs=2e-6)
+    assert [line.split(maxsplit=5)[4:] for line in lines] == [[row[1], row[6]] for row in rows]
     if kind in ("part", "row"):  # without the option, the text is divided, too
         assert f"{name}: {size} characters, " in score("model.st", name).out
 
 
-@pytest.mark.parametrize(
-    ("choice", "scored"),
-    [("skip", ["abc", "ed", "", "de"]), ("replace", ["abc", "eed", "", "de"])],
-)
-def test_the_lines_with_characters_that_the_model_has_never_seen(
-    workplace: Path, score: Call, choice: str, scored: list[str]
-) -> None:
-    write(
-        "model.st", CharTokenizer("abcde\n"), documents={"kind": "line", "end": "\n", "name": ""}
-    )
+@pytest.mark.parametrize(("choice", "second"), [("skip", "ed"), ("replace", "eed")])
+def test_the_lines_with_characters_that_the_model_has_never_seen(workplace, score, choice, second):
+    write("model.st", CharTokenizer("abcde\n"), documents=LINES)
     Path("new.log").write_bytes("abc\r\n\r\n  \r\néed\r\nжж\r\nde日".encode())
     said = "new.log, line 4: character 'é' (U+00E9) at position 0 is not in"
     refused(score("model.st", "new.log", "--per-document"), said)
     ended = score("model.st", "new.log", "--per-document", "--csv", "out.csv", "--unknown", choice)
-    with open("out.csv", encoding="utf-8", newline="") as file:
-        rows = sorted(csv.DictReader(file), key=lambda row: int(row["document"]))
-    assert [(row["document"], row["line"], row["unknown"]) for row in rows] == [
-        ("1", "1", "0"), ("2", "4", "1"), ("3", "5", "2"), ("4", "6", "1"),
-    ]  # fmt: skip
-    assert [row["beginning"] for row in rows] == scored
-    assert [int(row["characters"]) for row in rows] == [len(text) + 1 for text in scored]
+    rows = csv.reader(Path("out.csv").read_text("utf-8").splitlines()[1:])
+    written = sorted((int(row[0]), int(row[1]), *row[4:]) for row in rows)
+    assert written == [
+        (1, 1, "4", "0", "abc"),
+        (2, 4, str(len(second) + 1), "1", second),
+        (3, 5, "1", "2", ""),
+        (4, 6, "3", "1", "de"),
+    ]
     assert re.search(r"^ .* 4 +all, each from a fresh start$", ended.out, re.MULTILINE)
 
 
-@pytest.mark.parametrize(
-    ("interrupted", "calls", "html"),
-    [
-        pytest.param("measure", [DEFAULT, KeyboardInterrupt], [], id="in the second windows"),
-        pytest.param(
-            "page", [KeyboardInterrupt], ["--html", "a.html", "--overwrite"], id="at the page"
-        ),
-    ],
-)
-def test_an_interrupt_keeps_lines_and_the_old_page(
-    files: Path,
-    score: Call,
-    monkeypatch: pytest.MonkeyPatch,
-    interrupted: str,
-    calls: list[Any],
-    html: list[str],
-) -> None:
-    Path("a.html").write_text("old")
+def test_an_interrupt_keeps_the_lines_that_were_written(files, score, monkeypatch):
     before = sorted(os.listdir())
-    original = getattr(scoring, interrupted)
-    monkeypatch.setattr(scoring, interrupted, Mock(wraps=original, side_effect=calls))
-    ended = score("model.st", "text.txt", "--per-char", *html)
+    second = Mock(wraps=scoring.measure, side_effect=[DEFAULT, KeyboardInterrupt])
+    monkeypatch.setattr(scoring, "measure", second)
+    ended = score("model.st", "text.txt", "--per-char")
     assert ended.status == 130
     assert len(ended.out.splitlines()) == len(TEXT)
     assert sorted(os.listdir()) == before
-    assert Path("a.html").read_text() == "old"
 
 
 def test_a_text_too_long_for_a_page_is_refused(
@@ -337,9 +258,7 @@ def test_a_text_too_long_for_a_page_is_refused(
     assert not Path("a.html").exists()
 
 
-@pytest.mark.parametrize(
-    "length", [8, 7, 1], ids=["one more than a context", "a context", "one character"]
-)
+@pytest.mark.parametrize("length", [8, 7, 1])  # of a context of 7
 def test_texts_as_short_as_can_be(files: Path, score: Call, length: int) -> None:
     text = TEXT[:length]
     Path("short.txt").write_text(text, encoding="utf-8", newline="")
@@ -348,92 +267,33 @@ def test_texts_as_short_as_can_be(files: Path, score: Call, length: int) -> None
     assert "".join(line["character"] for line in lines_of(ended.out)) == text
 
 
+LINES = {"kind": "line", "end": "\n", "name": ""}
 PLAIN = "Naïve text\nabc\nabc\n"
 
 
-@pytest.mark.parametrize(
-    ("content", "options"),
-    [
-        pytest.param(
-            b"\xef\xbb\xbf" + PLAIN.replace("\n", "\r\n").encode(), [], id="marked, of Windows"
-        ),
-        pytest.param(
-            PLAIN.replace("\n", "\r").encode("latin-1"), ["--encoding", "latin-1"], id="latin-1"
-        ),
-    ],
-)
-def test_line_ends_and_encodings_change_no_loss(
-    files: Path, score: Call, content: bytes, options: list[str]
-) -> None:
-    Path("plain.txt").write_bytes(PLAIN.encode())
-    Path("other.txt").write_bytes(content)
-    expected = score("model.st", "plain.txt", "--per-char").out
-    assert score("model.st", "other.txt", "--per-char", *options).out == expected != ""
+SOURCES = {
+    "windows.txt": "windows.txt",
+    "old.txt --encoding latin-1": "old.txt",
+    "-": "standard input",
+    "pipe": "pipe",
+}
 
 
-def test_a_text_from_standard_input(
-    files: Path, score: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    Path("plain.txt").write_bytes(PLAIN.encode())
-    expected = score("model.st", "plain.txt", "--per-char").out
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(PLAIN.encode())))
-    ended = score("model.st", "-", "--per-char")
-    assert ended.out == expected
-    assert "standard input: 19 characters" in ended.err
-
-
-def test_a_text_from_a_pipe(files: Path, score: Call) -> None:
-    Path("plain.txt").write_bytes(PLAIN.encode())
-    expected = score("model.st", "plain.txt", "--per-char").out
+@pytest.mark.parametrize("source", SOURCES)
+def test_line_ends_encodings_and_streams_change_no_loss(files, score, monkeypatch, source):
+    plain = PLAIN.encode()
+    Path("plain.txt").write_bytes(plain)
+    Path("windows.txt").write_bytes(b"\xef\xbb\xbf" + plain.replace(b"\n", b"\r\n"))
+    Path("old.txt").write_bytes(PLAIN.replace("\n", "\r").encode("latin-1"))
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(plain)))
     os.mkfifo("pipe")
+    expected = score("model.st", "plain.txt", "--per-char").out
     with ThreadPoolExecutor() as writer:
-        writing = writer.submit(Path("pipe").write_bytes, PLAIN.encode())
-        assert score("model.st", "pipe", "--per-char").out == expected
-        writing.result()
-
-
-WRONG = {
-    "model.st latin.txt": "(line 1) is not utf-8",
-    "model.st text.txt --encoding utf-9": "--encoding utf-9: ",
-    "model.st empty.txt": "empty.txt: ",
-    "bytes.st text.txt --encoding latin-1": "--encoding latin-1: ",
-    "model.st .": ".: cannot be read",
-    "model.st txet.txt": "nearest: text.txt",
-    "model.st text.txt --window sample": "--window: invalid choice: 'sample'",
-    "model.st text.txt --compare nothing": "nothing: no such model",
-    "model.st text.txt --compare less.st": "line 1: less.st: character 'Ω' (U+03A9) at position 6",
-    "model.st text.txt --stride 2 --window disjoint": "--stride 2: only works with --window strided",
-    "model.st text.txt --context 5 --stride 6": "--stride 6: must be at most 5",
-    "learned.st text.txt --context 8": "--context 8: must be at most 7",
-    "model.st text.txt --html nowhere/a.html": "--html nowhere/a.html: ",
-    "model.st text.txt --html text.txt --overwrite": "--html text.txt: is also an input",
-    "model.st text.txt --device cuda:99": "--device cuda:99",
-    "model.st text.txt --html a.html more.txt": ": more.txt",
-    "model.st text.txt --per-document": "--per-document: model.st",
-    "lines.st text.txt --csv a.csv": "--csv a.csv: needs --per-document",
-    "lines.st text.txt --per-document --html a.html": "cannot be combined with --html",
-    "lines.st text.txt --per-document --window strided": "cannot be combined with --window",
-    "lines.st blank.txt --per-document --csv a.csv": "blank.txt has only whitespace",
-}  # fmt: skip
-
-
-@pytest.fixture
-def odd_files(files: Path) -> None:
-    Path("latin.txt").write_bytes("aï".encode("latin-1"))
-    Path("empty.txt").touch()
-    Path("blank.txt").write_text("  \n \n")
-    write("learned.st", positions="learned")
-    write("less.st", CharTokenizer(TEXT.replace("Ω", "")))
-    write("lines.st", documents={"kind": "line", "end": "\n", "name": ""})
-
-
-@pytest.mark.parametrize("arguments", WRONG)
-def test_wrong_words_get_one_line(odd_files: None, score: Call, arguments: str) -> None:
-    before = sorted(os.listdir())
-    ended = score(*arguments.split())
-    refused(ended, WRONG[arguments])
-    assert ended.out in ("", "lines.st, step 7\n")
-    assert sorted(os.listdir()) == before
+        if source == "pipe":
+            writer.submit(Path("pipe").write_bytes, plain)
+        ended = score("model.st", *source.split(), "--per-char")
+    assert ended.out == expected != ""
+    assert f"{SOURCES[source]}: 19 characters" in ended.err
 
 
 def test_an_unknown_character_beyond_the_first_chunk_is_named(files: Path, score: Call) -> None:
@@ -478,13 +338,7 @@ def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(
 
 
 @pytest.mark.parametrize(
-    ("positions", "window"),
-    [
-        pytest.param("rotary", None, id="rotary"),
-        pytest.param("learned", None, id="learned"),
-        pytest.param("rotary", 4, id="a short attention window"),
-        pytest.param("none", 20, id="no positions"),
-    ],
+    ("positions", "window"), [("rotary", None), ("learned", None), ("rotary", 4), ("none", 20)]
 )
 def test_sampling_and_scoring_agree(
     workplace: Path, sample: Call, score: Call, positions: str, window: int | None
@@ -508,7 +362,7 @@ def test_sampling_and_scoring_agree(
 
 def test_a_context_may_be_as_long_as_a_list(workplace: Path, score: Call) -> None:
     """And its first end mark: one window then reads the whole list."""
-    write("lines.st", documents={"kind": "line", "end": "\n", "name": ""})
+    write("lines.st", documents=LINES)
     Path("list.txt").write_text("abc\ntext\n", encoding="utf-8")
     table = figures(score("lines.st", "list.txt", "--context", "100").out)
     assert list(table) == ["windows of 9 at documents"]
@@ -525,9 +379,7 @@ def test_windows_of_another_length(files: Path, score: Call, context: int, mode:
     assert figures(ended.out) == expected != own
 
 
-@pytest.mark.parametrize(
-    "tokenizer", [ByteTokenizer(), CharTokenizer(TEXT + "xyzXYZ")], ids=["byte", "char"]
-)
+@pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer(TEXT + "xyzXYZ")])
 def test_two_models_read_the_same_characters(
     files: Path, score: Call, tokenizer: Tokenizer
 ) -> None:
@@ -616,12 +468,15 @@ def check_card(page: Any, line: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> None:
-    page, lines, _ = shown[0]
+def test_the_card_says_what_the_json_lines_say(shown):
+    page, lines, _ = shown[1]
     page.focus("#text")
     for line in lines:
         page.keyboard.press("ArrowRight")
         check_card(page, line)
+        change = line["other"]["nats"] - line["nats"]
+        (nats,) = re.findall(r"[+−][\d.]+(?= nats)", page.inner_text("#card header"))
+        assert float(nats.replace("−", "-")) == pytest.approx(change, abs=0.006)
     page.keyboard.press("Escape")
     assert not page.is_visible("#card")
 
@@ -629,8 +484,7 @@ def test_the_card_says_what_the_json_lines_say(shown: tuple[Shown, Shown]) -> No
 def test_the_first_character_of_a_list_follows_an_end_mark(
     workplace: Path, visit: Callable[..., Any], score: Call
 ) -> None:
-    lines = {"kind": "line", "end": "\n", "name": ""}
-    write("lines.st", CharTokenizer("abcde\n"), documents=lines)
+    write("lines.st", CharTokenizer("abcde\n"), documents=LINES)
     Path("list.txt").write_text("abc\nde\n")
     ended = score("lines.st", "list.txt", "--per-char", "--html", "list.html")
     first = lines_of(ended.out)[0]
@@ -679,18 +533,6 @@ def test_colours_are_steps_of_the_loss(shown: tuple[Shown, Shown]) -> None:
     assert len(set(steps)) > 5
 
 
-def test_the_card_of_two_models_shows_both(shown: tuple[Shown, Shown]) -> None:
-    page, lines, _ = shown[1]
-    page.focus("#text")
-    for line in lines[:40]:
-        page.keyboard.press("ArrowRight")
-        check_card(page, line)
-        change = line["other"]["nats"] - line["nats"]
-        (nats,) = re.findall(r"[+−][\d.]+(?= nats)", page.inner_text("#card header"))
-        assert float(nats.replace("−", "-")) == pytest.approx(change, abs=0.006)
-    page.keyboard.press("Escape")
-
-
 def test_the_page_of_two_models_has_the_figures_of_strided_windows(
     shown: tuple[Shown, Shown],
 ) -> None:
@@ -705,16 +547,43 @@ def test_the_page_of_two_models_has_the_figures_of_strided_windows(
     assert on_page == [row for row in rows if "strided" in row] != []
 
 
-def test_the_page_of_two_models_lists_where_they_differ_most(shown: tuple[Shown, Shown]) -> None:
-    page, _, _ = shown[1]
-    page.click("#lists summary")
-    listed = page.locator("#lines button b")
-    listed.first.wait_for()
-    changes = [float(each.replace("\u2212", "-").split()[0]) for each in listed.all_inner_texts()]
-    assert len(changes) > 1
-    assert changes == sorted(changes, key=abs, reverse=True)
-    words = [each.split()[-1] for each in page.locator("#words button").all_inner_texts()]
-    assert len(set(words)) == len(words) > 5
+MARKS = "".join(letter for letter in TEXT if unicodedata.category(letter) in ("Mn", "Mc"))
+PIECES = {"#words": rf"[\w'{MARKS}]{{3,}}", "#lines": r"[^\n]{10,}"}
+
+
+@pytest.mark.parametrize("compared", [False, True])
+@pytest.mark.parametrize("kind", PIECES)
+def test_the_page_lists_the_words_and_lines_of_the_largest_values(shown, compared, kind):
+    page, lines, _ = shown[compared]
+    values = [line["nats"] for line in lines]
+    if compared:
+        values = [line["other"]["nats"] - line["nats"] for line in lines]
+    expected = {}
+    for found in re.finditer(PIECES[kind], TEXT):
+        words = readable(found[0])
+        mean = np.mean(values[found.start() : found.end()])
+        expected[words] = max(mean, expected.get(words, mean), key=abs)
+    page.evaluate("document.querySelector('#lists').open = true")
+    page.locator(f"{kind} button").first.wait_for()
+    listed = page.locator(f"{kind} button span").all_text_contents()
+    means = page.locator(f"{kind} button b").all_inner_texts()
+    numbers = [float(mean.replace("−", "-").split()[0]) for mean in means]
+    assert dict(zip(listed, numbers, strict=True)) == pytest.approx(expected, abs=0.006)
+    sizes = [abs(expected[words]) for words in listed]
+    assert sizes == sorted(sizes, reverse=True)
+    assert len(sizes) > 2
+
+
+def test_twenty_documents_of_the_highest_loss_are_printed(workplace, score):
+    write("lines.st", CharTokenizer("abcde\n"), documents=LINES)
+    Path("list.txt").write_text("".join(f"{''.join(each)}\n" for each in product("abc", repeat=3)))
+    printed = score("lines.st", "list.txt", "--per-document").out.splitlines()
+    written = score("lines.st", "list.txt", "--per-document", "--csv", "all.csv").out
+    rows = list(csv.DictReader(Path("all.csv").read_text().splitlines()))
+    assert len(rows) == 27
+    assert [line.split()[-1] for line in printed[4:-1]] == [row["beginning"] for row in rows[:20]]
+    assert printed[-1] == "and 7 more; --csv FILE writes all of them"
+    assert written.endswith("and 7 more\n")
 
 
 CONTRASTS = """() => {
@@ -748,10 +617,13 @@ def contrasts(page: Any) -> list[list[Any]]:
     return found
 
 
-@pytest.mark.parametrize(
+EVERY_MEDIUM = pytest.mark.parametrize(
     ("scheme", "media"), [("dark", "screen"), ("light", "screen"), ("dark", "print")]
 )
-@pytest.mark.parametrize("compared", [False, True], ids=["one model", "two models"])
+
+
+@EVERY_MEDIUM
+@pytest.mark.parametrize("compared", [False, True])
 def test_every_colour_can_be_read_on(
     shown: tuple[Shown, Shown], scheme: str, media: str, compared: bool
 ) -> None:
@@ -770,26 +642,16 @@ def test_every_colour_can_be_read_on(
         page.emulate_media(color_scheme="light", media="screen")
 
 
-@pytest.mark.parametrize("split", ["validation", "test"])
-def test_a_split_of_a_run_is_scored_as_a_file_of_it(
-    trained: Path, score: Call, split: str
-) -> None:
+def test_the_loss_of_the_test_split_is_saved_and_no_other(trained, score):
     text = open_text(DataConfig(path="book.txt"), 32)
-    Path("part.txt").write_bytes(text.tokenizer.decode(getattr(text, split)).encode())
-    named = score("first", "--split", split)
-    file = score("first", "part.txt")
-    assert named.status == 0
-    assert named.out.splitlines()[2:] == file.out.splitlines()[2:]
-    assert f"{split} split of first" in named.out
-
-
-def test_the_loss_of_the_test_split_is_saved_and_no_other(trained: Path, score: Call) -> None:
-    text = open_text(DataConfig(path="book.txt"), 32)
-    before = vars(Run(Path("runs/first")).summary)
+    before = summary("first")
     score("first", "--split", "validation")
-    assert vars(Run(Path("runs/first")).summary) == before
+    assert summary("first") == before
+    compared = score("first", "--split", "test", "--compare", str(trained))
+    assert "the test loss is not saved in summary.json" in compared.err
+    assert summary("first") == before
     score("first", "--split", "test")
-    after = vars(Run(Path("runs/first")).summary)
+    after = summary("first")
     model, _ = load_checkpoint(trained)
     assert after["test_loss"] == pytest.approx(np.mean(nats_of(model, text.test)), abs=1e-6)
     assert before | {"test_loss": after["test_loss"], "test_bpc": after["test_bpc"]} == after
@@ -807,11 +669,26 @@ def test_strided_windows_of_several_runs(trained: Path, score: Call) -> None:
 TRAINED_ON = "the model was trained on this text; the loss on held-out text is higher"
 
 
-def test_a_text_that_was_trained_on_is_named(trained: Path, score: Call) -> None:
-    ended = score("first", "book.txt", "--window", "disjoint", "--html", "seen.html")
-    assert ended.status == 0, ended
-    assert ended.out.splitlines()[1].endswith(TRAINED_ON)
-    assert '"trained": true' in Path("seen.html").read_text()
+def test_a_text_that_was_trained_on_is_named_and_so_are_its_copies(train, score):
+    text = Path("book.txt").read_text().replace("e", "é")
+    Path("accents.txt").write_text(text, encoding="utf-8")
+    ended = train("data.path=[accents.txt,book.txt]", "name=both", "trainer.max_steps=2")
+    assert ended.status == 0
+    copies = {
+        "line-ends.txt": text.replace("\n", "\r\n").encode(),
+        "byte-order-mark.txt": text.encode("utf-8-sig"),
+        "decomposed.txt": unicodedata.normalize("NFD", text).encode(),
+        "compressed.txt.gz": gzip.compress(text.encode()),
+        "shorter.txt": text[:-1].encode(),
+    }
+    make(Path(), copies)
+    said = {}
+    for name in ("book.txt", *copies):
+        ended = score("both", name, "--window", "disjoint", "--html", f"{name}.html")
+        assert ended.status == 0, ended
+        said[name] = ended.out.splitlines()[1].endswith(TRAINED_ON)
+        assert ('"trained": true' in Path(f"{name}.html").read_text()) == said[name]
+    assert said == {name: name != "shorter.txt" for name in said}
 
 
 def test_a_split_of_which_another_run_has_read_is_named(
@@ -825,29 +702,6 @@ def test_a_split_of_which_another_run_has_read_is_named(
     assert "trained on" not in score(*split, "same").out
 
 
-def test_a_text_that_was_not_trained_on_is_not_named(trained: Path, score: Call) -> None:
-    Path("other.txt").write_bytes(Path("book.txt").read_bytes()[:-1])
-    ended = score("first", "other.txt", "--window", "disjoint")
-    assert ended.status == 0
-    assert "trained on" not in ended.out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("first", ("--split",)),
-        ("first book.txt --split test", ("text file", "--split")),
-        ("alone.safetensors --split test", ("run directory",)),
-        ("first --split test --encoding latin-1", ("--encoding latin-1",)),
-    ],
-)
-def test_wrong_words_about_splits_get_one_line(
-    trained: Path, score: Call, arguments: str, words: tuple[str, ...]
-) -> None:
-    Path("alone.safetensors").write_bytes(trained.read_bytes())
-    refused(score(*arguments.split()), *words)
-
-
 def test_a_split_is_scored_without_a_training_checkpoint(trained: Path, score: Call) -> None:
     scores = score("first", "--split", "test").out
     for checkpoint in Path("runs/first/checkpoints").glob("*.ckpt"):
@@ -857,101 +711,47 @@ def test_a_split_is_scored_without_a_training_checkpoint(trained: Path, score: C
     )
 
 
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        pytest.param(
-            lambda yaml: yaml.replace("batch: 8", "batch: eight"),
-            "batch=eight",
-            id="a wrong value",
-        ),
-        pytest.param(lambda yaml: yaml[:60], "'data'", id="cut"),
-        pytest.param(lambda yaml: "- [", "while parsing", id="not YAML"),
-    ],
-)
-def test_a_split_needs_the_run_s_configuration(
-    trained: Path, score: Call, damage: Callable[[str], str], words: str
-) -> None:
+DAMAGE = {
+    "batch=eight": lambda yaml: yaml.replace("batch: 8", "batch: eight"),
+    "'data'": lambda yaml: yaml[:60],
+    "while parsing": lambda yaml: "- [",
+}
+
+
+@pytest.mark.parametrize("words", DAMAGE)
+def test_a_split_needs_the_run_s_configuration(trained, score, words):
     config = Path("runs/first/config.yaml")
-    config.write_text(damage(config.read_text()))
+    config.write_text(DAMAGE[words](config.read_text()))
     refused(score("first", "--split", "test"), "runs/first/config.yaml: ", words)
 
 
-def test_what_needs_a_text_that_has_moved_is_refused(
-    trained: Path, score: Call, sample: Call, export: Call
-) -> None:
+NEEDS_TEXT = {  # a command, and what it says where the text is not there
+    "score first --split test --window disjoint": "python score.py first FILE",
+    "sample first --novelty --num-chars 9": "",
+    "export first --to web page.html --guess validation": "",
+}
+
+
+@pytest.mark.parametrize("command", NEEDS_TEXT)
+def test_what_needs_a_text_that_has_moved_or_changed_is_refused(trained, request, command):
+    program, *arguments = command.split()
+    call = request.getfixturevalue(program)
     Path("book.txt").rename("moved.txt")
-    named = "data.path=book.txt: "
-    refused(score("first", "--split", "test"), named, "python score.py first FILE")
-    one_line(sample("first", "--novelty"), 2, named, program="sample.py")
-    one_line(
-        export("first", *"--to web page.html --guess validation".split()),
-        2,
-        named,
-        program="export.py",
-    )
-    Path("book.txt").symlink_to("moved.txt")
-    assert score("first", "--split", "test", "--window", "disjoint").status == 0
-
-
-def test_what_needs_a_text_that_has_changed_is_refused(
-    trained: Path, score: Call, sample: Call
-) -> None:
+    named = ("data.path=book.txt: ", NEEDS_TEXT[command])
+    one_line(call(*arguments), 2, *named, program=f"{program}.py")
     Path("book.txt").write_text("Another text.\n" * 1000)
-    refused(score("first", "--split", "test"), "has changed since")
-    one_line(
-        sample("first", "--novelty"), 2, "--novelty: ", "has changed since", program="sample.py"
-    )
+    one_line(call(*arguments), 2, "has changed since", program=f"{program}.py")
+    Path("book.txt").unlink()
+    Path("book.txt").symlink_to("moved.txt")
+    assert call(*arguments).status == 0
 
 
-def test_a_comparison_saves_no_test_loss(trained: Path, score: Call) -> None:
-    before = summary("first")
-    ended = score("first", "--split", "test", "--compare", str(trained))
-    assert ended.status == 0
-    assert "the test loss is not saved in summary.json" in ended.err
-    assert summary("first") == before
-
-
-def test_a_split_of_bytes_that_begins_inside_a_character(
-    trained: Path, train: Call, score: Call
-) -> None:
+def test_a_split_of_bytes_that_begins_inside_a_character(trained, train, score):
     Path("greek.txt").write_text("αβγδε ζηθ " * 500, encoding="utf-8")
-    split = "data.split=[0.9,0.0502,0.0498]"
-    assert (
-        train(
-            "data.path=greek.txt",
-            "data.tokenizer=byte",
-            split,
-            "name=bytes",
-            "trainer.max_steps=2",
-        ).status
-        == 0
-    )
-    text = open_text(
-        DataConfig(path="greek.txt", tokenizer="byte", split=[0.9, 0.0502, 0.0498]), 32
-    )
+    given = ["data.path=greek.txt", "data.tokenizer=byte", "data.split=[0.9,0.0502,0.0498]"]
+    assert train(*given, "name=bytes", "trainer.max_steps=2").status == 0
+    text = open_text(read_config(Path("runs/bytes")).data, 32)
     assert text.test[0] & 0xC0 == 0x80, "it continues a character"
     assert score("bytes", "--split", "test").status == 0
     ended = score("bytes", "--split", "test", "--compare", "first")
     refused(ended, "--split test: begins or ends inside a character", "first")
-
-
-def test_a_copy_of_a_text_that_was_trained_on_is_named(
-    workplace: Path, train: Call, score: Call
-) -> None:
-    text = Path("book.txt").read_text().replace("e", "é")
-    Path("accents.txt").write_text(text, encoding="utf-8")
-    ended = train("data.path=[accents.txt,book.txt]", "name=both", "trainer.max_steps=2")
-    assert ended.status == 0
-    copies = {
-        "line-ends.txt": text.replace("\n", "\r\n").encode(),
-        "byte-order-mark.txt": text.encode("utf-8-sig"),
-        "decomposed.txt": unicodedata.normalize("NFD", text).encode(),
-        "compressed.txt.gz": gzip.compress(text.encode()),
-    }
-    named = []
-    for name, content in copies.items():
-        Path(name).write_bytes(content)
-        if TRAINED_ON in score("both", name, "--window", "disjoint").out:
-            named.append(name)
-    assert named == list(copies)
