@@ -11,11 +11,11 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import chdir, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # Models this small are fastest on one thread, and on a busy machine much faster; set before torch
 # is loaded.
@@ -51,25 +51,25 @@ class Ended(NamedTuple):  # how a command ended
 Call = Callable[..., Ended]  # a command that a test calls
 
 
-def summary(run: str | Path) -> dict[str, Any]:
+def summary(run):
     """What runs/RUN/summary.json says."""
     return json.loads(Path("runs", run, "summary.json").read_text())
 
 
-def table(sweep: str | Path) -> list[dict[str, str]]:
+def table(sweep):
     """The rows of runs/SWEEP/sweep.csv."""
     with open(Path("runs", sweep, "sweep.csv"), newline="") as file:
         return list(csv.DictReader(file))
 
 
-def last(run: str | Path) -> dict[str, Any]:
+def last(run):
     """The newest training checkpoint of runs/RUN."""
     import torch
 
     return torch.load(Path("runs", run, "checkpoints/last.ckpt"))
 
 
-def assert_same_weights(*runs: str) -> None:
+def assert_same_weights(*runs):
     """Two runs have come to the same weights, bit for bit."""
     ours, theirs = (last(run)["state_dict"] for run in runs)
     assert list(ours) == list(theirs)
@@ -77,7 +77,7 @@ def assert_same_weights(*runs: str) -> None:
         assert ours[name].equal(theirs[name]), name
 
 
-def board(run: str | Path) -> Any:
+def board(run):
     """All that the event files of runs/RUN hold."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -88,14 +88,14 @@ def board(run: str | Path) -> Any:
     return accumulator
 
 
-def less_progress(err: str) -> str:
+def less_progress(err):
     """What a process has said on standard error, but for how far slow work is on a busy machine."""
     return "".join(
         line for line in err.splitlines(True) if not line.endswith((" so far\n", " left\n"))
     )
 
 
-def refusal(error: type[Exception], call: Callable[..., object], *given: Any, **named: Any) -> str:
+def refusal(error, call, *given, **named):
     """The one line that a call raises."""
     with pytest.raises(error) as caught:
         call(*given, **named)
@@ -104,7 +104,7 @@ def refusal(error: type[Exception], call: Callable[..., object], *given: Any, **
     return message
 
 
-def tiny(arguments: tuple[str, ...]) -> list[str]:
+def tiny(arguments):
     """Overrides on top of a tiny model on book.txt."""
     keys = {argument.partition("=")[0] for argument in arguments}
     keys |= {"trainer.max_steps"} if "minutes" in keys else set()
@@ -114,7 +114,7 @@ def tiny(arguments: tuple[str, ...]) -> list[str]:
     ]
 
 
-def one_line(ended: Ended, status: int, *words: str, program: str = "train.py") -> None:
+def one_line(ended, status, *words, program="train.py"):
     """A command has ended with that status and one line on standard error, in which these words are."""
     assert (
         ended.status == status
@@ -124,21 +124,21 @@ def one_line(ended: Ended, status: int, *words: str, program: str = "train.py") 
     assert len(ended.err) < 500 and all(word in ended.err for word in words), (words, ended.err)
 
 
-def missing(reason: str) -> None:
+def missing(reason):
     """Skip a test for want of something that users may do without; where CI=true it must be there."""
     if os.environ.get("CI"):
         pytest.fail(f"CI lacks what this test needs: {reason}")
     pytest.skip(reason)
 
 
-def needs(*packages: str, extra: str = "export") -> None:
+def needs(*packages, extra="export"):
     """Skip a test unless the packages of an extra, or without one the modules of Python, are installed."""
     for package in packages:
         if importlib.util.find_spec(package) is None:
             missing(f"no {package} (extra {extra})" if extra else f"no {package}")
 
 
-def needs_compiler() -> None:
+def needs_compiler():
     from training.choosing.hardware import missing_to_compile
 
     if lacking := missing_to_compile():
@@ -146,19 +146,19 @@ def needs_compiler() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     """Slow tests come first, so that no worker is left alone with one at the end."""
     items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 @pytest.fixture(autouse=True)
-def at_any_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+def at_any_speed(monkeypatch):
     """How busy the machine is does not show in what a command says."""
     monkeypatch.setattr("base.progress.LINE_SECONDS", 1e6)
 
 
 @pytest.fixture(scope="session")
-def browser() -> Iterator[Any]:
+def browser():
     """Headless Chromium: a `playwright` browser without a network."""
     needs("playwright", extra="ci")
     from playwright.sync_api import sync_playwright
@@ -175,12 +175,12 @@ def browser() -> Iterator[Any]:
 
 
 @contextmanager
-def pages(browser: Any) -> Iterator[Callable[..., Any]]:
+def pages(browser):
     """Opens pages from their files without a network; they must ask for nothing else and report no error."""
-    complaints: list[str] = []
+    complaints = []
     contexts = []
 
-    def open_page(file: Path, ready: str = "body[data-ready]", **options: Any) -> Any:
+    def open_page(file, ready="body[data-ready]", **options):
         context = browser.new_context(offline=True, **options)
         contexts.append(context)
         page = context.new_page()
@@ -201,14 +201,14 @@ def pages(browser: Any) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def visit(browser: Any, workplace: Path) -> Iterator[Callable[..., Any]]:
+def visit(browser, workplace):
     """Opens a page of the workplace."""
     with pages(browser) as open_page:
         yield lambda name, **options: open_page(workplace / name, **options)
 
 
 @pytest.fixture(scope="session")
-def s3_server() -> Iterator[stores.Server]:
+def s3_server():
     """A server that speaks S3."""
     needs("s3fs", "moto", "flask", "flask_cors", extra="ci")
     server = stores.Server()
@@ -217,7 +217,7 @@ def s3_server() -> Iterator[stores.Server]:
 
 
 @pytest.fixture
-def bucket(s3_server: stores.Server, monkeypatch: pytest.MonkeyPatch) -> stores.Bucket:
+def bucket(s3_server, monkeypatch):
     """An empty bucket that this process finds."""
     import fsspec
 
@@ -229,7 +229,7 @@ def bucket(s3_server: stores.Server, monkeypatch: pytest.MonkeyPatch) -> stores.
 
 
 @pytest.fixture(scope="session")
-def prose() -> str:
+def prose():
     """About 30,000 characters of made-up prose with words that repeat, as text does."""
     rng = random.Random(0)
     words = [
@@ -244,7 +244,7 @@ def prose() -> str:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prose: str) -> Path:
+def workplace(tmp_path, monkeypatch, prose):
     """An empty directory to work in, with book.txt, and a cache of its own."""
     (tmp_path / "book.txt").write_text(prose, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
@@ -252,7 +252,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prose: str) -> Pa
     return tmp_path
 
 
-def train_in(patch: pytest.MonkeyPatch, arguments: list[str]) -> int:
+def train_in(patch, arguments):
     given = [str(ROOT / "train.py"), *arguments]
     patch.setattr(sys, "argv", [*given])
     patch.setattr(processes, "BEGAN", time.perf_counter())  # each call stands for a process
@@ -262,7 +262,7 @@ def train_in(patch: pytest.MonkeyPatch, arguments: list[str]) -> int:
 
 
 @pytest.fixture
-def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> Call:
+def train(workplace, monkeypatch, capsys):
     """Calls train.py in this process, on book.txt with a tiny model unless `defaults=False`."""
 
     call = caller(partial(train_in, monkeypatch), capsys)
@@ -270,7 +270,7 @@ def train(workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
 
 
 @pytest.fixture(scope="session")
-def trained_once(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
+def trained_once(tmp_path_factory, prose):
     """A directory with book.txt and the finished run runs/first, which is trained once for all tests."""
     place = tmp_path_factory.mktemp("trained")
     (place / "book.txt").write_text(prose, encoding="utf-8")
@@ -281,16 +281,16 @@ def trained_once(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Path:
 
 
 @pytest.fixture
-def trained(trained_once: Path, workplace: Path) -> Path:
+def trained(trained_once, workplace):
     """The best model of runs/first, a finished run in the workplace: what `train("name=first")` leaves there."""
     shutil.copytree(trained_once, workplace, symlinks=True, dirs_exist_ok=True)
     return Path("runs/first/checkpoints/best.safetensors")
 
 
-def caller(cli: Callable[[list[str]], int], capsys: pytest.CaptureFixture) -> Call:
+def caller(cli, capsys):
     """Call a command in this process."""
 
-    def call(*arguments: str) -> Ended:
+    def call(*arguments):
         capsys.readouterr()
         try:
             status = cli(list(arguments))
@@ -301,11 +301,11 @@ def caller(cli: Callable[[list[str]], int], capsys: pytest.CaptureFixture) -> Ca
     return call
 
 
-def command(cli: Callable[[list[str]], int]) -> Any:
+def command(cli):
     """Return a fixture that calls a command in this process."""
 
     @pytest.fixture
-    def fixture(workplace: Path, capsys: pytest.CaptureFixture) -> Call:
+    def fixture(workplace, capsys):
         return caller(cli, capsys)
 
     return fixture

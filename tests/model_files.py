@@ -21,9 +21,7 @@ CONFIG = vars(ModelConfig(layers=1, heads=2, dim=16, context=8))  # of files mad
 Header = dict[str, Any]
 
 
-def about(
-    config: ModelConfig, vocabulary: dict[str, Any] = LETTERS, **changes: Any
-) -> dict[str, Any]:
+def about(config, vocabulary=LETTERS, **changes):
     described = {
         "format": FORMAT, "model_config": vars(config), "vocabulary": vocabulary, "step": 17, "val_loss": None,
         "evaluation": None, "text": "book.txt", "documents": None,
@@ -32,9 +30,7 @@ def about(
     return described | changes
 
 
-def write_model_file(
-    path: str | Path, model: GPT, vocabulary: dict[str, Any] = LETTERS, **changes: Any
-) -> Path:
+def write_model_file(path, model, vocabulary=LETTERS, **changes):
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     state = model_state(model.state_dict())
@@ -44,11 +40,11 @@ def write_model_file(
     return path
 
 
-def filled(config: ModelConfig | None = None, vocabulary: int = 11, seed: int = 0) -> GPT:
+def filled(config=None, vocabulary=11, seed=0):
     return fill(GPT(config or tiny(layers=1), vocabulary), seed).eval()
 
 
-def nats_of(model: GPT, tokens: np.ndarray) -> list[float]:
+def nats_of(model, tokens):
     """What each token costs in disjoint windows, the first ln V: plain Python on the logits of each window."""
     ids, context = torch.from_numpy(np.asarray(tokens).astype(np.int64)), model.config.context
     nats = [math.log(model.vocabulary)]
@@ -63,23 +59,21 @@ def nats_of(model: GPT, tokens: np.ndarray) -> list[float]:
     return nats
 
 
-def packed(header: Any, body: bytes) -> bytes:
+def packed(header, body):
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return struct.pack("<Q", len(text)) + text + body
 
 
-def unpacked(data: bytes) -> tuple[Header, bytes]:
+def unpacked(data):
     (size,) = struct.unpack("<Q", data[:8])
     return json.loads(data[8 : 8 + size]), data[8 + size :]
 
 
-def description(header: Header) -> dict[str, Any]:
+def description(header):
     return json.loads(header["__metadata__"]["chargpt"])
 
 
-def weights(
-    vocabulary: dict[str, Any] = LETTERS, std: float = 0.1, **config: Any
-) -> dict[str, np.ndarray]:
+def weights(vocabulary=LETTERS, std=0.1, **config):
     rng = np.random.default_rng(0)
     shapes = weight_shapes(
         ModelConfig(**{**CONFIG, **config}), len(vocabulary.get("characters", range(256)))
@@ -89,16 +83,11 @@ def weights(
     }
 
 
-def by_hand(
-    state: dict[str, np.ndarray] | None = None,
-    vocabulary: Header = LETTERS,
-    raw: str | None = None,
-    **changes: Any,
-) -> bytes:
+def by_hand(state=None, vocabulary=LETTERS, raw=None, **changes):
     """A model file with nothing wrong except what is given; `raw` stands for the description."""
     state = weights() if state is None else state
     described = about(ModelConfig(**CONFIG), vocabulary, **{"sha256": digest(state), **changes})
-    header: Header = {"__metadata__": {"chargpt": json.dumps(described) if raw is None else raw}}
+    header = {"__metadata__": {"chargpt": json.dumps(described) if raw is None else raw}}
     begin = 0
     for name, array in sorted(state.items()):
         dtype = {"float32": "F32", "float64": "F64", "float16": "F16"}[str(array.dtype)]

@@ -2,17 +2,16 @@
 
 import logging
 import random
-from pathlib import Path
 
 
 class Server(logging.Handler):
     """A server of buckets on the loopback interface, which hears what it is asked for."""
 
-    def __init__(self) -> None:
+    def __init__(self):
         from moto.server import ThreadedMotoServer
 
         super().__init__()
-        self.requests: list[str] = []
+        self.requests = []
         log = logging.getLogger("werkzeug")
         log.setLevel(logging.INFO)
         log.addHandler(self)
@@ -21,15 +20,15 @@ class Server(logging.Handler):
         host, port = self.threads.get_host_and_port()
         self.url = f"http://{host}:{port}"
 
-    def emit(self, record: logging.LogRecord) -> None:
+    def emit(self, record):
         self.requests.append(record.getMessage())
 
-    def read(self, name: str) -> int:
+    def read(self, name):
         """How many times a file was sent, or a part of it, which s3fs asks for of one above 50 MB."""
         return sum('"GET ' in line and f"/{name} HTTP" in line for line in self.requests)
 
 
-def make(folder: Path, documents: dict[str, str | bytes]) -> Path:
+def make(folder, documents):
     """Write files into a folder, which they and theirs need not have."""
     for name, content in documents.items():
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
@@ -38,7 +37,7 @@ def make(folder: Path, documents: dict[str, str | bytes]) -> Path:
 
 
 class Bucket:
-    def __init__(self, server: Server, name: str) -> None:
+    def __init__(self, server, name):
         import boto3
 
         self.server, self.name, self.address = server, name, f"s3://{name}"
@@ -46,11 +45,11 @@ class Bucket:
         self.client = boto3.client("s3", "us-east-1", endpoint_url=server.url, **keys)
         self.client.create_bucket(Bucket=name)
 
-    def put(self, documents: dict[str, str | bytes]) -> None:
+    def put(self, documents):
         for name, content in documents.items():
             self.client.put_object(Bucket=self.name, Key=name, Body=content)
 
-    def environment(self) -> dict[str, str]:
+    def environment(self):
         keys = {
             "AWS_ACCESS_KEY_ID": "key",
             "AWS_SECRET_ACCESS_KEY": "secret",
@@ -59,7 +58,7 @@ class Bucket:
         return {"AWS_ENDPOINT_URL": self.server.url, **keys}
 
 
-def differing(documents: int) -> dict[str, str | bytes]:
+def differing(documents):
     """Texts of different lengths and words, by name."""
     rng, made = random.Random(0), {}
     for number in range(documents):

@@ -18,9 +18,7 @@ SAID = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("command", SAID)
-def test_the_smallest_form_runs(
-    command: str, trained: Path, request: pytest.FixtureRequest
-) -> None:
+def test_the_smallest_form_runs(command, trained, request):
     if "web_speed" in command:
         request.getfixturevalue("browser")  # or there is none
     name, *given = command.format(book=Path("book.txt").absolute()).split()

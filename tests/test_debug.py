@@ -3,7 +3,6 @@ import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -15,7 +14,7 @@ from base.jobs import run_lock
 from base.jobs.run_directory import find
 from data.config import DataConfig
 from data.text import open_text
-from tests.conftest import TINY, Call, one_line, summary
+from tests.conftest import TINY, one_line, summary
 from training import profiler
 
 SMALL = [
@@ -47,14 +46,14 @@ def test_fast_goes_through_every_part_and_leaves_one_directory(run_before, train
 
 
 @pytest.fixture
-def run_before(trained: Path) -> Path:
+def run_before(trained):
     """A run that `debug=fast` would replace."""
     said = summary("first")
     write_text(Path("runs/first/summary.json"), json.dumps(said | {"debug": True}))
     return Path("runs/first").rename(RUN)
 
 
-def test_only_its_name_leads_to_a_debug_run(run_before: Path, train: Call, sample: Call) -> None:
+def test_only_its_name_leads_to_a_debug_run(run_before, train, sample):
     assert "no run in runs/" in sample().err
     assert sample("debug-fast", "--num-chars", "5").status == 0
     write_text(run_before / "summary.json", '{"status": "running", "debug": true}')
@@ -76,13 +75,11 @@ def test_a_run_that_the_user_has_named_is_kept(trained, train, given):
     assert find(None, "model").parents[1] == Path("runs", name), "the newest run"
 
 
-def test_a_debug_run_gives_way_to_no_other_run(run_before: Path, train: Call) -> None:
+def test_a_debug_run_gives_way_to_no_other_run(run_before, train):
     one_line(train(f"name={RUN.name}"), 2, f"{RUN} exists")
 
 
-def test_fast_replaces_no_run_that_another_process_is_training(
-    run_before: Path, train: Call
-) -> None:
+def test_fast_replaces_no_run_that_another_process_is_training(run_before, train):
     before = sorted(run_before.rglob("*"))
     run_lock.lock(run_before.resolve())  # under another name: as another process would
     try:
@@ -93,12 +90,12 @@ def test_fast_replaces_no_run_that_another_process_is_training(
 
 
 @pytest.mark.slow
-def test_overfit_learns_the_text_by_heart(train: Call) -> None:
+def test_overfit_learns_the_text_by_heart(train):
     assert train("debug=overfit", *SMALL, "data.overfit=500", defaults=False).status == 0
     assert summary("debug-overfit")["val_loss"] < 1
 
 
-def test_what_is_learned_by_heart_is_what_is_validated(workplace: Path) -> None:
+def test_what_is_learned_by_heart_is_what_is_validated(workplace):
     whole, part = (open_text(DataConfig(path="book.txt", overfit=n), 32) for n in (None, 500))
     by_heart = whole.train[:500]
     np.testing.assert_array_equal(part.validation, by_heart, strict=True)
@@ -108,7 +105,7 @@ def test_what_is_learned_by_heart_is_what_is_validated(workplace: Path) -> None:
     assert part.characters == {"train": 564, "validation": 500, "test": 500}
 
 
-def test_a_text_to_learn_by_heart_is_longer_than_a_context(train: Call) -> None:
+def test_a_text_to_learn_by_heart_is_longer_than_a_context(train):
     one_line(train("data.overfit=32"), 2, "data.overfit=32: ", "above model.context=32")
     assert not Path("runs").exists()
 
@@ -147,14 +144,14 @@ PROFILED: dict[str, tuple[dict[int, int], list[int]]] = {
 
 
 @pytest.mark.parametrize("kind", PROFILED)
-def test_profile_records_steps_as_fast_as_most(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+def test_profile_records_steps_as_fast_as_most(monkeypatch, kind):
     steps, recorded = PROFILED[kind]
     recorder = Mock()
     said = list[str]()
     monkeypatch.setattr(profiler, "profile", lambda **_: recorder)
     monkeypatch.setattr(profiler.log, "info", said.append)
     start = min(steps)
-    trainer: Any = SimpleNamespace(global_step=start, max_steps=steps[start])
+    trainer = SimpleNamespace(global_step=start, max_steps=steps[start])
     deadline, module = Mock(), Mock()
     callback = profiler.StepProfiler(Path("trace.json"), deadline)
     callback.on_train_start(trainer, module)

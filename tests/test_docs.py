@@ -11,7 +11,7 @@ import pytest
 import export as export_script
 import sample as sample_script
 import score as score_script
-from tests.conftest import ROOT, Call, needs
+from tests.conftest import ROOT, needs
 from tests.test_house import PACKAGES
 
 FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -22,7 +22,7 @@ EVERY = re.findall(
 COMMANDS = list(dict.fromkeys(EVERY))
 
 
-def commands(script: str, *pages: str) -> list[list[str]]:
+def commands(script, *pages):
     """What follows the script in each command, of some pages or of all; a comment would be arguments, as in zsh."""
     lines = [line for line in COMMANDS if not pages or any(line in PAGES[page] for page in pages)]
     return [
@@ -57,7 +57,7 @@ def anchors(page):
     return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_shows_the_end_of_what_the_first_run_printed() -> None:
+def test_the_readme_shows_the_end_of_what_the_first_run_printed():
     (shown,) = re.findall(r"```\n(validation loss [^`]*)```", PAGES["README.md"])
     printed = (ROOT / "docs/first_run.txt").read_text("utf-8")  # by docs/first_run.py
     assert " ".join(shown.split()) in " ".join(printed.split())
@@ -70,9 +70,9 @@ def test_every_link_to_a_section_leads_to_one(page):
 
 
 @pytest.mark.slow
-def test_every_training_command_is_taken(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_training_command_is_taken(train, monkeypatch):
     needs("optuna", extra="search")
-    begun: list[str] = []
+    begun = []
     for name in ("a", "b", "c"):
         Path(f"{name}.txt").write_text(Path("book.txt").read_text())
     for kind in ("training.run.main", "train.begin_sweep", "sweeps.search.begin_search"):
@@ -99,20 +99,18 @@ PARSERS = {
 
 
 @pytest.mark.parametrize("script", PARSERS)
-def test_every_other_command_is_taken(script: str) -> None:
+def test_every_other_command_is_taken(script):
     assert len(commands(script)) >= 3
     for arguments in commands(script):
         PARSERS[script](arguments)  # ends the process where one is wrong
 
 
-def test_every_command_of_the_benchmark_is_one_of_two() -> None:
+def test_every_command_of_the_benchmark_is_one_of_two():
     every = {tuple(arguments) for arguments in commands("benchmarks/gpu")}
     assert every <= {("tinyshakespeare.txt", "--only", each) for each in ("loss", "speed")}
 
 
-def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(
-    export: Call, tmp_path: Path
-) -> None:
+def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(export, tmp_path):
     (command,) = (line for line in COMMANDS if "--to web docs/demo/shakespeare.html" in line)
     _, _, model, *options = shlex.split(command)
     page = tmp_path / "page.html"
@@ -128,9 +126,7 @@ def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(
         )
 
 
-def test_the_readme_shows_what_its_models_write(
-    sample: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_readme_shows_what_its_models_write(sample, monkeypatch):
     monkeypatch.chdir(ROOT)
     ((command, shown),) = re.findall(
         r"^python sample.py (docs/demo/.*)\n```\n```\n([^`]*)```", PAGES["README.md"], re.MULTILINE
@@ -143,7 +139,7 @@ def test_the_readme_shows_what_its_models_write(
 EXAMPLES = re.findall(r"```python\n(.*?)```", PAGES["api.md"], re.DOTALL)
 
 
-def run_example(program: str) -> str:
+def run_example(program):
     program = f"import sys; sys.path.insert(0, {str(ROOT)!r})\n{program}"
     return subprocess.run(
         [sys.executable, "-c", program], check=True, stdout=subprocess.PIPE, text=True
@@ -151,7 +147,7 @@ def run_example(program: str) -> str:
 
 
 @pytest.mark.slow
-def test_the_api_page_trains_with_gpt_and_torch_alone(workplace: Path) -> None:
+def test_the_api_page_trains_with_gpt_and_torch_alone(workplace):
     assert len(re.findall(r"^.+$", EXAMPLES[0], re.MULTILINE)) <= 30
     loaded = "print(sorted({'lightning', 'hydra', 'omegaconf', 'conf', 'training', 'data'} & set(sys.modules)))"
     out = run_example(f"{EXAMPLES[0]}\n{loaded}")
@@ -166,12 +162,12 @@ def test_the_api_page_trains_with_gpt_and_torch_alone(workplace: Path) -> None:
 
 @pytest.mark.promise
 @pytest.mark.slow
-def test_the_example_of_the_api_page_runs(trained: Path) -> None:
+def test_the_example_of_the_api_page_runs(trained):
     out = run_example(EXAMPLES[1])
     assert re.search(r"\d\.\d{4} nats, \d\.\d{4} bits per character over 104 characters", out)
 
 
-def test_the_page_on_architecture_names_what_is_there() -> None:
+def test_the_page_on_architecture_names_what_is_there():
     page = PAGES["architecture.md"]
     assert page.count("\n") <= 150
     there = r"(?:base|conf|data|gpt|reports|training|sweeps|tests|benchmarks|docs)/[\w./-]*|\w+\.(?:py|toml)"

@@ -23,7 +23,7 @@ from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer, tokenizer_from
 from reports.card import public_setting
 from reports.guessing_game import game_passages
-from tests.conftest import ROOT, Call, needs, one_line, summary
+from tests.conftest import ROOT, needs, one_line, summary
 from tests.model_files import write_model_file
 from tests.reference.models import fill
 from tests.stores import make as make_files
@@ -32,18 +32,18 @@ PAGE = (ROOT / "docs/export.md").read_text("utf-8")
 LETTERS = "\n\tThe quickbrownfox ,.é中😀"
 
 
-def make(path: str, **changes) -> Path:
+def make(path, **changes):
     config = ModelConfig(layers=2, heads=2, dim=16, context=12, **changes)
     vocabulary = {"kind": "char", "characters": "".join(sorted(set(LETTERS)))}
     return write_model_file(path, fill(GPT(config, len(vocabulary["characters"]))), vocabulary)
 
 
 @pytest.fixture
-def checkpoint(workplace: Path) -> Path:
+def checkpoint(workplace):
     return make("runs/first/checkpoints/best.safetensors")
 
 
-def guessing(export: Call, guess: str) -> tuple[list[str], str]:
+def guessing(export, guess):
     """The passages in the page, and what is printed."""
     options = ["--guess", guess, "--overwrite", "--title", "My <words>"]
     ended = export("first", "--to", "web", "page.html", *options)
@@ -52,14 +52,14 @@ def guessing(export: Call, guess: str) -> tuple[list[str], str]:
     return json.loads(found[1])["passages"], ended.out
 
 
-def fresh_passages(model: Path) -> list[str]:
+def fresh_passages(model):
     """Eight passages of the characters that a model knows, which no text has."""
     characters = load_checkpoint(model)[1]["vocabulary"]["characters"]
     letters = sorted(set(characters) - {"\n", " "})
     return ["".join(random.Random(i).choices(letters, k=200)) for i in range(8)]
 
 
-def test_passages_of_validation_to_guess(trained: Path, export: Call) -> None:
+def test_passages_of_validation_to_guess(trained, export):
     text = Path("book.txt").read_text()
     validation = text[int(0.9 * len(text)) : int(0.95 * len(text))]
     shown, printed = guessing(export, "validation")
@@ -70,9 +70,7 @@ def test_passages_of_validation_to_guess(trained: Path, export: Call) -> None:
     assert "<title>My &lt;words&gt; · chargpt</title>" in Path("page.html").read_text("utf-8")
 
 
-def test_passages_of_a_file_are_new_to_the_model_and_of_its_characters(
-    trained: Path, export: Call
-) -> None:
+def test_passages_of_a_file_are_new_to_the_model_and_of_its_characters(trained, export):
     text = Path("book.txt").read_text()
     fresh = fresh_passages(trained)
     copied = max(text[: int(0.9 * len(text))].split("\n"), key=len)[:200]
@@ -138,9 +136,7 @@ def test_a_folder_is_written(checkpoint, export, folder):
     assert Path(folder, "model.safetensors").exists()
 
 
-def test_a_folder_is_whole_or_not_there(
-    checkpoint: Path, export: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_folder_is_whole_or_not_there(checkpoint, export, monkeypatch):
     before = sorted(os.listdir())
     full = OSError(errno.ENOSPC, "No space left on device")
     monkeypatch.setattr("base.files.os.replace", Mock(side_effect=full))
@@ -149,7 +145,7 @@ def test_a_folder_is_whole_or_not_there(
     assert sorted(os.listdir()) == before
 
 
-def test_the_card_of_a_run(trained: Path, export: Call) -> None:
+def test_the_card_of_a_run(trained, export):
     said = summary("first")
     assert export("first", "--to", "card", "first.md").status == 0
     card = Path("first.md").read_text("utf-8")
@@ -169,7 +165,7 @@ def test_the_card_of_a_run(trained: Path, export: Call) -> None:
     assert [part for part in parts if part not in card] == []
 
 
-def test_the_card_of_a_model_without_its_run_says_less(trained: Path, export: Call) -> None:
+def test_the_card_of_a_model_without_its_run_says_less(trained, export):
     shutil.copy(trained, "alone.safetensors")
     for model in ("first", "alone.safetensors"):
         export(model, "--to", "card", f"{model}.md")
@@ -181,9 +177,7 @@ def test_the_card_of_a_model_without_its_run_says_less(trained: Path, export: Ca
     assert card.partition("## A sample")[2] == alone.partition("## A sample")[2] != ""
 
 
-def test_a_card_keeps_paths_and_markup_to_itself(
-    workplace: Path, train: Call, export: Call
-) -> None:
+def test_a_card_keeps_paths_and_markup_to_itself(workplace, train, export):
     Path("a_b|c.txt").write_text(Path("book.txt").read_text() + "\n````\n<b>")
     path = f"data.path={Path('a_b|c.txt').resolve()}"
     assert train("name=own", path, "trainer.max_steps=2", "data.tokenizer=byte").status == 0
@@ -195,14 +189,12 @@ def test_a_card_keeps_paths_and_markup_to_itself(
     assert str(Path.cwd()) not in card
 
 
-def test_the_command_of_a_card_names_the_files_of_a_list() -> None:
+def test_the_command_of_a_card_names_the_files_of_a_list():
     setting = public_setting("data.path=[ann/a.txt,/home/ann/prose.txt]")
     assert setting == "data.path=[a.txt,prose.txt]"
 
 
-def test_a_card_says_what_was_left_out_and_not_where_it_lies(
-    workplace: Path, train: Call, export: Call
-) -> None:
+def test_a_card_says_what_was_left_out_and_not_where_it_lies(workplace, train, export):
     """Nor does a folder whose name is not UTF-8 end the run."""
     folder = workplace / os.fsdecode(b"ann\xe9")
     folder.mkdir()
@@ -220,7 +212,7 @@ def test_a_card_says_what_was_left_out_and_not_where_it_lies(
 
 @pytest.mark.promise
 @pytest.mark.slow
-def test_the_page_is_right(workplace: Path, checkpoint: Path, export: Call) -> None:
+def test_the_page_is_right(workplace, checkpoint, export):
     needs("onnx", "onnxruntime", "onnxscript")
     said = []
     blocks = re.findall(r"^```(python)?\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)

@@ -6,7 +6,6 @@ work.
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ import torch
 
 import sample as sample_script
 import score as score_script
-from tests.conftest import Ended, caller
+from tests.conftest import caller
 from tests.faults import faults
-from tests.faults.processes import Fault, Process
+from tests.faults.processes import Process
 from tests.faults.test_resume import assert_as_if_never_touched
 from tests.training.test_launch import logged
 
@@ -44,7 +43,7 @@ LIMIT = 300.0  # seconds for a run, in which a GPU's kernels may have to be comp
 
 
 @pytest.fixture(scope="module", autouse=True)
-def place(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Iterator[None]:
+def place(tmp_path_factory, prose):
     """One directory with book.txt for all tests, which share their runs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("gpu"))
@@ -53,33 +52,33 @@ def place(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Iterator[None
         yield
 
 
-def run(name: str, device: str, *arguments: str, fault: Fault | None = None) -> Ended:
+def run(name, device, *arguments, fault=None):
     return Process(f"name={name}", f"trainer.accelerator={device}", *arguments, fault=fault).wait(
         LIMIT
     )
 
 
-def made(name: str, device: str, *arguments: str) -> str:
+def made(name, device, *arguments):
     if not Path("runs", name).exists():
         ended = run(name, device, *arguments)
         assert ended.status == 0, ended
     return name
 
 
-def of_reference(precision: str) -> list[float]:
+def of_reference(precision):
     """The losses of a CPU in single precision, with the optimizer of a precision."""
     typed = [*COMPARED, *PLAIN, OPTIMIZERS[precision]]
     return logged(made(f"reference-{precision}", "cpu", *typed))
 
 
-def compare(losses: list[float], precision: str) -> None:
+def compare(losses, precision):
     expected = of_reference(precision)
     assert len(expected) == len(losses) == STEPS and expected[0] - expected[-1] > 0.5
     assert losses == pytest.approx(expected, rel=TOLERANCES[precision])
 
 
 @NO_GPU
-def test_a_run_that_is_killed_repeats_bit_for_bit() -> None:
+def test_a_run_that_is_killed_repeats_bit_for_bit():
     made("exact", "cuda", *EXACT)
     killed = run("killed", "cuda", *EXACT, fault=(faults.at_step, 13))
     assert killed.status == -signal.SIGKILL, killed
@@ -97,7 +96,7 @@ CUDA = [
 @pytest.mark.parametrize(
     "case", ["cpu bf16-mixed compile=false", *(pytest.param(case, marks=NO_GPU) for case in CUDA)]
 )
-def test_losses_are_those_of_a_cpu(case: str) -> None:
+def test_losses_are_those_of_a_cpu(case):
     device, precision, typed = case.split()
     typed_too = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}", typed]
     losses = logged(made(f"{device}-{precision}-{typed.partition('=')[2]}", device, *typed_too))
@@ -107,9 +106,7 @@ def test_losses_are_those_of_a_cpu(case: str) -> None:
 
 @NO_GPU
 @pytest.mark.parametrize(("here", "there"), [("cuda", "cpu"), ("cpu", "cuda")])
-def test_a_checkpoint_goes_on_elsewhere(
-    here: str, there: str, capsys: pytest.CaptureFixture
-) -> None:
+def test_a_checkpoint_goes_on_elsewhere(here, there, capsys):
     typed = [*COMPARED, *PLAIN, OPTIMIZERS["32-true"]]
     name = f"{here}-{there}"
     assert run(name, here, *typed, fault=(faults.at_step, 12)).status == -signal.SIGKILL

@@ -10,7 +10,6 @@ import subprocess
 import sys
 import tomllib
 from importlib.metadata import packages_distributions
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -36,7 +35,7 @@ LIGHT = {
 
 
 @pytest.fixture(scope="module")
-def modules() -> tuple[list[str], list[str]]:
+def modules():
     """Our modules, and the packages that they import, wherever in them."""
     needs("grimp", extra="ci")
     import grimp
@@ -56,7 +55,7 @@ REQUIREMENTS = [Requirement(each) for each in PROJECT["dependencies"]]
 PINS = re.findall(r"^[^#].*", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
 
 
-def test_every_package_that_is_imported_is_declared(modules: tuple[list[str], list[str]]) -> None:
+def test_every_package_that_is_imported_is_declared(modules):
     ordinary = [*REQUIREMENTS]
     for name in EXTRAS.keys() - {"dev", "ci"}:
         ordinary += EXTRAS[name]
@@ -119,7 +118,7 @@ print(json.dumps(effects + [f"changes {key}" for key in before if before[key] !=
 
 
 @pytest.mark.slow
-def test_importing_does_nothing_else(modules: tuple[list[str], list[str]], tmp_path: Path) -> None:
+def test_importing_does_nothing_else(modules, tmp_path):
     needs("optuna", extra="search")  # of sweeps.search
     every, third = modules
     light = {
@@ -146,9 +145,7 @@ def test_importing_does_nothing_else(modules: tuple[list[str], list[str]], tmp_p
 @pytest.mark.parametrize(
     ("program", "status"), [("import gpt.config, base", 0), ("import data", 1), ("import conf", 1)]
 )
-def test_the_model_can_be_imported_in_any_folder(
-    tmp_path: Path, program: str, status: int
-) -> None:
+def test_the_model_can_be_imported_in_any_folder(tmp_path, program, status):
     """The environment has `gpt`, and no package with a name such as `data`."""
     done = subprocess.run(
         [sys.executable, "-P", "-c", program], cwd=tmp_path, capture_output=True, text=True

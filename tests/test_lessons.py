@@ -1,6 +1,5 @@
 import re
 import runpy
-from pathlib import Path
 
 import pytest
 
@@ -19,11 +18,11 @@ SHORTER = {
 }
 
 
-def code(notebook) -> list:
+def code(notebook):
     return [cell for cell in notebook.cells if cell.cell_type == "code"]
 
 
-def said(cell) -> str:
+def said(cell):
     texts = []
     for output in cell.outputs:
         if output.output_type == "stream":
@@ -38,7 +37,7 @@ def said(cell) -> str:
 @pytest.mark.parametrize(
     "number", ["0", pytest.param("1", marks=pytest.mark.promise), "2", "3", "4"]
 )
-def test_a_lesson_shows_what_is_stored(number: str, tmp_path: Path) -> None:
+def test_a_lesson_shows_what_is_stored(number, tmp_path):
     """Cells tagged `measured` show times, or what a number of steps that depends on them gave."""
     needs("nbclient", "ipykernel", "einops", extra="lessons")
     import nbformat

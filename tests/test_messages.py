@@ -103,7 +103,7 @@ PARTS = {  # what the line has in it, in parts where the words between them do n
 
 
 @pytest.fixture
-def odd_files(trained: Path) -> None:
+def odd_files(trained):
     """What the commands name."""
     contents = {"latin.txt": "aï".encode("latin-1"), "empty.txt": "", "blank.txt": "  \n \n"}
     contents |= {"text.txt": TEXT.encode(), "binary.txt": bytes(range(256))}
@@ -116,7 +116,7 @@ def odd_files(trained: Path) -> None:
     write("lines.st", documents={"kind": "line", "end": "\n", "name": ""})
 
 
-def contents() -> dict[Path, int]:
+def contents():
     return {
         path: path.is_file() and hash(path.read_bytes())
         for path in Path().rglob("*")
@@ -126,9 +126,7 @@ def contents() -> dict[Path, int]:
 
 @pytest.mark.usefixtures("odd_files")
 @pytest.mark.parametrize("command", [*MESSAGES, *PARTS])
-def test_what_is_typed_wrong_gets_one_line_and_changes_nothing(
-    command: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_typed_wrong_gets_one_line_and_changes_nothing(command, request, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)  # importing None fails
     program, *arguments = shlex.split(command)
     options = {"defaults": False} if program == "train.py" else {}

@@ -24,7 +24,7 @@ from gpt.inference.continuation import Continuation
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
 from sample import Sample, unescaped
 from tests.base.test_progress import Terminal
-from tests.conftest import ROOT, Call, Ended, less_progress, one_line
+from tests.conftest import ROOT, less_progress, one_line
 from tests.model_files import filled, write_model_file
 from tests.reference import model as reference
 from tests.reference import sampling
@@ -43,11 +43,11 @@ RULES = {
 }
 
 
-def refused(ended: Ended, *words: str) -> None:
+def refused(ended, *words):
     one_line(ended, 2, *words, program="sample.py")
 
 
-def sampled(sample: Call, rules: dict[str, float]) -> str:
+def sampled(sample, rules):
     options = [f"--{key.replace('_', '-')}={value}" for key, value in rules.items()]
     ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)
     assert ended.status == 0, ended
@@ -55,7 +55,7 @@ def sampled(sample: Call, rules: dict[str, float]) -> str:
 
 
 @pytest.mark.parametrize("kind", RULES)
-def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call, kind: str) -> None:
+def test_text_is_that_of_a_naive_loop(trained, sample, kind):
     rules = RULES[kind]
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
@@ -70,12 +70,12 @@ def test_text_is_that_of_a_naive_loop(trained: Path, sample: Call, kind: str) ->
     assert sampled(sample, rules) == tokenizer.decode(np.array(tokens)) + "\n"
 
 
-def test_each_rule_has_an_effect(trained: Path, sample: Call) -> None:
+def test_each_rule_has_an_effect(trained, sample):
     texts = {sampled(sample, rules) for rules in RULES.values()}
     assert len(texts) == len(RULES)
 
 
-def test_the_seed_that_is_printed_repeats_the_text(trained: Path, sample: Call) -> None:
+def test_the_seed_that_is_printed_repeats_the_text(trained, sample):
     first = sample("--num-chars", "50")
     seed = re.search(r"--seed (\d+)", first.err)
     assert seed
@@ -83,7 +83,7 @@ def test_the_seed_that_is_printed_repeats_the_text(trained: Path, sample: Call) 
     assert sample("--num-chars", "50", "--seed", str(int(seed[1]) + 1)).out != first.out
 
 
-def test_what_may_stand_for_a_model(trained: Path, sample: Call) -> None:
+def test_what_may_stand_for_a_model(trained, sample):
     settings = ["--num-chars", "40", "--seed", "1"]
     folder = str(trained.parent)
     checkpoint = f"{folder}/last.ckpt"
@@ -97,19 +97,17 @@ def test_what_may_stand_for_a_model(trained: Path, sample: Call) -> None:
 
 
 @pytest.mark.parametrize("model", ["first", "runs/first/checkpoints/last.ckpt"])
-def test_a_run_without_its_last_model_can_be_sampled(
-    trained: Path, sample: Call, model: str
-) -> None:
+def test_a_run_without_its_last_model_can_be_sampled(trained, sample, model):
     trained.with_name("last.safetensors").unlink()
     assert sample(model).status == 0
 
 
-def test_the_newest_run_is_sampled(trained: Path, sample: Call, train: Call) -> None:
+def test_the_newest_run_is_sampled(trained, sample, train):
     train("name=second", "trainer.max_steps=1")
     assert "runs/second/checkpoints/best.safetensors" in sample("--num-chars", "1").err
 
 
-def test_as_a_command_it_starts_quickly(trained: Path) -> None:
+def test_as_a_command_it_starts_quickly(trained):
     code = "import sys, sample; status = sample.cli(['--num-chars', '3']); print(status, sorted("
     code += "{'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'aiohttp'} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -119,7 +117,7 @@ def test_as_a_command_it_starts_quickly(trained: Path) -> None:
     assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
 
 
-def test_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
+def test_a_reader_that_leaves_early_is_no_error(trained):
     command = (
         f"echo The | '{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 300000 | head -c 10"
     )
@@ -132,9 +130,7 @@ def test_a_reader_that_leaves_early_is_no_error(trained: Path) -> None:
     assert "Traceback" not in ended.stderr and "BrokenPipe" not in ended.stderr
 
 
-def test_where_a_prompt_comes_from(
-    trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_where_a_prompt_comes_from(trained, sample, monkeypatch):
     Path("p.txt").write_bytes(b"The of\r\n")
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
@@ -188,7 +184,7 @@ def texts_of(ended):
     return [json.loads(line) for line in ended.out.splitlines()]
 
 
-def test_json_lines_hold_the_texts(trained: Path, sample: Call) -> None:
+def test_json_lines_hold_the_texts(trained, sample):
     each_text = ["--num-chars", "20", "--seed"]
     settings = [*each_text, "3", "--num-samples", "9", "--prompt", "The ", "--prompt", "An"]
     lines = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
@@ -219,7 +215,7 @@ def test_a_stop_ends_a_text_before_or_after_it(trained, sample):
     ("escaped", "text"),
     [(r"\n\t", "\n\t"), (r"\\n", r"\n"), (r"a\b\\", "a\\b\\"), ("\n", "\n"), ("\\", "\\")],
 )
-def test_escapes_of_a_stop(escaped: str, text: str) -> None:
+def test_escapes_of_a_stop(escaped, text):
     assert unescaped(escaped) == text
 
 
@@ -414,9 +410,7 @@ def test_what_many_texts_copy_is_one_summary(trained, sample):
     assert [line.partition(', "')[0] for line in few] == said[:3]
 
 
-def test_texts_that_were_compared_are_written_before_the_others(
-    trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_texts_that_were_compared_are_written_before_the_others(trained, sample, monkeypatch):
     compare = Mock(wraps=sample_script.longest_copies, side_effect=[DEFAULT, KeyboardInterrupt])
     monkeypatch.setattr(sample_script, "longest_copies", compare)
     ended = sample("--num-chars", "9", "--num-samples", "80", "--novelty", "--json")
@@ -424,9 +418,7 @@ def test_texts_that_were_compared_are_written_before_the_others(
     assert 0 < len(ended.out.splitlines()) < 80
 
 
-def test_copies_of_a_long_text_are_not_searched(
-    trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_of_a_long_text_are_not_searched(trained, sample, monkeypatch):
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
     ended = sample("--num-chars", "5", "--novelty")
     assert ended.status == 0
@@ -465,7 +457,7 @@ def test_ctrl_c_ends_texts_at_once_and_leaves_what_was_written(trained, options)
         assert len(Path("out.txt").read_text("utf-8")) > 100
 
 
-def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation(trained, sample, monkeypatch):
     settings = ["--interactive", "--num-chars", "10", "--seed", "4", "--temperature", "0"]
     monkeypatch.setattr("sys.stdin", io.StringIO("The\n日\n\n  The\n"))
     ended = sample(*settings)
@@ -482,9 +474,7 @@ def test_a_conversation(trained: Path, sample: Call, monkeypatch: pytest.MonkeyP
     assert sample(*settings, "--unknown", "skip").out.count("[seed 4]") == 1
 
 
-def test_a_prompt_that_is_not_text_ends_no_conversation(
-    trained: Path, sample: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prompt_that_is_not_text_ends_no_conversation(trained, sample, monkeypatch):
     stdin = io.TextIOWrapper(io.BytesIO(b"\xff\nThe\n"), encoding="utf-8")
     monkeypatch.setattr("sys.stdin", stdin)
     ended = sample("--interactive", "--num-chars", "10", "--seed", "4")
@@ -494,7 +484,7 @@ def test_a_prompt_that_is_not_text_ends_no_conversation(
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
-def test_a_conversation_in_a_terminal(trained: Path) -> None:
+def test_a_conversation_in_a_terminal(trained):
     terminal = Terminal(*COMMAND[1:], "--interactive", "--num-chars", "100000000", "--seed", "1")
     try:
         written = r"The of[^>]*The of[^>]{40}"

@@ -8,7 +8,6 @@ import random
 import re
 import sys
 import unicodedata
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import chdir, redirect_stderr, redirect_stdout
 from itertools import islice, product
@@ -28,9 +27,9 @@ from gpt.checkpoint import load_checkpoint
 from gpt.inference.decoder import Decoder
 from gpt.inference.weights import weights_of
 from gpt.model import GPT
-from gpt.tokenizer import ByteTokenizer, CharTokenizer, Tokenizer, tokenizer_from
+from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
 from reports import scoring, text_to_score
-from tests.conftest import Call, Ended, one_line, pages, summary
+from tests.conftest import one_line, pages, summary
 from tests.model_files import nats_of, write_model_file
 from tests.reference import model as reference
 from tests.reference.losses import read_by_document, surprisal
@@ -46,13 +45,7 @@ TEXT = (
 )
 
 
-def write(
-    path: str,
-    tokenizer: Tokenizer | None = None,
-    seed: int = 0,
-    documents: Any = None,
-    **changes: Any,
-) -> str:
+def write(path, tokenizer=None, seed=0, documents=None, **changes):
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, **changes)
     model = fill(GPT(config, tokenizer.size), seed, std=0.3)
@@ -63,32 +56,32 @@ HIDDEN = {letter: f"{ord(letter):02X}" for letter in "\x00\x07\x7f"}
 HIDDEN |= {letter: f"U+{ord(letter):04X}" for letter in "\u202e\u202c\u2028\u00a0\u200b"}
 
 
-def refused(ended: Ended, *words: str) -> None:
+def refused(ended, *words):
     one_line(ended, 2, *words, program="score.py")
 
 
-def readable(text: str) -> str:
+def readable(text):
     return text.translate(str.maketrans(HIDDEN))
 
 
 @pytest.fixture
-def files(workplace: Path) -> Path:
+def files(workplace):
     write("model.st")
     write("bytes.st", ByteTokenizer())
     Path("text.txt").write_text(TEXT, encoding="utf-8", newline="")
     return workplace
 
 
-def lines_of(printed: str) -> list[dict[str, Any]]:
+def lines_of(printed):
     return [json.loads(line) for line in printed.splitlines()]
 
 
-def figures(text: str) -> dict[str, tuple[float, ...]]:
+def figures(text):
     rows = re.findall(r"^(.*\S)" + r" +([-+]?\d+\.\d{6})" * 4 + "$", text, re.MULTILINE)
     return {name: tuple(map(float, numbers)) for name, *numbers in rows}
 
 
-def naive(checkpoint: str, stride: int | None) -> Iterator[tuple[float, dict[str, float]]]:
+def naive(checkpoint, stride):
     """What each token of `TEXT` costs, and the probabilities of the five likeliest, by one forward for each."""
     model, meta = load_checkpoint(checkpoint)
     tokenizer, context = tokenizer_from(meta["vocabulary"]), model.config.context
@@ -146,7 +139,7 @@ def test_characters_cost_what_a_naive_loop_says(files, score, monkeypatch, given
     assert f"{len(TEXT):,} characters, {octets:,} bytes" in ended.err
 
 
-def test_both_windows_are_scored_unless_one_is_chosen(files: Path, score: Call) -> None:
+def test_both_windows_are_scored_unless_one_is_chosen(files, score):
     disjoint, strided = (
         figures(score("model.st", "text.txt", "--window", mode).out)
         for mode in ("disjoint", "strided")
@@ -249,9 +242,7 @@ def test_an_interrupt_keeps_the_lines_that_were_written(files, score, monkeypatc
     assert sorted(os.listdir()) == before
 
 
-def test_a_text_too_long_for_a_page_is_refused(
-    files: Path, score: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_text_too_long_for_a_page_is_refused(files, score, monkeypatch):
     monkeypatch.setattr(text_to_score, "MAX_PAGE", len(TEXT) - 1)
     ended = score("model.st", "text.txt", "--html", "a.html")
     refused(ended, "--html", "more characters")
@@ -259,7 +250,7 @@ def test_a_text_too_long_for_a_page_is_refused(
 
 
 @pytest.mark.parametrize("length", [8, 7, 1])  # of a context of 7
-def test_texts_as_short_as_can_be(files: Path, score: Call, length: int) -> None:
+def test_texts_as_short_as_can_be(files, score, length):
     text = TEXT[:length]
     Path("short.txt").write_text(text, encoding="utf-8", newline="")
     ended = score("model.st", "short.txt", "--per-char", "--html", "short.html")
@@ -296,7 +287,7 @@ def test_line_ends_encodings_and_streams_change_no_loss(files, score, monkeypatc
     assert f"{SOURCES[source]}: 19 characters" in ended.err
 
 
-def test_an_unknown_character_beyond_the_first_chunk_is_named(files: Path, score: Call) -> None:
+def test_an_unknown_character_beyond_the_first_chunk_is_named(files, score):
     Path("unknown.txt").write_bytes(("Naïve\r\n" + "a" * 69_993 + "\ntż").encode())
     refused(
         score("model.st", "unknown.txt"),
@@ -306,9 +297,7 @@ def test_an_unknown_character_beyond_the_first_chunk_is_named(files: Path, score
 
 
 @pytest.mark.parametrize(("choice", "same"), [("skip", "abc"), ("replace", "abic")])
-def test_unknown_characters_are_skipped_or_replaced_for_both_models(
-    files: Path, score: Call, choice: str, same: str
-) -> None:
+def test_unknown_characters_are_skipped_or_replaced_for_both_models(files, score, choice, same):
     write("less.st", CharTokenizer(TEXT.replace("Ω", "").replace("ï", "")))
     Path("strange.txt").write_text("aΩbïжΩc" * 9, encoding="utf-8")
     Path("same.txt").write_text(same * 9, encoding="utf-8")
@@ -320,9 +309,7 @@ def test_unknown_characters_are_skipped_or_replaced_for_both_models(
     assert "'Ω' dropped (18 times)" in ended.err
 
 
-def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(
-    files: Path, score: Call
-) -> None:
+def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(files, score):
     words = ["naïve", "Ωmega", "abc", "\n"]
     # several chunks, which end within letters
     text = "".join(random.Random(0).choices(words, k=30_000))
@@ -340,9 +327,7 @@ def test_a_text_is_scored_in_the_form_of_its_letters_that_the_model_knows(
 @pytest.mark.parametrize(
     ("positions", "window"), [("rotary", None), ("learned", None), ("rotary", 4), ("none", 20)]
 )
-def test_sampling_and_scoring_agree(
-    workplace: Path, sample: Call, score: Call, positions: str, window: int | None
-) -> None:
+def test_sampling_and_scoring_agree(workplace, sample, score, positions, window):
     """The losses of what sample.py draws, by NumPy: in the first context, in every mode those of score.py."""
     write("model.st", CharTokenizer("abcdefgh \n"), positions=positions, window=window)
     options = "--prompt abc --num-chars 40 --temperature 2 --top-k 9 --seed 3 --json"
@@ -360,7 +345,7 @@ def test_sampling_and_scoring_agree(
         assert nats != pytest.approx(expected, abs=1e-5), "later ones have other contexts"
 
 
-def test_a_context_may_be_as_long_as_a_list(workplace: Path, score: Call) -> None:
+def test_a_context_may_be_as_long_as_a_list(workplace, score):
     """And its first end mark: one window then reads the whole list."""
     write("lines.st", documents=LINES)
     Path("list.txt").write_text("abc\ntext\n", encoding="utf-8")
@@ -370,7 +355,7 @@ def test_a_context_may_be_as_long_as_a_list(workplace: Path, score: Call) -> Non
 
 @pytest.mark.parametrize("context", [3, 20])
 @pytest.mark.parametrize("mode", ["disjoint", "strided"])
-def test_windows_of_another_length(files: Path, score: Call, context: int, mode: str) -> None:
+def test_windows_of_another_length(files, score, context, mode):
     write("other.st", context=context)
     expected = figures(score("other.st", "text.txt", "--window", mode).out)
     own = figures(score("model.st", "text.txt", "--window", mode).out)
@@ -380,9 +365,7 @@ def test_windows_of_another_length(files: Path, score: Call, context: int, mode:
 
 
 @pytest.mark.parametrize("tokenizer", [ByteTokenizer(), CharTokenizer(TEXT + "xyzXYZ")])
-def test_two_models_read_the_same_characters(
-    files: Path, score: Call, tokenizer: Tokenizer
-) -> None:
+def test_two_models_read_the_same_characters(files, score, tokenizer):
     write("wide.st", tokenizer, seed=1, context=10)
     ended = score("model.st", "text.txt", "--compare", "wide.st", "--per-char")
     assert ended.status == 0
@@ -407,9 +390,7 @@ def test_two_models_read_the_same_characters(
 Shown = tuple[Any, list[dict[str, Any]], str]
 
 
-def scored(
-    place: Path, open_page: Callable[..., Any], model: str, text: str, *more: str, **options: Any
-) -> Shown:
+def scored(place, open_page, model, text, *more, **options):
     with (
         chdir(place),
         redirect_stdout(io.StringIO()) as out,
@@ -426,7 +407,7 @@ HTML = "x</script><img src=x onerror=alert(1)>&{{data}}.txt"  # the name of the 
 
 
 @pytest.fixture(scope="module")
-def shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Shown, Shown]]:
+def shown(browser, tmp_path_factory):
     place = tmp_path_factory.mktemp("pages")
     (place / "x<").mkdir()
     for name in (HTML, "text.txt"):
@@ -445,7 +426,7 @@ def shown(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tu
         yield one, scored(place, open_page, "model.st", "text.txt", "--compare", "other.st")
 
 
-def check_card(page: Any, line: dict[str, Any]) -> None:
+def check_card(page, line):
     """The card says what a JSON line says: position, bits, and the probabilities with bars as long as they are."""
     words, letter = page.inner_text("#card"), line["character"]
     costs = [line, line["other"]] if "other" in line else [line]
@@ -481,9 +462,7 @@ def test_the_card_says_what_the_json_lines_say(shown):
     assert not page.is_visible("#card")
 
 
-def test_the_first_character_of_a_list_follows_an_end_mark(
-    workplace: Path, visit: Callable[..., Any], score: Call
-) -> None:
+def test_the_first_character_of_a_list_follows_an_end_mark(workplace, visit, score):
     write("lines.st", CharTokenizer("abcde\n"), documents=LINES)
     Path("list.txt").write_text("abc\nde\n")
     ended = score("lines.st", "list.txt", "--per-char", "--html", "list.html")
@@ -495,7 +474,7 @@ def test_the_first_character_of_a_list_follows_an_end_mark(
     check_card(page, first)
 
 
-def test_a_pointer_or_a_finger_opens_and_closes_the_card(shown: tuple[Shown, Shown]) -> None:
+def test_a_pointer_or_a_finger_opens_and_closes_the_card(shown):
     page, lines, _ = shown[0]
     span = page.locator("#text span").first
     assert len(span.text_content()) == 1
@@ -509,7 +488,7 @@ def test_a_pointer_or_a_finger_opens_and_closes_the_card(shown: tuple[Shown, Sho
     assert not page.is_visible("#card")
 
 
-def test_the_page_shows_the_text_and_its_name_as_they_are(shown: tuple[Shown, Shown]) -> None:
+def test_the_page_shows_the_text_and_its_name_as_they_are(shown):
     page, _, _ = shown[0]
     assert page.title() == Path(HTML).name == page.inner_text("h1")
     assert page.query_selector("img") is None
@@ -518,7 +497,7 @@ def test_the_page_shows_the_text_and_its_name_as_they_are(shown: tuple[Shown, Sh
     assert page.evaluate(marks) == ['"↵"'] * TEXT.count("\n")
 
 
-def test_colours_are_steps_of_the_loss(shown: tuple[Shown, Shown]) -> None:
+def test_colours_are_steps_of_the_loss(shown):
     page, lines, _ = shown[0]
     spans = page.locator("#text span").evaluate_all(
         "all => all.map((span) => [span.className, span.textContent])"
@@ -533,9 +512,7 @@ def test_colours_are_steps_of_the_loss(shown: tuple[Shown, Shown]) -> None:
     assert len(set(steps)) > 5
 
 
-def test_the_page_of_two_models_has_the_figures_of_strided_windows(
-    shown: tuple[Shown, Shown],
-) -> None:
+def test_the_page_of_two_models_has_the_figures_of_strided_windows(shown):
     page, _, printed = shown[1]
     table = page.inner_text("#figures")
     rows = figures(printed)
@@ -610,7 +587,7 @@ CONTRASTS = """() => {
 }"""  # of every text that can be seen, by WCAG's formula
 
 
-def contrasts(page: Any) -> list[list[Any]]:
+def contrasts(page):
     """Of all text of a page; each is at least 4.5 (WCAG 2.2, 1.4.3)."""
     found = page.evaluate(CONTRASTS)
     assert len(found) > 60 and min(found)[0] >= 4.5, min(found)
@@ -624,9 +601,7 @@ EVERY_MEDIUM = pytest.mark.parametrize(
 
 @EVERY_MEDIUM
 @pytest.mark.parametrize("compared", [False, True])
-def test_every_colour_can_be_read_on(
-    shown: tuple[Shown, Shown], scheme: str, media: str, compared: bool
-) -> None:
+def test_every_colour_can_be_read_on(shown, scheme, media, compared):
     page, _, _ = shown[compared]
     page.evaluate("""() => {
       const shades = Object.assign(document.createElement("p"), { id: "shades" });
@@ -657,7 +632,7 @@ def test_the_loss_of_the_test_split_is_saved_and_no_other(trained, score):
     assert before | {"test_loss": after["test_loss"], "test_bpc": after["test_bpc"]} == after
 
 
-def test_strided_windows_of_several_runs(trained: Path, score: Call) -> None:
+def test_strided_windows_of_several_runs(trained, score):
     ended = score("fir*", "--split", "validation", "--stride", "8")
     assert ended.status == 0, ended
     assert list(figures(ended.out)) == [
@@ -691,9 +666,7 @@ def test_a_text_that_was_trained_on_is_named_and_so_are_its_copies(train, score)
     assert said == {name: name != "shorter.txt" for name in said}
 
 
-def test_a_split_of_which_another_run_has_read_is_named(
-    trained: Path, train: Call, score: Call
-) -> None:
+def test_a_split_of_which_another_run_has_read_is_named(trained, train, score):
     assert train("data.split=[0.5,0.3,0.2]", "name=other", "trainer.max_steps=2").status == 0
     assert train("seed=5", "name=same", "trainer.max_steps=2").status == 0
     warning = "B  the model was trained on files of this text, perhaps on this split of it\n"
@@ -702,7 +675,7 @@ def test_a_split_of_which_another_run_has_read_is_named(
     assert "trained on" not in score(*split, "same").out
 
 
-def test_a_split_is_scored_without_a_training_checkpoint(trained: Path, score: Call) -> None:
+def test_a_split_is_scored_without_a_training_checkpoint(trained, score):
     scores = score("first", "--split", "test").out
     for checkpoint in Path("runs/first/checkpoints").glob("*.ckpt"):
         checkpoint.unlink()

@@ -24,13 +24,13 @@ from gpt.checkpoint import CHECKPOINT_FORMAT, load_checkpoint
 from gpt.config import OptimConfig
 from gpt.evaluation import evaluate, window_batches
 from gpt.optim import lr_at
-from tests.conftest import Call, board, last, needs, needs_compiler, one_line, summary
+from tests.conftest import board, last, needs, needs_compiler, one_line, summary
 from tests.faults import faults, processes
 from tests.model_files import nats_of
 from tests.reference.models import fill
 
 
-def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_leaves_what_it_promises(train, monkeypatch):
     monkeypatch.setattr("training.callbacks.display.LINE_SECONDS", 0.0)
     ended = train("name=first")
     run = Path("runs/first")
@@ -47,7 +47,7 @@ def test_a_run_leaves_what_it_promises(train: Call, monkeypatch: pytest.MonkeyPa
     assert len(re.findall(step, ended.out, re.MULTILINE)) == 6
 
 
-def test_what_a_summary_and_a_configuration_say(trained: Path) -> None:
+def test_what_a_summary_and_a_configuration_say(trained):
     run = summary("first")
     config = yaml.safe_load(Path("runs/first/config.yaml").read_text())
     expected = {
@@ -65,7 +65,7 @@ def test_what_a_summary_and_a_configuration_say(trained: Path) -> None:
     assert config["trainer"]["precision"] != "auto"
 
 
-def test_the_loss_of_a_run_is_exact(trained: Path) -> None:
+def test_the_loss_of_a_run_is_exact(trained):
     model, meta = load_checkpoint(trained)
     text = open_text(DataConfig(path="book.txt"), 32)
     run = summary("first")
@@ -78,7 +78,7 @@ def test_the_loss_of_a_run_is_exact(trained: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["last", "previous"])
-def test_training_checkpoints_hold_plain_data(trained: Path, name: str) -> None:
+def test_training_checkpoints_hold_plain_data(trained, name):
     path = trained.with_name(f"{name}.ckpt")
     assert torch.serialization.get_unsafe_globals_in_checkpoint(path) == []
     contents = torch.load(path)
@@ -110,8 +110,8 @@ def test_curves_are_losses_and_rates_by_step(trained):
 
 @pytest.mark.parametrize(("more_steps", "whole"), [(-1, False), (0, True)])
 def test_validations_are_of_the_same_windows_and_the_results_of_more(
-    train: Call, monkeypatch: pytest.MonkeyPatch, more_steps: int, whole: bool
-) -> None:
+    train, monkeypatch, more_steps, whole
+):
     monkeypatch.setattr("data.batches.VALIDATION_TOKENS", 64)
     text = open_text(DataConfig(path="book.txt"), 32)
     split = len(text.validation)
@@ -137,14 +137,14 @@ def test_validations_are_of_the_same_windows_and_the_results_of_more(
     assert last("a")["history"]["best_step"] == int(best)
 
 
-def test_a_run_continues_with_a_text_that_has_moved(trained: Path, train: Call) -> None:
+def test_a_run_continues_with_a_text_that_has_moved(trained, train):
     Path("book.txt").rename("moved.txt")
     given = ["data.path=moved.txt", "data.cache_dir=other", "logger=csv", "trainer.max_steps=40"]
     ended = train("resume=first", *given, defaults=False)
     assert ended.status == 0 and "bit for bit" not in ended.out and summary("first")["steps"] == 40
 
 
-def test_the_page_hparams_has_a_row_for_a_run(trained: Path) -> None:
+def test_the_page_hparams_has_a_row_for_a_run(trained):
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
 
     found = board("first")
@@ -158,9 +158,7 @@ def test_the_page_hparams_has_a_row_for_a_run(trained: Path) -> None:
     assert loss.value == pytest.approx(summary("first")["val_loss"])
 
 
-def test_a_logger_that_is_not_installed_is_refused(
-    train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_logger_that_is_not_installed_is_refused(train, monkeypatch):
     monkeypatch.setattr(
         "lightning.pytorch.loggers.wandb._WANDB_AVAILABLE", RequirementCache("wandb>=1000")
     )
@@ -169,7 +167,7 @@ def test_a_logger_that_is_not_installed_is_refused(
 
 
 @pytest.mark.parametrize(("logger", "written"), [("csv", {"metrics"}), ("none", set())])
-def test_other_loggers(train: Call, logger: str, written: set[str]) -> None:
+def test_other_loggers(train, logger, written):
     assert train(f"logger={logger}", "name=a", "trainer.max_steps=20").status == 0
     files = {file.name.partition(".")[0] for file in Path("runs/a").rglob("*")}
     assert files & {"events", "metrics"} == written
@@ -212,13 +210,13 @@ def test_other_scripts_in_a_file_of_any_name(train, tokenizer, unit):
     assert run["val_bpb"] < run["val_bpc"]
 
 
-def test_minutes_need_one_device(workplace: Path) -> None:
+def test_minutes_need_one_device(workplace):
     one_line(processes.run("minutes=1", "trainer.devices=2"), 2, "minutes=1: needs one device")
     assert not Path("runs").exists()
 
 
 @pytest.mark.parametrize("rate", ["auto", "1e30"])
-def test_rates_that_ruin_the_model(train: Call, rate: str) -> None:
+def test_rates_that_ruin_the_model(train, rate):
     ended = train(f"optim.lr={rate}", "optim.muon_lr=1e30", "minutes=1")
     one_line(ended, 1, "step 2: the loss is nan (batch 1 of seed 0): training has diverged")
     assert ended.err.endswith("optim.lr=0.006 optim.muon_lr=0.01\n")
@@ -227,7 +225,7 @@ def test_rates_that_ruin_the_model(train: Call, rate: str) -> None:
     )
 
 
-def test_a_model_that_is_worse_than_guessing_has_diverged(train: Call) -> None:
+def test_a_model_that_is_worse_than_guessing_has_diverged(train):
     ended = train("optim.lr=40", "name=a")
     one_line(ended, 1, "training has diverged", "optim.lr=0.006 optim.muon_lr=0.01")
     assert "resume=" not in ended.err and "What helps: lower learning rates" in ended.out
@@ -240,7 +238,7 @@ def test_a_model_that_is_worse_than_guessing_has_diverged(train: Call) -> None:
 
 @pytest.mark.parametrize("val_loss", [9.0, None])
 @pytest.mark.usefixtures("trained")
-def test_resume_auto_skips_a_run_that_has_diverged(train: Call, val_loss: float | None) -> None:
+def test_resume_auto_skips_a_run_that_has_diverged(train, val_loss):
     older = Path("runs/first/summary.json")
     older.write_text(older.read_text().replace('"finished"', '"interrupted"'))
     copytree("runs/first", "runs/newer")
@@ -252,7 +250,7 @@ def test_resume_auto_skips_a_run_that_has_diverged(train: Call, val_loss: float 
 
 
 @pytest.mark.slow
-def test_a_second_ctrl_c_leaves_at_once(workplace: Path) -> None:
+def test_a_second_ctrl_c_leaves_at_once(workplace):
     process = processes.Process("name=a", fault=(faults.wait_for_file, 5, "never"))
     processes.wait_for(Path("waiting").exists)
     process.signal(signal.SIGINT)

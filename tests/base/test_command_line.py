@@ -13,7 +13,7 @@ from base.log import log, to_console, to_file
 from tests.conftest import ROOT
 
 
-def os_error(name: str, file: str | None) -> OSError:
+def os_error(name, file):
     number = getattr(errno, name)
     return OSError(number, os.strerror(number), file)
 
@@ -34,9 +34,7 @@ def os_error(name: str, file: str | None) -> OSError:
     ],
     ids=repr,
 )  # fmt: skip
-def test_how_a_command_answers_what_goes_wrong(
-    capsys: pytest.CaptureFixture, error: BaseException, status: int, line: str
-) -> None:
+def test_how_a_command_answers_what_goes_wrong(capsys, error, status, line):
     to_console()
     assert main("x.py", Mock(side_effect=error), out_of_memory="too large") == status
     ended = capsys.readouterr()
@@ -44,13 +42,13 @@ def test_how_a_command_answers_what_goes_wrong(
     assert ended.err.count("\n") == bool(line)
 
 
-def test_a_bug_keeps_its_traceback() -> None:
+def test_a_bug_keeps_its_traceback():
     with pytest.raises(RuntimeError, match="a bug"):
         main("x.py", Mock(side_effect=RuntimeError("a bug")), out_of_memory="too large")
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
-def test_output_that_cannot_be_written_is_said_once(trained: Path) -> None:
+def test_output_that_cannot_be_written_is_said_once(trained):
     with open("/dev/full", "w") as full:
         command = [sys.executable, str(ROOT / "sample.py"), "first", "--num-chars", "5"]
         ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
@@ -70,13 +68,11 @@ def test_output_that_cannot_be_written_is_said_once(trained: Path) -> None:
         ("path: http://a.org:80/b\nname: c@d", "path: http://a.org:80/b\nname: c@d"),
     ],
 )
-def test_a_password_ends_with_the_last_at_sign(text: str, shown: str) -> None:
+def test_a_password_ends_with_the_last_at_sign(text, shown):
     assert redacted(text) == shown
 
 
-def test_no_log_line_has_a_password_or_a_byte_that_utf_8_cannot_write(
-    tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_no_log_line_has_a_password_or_a_byte_that_utf_8_cannot_write(tmp_path, capsys):
     path = tmp_path / "train.log"
     to_console()
     to_file(path)

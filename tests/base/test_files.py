@@ -1,7 +1,6 @@
 import errno
 import os
 import re
-from pathlib import Path
 from unittest.mock import Mock
 
 import pytest
@@ -9,23 +8,21 @@ import pytest
 from base.files import atomic, write_text
 
 
-def write_folder(path: Path, text: str) -> None:
+def write_folder(path, text):
     with atomic(path) as temporary:
         (temporary / "below").mkdir(parents=True)
         (temporary / "a.txt").write_text(text)
         (temporary / "below/b.txt").write_text(text)
 
 
-def assert_only_the_old_one(path: Path) -> None:
+def assert_only_the_old_one(path):
     assert path.read_text() == "old"
     assert os.listdir(path.parent) == [path.name]
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
 @pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
-def test_what_is_not_finished_leaves_the_old_one_alone(
-    tmp_path: Path, error: type[BaseException], folder: bool
-) -> None:
+def test_what_is_not_finished_leaves_the_old_one_alone(tmp_path, error, folder):
     path = tmp_path / "name"
     write_text(path, "old")
     with pytest.raises(error), atomic(path) as temporary:
@@ -37,9 +34,7 @@ def test_what_is_not_finished_leaves_the_old_one_alone(
 
 
 @pytest.mark.parametrize("call", ["fsync", "replace"])
-def test_what_cannot_be_written_leaves_the_old_one_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
-) -> None:
+def test_what_cannot_be_written_leaves_the_old_one_alone(tmp_path, monkeypatch, call):
     path = tmp_path / "name"
     write_text(path, "old")
     broken = OSError(errno.EIO, "the disk is broken")
@@ -50,21 +45,21 @@ def test_what_cannot_be_written_leaves_the_old_one_alone(
 
 
 @pytest.mark.parametrize("below", [None, "below/a.txt"], ids=["no name", "a temporary name"])
-def test_an_error_names_what_was_to_be_written(tmp_path: Path, below: str | None) -> None:
+def test_an_error_names_what_was_to_be_written(tmp_path, below):
     path = tmp_path / "name"
     with pytest.raises(OSError, match=re.escape(str(path))) as caught, atomic(path) as temporary:
         raise OSError(errno.EIO, "the disk is broken", below and str(temporary / below))
     assert caught.value.filename == str(path)
 
 
-def test_a_file_is_replaced(tmp_path: Path) -> None:
+def test_a_file_is_replaced(tmp_path):
     write_text(tmp_path / "a", "old")
     write_text(tmp_path / "a", "new äλ語\r\n")
     assert (tmp_path / "a").read_bytes() == "new äλ語\r\n".encode()
     assert os.listdir(tmp_path) == ["a"]
 
 
-def test_a_folder_is_made_once(tmp_path: Path) -> None:
+def test_a_folder_is_made_once(tmp_path):
     both = tmp_path / "both"
     with pytest.raises(OSError), atomic(both) as temporary:
         temporary.mkdir()
@@ -74,10 +69,8 @@ def test_a_folder_is_made_once(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["both"]
 
 
-def test_contents_reach_the_disk_before_the_name_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events: list[object] = []
+def test_contents_reach_the_disk_before_the_name_does(tmp_path, monkeypatch):
+    events = []
     fsync, replace = os.fsync, os.replace
     monkeypatch.setattr(
         os, "fsync", lambda handle: (events.append(os.fstat(handle).st_ino), fsync(handle))

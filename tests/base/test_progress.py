@@ -13,7 +13,7 @@ from tests.conftest import ROOT
 
 
 class Terminal:
-    def __init__(self, *command: str) -> None:
+    def __init__(self, *command):
         import fcntl
         import pty
         import termios
@@ -30,7 +30,7 @@ class Terminal:
         self.text = ""
         self.known = 0  # characters of it that `until` has seen
 
-    def read(self) -> bool:
+    def read(self):
         """Wait a moment for more; whether there may still be more."""
         assert time.monotonic() - self.begun < 300, self.text[-500:]
         if not select.select([self.ours], [], [], 0.1)[0]:
@@ -42,12 +42,12 @@ class Terminal:
         self.text += piece.decode("utf-8", "replace")
         return bool(piece)
 
-    def until(self, expected: str) -> None:
+    def until(self, expected):
         while not (found := re.search(expected, self.text[self.known :])):
             assert self.read(), self.text[-500:]
         self.known += found.end()
 
-    def watch(self) -> str:
+    def watch(self):
         try:
             while self.read():
                 pass
@@ -56,7 +56,7 @@ class Terminal:
             self.close()
         return self.text
 
-    def close(self) -> None:
+    def close(self):
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
@@ -76,7 +76,7 @@ with progress.Progress("encoding", 2000, "B") as work:
 """
 
 
-def test_where_there_is_no_terminal_there_are_lines() -> None:
+def test_where_there_is_no_terminal_there_are_lines():
     command = [sys.executable, "-c", WORK]
     ended = subprocess.run(
         command, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": str(ROOT)}

@@ -1,11 +1,9 @@
-from typing import Any
-
 import pytest
 
 from conf import compose as composing
 from conf.keys import LAUNCH
 from conf.overrides import read_command
-from conf.schema import Config, TrainerConfig, by_key
+from conf.schema import TrainerConfig, by_key
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.optim import make_optimizer
@@ -13,22 +11,22 @@ from reports.card import repeating
 from training.choosing.choose import with_constants
 
 
-def composed(*typed: str) -> list[Config]:
+def composed(*typed):
     """What a command line asks for: a configuration, or one for each trial."""
     return [composing.compose(settings) for settings in read_command(list(typed)).runs()]
 
 
-def compose(typed: list[str]) -> Config:
+def compose(typed):
     (config,) = composed(*typed)
     return config
 
 
-def of_the_run(config: Config) -> dict[str, Any]:
+def of_the_run(config):
     """What the result depends on, by key."""
     return {key: value for key, value in by_key(config).items() if key not in LAUNCH}
 
 
-def test_the_default_recipe_is_that_of_docs_model_md() -> None:
+def test_the_default_recipe_is_that_of_docs_model_md():
     """The values of its model are in `test_another_model_or_other_settings_are_another_format`."""
     config = with_constants(compose([]), precision="32-true", threads=1)
     assert config.model == ModelConfig()
@@ -75,6 +73,6 @@ COMMANDS = {
 
 @pytest.mark.slow
 @pytest.mark.parametrize("typed", COMMANDS.values(), ids=COMMANDS)
-def test_the_command_makes_the_same_configuration(typed: list[str]) -> None:
+def test_the_command_makes_the_same_configuration(typed):
     config = compose(typed)
     assert of_the_run(compose(repeating(config))) == of_the_run(config)

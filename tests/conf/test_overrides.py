@@ -1,6 +1,5 @@
 import inspect
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -15,14 +14,14 @@ from conf.schema import MORE, Config, TrainerConfig, by_key, to_dict, to_yaml
 from gpt.config import OptimConfig
 from reports.card import for_command_line
 from tests.conf.test_defaults import composed
-from tests.conftest import Call, one_line, refusal
+from tests.conftest import one_line, refusal
 
 
-def refused(*typed: str) -> str:
+def refused(*typed):
     return refusal(InputError, composed, *typed)
 
 
-def stored(folder: Path, config: Config, *change: str) -> Config:
+def stored(folder, config, *change):
     """What a run reads of its config.yaml."""
     folder.joinpath("config.yaml").write_text(
         to_yaml(config).replace(*change) if change else to_yaml(config), "utf-8"
@@ -30,7 +29,7 @@ def stored(folder: Path, config: Config, *change: str) -> Config:
     return read_config(folder)
 
 
-def test_a_sweep_is_every_combination() -> None:
+def test_a_sweep_is_every_combination():
     configs = composed("-m", "model.heads=2,4", "seed=5,1,2", "optim.warmup=7", "name=a,b")
     heads_and_seeds = [(each.model.heads, each.seed) for each in configs]
     assert heads_and_seeds == [(2, 5), (2, 1), (2, 2), (4, 5), (4, 1), (4, 2)]
@@ -38,11 +37,11 @@ def test_a_sweep_is_every_combination() -> None:
     assert {each.name for each in configs} == {"a,b"}
 
 
-def test_a_wrong_value_of_a_sweep_is_named() -> None:
+def test_a_wrong_value_of_a_sweep_is_named():
     assert refused("-m", "model.heads=2,0").startswith("model.heads=0: must be")
 
 
-def test_a_sweep_of_too_many_combinations_is_refused() -> None:
+def test_a_sweep_of_too_many_combinations_is_refused():
     message = refused("-m", "seed=range(0,1000)", "model.heads=range(0,1000)")
     assert "1,000,000 combinations" in message
 
@@ -56,7 +55,7 @@ def test_a_sweep_of_too_many_combinations_is_refused() -> None:
         ("data.path=x,y data.path=z", ["data.path=z"]),
     ],
 )
-def test_of_a_key_that_is_typed_twice_the_last_counts(typed: str, taken: list[str]) -> None:
+def test_of_a_key_that_is_typed_twice_the_last_counts(typed, taken):
     runs = read_command(["-m", *typed.split()]).runs()
     assert [each for (each,) in runs] == taken
 
@@ -72,22 +71,20 @@ def test_of_a_key_that_is_typed_twice_the_last_counts(typed: str, taken: list[st
         ("data.path", "a,b.txt", ["a,b.txt"]),
     ],
 )
-def test_a_comma_separates_names_only_with_m(
-    workplace: Path, key: str, typed: str, values: list[str | None]
-) -> None:
+def test_a_comma_separates_names_only_with_m(workplace, key, typed, values):
     Path("a,b.txt").touch()
     given = [f"{key}={typed}", *(["data.path=x"] if key == "data.validation" else [])]
     assert [by_key(each)[key] for each in composed("-m", *given, "seed=1")] == values
     assert [by_key(each)[key] for each in composed(*given, "seed=1")] == [typed]
 
 
-def test_whole_numbers_become_floats_where_fractions_are_allowed() -> None:
+def test_whole_numbers_become_floats_where_fractions_are_allowed():
     (config,) = composed("optim.clip=1", "minutes=5", "data.split=[0.5,0.5,0]")
     floats = [config.optim.clip, config.minutes, *config.data.split]
     assert floats == [1, 5, 0.5, 0.5, 0] and {type(value) for value in floats} == {float}
 
 
-def test_cfg_shows_every_value_as_yaml(train: Call) -> None:
+def test_cfg_shows_every_value_as_yaml(train):
     typed = ["model.layers=4", "model.heads=${model.layers}", "data.path=a ${seed},b.txt"]
     ended = train(*typed, "--cfg", "job", defaults=False)
     assert ended.status == 0 and ended.err == "", ended
@@ -97,7 +94,7 @@ def test_cfg_shows_every_value_as_yaml(train: Call) -> None:
     assert list(values) == list(to_dict(Config()))
 
 
-def test_cfg_shows_what_a_resumed_run_trains(trained: Path, train: Call) -> None:
+def test_cfg_shows_what_a_resumed_run_trains(trained, train):
     files = sorted(Path("runs").rglob("*"))
     ended = train("resume=first", "trainer.max_steps=40", "--cfg", "job", defaults=False)
     stored = yaml.safe_load(Path("runs/first/config.yaml").read_text())
@@ -107,23 +104,23 @@ def test_cfg_shows_what_a_resumed_run_trains(trained: Path, train: Call) -> None
     assert shown == stored and sorted(Path("runs").rglob("*")) == files
 
 
-def test_a_variable_of_the_environment_is_a_value(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_of_the_environment_is_a_value(monkeypatch):
     monkeypatch.setenv("CHARGPT_SEED", "7")
     (config,) = composed("seed=${oc.env:CHARGPT_SEED}", "data.path=${oc.env:CHARGPT_SEED}")
     assert (config.seed, config.data.path) == (7, "${oc.env:CHARGPT_SEED}")
 
 
-def test_a_text_for_validation_may_go_with_a_preset_that_has_a_split() -> None:
+def test_a_text_for_validation_may_go_with_a_preset_that_has_a_split():
     (config,) = composed("data=shakespeare", "data.validation=mine.txt")
     assert config.data.validation == "mine.txt"
 
 
-def test_cfg_refuses_what_a_run_would_refuse(train: Call) -> None:
+def test_cfg_refuses_what_a_run_would_refuse(train):
     one_line(train("seed=-1", "--cfg", "job"), 2, "seed=-1: must ")
     one_line(train("-m", "--cfg", "job", defaults=False), 2, "-m: needs several values of a key")
 
 
-def test_cfg_shows_the_overrides_of_each_trial(train: Call) -> None:
+def test_cfg_shows_the_overrides_of_each_trial(train):
     typed = ["seed=1,2", "data.path=a b.txt", "init_from=x"]
     ended = train("-m", *typed, "-c", "job", defaults=False)
     lines = [f"seed={seed} 'data.path=a b.txt' init_from=x" for seed in (1, 2)]
@@ -134,12 +131,12 @@ def test_cfg_shows_the_overrides_of_each_trial(train: Call) -> None:
 @pytest.mark.parametrize(
     "value", ["it's (1).txt", "a,b=c.txt", "[x].txt", "${seed}.txt", '"q"', "~/a b"]
 )
-def test_text_is_taken_as_it_is(tmp_path: Path, value: str) -> None:
+def test_text_is_taken_as_it_is(tmp_path, value):
     (config,) = composed(f"data.path={value}", "seed=3")
     assert stored(tmp_path, config).data.path == config.data.path == value
 
 
-def test_null_is_no_text_and_a_number_is_text() -> None:
+def test_null_is_no_text_and_a_number_is_text():
     (config,) = composed("data.path=null", "name=123")
     assert (config.data.path, config.name) == (None, "123")
 
@@ -147,22 +144,22 @@ def test_null_is_no_text_and_a_number_is_text() -> None:
 @pytest.mark.parametrize(
     ("value", "word"), [(True, "true"), (False, "false"), ("true", "true"), ("auto", "auto")]
 )
-def test_compile_is_a_word(value: Any, word: str) -> None:
+def test_compile_is_a_word(value, word):
     assert Config(compile=value).compile == word
 
 
-def test_compile_may_be_a_truth_value_in_config_yaml(tmp_path: Path) -> None:
+def test_compile_may_be_a_truth_value_in_config_yaml(tmp_path):
     assert stored(tmp_path, Config(compile=True), "'true'", "true").compile == "true"
 
 
-def test_compile_may_not_be_null() -> None:
+def test_compile_may_not_be_null():
     with pytest.raises(ValueError, match="^compile=null: .*auto, true, false"):
         Config(compile=None)
 
 
 # and those of tests/faults/test_input.py
 @pytest.mark.parametrize("name", ["/a", "a/", "a/..", "../a", ".hidden", "a\\b"])
-def test_a_name_is_a_folder_in_runs(name: str) -> None:
+def test_a_name_is_a_folder_in_runs(name):
     with pytest.raises(ValueError, match="name="):
         Config(name=name)
 
@@ -176,17 +173,17 @@ def test_a_name_is_a_folder_in_runs(name: str) -> None:
         pytest.param("\udcff", id="a byte that is not UTF-8"),
     ],
 )
-def test_a_text_that_is_quoted_is_read_as_this_text(text: str) -> None:
+def test_a_text_that_is_quoted_is_read_as_this_text(text):
     assert parse(f"data.path={for_command_line(text)}").value() == text
 
 
-def test_a_plus_sign_is_for_other_arguments_of_lightning_s_trainer() -> None:
+def test_a_plus_sign_is_for_other_arguments_of_lightning_s_trainer():
     typed = ["+trainer.min_steps=3", "trainer.more.sync_batchnorm=true"]
     (config,) = composed(*typed)
     assert config.trainer.more == {"min_steps": 3, "sync_batchnorm": True}
 
 
-def test_every_argument_of_lightning_s_trainer_is_ours_or_passed_on_or_refused_with_ours() -> None:
+def test_every_argument_of_lightning_s_trainer_is_ours_or_passed_on_or_refused_with_ours():
     arguments = set(inspect.signature(Trainer).parameters)
     ours = {key.removeprefix("trainer.") for key in KEYS} & arguments | {"callbacks", "logger"}
     rest = arguments - ours
@@ -201,11 +198,11 @@ def test_every_argument_of_lightning_s_trainer_is_ours_or_passed_on_or_refused_w
 
 
 @pytest.mark.parametrize("typed", ["+model.heads=8", "++data.path=x", "+data=stdlib"])
-def test_a_plus_sign_before_a_key_is_refused(typed: str) -> None:
+def test_a_plus_sign_before_a_key_is_refused(typed):
     assert refused(typed).endswith("exists; leave the + out")
 
 
-def test_the_help_has_every_key() -> None:
+def test_the_help_has_every_key():
     text = usage(everything=True)
     helps = {key: each.metadata["help"] for key, each in KEYS.items() if "help" in each.metadata}
     assert [
@@ -213,14 +210,14 @@ def test_the_help_has_every_key() -> None:
     ] == []
 
 
-def test_the_short_help_has_every_group_of_presets() -> None:
+def test_the_short_help_has_every_group_of_presets():
     text = usage(everything=False)
     assert [group for group, choices in groups().items() if " ".join(choices) not in text] == []
     assert [group for group in groups() if f"{group}=" not in text] == []
     assert text.count("\n") < 30
 
 
-def test_yaml_keeps_what_it_is_given(tmp_path: Path) -> None:
+def test_yaml_keeps_what_it_is_given(tmp_path):
     config = Config(optim=OptimConfig(lr=1e-5))
     assert stored(tmp_path, config) == config
 
@@ -233,7 +230,7 @@ NEAREST = {  # in any case
 
 
 @pytest.mark.parametrize("typed", NEAREST)
-def test_the_nearest_name_is_said(typed: str) -> None:
+def test_the_nearest_name_is_said(typed):
     assert refused(typed).endswith(f"; nearest: {NEAREST[typed]}")
 
 
@@ -248,7 +245,7 @@ def test_the_nearest_name_is_said(typed: str) -> None:
         "model.name=a",
     ],
 )
-def test_no_name_is_near_to_what_is_unlike(typed: str) -> None:
+def test_no_name_is_near_to_what_is_unlike(typed):
     assert "nearest" not in refused(typed)
 
 
@@ -265,5 +262,5 @@ ELSEWHERE = {  # what nanoGPT, transformers and Lightning call a key
 
 
 @pytest.mark.parametrize("typed", ELSEWHERE)
-def test_a_name_of_another_project_leads_to_ours(typed: str) -> None:
+def test_a_name_of_another_project_leads_to_ours(typed):
     assert f"; nearest: {ELSEWHERE[typed]}" in refused(typed)

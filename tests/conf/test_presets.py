@@ -2,18 +2,16 @@ import importlib
 import re
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 import yaml
 
 from conf.keys import CONF, FOLDERS
-from conf.schema import Config
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from tests.conf.test_defaults import compose
-from tests.conftest import Call, needs, one_line, summary
+from tests.conftest import needs, one_line, summary
 
 FILES = sorted(file.relative_to(CONF).with_suffix("").as_posix() for file in CONF.rglob("*.yaml"))
 
@@ -24,20 +22,20 @@ SIZED = [
 ]
 
 
-def choose(file: str) -> Config:
+def choose(file):
     group, _, choice = file.rpartition("/")
     return compose([f"{group}=[{choice}]" if group == "callbacks" else f"{group}={choice}"])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", GROUPED)
-def test_every_file_can_be_chosen(file: str) -> None:
+def test_every_file_can_be_chosen(file):
     choose(file)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", SIZED)
-def test_a_file_says_how_large_its_model_is(file: str) -> None:
+def test_a_file_says_how_large_its_model_is(file):
     config = choose(file)
     autos = [key for key, value in vars(config.model).items() if value == "auto"]
     chosen_later = {key: getattr(ModelConfig, key) for key in autos}
@@ -52,7 +50,7 @@ def test_a_file_says_how_large_its_model_is(file: str) -> None:
 
 
 @pytest.mark.slow
-def test_wandb_gets_a_run(train: Call) -> None:
+def test_wandb_gets_a_run(train):
     needs("wandb", extra="wandb")
     ended = train("logger=wandb", "logger.wandb.offline=true", "trainer.max_steps=2", "name=a")
     assert (
@@ -69,7 +67,7 @@ CHAIN = {  # each preset inherits from the next one, and replaces a value of it
 
 
 @pytest.fixture
-def chain(workplace: Path, request: pytest.FixtureRequest) -> str:
+def chain(workplace, request):
     """A folder with the presets of `CHAIN`, and a model that inherits from one of ours."""
     request.addfinalizer(FOLDERS.clear)
     for group in ("experiment", "model"):
@@ -80,7 +78,7 @@ def chain(workplace: Path, request: pytest.FixtureRequest) -> str:
     return "--config-dir=own"
 
 
-def inherited(values: dict[str, Any]) -> list[Any]:
+def inherited(values):
     """What the values of `CHAIN` have become."""
     optim = [values["optim"][key] for key in ("cooldown", "warmup", "clip", "lr")]
     return [values["seed"], values["data"]["split"], *optim, list(values["logger"])]
@@ -89,11 +87,11 @@ def inherited(values: dict[str, Any]) -> list[Any]:
 FOUND = [7, [0.8, 0.1, 0.1], 0.25, 3, 0.5, 0.01, ["csv"]]
 
 
-def stored(run: str) -> dict[str, Any]:
+def stored(run):
     return yaml.safe_load(Path("runs", run, "config.yaml").read_text())
 
 
-def test_a_run_continues_without_the_folder_of_its_preset(chain: str, train: Call) -> None:
+def test_a_run_continues_without_the_folder_of_its_preset(chain, train):
     ended = train(chain, "experiment=a", "trainer.max_steps=2", "name=a")
     assert ended.status == 0 and inherited(stored("a")) == FOUND, ended
     FOLDERS.clear()
@@ -111,20 +109,18 @@ def test_a_run_continues_without_the_folder_of_its_preset(chain: str, train: Cal
     ],
     ids=["no such key", "no YAML", "a circle"],
 )
-def test_a_wrong_preset_is_one_line(chain: str, train: Call, content: str, said: str) -> None:
+def test_a_wrong_preset_is_one_line(chain, train, content, said):
     Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
     one_line(train(chain, "experiment=a", defaults=False), 2, said)
 
 
-def test_a_preset_of_all_groups_says_so_in_its_first_line(chain: str, train: Call) -> None:
+def test_a_preset_of_all_groups_says_so_in_its_first_line(chain, train):
     Path("own/experiment/c.yaml").write_text("seed: 8\n")
     said = "In 'experiment/c': its first line must be # @package _global_"
     one_line(train(chain, "experiment=c", defaults=False), 2, said)
 
 
-def test_a_callback_of_one_s_own_goes_with_its_folder(
-    chain: str, train: Call, export: Call
-) -> None:
+def test_a_callback_of_one_s_own_goes_with_its_folder(chain, train, export):
     Path("own/callbacks").mkdir()
     ema = (CONF / "callbacks/ema.yaml").read_text()
     Path("own/callbacks/mine.yaml").write_text(ema.replace("ema:", "mine:"))
@@ -142,7 +138,7 @@ def test_a_callback_of_one_s_own_goes_with_its_folder(
     assert "'callbacks=[mine]' callbacks.mine.share=0.05" in Path("card.md").read_text()
 
 
-def test_a_preset_may_not_have_the_name_of_one_of_ours(chain: str, train: Call) -> None:
+def test_a_preset_may_not_have_the_name_of_one_of_ours(chain, train):
     Path("own/model/mine.yaml").rename("own/model/tiny.yaml")
     one_line(
         train(chain, "model=tiny", defaults=False), 2, "tiny.yaml: conf/ has a preset of this"
@@ -154,9 +150,7 @@ def test_a_preset_may_not_have_the_name_of_one_of_ours(chain: str, train: Call) 
     [("trial: 3\n", "trial: no such key"), ("space: {optim.lrr: 1}\n", "nearest: optim.lr")],
     ids=["an option", "a key of the space"],
 )
-def test_a_wrong_key_in_a_search_of_one_s_own_is_one_line(
-    chain: str, train: Call, content: str, said: str
-) -> None:
+def test_a_wrong_key_in_a_search_of_one_s_own_is_one_line(chain, train, content, said):
     needs("optuna", extra="search")
     Path("own/hparams_search").mkdir()
     Path("own/hparams_search/mine.yaml").write_text(content)

@@ -1,6 +1,5 @@
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -8,23 +7,23 @@ from base.errors import InputError
 from base.jobs.run_directory import Run
 from conf.compose import read_config, trained_groups
 from conf.overrides import read_command
-from conf.schema import Config, by_key, to_yaml
+from conf.schema import by_key, to_yaml
 from gpt.config import ModelConfig
 from gpt.model_file import read_description
 from sweeps.sweep import changed
 from tests.conf.test_defaults import compose
-from tests.conftest import Call, refusal
+from tests.conftest import refusal
 from tests.model_files import LETTERS, filled, write_model_file
 from training.begin import compose_resumed, joined
 from training.resume import check_trained
 
 
-def resumed(stored: Config, *typed: str) -> Config:
+def resumed(stored, *typed):
     (given,) = read_command([*typed, "resume=auto"]).runs()
     return compose_resumed(given, stored)
 
 
-def test_resuming_keeps_the_run() -> None:
+def test_resuming_keeps_the_run():
     old = compose(["model.dim=64", "optim.lr=0.01", "trainer.precision=bf16-mixed", "name=old"])
     same = resumed(old, "trainer.precision=auto")
     assert (same.model.dim, same.optim.lr, same.name) == (64, 0.01, "old")
@@ -32,13 +31,13 @@ def test_resuming_keeps_the_run() -> None:
     assert resumed(old, "trainer.max_steps=9").trainer.max_steps == 9
 
 
-def test_what_is_allowed_is_allowed_to_one_command() -> None:
+def test_what_is_allowed_is_allowed_to_one_command():
     old = compose(["optim.lr=0.01"])
     assert resumed(old, "optim.lr=0.02", "allow=[optim.lr]").allow == ["optim.lr"]
     assert resumed(replace(old, allow=["seed"], resume="auto", workers=2)).allow == []
 
 
-def ran(*typed: str) -> Config:
+def ran(*typed):
     """The configuration that a run stores: with the usual value for each `auto`."""
     config = compose(list(typed))
     groups = {"model": config.model, "data": config.data, "trainer": config.trainer}
@@ -48,7 +47,7 @@ def ran(*typed: str) -> Config:
     return replace(config, **groups)
 
 
-def chosen() -> Config:
+def chosen():
     """What a run stores that has chosen steps and devices, and has a callback of its own."""
     config = ran("minutes=5", "model.dim=64", "threads=3")
     stopping = config.callbacks["early_stopping"] | {"patience": 4}
@@ -77,33 +76,33 @@ KEPT = {  # what is typed, and the steps and the width of the run that resumes
 
 
 @pytest.mark.parametrize(("typed", "steps", "width"), KEPT.values(), ids=KEPT)
-def test_auto_keeps_what_a_run_has_chosen(typed: list[str], steps: int, width: int) -> None:
+def test_auto_keeps_what_a_run_has_chosen(typed, steps, width):
     same = resumed(chosen(), *typed)
     assert (same.trainer.max_steps, same.model.dim) == (steps, width)
     assert (same.threads, same.trainer.devices, same.minutes) == (3, 2, 5.0)
     assert same.callbacks["early_stopping"]["patience"] == 4
 
 
-def test_callbacks_that_are_typed_replace_those_of_the_run() -> None:
+def test_callbacks_that_are_typed_replace_those_of_the_run():
     assert (
         resumed(chosen(), "callbacks=early_stopping").callbacks["early_stopping"]["patience"] == 5
     )
     assert resumed(chosen(), "callbacks=[]").callbacks == {}
 
 
-def test_a_callback_beside_one_that_is_auto_is_added() -> None:
+def test_a_callback_beside_one_that_is_auto_is_added():
     typed = ["callbacks=[auto,snapshots]"]
     assert list(resumed(chosen(), *typed).callbacks) == ["early_stopping", "snapshots"]
     without = replace(chosen(), callbacks={})  # the run has left early stopping out
     assert list(resumed(without, *typed).callbacks) == ["snapshots"]
 
 
-def test_a_project_of_wandb_whose_name_ends_in_auto_is_not_auto() -> None:
+def test_a_project_of_wandb_whose_name_ends_in_auto_is_not_auto():
     logged = resumed(compose(["logger=wandb"]), "logger.wandb.project=autograd").logger
     assert logged["wandb"]["project"] == "autograd"
 
 
-def test_the_number_of_machines_is_chosen_again() -> None:
+def test_the_number_of_machines_is_chosen_again():
     config = chosen()
     assert (
         resumed(replace(config, trainer=replace(config.trainer, num_nodes=2))).trainer.num_nodes
@@ -116,7 +115,7 @@ TRAINED = vars(
 )
 
 
-def started(model: dict[str, Any], tokenizer: str, *typed: str) -> Config:
+def started(model, tokenizer, *typed):
     """What a run is that starts from a model."""
     vocabulary = LETTERS if tokenizer == "char" else {"kind": "byte"}
     size = 11 if tokenizer == "char" else 256
@@ -127,13 +126,13 @@ def started(model: dict[str, Any], tokenizer: str, *typed: str) -> Config:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def folder(tmp_path, monkeypatch):
     """An empty working directory."""
     monkeypatch.chdir(tmp_path)
 
 
 @pytest.mark.usefixtures("folder")
-def test_a_trained_model_brings_its_shape() -> None:
+def test_a_trained_model_brings_its_shape():
     config = started(TRAINED, "byte", "model.dropout=0.3", "model.layers=3", "optim.lr=0.5")
     assert vars(config.model) == TRAINED | {"dropout": 0.3}
     assert (config.data.tokenizer, config.optim.lr, config.init_from) == ("byte", 0.5, "a")
@@ -146,7 +145,7 @@ def test_a_trained_model_brings_its_shape() -> None:
 @pytest.mark.parametrize(
     ("positions", "context"), [("learned", 32), ("rotary", 32), ("rotary", 128)]
 )
-def test_a_trained_model_takes_another_context(positions: str, context: int) -> None:
+def test_a_trained_model_takes_another_context(positions, context):
     trained = TRAINED | {"positions": positions, "heads": 2}
     assert started(trained, "char", f"model.context={context}").model.context == context
 
@@ -164,14 +163,14 @@ def test_a_trained_model_takes_another_context(positions: str, context: int) -> 
     ],
     ids=["two keys", "tied weights", "learned positions"],
 )
-def test_what_a_trained_model_cannot_be_is_named(typed: str, keys: list[str]) -> None:
+def test_what_a_trained_model_cannot_be_is_named(typed, keys):
     message = refusal(InputError, started, TRAINED, "char", *typed.split())
     assert message == f"init_from=a: cannot change {', '.join(keys)}"
 
 
 @pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("name", ["gone", "damaged"])
-def test_a_model_that_is_missing_or_damaged_is_reported_where_it_is_loaded(name: str) -> None:
+def test_a_model_that_is_missing_or_damaged_is_reported_where_it_is_loaded(name):
     Path("damaged").write_text("no model")
     # a run that resumes needs no such model
     config = compose([f"init_from={name}", "model.layers=3"])
@@ -190,7 +189,7 @@ def test_a_model_that_is_missing_or_damaged_is_reported_where_it_is_loaded(name:
         ("trainer.devices=2 logger=none trainer.log_every_n_steps=1", []),
     ],
 )
-def test_what_is_typed_otherwise_than_the_run_has_it(typed: str, said: list[str]) -> None:
+def test_what_is_typed_otherwise_than_the_run_has_it(typed, said):
     run = ran("trainer.precision=bf16-mixed", "compile=false")  # which the machine has chosen
     assert changed(run, compose(typed.split())) == said
 
@@ -204,13 +203,13 @@ def test_what_is_typed_otherwise_than_the_run_has_it(typed: str, said: list[str]
         ("model.dim=64 data.batch=16 trainer.max_steps=77", ["minutes=null (the run has 5.0)"]),
     ],
 )
-def test_what_minutes_have_chosen_may_be_typed_or_not(typed: str, said: list[str]) -> None:
+def test_what_minutes_have_chosen_may_be_typed_or_not(typed, said):
     run = ran("minutes=5", "model.dim=64", "data.batch=16")
     run = replace(run, trainer=replace(run.trainer, max_steps=77))
     assert changed(run, compose(typed.split())) == said
 
 
-def test_what_comes_with_a_trained_model_need_not_be_typed() -> None:
+def test_what_comes_with_a_trained_model_need_not_be_typed():
     run = ran("init_from=runs/a", "model.dim=64", "data.tokenizer=byte")
     assert changed(run, compose(["init_from=runs/a"])) == []
 
@@ -226,15 +225,13 @@ KEPT_ARGUMENTS = [  # of the commands before, of the present one, and of both to
 
 
 @pytest.mark.parametrize(("earlier", "new", "both"), KEPT_ARGUMENTS)
-def test_the_arguments_of_a_resumed_run_repeat_it(earlier: str, new: str, both: str) -> None:
+def test_the_arguments_of_a_resumed_run_repeat_it(earlier, new, both):
     assert joined(earlier.split(), new.split()) == both.split()
     compose([each for each in both.split() if not each.startswith("--")])  # is accepted
 
 
 @pytest.mark.parametrize("damaged", [None, "", "{", "[1]", '["seed"]', '{"a": 1}'])
-def test_a_run_without_its_arguments_has_those_of_its_configuration(
-    trained: Path, train: Call, damaged: str | None
-) -> None:
+def test_a_run_without_its_arguments_has_those_of_its_configuration(trained, train, damaged):
     run = Run(Path("runs/first"))
     if damaged is None:
         run.overrides.unlink()

@@ -99,7 +99,7 @@ def test_passages_of_a_copy_are_in_one_split_where_each_file_is_divided(tmp_path
     ("size", "length", "orders"),
     [(2, 40, 7), (3, 300, 7), (65, 400, 7), (40_000, 60, 3), (5, 4, 4)],
 )
-def test_counting_equals_the_formula(size: int, length: int, orders: int) -> None:
+def test_counting_equals_the_formula(size, length, orders):
     rng = np.random.default_rng(0)
     train, text = (
         rng.integers(0, size, count).astype(np.uint16) // rng.integers(1, 4)

@@ -2,12 +2,12 @@ import numpy as np
 import pytest
 
 from data import novelty
-from data.novelty import Copy, longest_copies, repeats
+from data.novelty import longest_copies, repeats
 from gpt.tokenizer import CharTokenizer
 from tests.reference.ngrams import longest_copy
 
 
-def check(texts: list[np.ndarray], trained: np.ndarray) -> list[Copy]:
+def check(texts, trained):
     """Each copy is as long as that of the oracle, and is in both texts."""
     found = longest_copies(texts, trained)
     for text, copy in zip(texts, found, strict=True):
@@ -20,9 +20,7 @@ def check(texts: list[np.ndarray], trained: np.ndarray) -> list[Copy]:
 
 @pytest.mark.parametrize("values", [1, 2, 3, 60_000])
 @pytest.mark.parametrize("sizes", [(2**12, 2**18), (4, 16), (1, 1)])
-def test_copies_are_those_of_the_oracle(
-    sizes: tuple[int, int], values: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_copies_are_those_of_the_oracle(sizes, values, monkeypatch):
     monkeypatch.setattr(novelty, "FIRST_CHUNK", sizes[0])
     monkeypatch.setattr(novelty, "CHUNK", sizes[1])
     rng = np.random.default_rng(0)
@@ -35,14 +33,14 @@ def test_copies_are_those_of_the_oracle(
     assert found[0] == (0, 0) and found[5] == (0, 50)
 
 
-def test_where_there_is_no_text_there_is_no_copy() -> None:
+def test_where_there_is_no_text_there_is_no_copy():
     trained = np.arange(3, dtype=np.uint16)
     assert longest_copies([], trained) == []
     assert longest_copies([np.array([1, 2])], trained[:0]) == [(0, 0)]
 
 
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])
-def test_repeats_are_whole_documents(end: str) -> None:
+def test_repeats_are_whole_documents(end):
     tokenizer = CharTokenizer("\x03\nabcd")
     trained = tokenizer.encode("".join(each + end for each in ("ab", "abc", "", "d\na", "c")))
     known = {

@@ -3,25 +3,24 @@
 import signal
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.faults.processes import LONG, TWO, Fault, run
+from tests.faults.processes import LONG, TWO, run
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(items):
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(scope="session")
-def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
+def whole(tmp_path_factory, prose):
     """Makes the run runs/cut of a recipe, once, and returns its directory; `fault` kills it."""
-    made: dict[tuple[Any, ...], Path] = {}
+    made = {}
 
-    def make(recipe: list[str], fault: Fault = (), **options: Any) -> Path:
+    def make(recipe, fault=(), **options):
         key = (*recipe, *fault)
         if key not in made:
             place = tmp_path_factory.mktemp("whole")
@@ -37,5 +36,5 @@ def whole(tmp_path_factory: pytest.TempPathFactory, prose: str) -> Any:
 
 
 @pytest.fixture(scope="session")
-def whole_of_two(whole: Any) -> Path:
+def whole_of_two(whole):
     return whole([*TWO, *LONG], long=True)

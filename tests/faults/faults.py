@@ -9,11 +9,9 @@ import signal
 import sys
 import time
 import zipfile
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch.distributed.elastic.multiprocessing.api import PContext
@@ -27,12 +25,11 @@ import training.choosing.hardware
 import training.module
 import training.results
 from base import ranks
-from base.jobs.run_directory import Run
 from training.callbacks.checkpoints import Checkpoints
 from training.module import LitGPT
 
 
-def before(owner: Any, name: str, action: Callable[..., object]) -> None:
+def before(owner, name, action):
     original = getattr(owner, name)
     setattr(
         owner,
@@ -41,7 +38,7 @@ def before(owner: Any, name: str, action: Callable[..., object]) -> None:
     )
 
 
-def after(owner: Any, name: str, action: Callable[..., object]) -> None:
+def after(owner, name, action):
     original = getattr(owner, name)
     setattr(
         owner,
@@ -50,24 +47,24 @@ def after(owner: Any, name: str, action: Callable[..., object]) -> None:
     )
 
 
-def sending(number: int) -> Callable[..., None]:
+def sending(number):
     return lambda *_, **__: os.kill(os.getpid(), number)
 
 
 die = sending(signal.SIGKILL)
 
 
-def the(number: int, action: Callable[..., object] = die) -> Callable[..., object]:
+def the(number, action=die):
     """What is called again and again, and acts the `number`-th time (from 1)."""
     count = itertools.count(1)
     return lambda *given, **named: action(*given, **named) if next(count) == number else None
 
 
-def in_rank(rank: int, fault: Callable[..., object], *arguments: Any) -> None:
+def in_rank(rank, fault, *arguments):
     before(LitGPT, "on_fit_start", lambda *_: fault(*arguments) if ranks.rank() == rank else None)
 
 
-def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
+def in_trial(name, fault, *arguments):
     before(
         LitGPT,
         "on_fit_start",
@@ -75,7 +72,7 @@ def in_trial(name: str, fault: Callable[..., object], *arguments: Any) -> None:
     )
 
 
-def before_step(step: int, action: Callable[[], object]) -> None:
+def before_step(step, action):
     before(
         LitGPT,
         "training_step",
@@ -83,11 +80,11 @@ def before_step(step: int, action: Callable[[], object]) -> None:
     )
 
 
-def at_step(step: int, number: int = signal.SIGKILL) -> None:
+def at_step(step, number=signal.SIGKILL):
     before_step(step, sending(number))
 
 
-def after_update(step: int) -> None:
+def after_update(step):
     after(
         LitGPT,
         "training_step",
@@ -95,22 +92,22 @@ def after_update(step: int) -> None:
     )
 
 
-def signal_in_validation(number: int, where: str, signal_number: int = signal.SIGKILL) -> None:
-    begun: list[Any] = []
+def signal_in_validation(number, where, signal_number=signal.SIGKILL):
+    begun = []
     kill = sending(signal_number)
     before(LitGPT, "on_validation_epoch_start", begun.append)
     name = {"middle": "validation_step", "end": "on_validation_epoch_end"}[where]
     after(LitGPT, name, lambda *_: kill() if len(begun) == number else None)
 
 
-def after_save(number: int) -> None:
+def after_save(number):
     after(Checkpoints, "save", the(number))
 
 
 class _Dying(io.FileIO):
     left: int
 
-    def write(self, data: Any) -> int:
+    def write(self, data):
         super().write(bytes(data)[: self.left])
         self.left -= len(data)
         if self.left < 0:
@@ -118,10 +115,10 @@ class _Dying(io.FileIO):
         return len(data)
 
 
-def in_write(number: int, size: int) -> None:
+def in_write(number, size):
     """Die in a save (from 1) when so many bytes are written."""
 
-    def opened(path: Path, mode: str) -> Any:
+    def opened(path, mode):
         file = _Dying(path, mode)
         file.left = size
         return file
@@ -130,7 +127,7 @@ def in_write(number: int, size: int) -> None:
     before(training.callbacks.checkpoints, "save_training_checkpoint", arrange)
 
 
-def before_rename(number: int, name: str) -> None:
+def before_rename(number, name):
     """Die when a file is to take a name that begins or ends so, the `number`-th time (from 1)."""
     kill = the(number)
     before(
@@ -142,27 +139,27 @@ def before_rename(number: int, name: str) -> None:
     )
 
 
-def before_call(name: str, number: int = signal.SIGKILL, call: int = 1) -> None:
+def before_call(name, number=signal.SIGKILL, call=1):
     action = the(call, sending(number))
     for module in (data.text, training.choosing.choose, training.results):
         if hasattr(module, name):
             before(module, name, action)
 
 
-def never_due() -> None:
+def never_due():
     """Have this process find no checkpoint due, whatever its clock says."""
     Checkpoints.due_at = property(lambda _: math.inf, lambda *_: None)  # type: ignore[assignment]
 
 
-def fail_to_read(error: Exception) -> None:
-    def fail(*_: Any) -> None:
+def fail_to_read(error):
+    def fail(*_):
         raise error
 
     before(zipfile.ZipFile, "testzip", fail)
 
 
-def break_best() -> None:
-    def damage(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
+def break_best():
+    def damage(run, module, contents):
         contents["history"]["best_step"] = 10
         best = run.model("best")
         best.write_bytes(best.read_bytes()[:-100])
@@ -170,7 +167,7 @@ def break_best() -> None:
     before(training.results, "write_results", damage)
 
 
-def limit(size: int) -> None:
+def limit(size):
     """Let this process use 200 MB and four times `size` more of private memory than it has, and 10 s of work."""
     # and stacks
     data = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
@@ -179,14 +176,14 @@ def limit(size: int) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 
 
-def limit_unseen(addresses: int) -> None:
+def limit_unseen(addresses):
     """Let this process have so many bytes of addresses, without the estimate of its memory knowing it."""
     training.choosing.hardware.available = lambda _: math.inf
     resource.setrlimit(resource.RLIMIT_AS, (addresses, addresses))
 
 
-def fill_disk(step: int) -> None:
-    def fill() -> None:
+def fill_disk(step):
+    def fill():
         with suppress(OSError), open("runs/filler", "wb", buffering=0) as file:
             while file.write(bytes(4096)):
                 pass
@@ -194,8 +191,8 @@ def fill_disk(step: int) -> None:
     before_step(step, fill)
 
 
-def wait_for_file(step: int, name: str) -> None:
-    def wait() -> None:
+def wait_for_file(step, name):
+    def wait():
         Path("waiting").touch()
         until = time.monotonic() + 60
         while not Path(name).exists() and time.monotonic() < until:
@@ -204,12 +201,12 @@ def wait_for_file(step: int, name: str) -> None:
     before_step(step, wait)
 
 
-def spoil_loss(step: int, value: float = math.nan) -> None:
+def spoil_loss(step, value=math.nan):
     """Have the loss of a step be something else; its gradient is as it was."""
     original = training.module.F.cross_entropy
     count = itertools.count()
 
-    def spoilt(*given: Any, **named: Any) -> torch.Tensor:
+    def spoilt(*given, **named):
         loss = original(*given, **named)
         return (
             loss - loss.detach() + value
@@ -220,8 +217,8 @@ def spoil_loss(step: int, value: float = math.nan) -> None:
     training.module.F = SimpleNamespace(cross_entropy=spoilt)  # type: ignore[assignment]
 
 
-def spoil_gradient(step: int, value: float = math.inf) -> None:
-    def spoil(module: LitGPT, *_: Any) -> None:
+def spoil_gradient(step, value=math.inf):
+    def spoil(module, *_):
         if module.global_step == step:
             gradient = module.net.embedding.weight.grad
             assert gradient is not None
@@ -230,8 +227,8 @@ def spoil_gradient(step: int, value: float = math.inf) -> None:
     after(LitGPT, "manual_backward", spoil)
 
 
-def spoil_weights(step: int) -> None:
-    def spoil(module: LitGPT, *_: Any) -> None:
+def spoil_weights(step):
+    def spoil(module, *_):
         if module.global_step == step + 1:
             module.net.shift.data.mul_(math.inf)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -239,31 +236,31 @@ def spoil_weights(step: int) -> None:
     after(LitGPT, "training_step", spoil)
 
 
-def raise_at(step: int) -> None:
+def raise_at(step):
     before_step(step, lambda: 1 / 0)
 
 
-def signal_as_on_gpu(rank: int, step: int, number: int) -> None:
+def signal_as_on_gpu(rank, step, number):
     """Send one rank a signal, where losses are read only now and then."""
     LitGPT.asynchronous = True  # type: ignore[assignment, method-assign]
     in_rank(rank, at_step, step, number)
 
 
-def signal_parent_at(step: int, number: int) -> None:
-    def send() -> None:
+def signal_parent_at(step, number):
+    def send():
         os.kill(os.getppid(), number)
         time.sleep(3)
 
     before_step(step, send)
 
 
-def hang_in_rank(rank: int, step: int) -> None:
+def hang_in_rank(rank, step):
     # seconds until the launcher kills a rank that does not end
     PContext.close.__defaults__ = (None, 3)
     in_rank(rank, at_step, step, signal.SIGSTOP)
 
 
-def signal_while_loading(number: int) -> None:
+def signal_while_loading(number):
     """Send oneself a signal while weights are copied, where torch catches whatever is raised."""
     send = the(1, sending(number))
     before(LitGPT, "load_state_dict", lambda *_, **__: before(torch.Tensor, "copy_", send))

@@ -7,62 +7,52 @@ import pickle
 import struct
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 
 from gpt.config import ModelConfig
 from gpt.model_file import FORMAT
-from tests.model_files import (
-    CONFIG,
-    LETTERS,
-    Header,
-    by_hand,
-    description,
-    packed,
-    unpacked,
-    weights,
-)
+from tests.model_files import CONFIG, LETTERS, by_hand, description, packed, unpacked, weights
 
 MB = 2**20
 CONTROLS = "\x1b[31m\x07\x9b\r\n\x7f"
 
 
 class Payload:
-    def __reduce__(self) -> Any:
+    def __reduce__(self):
         return os.system, ("touch got-in",)
 
 
-def of(std: float = 0.1, vocabulary: dict[str, Any] = LETTERS, **config: Any) -> bytes:
+def of(std=0.1, vocabulary=LETTERS, **config):
     shape = vars(ModelConfig(**{**CONFIG, **config}))
     return by_hand(weights(vocabulary, std, **config), vocabulary, model_config=shape)
 
 
-def chars(characters: str) -> dict[str, str]:
+def chars(characters):
     return {"kind": "char", "characters": characters}
 
 
-def many_characters(count: int) -> dict[str, str]:
+def many_characters(count):
     return chars("".join(map(chr, [*range(0xD800), *range(0xE000, 0xE000 + count - 0xD800)])))
 
 
-def header(change: Callable[[Header], Any]) -> bytes:
+def header(change):
     content, body = unpacked(by_hand())
     change(content)
     return packed(content, body)
 
 
-def offsets(first: Any, second: Any) -> bytes:
+def offsets(first, second):
     return header(lambda content: content["embedding.weight"].update(data_offsets=[first, second]))
 
 
-def state(**changes: Any) -> bytes:
+def state(**changes):
     changed = {**weights(), **{name.replace("__", "."): value for name, value in changes.items()}}
     return by_hand({name: value for name, value in changed.items() if value is not None})
 
 
-def typed(dtype: str, size: int) -> bytes:
+def typed(dtype, size):
     content, body = unpacked(by_hand())
     name = max(content.keys() - {"__metadata__"}, key=lambda name: content[name]["data_offsets"])
     first, last = content[name]["data_offsets"]
@@ -70,19 +60,19 @@ def typed(dtype: str, size: int) -> bytes:
     return packed(content, body[:first] + bytes((last - first) // 4 * size))
 
 
-def twice() -> bytes:
+def twice():
     content, body = unpacked(by_hand())
     other = {"embedding.weight": {"dtype": "F32", "shape": [2**40], "data_offsets": [0, 2**42]}}
     return packed(json.dumps(content).encode()[:-1] + b", " + json.dumps(other).encode()[1:], body)
 
 
-def checkpoint() -> bytes:
+def checkpoint():
     file = io.BytesIO()
     torch.save({"format": FORMAT, "state_dict": Payload()}, file)
     return file.getvalue()
 
 
-def said(field: str, value: str) -> bytes:
+def said(field, value):
     """A description with this JSON in a field, or in a key of `model_config`."""
     content = description(unpacked(by_hand())[0])
     group, _, key = field.rpartition(".")

@@ -18,7 +18,6 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable
 from contextlib import chdir, suppress
 from functools import partial
 from pathlib import Path
@@ -58,7 +57,7 @@ _server.set_forkserver_preload(
 )
 
 
-def fork(target: Callable[..., object], *arguments: Any) -> multiprocessing.process.BaseProcess:
+def fork(target, *arguments):
     """Start a process of the server's that calls `target`."""
     with chdir(ROOT):  # from where the server, at its first start, loads what is ours
         process = _server.Process(target=target, args=arguments)
@@ -71,15 +70,15 @@ class Process:
 
     def __init__(
         self,
-        *arguments: str,
-        fault: Fault = (),  # called in the process before it begins
-        defaults: bool = True,  # those of `tiny`
-        program: str = "train.py",
-        environment: dict[str, str] | None = None,  # on top of this process' own
-        torchrun: bool = False,  # whether these are arguments of torchrun, which starts it
+        *arguments,
+        fault=(),  # called in the process before it begins
+        defaults=True,  # those of `tiny`
+        program="train.py",
+        environment=None,  # on top of this process' own
+        torchrun=False,  # whether these are arguments of torchrun, which starts it
         # samples as long as those of the real command, most of the work of a run this small
-        long: bool = False,
-    ) -> None:
+        long=False,
+    ):
         given = tiny(arguments) if defaults and not torchrun else list(arguments)
         self.files = [Path(tempfile.mkstemp(suffix=f".{name}")[1]) for name in ("out", "err")]
         variables = {**os.environ, **(environment or {})}
@@ -93,20 +92,20 @@ class Process:
             long,
         )
         self.process = fork(_run, *parts)
-        self.ended: Ended | None = None
+        self.ended = None
         assert self.process.pid is not None
-        self.pid: int = self.process.pid
+        self.pid = self.process.pid
 
-    def signal(self, number: int, group: bool = False) -> None:
+    def signal(self, number, group=False):
         """Send a signal, also to the processes that it has started and that are of its group: trials, but no ranks."""
         with suppress(ProcessLookupError):  # it has ended
             (os.killpg if group else os.kill)(self.pid, number)
 
-    def poll(self) -> int | None:
+    def poll(self):
         """The exit status, None before the end."""
         return self.process.exitcode
 
-    def wait(self, timeout: float = LIMIT) -> Ended:
+    def wait(self, timeout=LIMIT):
         """Wait for the end; a process that was killed by a signal has its negative number as status."""
         self.process.join(timeout)
         if self.process.exitcode is None:
@@ -119,7 +118,7 @@ class Process:
                 file.unlink()
         return self.ended
 
-    def ends(self) -> Ended:
+    def ends(self):
         """As `wait`, of a job that must leave no process behind in this directory; ends what is left."""
         try:
             ended = self.wait()
@@ -130,14 +129,12 @@ class Process:
                 os.kill(left, signal.SIGKILL)
 
 
-def run(*arguments: str, **options: Any) -> Ended:
+def run(*arguments, **options):
     """Run `train.py` to its end."""
     return Process(*arguments, **options).wait()
 
 
-def run_ranks(
-    count: int, *arguments: str, fault: Fault | dict[int, Fault] = (), **options: Any
-) -> Ended:
+def run_ranks(count, *arguments, fault=(), **options):
     """Run `train.py` as so many processes; a fault may be given for one of them, as {rank: fault}."""
     if isinstance(fault, dict):
         ((rank, of_rank),) = fault.items()
@@ -148,7 +145,7 @@ def run_ranks(
 class ForkingPopen(subprocess.Popen):
     """Starts commands, and forks this process, which has loaded everything, where one is that of `train.py`."""
 
-    def __init__(self, args: Any, **options: Any) -> None:
+    def __init__(self, args, **options):
         if isinstance(args, list | tuple) and SCRIPT in args:
             given = args[args.index(SCRIPT) + 1 :]
             options["preexec_fn"] = partial(_become, options.get("env") or dict(os.environ), given)
@@ -160,7 +157,7 @@ class ForkingPopen(subprocess.Popen):
 _parents: list[Any] = []  # what belongs to the process that this one was forked from
 
 
-def _become(variables: dict[str, str], arguments: list[str]) -> None:
+def _become(variables, arguments):
     """Take the place of a new process: none of the parent's files, locks and signal handlers is this one's."""
     nothing = os.open(os.devnull, os.O_RDWR)
     for file in os.listdir("/dev/fd"):
@@ -169,7 +166,7 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
     _parents.extend([run_lock._held, sys.stdout, sys.stderr])
     run_lock._held = {}
     gc.enable()
-    status: Any = 1
+    status = 1
     try:
         begin(variables, [SCRIPT, *arguments])
         status = train_script.cli()
@@ -183,7 +180,7 @@ def _become(variables: dict[str, str], arguments: list[str]) -> None:
         os._exit(int(status or 0))
 
 
-def begin(variables: dict[str, str], command: list[str]) -> None:
+def begin(variables, command):
     os.environ.clear()
     os.environ.update(variables)
     sys.stdout, sys.stderr = (
@@ -199,15 +196,7 @@ def begin(variables: dict[str, str], command: list[str]) -> None:
     train_script.STARTED = time.perf_counter()
 
 
-def _run(
-    place: str,
-    variables: dict[str, str],
-    argv: list[str],
-    fault: Fault,
-    files: list[str],
-    torchrun: bool,
-    long: bool,
-) -> None:
+def _run(place, variables, argv, fault, files, torchrun, long):
     program, *given = argv
     os.chdir(place)
     os.setpgrp()
@@ -225,7 +214,7 @@ def _run(
         sys.exit(importlib.import_module(program.removesuffix(".py")).cli())
 
 
-def start(*arguments: str, **options: Any) -> subprocess.Popen:
+def start(*arguments, **options):
     """Start `python train.py` itself, in a process group of its own, on book.txt with a tiny model."""
     return subprocess.Popen(
         [sys.executable, SCRIPT, *tiny(arguments)],
@@ -237,7 +226,7 @@ def start(*arguments: str, **options: Any) -> subprocess.Popen:
     )
 
 
-def wait_for(condition: Callable[[], bool], process: Any = None, timeout: float = LIMIT) -> None:
+def wait_for(condition, process=None, timeout=LIMIT):
     """Wait until something holds, or fail when the process has ended or time is up."""
     until = time.monotonic() + timeout
     while not condition():
@@ -248,16 +237,16 @@ def wait_for(condition: Callable[[], bool], process: Any = None, timeout: float 
         time.sleep(0.005)
 
 
-def children_of(pid: int) -> list[int]:
+def children_of(pid):
     """The processes that a process has started."""
-    found: list[int] = []
+    found = []
     for file in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # the thread has just ended
             found += map(int, file.read_text().split())
     return found
 
 
-def processes_in(directory: Path) -> list[int]:
+def processes_in(directory):
     """Processes that work in a directory, but for this one."""
     found = []
     for process in Path("/proc").glob("[0-9]*"):
@@ -269,11 +258,11 @@ def processes_in(directory: Path) -> list[int]:
     return found
 
 
-def events(directory: Path) -> dict[str, list[tuple[int, Any]]]:
+def events(directory):
     """All that TensorBoard shows of a run but its speed and memory: the points (step, value) by tag."""
     accumulator, validation = board(directory.absolute()), directory.absolute() / "validation"
     tags = accumulator.Tags()
-    points: dict[str, list[tuple[int, Any]]] = events(validation) if validation.exists() else {}
+    points = events(validation) if validation.exists() else {}
     for tag in tags["scalars"]:
         if not tag.startswith(("perf/", "time/")):
             points[tag] = [(point.step, point.value) for point in accumulator.Scalars(tag)]

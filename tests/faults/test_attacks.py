@@ -6,13 +6,12 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.base.test_progress import Terminal
-from tests.conftest import ROOT, TINY, Ended
+from tests.conftest import ROOT, TINY
 from tests.faults import faults
 from tests.faults.hostile import HOSTILE, ODD, chars, of
 from tests.faults.processes import Process
@@ -29,20 +28,20 @@ PROGRAMS = {
 
 
 @pytest.fixture(autouse=True)
-def texts(workplace: Path) -> None:
+def texts(workplace):
     """What the programs read, of the letters in tests/model_files.py."""
     Path("text.txt").write_text("abcdefghijk" * 200)
     Path("line.txt").write_text("abcdefghijk" * 2)
 
 
-def call(program: str, model: str) -> Ended:
+def call(program, model):
     """Run one of `PROGRAMS` on a model file, within limits of memory and time that depend on the size of the file."""
     script, *given = (part.format(model) for part in PROGRAMS[program].split())
     size = os.path.getsize(model) if os.path.isfile(model) else 0
     return Process(*given, program=script, defaults=False, fault=(faults.limit, size)).wait()
 
 
-def is_refusal(ended: Ended, name: str) -> bool:
+def is_refusal(ended, name):
     line = ended.err.removesuffix("\n")
     return (
         ended.status == 2
@@ -53,7 +52,7 @@ def is_refusal(ended: Ended, name: str) -> bool:
     )
 
 
-def pairs(kinds: dict[str, Any]) -> list[tuple[str, str]]:
+def pairs(kinds):
     """Each kind with sample.py and, in turn, with another program: all open a model in the same way."""
     others = itertools.cycle(PROGRAMS)
     each = [(kind, program) for kind in kinds for program in ("sample", next(others))]
@@ -61,13 +60,13 @@ def pairs(kinds: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_an_honest_model_needs_no_more_than_it_may(program: str) -> None:
+def test_an_honest_model_needs_no_more_than_it_may(program):
     write_model_file("honest.safetensors", filled())
     assert call(program, "honest.safetensors").status == 0
 
 
 @pytest.mark.parametrize(("kind", "program"), pairs(HOSTILE))
-def test_every_program_refuses_an_attack_in_one_line(kind: str, program: str) -> None:
+def test_every_program_refuses_an_attack_in_one_line(kind, program):
     Path(EVIL).write_bytes(HOSTILE[kind]())
     files = set(Path().rglob("*"))
     ended = call(program, EVIL)
@@ -79,7 +78,7 @@ LONG = ("context 2^20, 1024 heads", "train")  # its weights would take their tim
 
 
 @pytest.mark.parametrize(("kind", "program"), [pair for pair in pairs(ODD) if pair != LONG])
-def test_what_is_odd_costs_no_more_than_it_may(kind: str, program: str) -> None:
+def test_what_is_odd_costs_no_more_than_it_may(kind, program):
     """Each program works, or says in one line why not: a text shorter than the context, numbers that overflow."""
     Path(EVIL).write_bytes(ODD[kind]())
     ended = call(program, EVIL)
@@ -91,7 +90,7 @@ def test_what_is_odd_costs_no_more_than_it_may(kind: str, program: str) -> None:
 
 
 @pytest.fixture
-def no_files() -> None:
+def no_files():
     os.mkfifo("pipe.safetensors")
     Path("folder.safetensors").mkdir()
     Path("loop.safetensors").symlink_to("loop.safetensors")
@@ -104,7 +103,7 @@ def no_files() -> None:
     "pipe.safetensors", "folder.safetensors", "loop.safetensors", "socket.safetensors",
     pytest.param(f"{'x' * 300}.safetensors", id="a long name"), "/dev/zero", "/dev/stdin", "/proc/self",
 ])  # fmt: skip
-def test_what_is_no_file_is_refused(no_files: None, path: str, program: str) -> None:
+def test_what_is_no_file_is_refused(no_files, path, program):
     ended = call(program, path)
     assert is_refusal(ended, path[:80]), ended
 
@@ -112,7 +111,7 @@ def test_what_is_no_file_is_refused(no_files: None, path: str, program: str) -> 
 # train.py quotes it, so that nobody types it unseen
 @pytest.mark.parametrize("program", ["sample", "score", "web"])
 @pytest.mark.parametrize(("data", "status"), [(b"x", 2), (of(), 0)], ids=["damaged", "whole"])
-def test_a_file_s_name_reaches_no_terminal_raw(program: str, data: bytes, status: int) -> None:
+def test_a_file_s_name_reaches_no_terminal_raw(program, data, status):
     name = "a\x1b[31m\x07\x9b\x7f.safetensors"
     Path(name).write_bytes(data)
     ended = call(program, name)
@@ -120,7 +119,7 @@ def test_a_file_s_name_reaches_no_terminal_raw(program: str, data: bytes, status
     assert all(letter.isprintable() or letter == "\n" for letter in ended.out + ended.err), ended
 
 
-def on_a_terminal(*command: str) -> str:
+def on_a_terminal(*command):
     # with which a bar of slow work goes away
     return Terminal(*command).watch().replace("\x1b[A", "")
 
@@ -131,14 +130,14 @@ SAMPLE = [str(ROOT / "sample.py"), EVIL, "--seed", "0", "--num-chars"]
 
 
 @pytest.fixture
-def controls() -> str:
+def controls():
     """The letters of a model that writes each of them: control characters, Latin and turns."""
     letters = "".join(map(chr, [*range(0xA0), *TURNS]))
     Path(EVIL).write_bytes(of(std=0, vocabulary=chars(letters)))
     return letters
 
 
-def test_control_characters_of_a_sample_reach_files_but_no_terminal(controls: str) -> None:
+def test_control_characters_of_a_sample_reach_files_but_no_terminal(controls):
     command = [*SAMPLE, "3000"]
     raw = subprocess.run([sys.executable, *command], stdout=subprocess.PIPE).stdout.decode()
     assert set(raw) == set(controls)
@@ -154,12 +153,12 @@ def test_control_characters_of_a_sample_reach_files_but_no_terminal(controls: st
     assert not RAW & set(on_a_terminal(*command, "--json"))
 
 
-def test_control_characters_of_a_prompt_reach_no_terminal(controls: str) -> None:
+def test_control_characters_of_a_prompt_reach_no_terminal(controls):
     shown = on_a_terminal(*SAMPLE, "1", "--prompt", "a\x1b]0;x\x07\x9b31m\x7f\r")
     assert "\na␛]0;x␇\\x9b31m␡␍" in shown
 
 
-def test_control_characters_of_a_training_text_reach_neither_terminal_nor_log() -> None:
+def test_control_characters_of_a_training_text_reach_neither_terminal_nor_log():
     rng = np.random.default_rng(0)
     odd = "".join(rng.choice(list("ab \n\x1b\x07\x9b\x7f\u202e\u2066"), 200_000))
     # which looks like text at its beginning
@@ -172,7 +171,7 @@ def test_control_characters_of_a_training_text_reach_neither_terminal_nor_log() 
     assert_pictured(log.read_text("utf-8"))
 
 
-def assert_pictured(text: str) -> None:
+def assert_pictured(text):
     symbols = {"␛", "␇", "␡", "\\x9b", "\\u202e", "\\u2066"}
     assert {symbol for symbol in symbols if symbol in text} == symbols
     assert not RAW & set(text)

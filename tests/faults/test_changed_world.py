@@ -6,28 +6,28 @@ import torch
 import yaml
 
 from gpt.checkpoint import read_training_checkpoint
-from tests.conftest import Call, Ended, one_line
+from tests.conftest import one_line
 from tests.faults.processes import run
 from tests.faults.test_checkpoints import contents_of
 
 
 @pytest.fixture
-def stopped(trained: Path, train: Call) -> Call:
-    def go_on(*arguments: str) -> Ended:
+def stopped(trained, train):
+    def go_on(*arguments):
         longer = [] if "minutes=1" in arguments else ["trainer.max_steps=32"]
         return train("resume=runs/first", *longer, *arguments, defaults=False)
 
     return go_on
 
 
-def refused(ended: Ended, *listed: str) -> None:
+def refused(ended, *listed):
     one_line(ended, 2, "resume: cannot change ")
     for each in listed:
         assert re.search(each, ended.err), (each, ended.err)
 
 
 # every setting: tests/conf/test_resume_rules.py
-def test_what_is_typed_otherwise(stopped: Call) -> None:
+def test_what_is_typed_otherwise(stopped):
     before = contents_of(Path("runs"))
     # Ranks are processes of their own, whose words this process does not hear.
     refused(
@@ -50,7 +50,7 @@ def test_what_is_typed_otherwise(stopped: Call) -> None:
     assert ended.status == 0 and "not match the original run bit for bit" in ended.out, ended
 
 
-def test_what_would_be_another_model(stopped: Call) -> None:
+def test_what_would_be_another_model(stopped):
     before = contents_of(Path("runs"))
     for typed in ("model.dim=64", "optim=adamw", "optim.muon_every=1", "minutes=1"):
         key = "optim.name" if typed == "optim=adamw" else typed.partition("=")[0]
@@ -59,7 +59,7 @@ def test_what_would_be_another_model(stopped: Call) -> None:
     assert contents_of(Path("runs")) == before
 
 
-def test_another_text_or_vocabulary(stopped: Call, prose: str) -> None:
+def test_another_text_or_vocabulary(stopped, prose):
     before = contents_of(Path("runs"))
     Path("book.txt").write_text(prose + "ß", encoding="utf-8")
     for ended in (stopped(), stopped("allow=[text,vocabulary]")):
@@ -80,7 +80,7 @@ def test_another_text_or_vocabulary(stopped: Call, prose: str) -> None:
     assert stopped("allow=[text]").status == 0
 
 
-def test_another_machine(stopped: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_machine(stopped, monkeypatch):
     monkeypatch.setattr(torch, "__version__", "2.99.0+other")
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "NEON")
     ended = stopped("threads=2")
@@ -103,7 +103,7 @@ def test_another_machine(stopped: Call, monkeypatch: pytest.MonkeyPatch) -> None
     )
 
 
-def test_a_configuration_that_was_edited(stopped: Call) -> None:
+def test_a_configuration_that_was_edited(stopped):
     path = Path("runs/first/config.yaml")
     config = yaml.safe_load(path.read_text())
     config["seed"], config["data"]["batch"], config["trainer"]["log_every_n_steps"] = 7, 16, 1

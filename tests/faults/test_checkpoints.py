@@ -5,10 +5,8 @@ import signal
 import struct
 import subprocess
 import zipfile
-from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -25,14 +23,14 @@ LAST, PREVIOUS = Path("runs/cut/checkpoints/last.ckpt"), Path("runs/cut/checkpoi
 RESUMED = ["name=cut", "resume=auto", *MUON]
 
 
-def contents_of(directory: Path) -> dict[str, bytes]:
+def contents_of(directory):
     return {
         str(path): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
     }
 
 
 @pytest.fixture
-def killed(whole: Any, workplace: Path) -> Path:
+def killed(whole, workplace):
     """The folder runs/cut of a run that was killed at step 25."""
     cut = whole(MUON, (faults.at_step, 25))
     shutil.copytree(cut.parent.parent, workplace, dirs_exist_ok=True)
@@ -40,7 +38,7 @@ def killed(whole: Any, workplace: Path) -> Path:
 
 
 @contextmanager
-def at_work(*arguments: str, step: int) -> Iterator[Process]:
+def at_work(*arguments, step):
     """A run that has reached a step and waits there, until the end of the block."""
     process = Process(*arguments, fault=(faults.wait_for_file, step, "go"))
     wait_for(Path("waiting").exists)
@@ -51,7 +49,7 @@ def at_work(*arguments: str, step: int) -> Iterator[Process]:
         process.process.join()
 
 
-def test_broken_newest_is_passed_over_with_a_word(killed: Path, whole: Any) -> None:
+def test_broken_newest_is_passed_over_with_a_word(killed, whole):
     assert run(*RESUMED, fault=(faults.in_write, 1, 1000)).status == -signal.SIGKILL
     assert list(killed.rglob(".*.tmp")), "the kill has left one"
     LAST.write_bytes(LAST.read_bytes()[: LAST.stat().st_size // 2])
@@ -66,7 +64,7 @@ def test_broken_newest_is_passed_over_with_a_word(killed: Path, whole: Any) -> N
     assert_as_if_never_touched(whole(MUON), killed)
 
 
-def test_an_explicit_path_that_is_missing_or_broken_is_an_error(killed: Path) -> None:
+def test_an_explicit_path_that_is_missing_or_broken_is_an_error(killed):
     absent = LAST.with_name("step-00000020.ckpt")
     for path, said in (
         (absent, "no such checkpoint, nor a run"),
@@ -83,7 +81,7 @@ def test_an_explicit_path_that_is_missing_or_broken_is_an_error(killed: Path) ->
     assert run(f"resume={PREVIOUS}", defaults=False).status == 0
 
 
-def test_a_copy_of_a_checkpoint_is_not_taken_for_the_newest(killed: Path) -> None:
+def test_a_copy_of_a_checkpoint_is_not_taken_for_the_newest(killed):
     backup = killed / "backup" / LAST.name
     backup.parent.mkdir()
     shutil.copy(LAST, backup)
@@ -92,7 +90,7 @@ def test_a_copy_of_a_checkpoint_is_not_taken_for_the_newest(killed: Path) -> Non
     assert contents_of(killed) == before
 
 
-def test_two_damaged_checkpoints_are_refused_and_left(killed: Path) -> None:
+def test_two_damaged_checkpoints_are_refused_and_left(killed):
     for path in (LAST, PREVIOUS):
         path.write_bytes(path.read_bytes()[:-100])
     before = contents_of(killed)
@@ -100,9 +98,7 @@ def test_two_damaged_checkpoints_are_refused_and_left(killed: Path) -> None:
     assert contents_of(killed) == before
 
 
-def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged(
-    killed: Path,
-) -> None:
+def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged(killed):
     before = contents_of(killed)
     disk, memory = OSError(errno.EIO, "Input/output error"), MemoryError()
     one_line(run(*RESUMED, fault=(faults.fail_to_read, disk)), 1, f"{LAST}: Input/output error")
@@ -110,7 +106,7 @@ def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged
     assert contents_of(killed) == before
 
 
-def test_a_flipped_bit_of_every_kind_and_a_file_of_any_length(trained: Path) -> None:
+def test_a_flipped_bit_of_every_kind_and_a_file_of_any_length(trained):
     """Refused in the contents of a record; elsewhere refused, or what is read is what was written."""
     path = trained.with_name("last.ckpt")
     data, contents, covered = path.read_bytes(), read_training_checkpoint(path), set[int]()
@@ -136,7 +132,7 @@ def test_a_flipped_bit_of_every_kind_and_a_file_of_any_length(trained: Path) -> 
             read_training_checkpoint(path)
 
 
-def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: Path) -> None:
+def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace):
     ended = run("name=cut", "trainer.max_steps=20", fault=(faults.break_best,))
     assert (
         ended.status == 0
@@ -147,7 +143,7 @@ def test_a_best_that_was_damaged_meanwhile_does_not_cost_the_result(workplace: P
     assert load_checkpoint("runs/cut")[1]["step"] == 20
 
 
-def test_the_newest_unfinished_run_that_is_not_in_use_continues(killed: Path) -> None:
+def test_the_newest_unfinished_run_that_is_not_in_use_continues(killed):
     summary = killed / "summary.json"
     for day, name in enumerate(("gone", "busy"), start=1):
         shutil.copytree(killed, f"runs/{name}")
@@ -165,7 +161,7 @@ def test_the_newest_unfinished_run_that_is_not_in_use_continues(killed: Path) ->
     assert busy.wait().status == 0
 
 
-def test_damaged_event_files_are_no_reason_to_stop(killed: Path, whole: Any) -> None:
+def test_damaged_event_files_are_no_reason_to_stop(killed, whole):
     (events_file,) = killed.glob("events*")
     with open(events_file, "ab") as file:
         file.write(b"\xff" * 30)
@@ -174,7 +170,7 @@ def test_damaged_event_files_are_no_reason_to_stop(killed: Path, whole: Any) -> 
     assert_as_if_never_touched(whole(MUON), killed)
 
 
-def test_a_full_disk(whole: Any, workplace: Path) -> None:
+def test_a_full_disk(whole, workplace):
     Path("runs").mkdir()
     mounted = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", "size=8m", "none", "runs"], capture_output=True
@@ -200,7 +196,7 @@ def test_a_full_disk(whole: Any, workplace: Path) -> None:
         subprocess.run(["umount", "-l", "runs"], check=True)
 
 
-def test_the_second_in_one_run_directory_is_refused(killed: Path, whole: Any) -> None:
+def test_the_second_in_one_run_directory_is_refused(killed, whole):
     with at_work(*RESUMED, step=22) as first:
         before = contents_of(killed / "checkpoints")
         for arguments in (["name=cut", "resume=auto"], ["resume=runs/cut"]):
@@ -223,9 +219,7 @@ def test_the_second_in_one_run_directory_is_refused(killed: Path, whole: Any) ->
     [((), [0, 0, 0]), (("name=same",), [0, 2, 2])],
     ids=["unnamed", "one name"],
 )
-def test_jobs_started_in_the_same_second(
-    workplace: Path, name: tuple[str, ...], statuses: list[int]
-) -> None:
+def test_jobs_started_in_the_same_second(workplace, name, statuses):
     processes = [Process(*name, "trainer.max_steps=5") for _ in range(3)]
     ended = sorted((process.wait() for process in processes), key=lambda each: each.status)
     assert [each.status for each in ended] == statuses, ended

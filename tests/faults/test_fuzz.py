@@ -3,7 +3,6 @@
 import json
 import random
 import string
-from pathlib import Path
 from types import UnionType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -28,7 +27,7 @@ quietly = settings(
 
 @quietly
 @given(st.sampled_from(sorted(KEYS)), st.text(string.printable + "äλ語", max_size=60))
-def test_any_words_are_taken_or_refused(key: str, text: str) -> None:
+def test_any_words_are_taken_or_refused(key, text):
     for typed in (f"{key}={text}", text):
         try:
             compose([typed])
@@ -51,9 +50,7 @@ plain: st.SearchStrategy[Any] = st.recursive(
 
 @quietly
 @given(st.sampled_from([*KINDS]), plain)
-def test_any_description_is_taken_or_refused_in_one_line(
-    tmp_path: Path, field: str, value: Any
-) -> None:
+def test_any_description_is_taken_or_refused_in_one_line(tmp_path, field, value):
     path = tmp_path / "field.safetensors"
     path.write_bytes(
         by_hand(
@@ -74,7 +71,7 @@ def test_any_description_is_taken_or_refused_in_one_line(
         assert type(value) in kinds or (type(value) is int and float in kinds)
 
 
-def test_a_flipped_bit_or_a_cut_is_refused_or_leaves_the_weights(tmp_path: Path) -> None:
+def test_a_flipped_bit_or_a_cut_is_refused_or_leaves_the_weights(tmp_path):
     rng, data, path = random.Random(8), by_hand(), tmp_path / "damaged.safetensors"
     path.write_bytes(data)
     state = model_file.read(path).state

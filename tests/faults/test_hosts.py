@@ -20,9 +20,7 @@ STATIC = [FIRST_HOST, FIRST_HOST.replace("--node-rank=0", "--node-rank=1")]
 ELASTIC = [EVERY_HOST, EVERY_HOST]
 
 
-def start_both(
-    commands: list[str], *arguments: str, folders: tuple[str, str] = (".", ".")
-) -> list[Process]:
+def start_both(commands, *arguments, folders=(".", ".")):
     """Start a run by the commands of the documentation, each in its folder, with the steps cut."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
@@ -59,7 +57,7 @@ def start_both(
     return jobs
 
 
-def test_a_host_is_lost_and_the_same_commands_go_on(whole_of_two: Path, workplace: Path) -> None:
+def test_a_host_is_lost_and_the_same_commands_go_on(whole_of_two, workplace):
     one, other = start_both(STATIC, "trainer.timeout=5")
     wait_for(Path("runs/many/checkpoints/previous.ckpt").exists, one, LONGEST)
     for pid in (other.pid, *children_of(other.pid)):
@@ -77,7 +75,7 @@ def test_a_host_is_lost_and_the_same_commands_go_on(whole_of_two: Path, workplac
     assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 
 
-def test_torchrun_starts_the_processes_again(workplace: Path) -> None:
+def test_torchrun_starts_the_processes_again(workplace):
     one, other = start_both(ELASTIC)
     wait_for(Path("runs/many/checkpoints/previous.ckpt").exists, one, LONGEST)
     (worker,) = children_of(other.pid)
@@ -90,7 +88,7 @@ def test_torchrun_starts_the_processes_again(workplace: Path) -> None:
     )
 
 
-def test_hosts_that_see_different_files_are_told(workplace: Path) -> None:
+def test_hosts_that_see_different_files_are_told(workplace):
     Path("b").mkdir()
     Path("b/book.txt").write_text(Path("book.txt").read_text()[::-1])
     first, second = (process.wait(LONGEST) for process in start_both(STATIC, folders=(".", "b")))

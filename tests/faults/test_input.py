@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from base import processes
-from tests.conftest import ROOT, TINY, Call, one_line, summary
+from tests.conftest import ROOT, TINY, one_line, summary
 from tests.stores import make
 
 WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said of it
@@ -77,7 +77,7 @@ WRONG: dict[str | tuple[str, ...], str] = {  # what is typed, and what is said o
 
 
 @pytest.fixture
-def odd_texts(workplace: Path) -> None:
+def odd_texts(workplace):
     """Texts that the commands of `WRONG` name."""
     Path("ascii16.txt").write_bytes(("Zeile fuer Zeile\n" * 500).encode("utf-16-be"))
     Path("half.txt").write_bytes(("Zeile\n" * 500).encode("utf-16") + b"\x00\xd8x\x00")
@@ -87,7 +87,7 @@ def odd_texts(workplace: Path) -> None:
     )
 
 
-def files() -> set[Path]:
+def files():
     """What there is in the workplace but for its cache."""
     return {path for path in Path().rglob("*") if "cache" not in path.parts}
 
@@ -96,9 +96,7 @@ def files() -> set[Path]:
 @pytest.mark.parametrize(
     ("typed", "said"), WRONG.items(), ids=[ascii(typed)[:60] for typed in WRONG]
 )
-def test_wrong_words(
-    train: Call, odd_texts: None, typed: str | tuple[str, ...], said: str
-) -> None:
+def test_wrong_words(train, odd_texts, typed, said):
     before = files()
     ended = train(*([typed] if isinstance(typed, str) else typed))
     one_line(ended, 2, said)
@@ -120,17 +118,17 @@ SAMPLE = {
 @pytest.mark.parametrize(
     ("argument", "said"), SAMPLE.items(), ids=[ascii(argument)[:60] for argument in SAMPLE]
 )
-def test_every_option_of_sample(trained: Path, sample: Call, argument: str, said: str) -> None:
+def test_every_option_of_sample(trained, sample, argument, said):
     ended = sample("first", argument) if argument.startswith("-") else sample(argument)
     one_line(ended, 2, said, program="sample.py")
     assert ended.out == ""
 
 
-def test_a_word_too_many_is_not_taken(sample: Call) -> None:
+def test_a_word_too_many_is_not_taken(sample):
     one_line(sample("first", "ROMEO:"), 2, "unrecognized", "ROMEO:", program="sample.py")
 
 
-def test_commands_have_one_version(sample: Call, train: Call) -> None:
+def test_commands_have_one_version(sample, train):
     assert sample("--version").out == train("--version").out != ""
 
 
@@ -139,14 +137,12 @@ def test_commands_have_one_version(sample: Call, train: Call) -> None:
     ("RANK", "1", "without LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT; unset RANK, or start with"),
     ("OMP_NUM_THREADS", "abc", "whole number"), ("OMP_NUM_THREADS", "0", "whole number"),
 ])  # fmt: skip
-def test_variables_that_cannot_be(
-    train: Call, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, said: str
-) -> None:
+def test_variables_that_cannot_be(train, monkeypatch, variable, value, said):
     monkeypatch.setenv(variable, value)
     one_line(train(), 2, f"{variable}={value}: ", said)
 
 
-def test_threads_are_one_number_for_each_level_of_nesting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_threads_are_one_number_for_each_level_of_nesting(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", " 2,1")
     assert processes.cores() == 2
 
@@ -156,7 +152,7 @@ def test_threads_are_one_number_for_each_level_of_nesting(monkeypatch: pytest.Mo
     pytest.param("export.py first --to web out.html", "out.html", id="export"),
     pytest.param(f"train.py data.path=book.txt name=second {' '.join(TINY)}", "runs/second/report.html", id="train"),
 ])  # fmt: skip
-def test_closed_standard_streams_change_nothing(trained: Path, command: str, made: str) -> None:
+def test_closed_standard_streams_change_nothing(trained, command, made):
     line = f"exec {sys.executable} {ROOT}/{command} <&- >&-"
     ended = subprocess.run(["sh", "-c", line], stderr=subprocess.PIPE, text=True)
     assert ended.returncode == 0 and "Traceback" not in ended.stderr, ended
@@ -179,26 +175,24 @@ SWEEPS = {  # what is typed after -m, and what is said of it
 
 
 @pytest.mark.parametrize("typed", SWEEPS)
-def test_sweeps_that_cannot_be(train: Call, trained: Path, typed: str) -> None:
+def test_sweeps_that_cannot_be(train, trained, typed):
     before = files()
     one_line(train("-m", *typed.split()), 2, SWEEPS[typed])
     assert files() == before
 
 
-def test_a_sweep_is_one_process(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_is_one_process(train, monkeypatch):
     for variable in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.setenv(variable, "0")  # as torchrun does, and `adopt_srun` for srun
     one_line(train("-m", "seed=1,2"), 2, "-m: a sweep is one process")
     assert not Path("runs").exists()
 
 
-def test_values_after_commas_need_m(train: Call) -> None:
+def test_values_after_commas_need_m(train):
     one_line(train("data.path=book.txt,book.txt"), 2, "'data.path=[book.txt,book.txt]'", "add -m")
 
 
-def test_a_file_name_that_is_not_utf8_works(
-    train: Call, score: Call, sample: Call, export: Call
-) -> None:
+def test_a_file_name_that_is_not_utf8_works(train, score, sample, export):
     name = os.fsdecode(b"caf\xe9.txt")
     Path("book.txt").rename(name)
     assert train(f"data.path={name}", "name=cafe", "logger=tensorboard").status == 0
@@ -218,9 +212,7 @@ def test_a_file_name_that_is_not_utf8_works(
 
 
 @pytest.mark.parametrize("given", [(), ("name=a",), ("-m", "seed=1,2")], ids=" ".join)
-def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(
-    train: Call, given: tuple[str, ...]
-) -> None:
+def test_a_directory_of_runs_that_cannot_be_made_is_found_before_the_text_is_encoded(train, given):
     Path("runs").touch()
     one_line(train(*given), 2, "runs/", "cannot be created: ", "Not a directory")
     assert not Path("cache").exists()
@@ -234,7 +226,7 @@ WITHOUT_FOLDER = {
 
 
 @pytest.mark.parametrize("command", WITHOUT_FOLDER)
-def test_commands_start_without_their_folder_on_the_path(workplace: Path, command: str) -> None:
+def test_commands_start_without_their_folder_on_the_path(workplace, command):
     script, *arguments = command.split()
     environment = os.environ | {"PYTHONSAFEPATH": "1"}
     given = [sys.executable, str(ROOT / script), *arguments]

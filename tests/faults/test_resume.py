@@ -3,7 +3,6 @@ import random
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -32,7 +31,7 @@ EMA = [
 ]
 
 
-def assert_same(ours: Any, theirs: Any, where: str) -> None:
+def assert_same(ours, theirs, where):
     """Bit for bit, through nested dicts and lists."""
     assert type(ours) is type(theirs), where
     if isinstance(ours, dict):
@@ -49,7 +48,7 @@ def assert_same(ours: Any, theirs: Any, where: str) -> None:
         )
 
 
-def assert_same_checkpoints(whole: Path, cut: Path) -> None:
+def assert_same_checkpoints(whole, cut):
     assert_same(*(torch.load(run / "checkpoints/last.ckpt") for run in (whole, cut)), "last.ckpt")
     for name in ("last.safetensors", "best.safetensors"):
         ours, theirs = ((run / "checkpoints" / name).read_bytes() for run in (whole, cut))
@@ -58,7 +57,7 @@ def assert_same_checkpoints(whole: Path, cut: Path) -> None:
     assert [tag for tag in ours.keys() | theirs.keys() if ours.get(tag) != theirs.get(tag)] == []
 
 
-def assert_as_if_never_touched(whole: Path, cut: Path) -> None:
+def assert_as_if_never_touched(whole, cut):
     assert_same_checkpoints(whole, cut)
     ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (whole, cut))
     for key in ours.keys() - {"begun", "seconds", "characters_per_second", "mfu"}:
@@ -97,7 +96,7 @@ OTHERS = [(ADAMW, (faults.at_step, 13)), (EMA, (faults.in_write, 2, 9999))]
     + OTHERS,
     ids=[*POINTS, "AdamW", "averages"],
 )
-def test_killed_once(recipe: list[str], fault: Fault, whole: Any, workplace: Path) -> None:
+def test_killed_once(recipe, fault, whole, workplace):
     assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
     ended = run("name=cut", "resume=auto", *recipe)
     assert ended.status == 0 and ended.err == "", ended.err
@@ -105,7 +104,7 @@ def test_killed_once(recipe: list[str], fault: Fault, whole: Any, workplace: Pat
 
 
 @pytest.mark.slow
-def test_a_compiled_run_is_killed_once(workplace: Path) -> None:
+def test_a_compiled_run_is_killed_once(workplace):
     needs_compiler()
     assert run("name=whole", "compile=true").status == 0
     assert run("name=cut", "compile=true", fault=(faults.at_step, 16)).status == -signal.SIGKILL
@@ -113,7 +112,7 @@ def test_a_compiled_run_is_killed_once(workplace: Path) -> None:
     assert_as_if_never_touched(Path("runs/whole"), Path("runs/cut"))
 
 
-def test_killed_before_the_first_checkpoint(whole: Any, workplace: Path) -> None:
+def test_killed_before_the_first_checkpoint(whole, workplace):
     assert run("name=cut", *MUON, fault=(faults.at_step, 7)).status == -signal.SIGKILL
     one_line(
         run("resume=runs/cut", "seed=8", defaults=False), 2, "cannot change seed=8 (the run has 0)"
@@ -126,7 +125,7 @@ def test_killed_before_the_first_checkpoint(whole: Any, workplace: Path) -> None
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
-def test_killed_before_its_configuration_is_written(whole: Any, workplace: Path) -> None:
+def test_killed_before_its_configuration_is_written(whole, workplace):
     assert (
         run("name=cut", *MUON, fault=(faults.before_rename, 1, "config.yaml")).status
         == -signal.SIGKILL
@@ -139,7 +138,7 @@ def test_killed_before_its_configuration_is_written(whole: Any, workplace: Path)
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
-def test_checkpoints_by_time_change_nothing(whole: Any, workplace: Path) -> None:
+def test_checkpoints_by_time_change_nothing(whole, workplace):
     often = "trainer.checkpoint_minutes=1e-6"
     assert run("name=cut", *EMA, often, fault=(faults.at_step, 17)).status == -signal.SIGKILL
     ended = run("resume=auto", defaults=False)
@@ -148,7 +147,7 @@ def test_checkpoints_by_time_change_nothing(whole: Any, workplace: Path) -> None
     assert_same_checkpoints(whole(EMA), Path("runs/cut"))
 
 
-def test_ranks_agree_on_checkpoints_by_time(workplace: Path) -> None:
+def test_ranks_agree_on_checkpoints_by_time(workplace):
     """Saved by both, although the clock of one says that none is due."""
     ended = run_ranks(
         2, "name=cut", *TWO, "trainer.checkpoint_minutes=1e-6", fault={0: (faults.never_due,)}
@@ -157,7 +156,7 @@ def test_ranks_agree_on_checkpoints_by_time(workplace: Path) -> None:
     assert steps_of(Path("runs/cut")) == [29, 30]
 
 
-def steps_of(directory: Path) -> list[int]:
+def steps_of(directory):
     """The steps of a run's two checkpoints."""
     return [
         torch.load(directory / f"checkpoints/{name}.ckpt")["global_step"]
@@ -165,7 +164,7 @@ def steps_of(directory: Path) -> list[int]:
     ]
 
 
-def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:
+def test_killed_at_random_moments(whole, workplace):
     rng, longest, status = random.Random(5), 0.5, -signal.SIGKILL
     while status:
         process = Process("name=cut", "resume=auto", *ADAMW)
@@ -176,7 +175,7 @@ def test_killed_at_random_moments(whole: Any, workplace: Path) -> None:
     assert_as_if_never_touched(whole(ADAMW), Path("runs/cut"))
 
 
-def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
+def test_a_run_that_was_to_stop_early_does_not_go_on(workplace):
     """Killed after the save that early stopping has decided in, before it has stopped."""
     stopping = "callbacks=early_stopping callbacks.early_stopping.patience=1 optim.lr=0.3 optim.muon_lr=0.5".split()
     stopping += ["optim.warmup=1", "trainer.max_steps=100", "trainer.val_check_interval=5"]
@@ -198,7 +197,7 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace: Path) -> None:
     assert ended.status == 0 and "step 100/100" in ended.out, ended
 
 
-def test_two_processes_killed_and_resumed(whole: Any, workplace: Path) -> None:
+def test_two_processes_killed_and_resumed(whole, workplace):
     two = ["trainer.devices=2", *ADAMW]
     rng = random.Random(6)
     for saved in ("last", "previous"):

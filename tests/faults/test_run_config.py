@@ -12,7 +12,7 @@ import yaml
 from conf.compose import read_config
 from conf.keys import CONF
 from conf.schema import to_dict, to_yaml
-from tests.conftest import Call, one_line
+from tests.conftest import one_line
 
 pytestmark = pytest.mark.usefixtures("trained")
 RUN = Path("runs/first/config.yaml")
@@ -44,25 +44,25 @@ CLASSES = [  # text of a plug-in that names a class
 ]  # fmt: skip
 
 
-def changed(**values: Any) -> None:
+def changed(**values):
     RUN.write_text(yaml.safe_dump({**yaml.safe_load(RUN.read_text()), **values}))
 
 
 @pytest.mark.parametrize(("group", "entries"), REFUSED, ids=str)
-def test_plug_ins_are_those_of_conf(train: Call, group: str, entries: dict[str, Any]) -> None:
+def test_plug_ins_are_those_of_conf(train, group, entries):
     changed(**{group: entries})
     one_line(train(*RESUME, defaults=False), 2, group)
 
 
 @pytest.mark.parametrize("text", CLASSES)
-def test_a_class_is_refused_however_its_key_is_spelled(train: Call, text: str) -> None:
+def test_a_class_is_refused_however_its_key_is_spelled(train, text):
     group, _, _ = text.partition(":")
     others = {key: value for key, value in yaml.safe_load(RUN.read_text()).items() if key != group}
     RUN.write_text(f"{yaml.safe_dump(others)}{text}\n")
     one_line(train(*RESUME, defaults=False), 2, f"{group}: only a file of conf/")
 
 
-def test_a_plug_in_writes_into_its_run_only(train: Call) -> None:
+def test_a_plug_in_writes_into_its_run_only(train):
     changed(logger={"csv": {"name": "../../escaped"}})
     one_line(train(*RESUME, defaults=False), 2, "logger.csv.name: no such key")
     changed(logger={"csv": {}})
@@ -71,7 +71,7 @@ def test_a_plug_in_writes_into_its_run_only(train: Call) -> None:
     assert written.is_relative_to(Path("runs/first").resolve())
 
 
-def test_a_callback_of_one_s_own_is_a_file(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_of_one_s_own_is_a_file(train, monkeypatch):
     shutil.copytree(CONF, "conf", ignore=shutil.ignore_patterns("*.py*"))
     for module in ("conf.keys", "conf.compose"):
         monkeypatch.setattr(f"{module}.CONF", Path("conf").absolute())
@@ -106,16 +106,14 @@ SECRET = "${oc.env:CHARGPT_SECRET}"
 
 
 @pytest.mark.parametrize("value", [SECRET, "3e-3", "1_0", "inf", "012", "yes"])
-def test_what_looks_like_an_interpolation_or_a_number_is_data(value: str) -> None:
+def test_what_looks_like_an_interpolation_or_a_number_is_data(value):
     config = replace(read_config(RUN.parent), name=value, logger={"wandb": {"project": value}})
     RUN.write_text(to_yaml(config))
     read = read_config(RUN.parent)
     assert (read.name, read.logger["wandb"]["project"]) == (value, value)
 
 
-def test_a_path_that_looks_like_an_interpolation_is_a_file(
-    train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_path_that_looks_like_an_interpolation_is_a_file(train, monkeypatch):
     monkeypatch.setenv("CHARGPT_SECRET", "got-in")
     changed(data=yaml.safe_load(RUN.read_text())["data"] | {"path": SECRET})
     ended = train(*RESUME, defaults=False)
@@ -127,7 +125,7 @@ def test_a_path_that_looks_like_an_interpolation_is_a_file(
 
 
 @pytest.mark.parametrize(("text", "said"), WRONG, ids=[ascii(text)[:60] for text, _ in WRONG])
-def test_what_is_no_configuration(train: Call, text: str, said: str) -> None:
+def test_what_is_no_configuration(train, text, said):
     RUN.write_text(text)
     ended = train(*RESUME, defaults=False)
     one_line(ended, 2, str(RUN), said, "init_from=runs/first starts from")

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from unittest import mock
 
@@ -44,14 +43,14 @@ PartitionName=all Nodes=one,two Default=YES State=UP
 """
 
 
-def ask(*command: str) -> str:
+def ask(*command):
     return subprocess.run(
         command, check=True, capture_output=True, text=True, timeout=60
     ).stdout.strip()
 
 
 @pytest.fixture(scope="module")
-def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def slurm(tmp_path_factory):
     if shutil.which("slurmctld") is None or shutil.which("slurmd") is None:
         missing("no SLURM (package slurm-wlm)")
     if os.getuid() != 0:
@@ -88,14 +87,14 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
                 daemon.wait(20)
 
 
-def ready() -> bool:
+def ready():
     time.sleep(0.2)
     answer = subprocess.run(["sinfo", "-h", "-o", "%D %t"], capture_output=True, text=True)
     return answer.stdout.split() == ["2", "idle"]
 
 
 @pytest.fixture
-def project(slurm: None, workplace: Path) -> Path:
+def project(slurm, workplace):
     for name in ("train.py", "conf"):
         Path(name).symlink_to(ROOT / name)
     Path(".venv/bin").mkdir(parents=True)
@@ -112,7 +111,7 @@ SHORT = ["trainer.max_steps=2", "trainer.val_check_interval=2"]
 SMALL = ["--ntasks-per-node=1", "--gpus-per-node=0", "--cpus-per-task=1", "--output=job.out"]
 
 
-def submit(name: str, *arguments: str) -> str:
+def submit(name, *arguments):
     """Submit a command of the documentation, with more options and overrides, and return the job's number."""
     given = [each for each in COMMANDS[f"--job-name={name}"] if each != "docs/train.sbatch"]
     words = [*given, *SMALL, *arguments]
@@ -121,7 +120,7 @@ def submit(name: str, *arguments: str) -> str:
     return ask("sbatch", "--parsable", *options, str(ROOT / "docs/train.sbatch"), *overrides, *JOB)
 
 
-def wait_for_end(number: str) -> None:
+def wait_for_end(number):
     until = time.monotonic() + 300
     while number in ask("squeue", "-h", "-o", "%A %F").split():
         assert time.monotonic() < until, Path("job.out").read_text() + ask(
@@ -130,7 +129,7 @@ def wait_for_end(number: str) -> None:
         time.sleep(0.5)
 
 
-def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two: Path) -> None:
+def test_a_job_on_two_nodes_is_requeued_and_goes_on(project, whole_of_two):
     number = submit("many", "--nodes=2", *LONG)
     wait_for(Path("runs/many/checkpoints/previous.ckpt").exists, timeout=180)
     ask("scancel", "--signal=USR1", number)
@@ -141,7 +140,7 @@ def test_a_job_on_two_nodes_is_requeued_and_goes_on(project: Path, whole_of_two:
     assert_as_if_never_touched(whole_of_two, Path("runs/many"))
 
 
-def test_the_other_commands_of_the_page(project: Path) -> None:
+def test_the_other_commands_of_the_page(project):
     assert len(COMMANDS) == 3
     jobs = [
         submit("large", "--nodes=1", "--ntasks-per-node=2", *SHORT),
@@ -162,28 +161,28 @@ STEP = {  # of srun on two machines
 
 
 @pytest.fixture
-def adopt() -> Iterator[Callable[..., None]]:
+def adopt():
     """Begin as a task of srun, with changes of `STEP`."""
     with mock.patch.dict(os.environ):  # to which ranks adds those of torchrun
         os.environ.pop("MASTER_ADDR", None)
 
-        def adopt(**changes: str) -> None:
+        def adopt(**changes):
             os.environ.update({f"SLURM_{name}": value for name, value in (STEP | changes).items()})
             ranks.adopt_srun()
 
         yield adopt
 
 
-def test_a_task_alone_starts_its_further_processes_itself(adopt: Callable[..., None]) -> None:
+def test_a_task_alone_starts_its_further_processes_itself(adopt):
     adopt(STEP_NUM_TASKS="1")
     assert (ranks.launched(), ranks.rank(), os.environ.get("MASTER_ADDR")) == (None, 0, None)
 
 
-def test_a_task_of_several_has_the_variables_of_torchrun(adopt: Callable[..., None]) -> None:
+def test_a_task_of_several_has_the_variables_of_torchrun(adopt):
     adopt()
     assert (ranks.launched(), ranks.rank(), os.environ["MASTER_ADDR"]) == ((2, 2), 3, "node5")
 
 
-def test_machines_must_have_as_many_tasks_each(adopt: Callable[..., None]) -> None:
+def test_machines_must_have_as_many_tasks_each(adopt):
     said = refusal(ranks.JobError, adopt, STEP_TASKS_PER_NODE="3,1")
     assert "(3,1)" in said and "the same number of tasks" in said

@@ -6,7 +6,6 @@ import re
 import signal
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -24,9 +23,7 @@ TERM = pytest.param(signal.SIGTERM, 19, marks=pytest.mark.promise)
 
 
 @pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 13), TERM, (signal.SIGUSR1, 20)])
-def test_a_stop_finishes_the_step_and_saves(
-    number: int, step: int, whole: Any, workplace: Path
-) -> None:
+def test_a_stop_finishes_the_step_and_saves(number, step, whole, workplace):
     ended = run("name=cut", *MUON, fault=(faults.at_step, step, number))
     name = signal.Signals(number).name
     assert ended.status == 128 + number and ended.err == "", ended
@@ -51,9 +48,7 @@ def test_a_stop_finishes_the_step_and_saves(
     ((faults.signal_in_validation, 3, "middle", signal.SIGTERM), " after step 30"),
     ((faults.before_call, "write_results", signal.SIGTERM), "; the newest checkpoint is"),
 ])  # fmt: skip
-def test_a_stop_in_the_last_validation_or_evaluation(
-    fault: Any, said: str, whole: Any, workplace: Path
-) -> None:
+def test_a_stop_in_the_last_validation_or_evaluation(fault, said, whole, workplace):
     ended = run("name=cut", *MUON, fault=fault)
     assert ended.status == 143 and f"stopped by SIGTERM{said}" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
@@ -61,7 +56,7 @@ def test_a_stop_in_the_last_validation_or_evaluation(
 
 
 @pytest.mark.slow
-def test_a_signal_while_the_model_compiles(workplace: Path) -> None:
+def test_a_signal_while_the_model_compiles(workplace):
     needs_compiler()
     process = start(
         "compile=true", env=os.environ | {"TORCHINDUCTOR_CACHE_DIR": str(workplace / "cold")}
@@ -75,7 +70,7 @@ def test_a_signal_while_the_model_compiles(workplace: Path) -> None:
     assert time.monotonic() - sent < 60, "10 s on a quiet machine"
 
 
-def test_a_job_may_make_several_runs(workplace: Path) -> None:
+def test_a_job_may_make_several_runs(workplace):
     for steps in (2, 3):
         assert run(f"trainer.max_steps={steps}", environment={"SLURM_JOB_ID": "6"}).status == 0
     assert len(list(Path("runs").iterdir())) == 2
@@ -86,7 +81,7 @@ def test_a_job_may_make_several_runs(workplace: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_restarted_job_of_two_devices_continues_its_run(workplace: Path) -> None:
+def test_a_restarted_job_of_two_devices_continues_its_run(workplace):
     devices = ("name=pair", "trainer.devices=2", "trainer.accelerator=cpu")
     job = {"SLURM_JOB_ID": "6"}
     begun = run(*devices, "trainer.max_steps=2", environment=job)
@@ -101,9 +96,7 @@ def test_a_restarted_job_of_two_devices_continues_its_run(workplace: Path) -> No
     pytest.param((faults.before_call, "choose"), False, id="before the choices"),
     pytest.param((faults.at_step, 12), True, id="while it trains"),
 ])  # fmt: skip
-def test_a_job_of_an_array_that_cannot_be_requeued(
-    workplace: Path, fault: Any, begun: bool
-) -> None:
+def test_a_job_of_an_array_that_cannot_be_requeued(workplace, fault, begun):
     """It is named by both numbers, and a scontrol that fails is heard. tests/faults/test_slurm.py has SLURM itself."""
     scontrol = workplace / "tools/scontrol"
     scontrol.parent.mkdir()
@@ -131,7 +124,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-def test_a_terminal_shows_that_pytorch_loads_and_ctrl_c_ends_that_at_once(workplace: Path) -> None:
+def test_a_terminal_shows_that_pytorch_loads_and_ctrl_c_ends_that_at_once(workplace):
     terminal = Terminal("-c", LOADING, str(ROOT / "train.py"))
     terminal.until("loading PyTorch and Lightning  00:00")
     terminal.process.send_signal(signal.SIGINT)
@@ -143,7 +136,7 @@ def test_a_terminal_shows_that_pytorch_loads_and_ctrl_c_ends_that_at_once(workpl
     assert not Path("runs").exists()
 
 
-def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace: Path) -> None:
+def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace):
     process = Process("name=cut", *TWO, "trainer.max_steps=100000")
     wait_for(Path("runs/cut/checkpoints/last.ckpt").exists, process)
     process.signal(signal.SIGINT, group=True)
@@ -152,7 +145,7 @@ def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace: Path) -> None:
     assert "stopped by SIGINT after step" in ended.out
 
 
-def test_gpus_ask_each_other_only_after_steps_whose_losses_they_have_read(workplace: Path) -> None:
+def test_gpus_ask_each_other_only_after_steps_whose_losses_they_have_read(workplace):
     logs = [
         "trainer.val_check_interval=60",
         "trainer.max_steps=60",
@@ -175,13 +168,13 @@ LOST = "another process of this run has died or does not answer; the newest chec
     ((faults.in_rank, 0, faults.at_step, 12), f"rank 0 was killed by SIGKILL|{LOST}"),
     ((faults.hang_in_rank, 1, 12), LOST),
 ])  # fmt: skip
-def test_a_rank_that_fails_ends_the_job(fault: Any, said: str, workplace: Path) -> None:
+def test_a_rank_that_fails_ends_the_job(fault, said, workplace):
     ended = run_ranks(2, "name=cut", *TWO, "trainer.timeout=5", fault=fault)
     assert ended.status == 1 and re.search(said, ended.err), ended
     assert torch.load("runs/cut/checkpoints/last.ckpt")["global_step"] == 10
 
 
-def assert_finite() -> None:
+def assert_finite():
     assert all(is_finite(read_training_checkpoint(path)) for path in CHECKPOINTS.glob("*.ckpt"))
     for path in CHECKPOINTS.glob("*.safetensors"):
         model_file.read(path)
@@ -192,9 +185,7 @@ def assert_finite() -> None:
     pytest.param((faults.spoil_gradient, 29), "step 30: the gradient norm is inf (batch 29 of seed 0)",
                  id="the gradient"),
 ])  # fmt: skip
-def test_a_step_that_is_no_number_is_not_taken(
-    whole: Any, workplace: Path, fault: Any, said: str
-) -> None:
+def test_a_step_that_is_no_number_is_not_taken(whole, workplace, fault, said):
     ended = run("name=cut", *MUON, fault=fault)
     advice = "python train.py resume=runs/cut optim.lr=0.003 optim.muon_lr=0.005 'allow=[optim.lr,optim.muon_lr]'"
     one_line(ended, 1, said, "training has diverged", f"{CHECKPOINTS}/last.ckpt: {advice}")
@@ -204,14 +195,14 @@ def test_a_step_that_is_no_number_is_not_taken(
     assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
 
 
-def test_weights_that_are_no_numbers_are_not_saved(workplace: Path) -> None:
+def test_weights_that_are_no_numbers_are_not_saved(workplace):
     ended = run("name=cut", *MUON, fault=(faults.spoil_weights, 12))
     one_line(ended, 1, "step 13 left weights that are NaN or infinite", "last.ckpt")
     assert len(list(CHECKPOINTS.iterdir())) == 2
     assert_finite()
 
 
-def test_one_rank_s_loss_stops_both(workplace: Path) -> None:
+def test_one_rank_s_loss_stops_both(workplace):
     ended = run_ranks(2, "name=cut", *MUON, fault={1: (faults.spoil_loss, 2 * 25)})
     said = "step 26: the loss is nan (batch 25 of seed 0)"
     one_line(ended, 1, said, "training has diverged", "the newest checkpoint is", "last.ckpt")

@@ -2,27 +2,24 @@ import pytest
 import torch
 
 from gpt.attention import Attention
-from gpt.config import ModelConfig
 from tests.reference.models import fill, normal, tiny
 
 KERNELS = "explicit", "sdpa"
 
 
-def build(config: ModelConfig) -> Attention:
+def build(config):
     return fill(Attention(config).double()).eval()
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
 @pytest.mark.parametrize("positions", ["rotary", "none"])
 @pytest.mark.parametrize("window", [1, 5, 39])
-def test_blocks_have_the_gradients_of_the_whole_band(
-    kernel: str, positions: str, window: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_have_the_gradients_of_the_whole_band(kernel, positions, window, monkeypatch):
     """Three blocks, and one square with a band in it."""
     options = {"positions": positions, "window": window, "attention": kernel}
     module = build(tiny(heads=3, context=40, **options))
 
-    def results(least: int) -> list[torch.Tensor]:
+    def results(least):
         monkeypatch.setattr("gpt.attention.MIN_BLOCK", least)
         module.zero_grad()
         x = normal(2, 40, 12).requires_grad_()
@@ -38,7 +35,7 @@ def test_blocks_have_the_gradients_of_the_whole_band(
 @pytest.mark.parametrize(
     ("qk_norm", "scale"), [(False, 1e4), (True, 0)], ids=["large scores", "queries of zeros"]
 )
-def test_extremes_stay_finite(kernel: str, qk_norm: bool, scale: float) -> None:
+def test_extremes_stay_finite(kernel, qk_norm, scale):
     module = build(tiny(qk_norm=qk_norm, attention=kernel)).float()
     x = (scale * normal(1, 7, 12)).float().requires_grad_()
     out = module(x)
@@ -55,9 +52,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("kernel", "positions", "window"), CASES)
-def test_dropout_acts_on_the_weights_in_training_only(
-    kernel: str, positions: str, window: int | None
-) -> None:
+def test_dropout_acts_on_the_weights_in_training_only(kernel, positions, window):
     """Its mean over draws is the output without it; the first character, with one weight, is kept or lost whole."""
     time = 40 if window else 7  # several blocks
     config = {

@@ -1,7 +1,6 @@
 import dataclasses
 import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -28,7 +27,7 @@ from training.resume import conditions_of
 EVALUATION = {"mode": "disjoint", "context": 7, "stride": 7, "characters": 100}
 
 
-def contents(config: ModelConfig | None = None, seed: int = 0) -> dict[str, Any]:
+def contents(config=None, seed=0):
     config = config or tiny(layers=1)
     state = fill(GPT(config, 11), seed).state_dict()
     return {
@@ -45,7 +44,7 @@ OF_LINES = contents() | {"data": contents()["data"] | {"divided": LINES}}
 
 
 @pytest.mark.parametrize("config", [tiny(tied=True, heads=3), *SOME[::3]], ids=name)
-def test_a_model_file_is_made_of_a_checkpoint(config: ModelConfig, tmp_path: Path) -> None:
+def test_a_model_file_is_made_of_a_checkpoint(config, tmp_path):
     """The model that is read is the one that was saved: with its own memory for every weight, its head tied."""
     path = tmp_path / "last.safetensors"
     tokens = torch.arange(14).reshape(2, 7) % 11
@@ -74,7 +73,7 @@ def test_a_model_file_is_made_of_a_checkpoint(config: ModelConfig, tmp_path: Pat
     assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "step.ckpt"]
 
 
-def test_checkpoints_of_documents_have_a_format_of_their_own(tmp_path: Path) -> None:
+def test_checkpoints_of_documents_have_a_format_of_their_own(tmp_path):
     """Before it, their batches were others; those of a single text are the same."""
     of_lines = OF_LINES | {"format": checkpoint_format(LINES)}
     save_training_checkpoint(tmp_path / "step.ckpt", of_lines)
@@ -94,7 +93,7 @@ def test_checkpoints_of_documents_have_a_format_of_their_own(tmp_path: Path) -> 
         ("Python 3.11.7 standard library", "Python 3.11.7 standard library"),
     ],
 )
-def test_others_learn_the_name_of_a_text_and_not_where_it_lies(given: str, said: str) -> None:
+def test_others_learn_the_name_of_a_text_and_not_where_it_lies(given, said):
     assert without_folders(given) == said
 
 
@@ -123,7 +122,7 @@ def test_others_learn_the_name_of_a_text_and_not_where_it_lies(given: str, said:
         ),
     ],
 )
-def test_others_learn_what_a_note_says_and_not_where_files_lie(note: str, said: str) -> None:
+def test_others_learn_what_a_note_says_and_not_where_files_lie(note, said):
     assert without_places(note) == said
 
 
@@ -140,9 +139,7 @@ NOT_CHECKPOINTS = {
 
 
 @pytest.mark.parametrize(("content", "said"), NOT_CHECKPOINTS.values(), ids=NOT_CHECKPOINTS)
-def test_what_is_no_checkpoint_is_refused_in_one_line(
-    content: Any, said: str, tmp_path: Path
-) -> None:
+def test_what_is_no_checkpoint_is_refused_in_one_line(content, said, tmp_path):
     path = tmp_path / "step.ckpt"
     if content is not None:
         torch.save(content, path)
@@ -150,7 +147,7 @@ def test_what_is_no_checkpoint_is_refused_in_one_line(
     assert "step.ckpt" in message and said in message, message
 
 
-def test_another_model_or_other_settings_are_another_format() -> None:
+def test_another_model_or_other_settings_are_another_format():
     """A model file without a field would get today's default; one that a checkpoint lacks has its default."""
     model = {
         "layers": 4, "heads": 2, "dim": 128, "context": 256, "dropout": 0.0, "bias": False, "norm": "layernorm",

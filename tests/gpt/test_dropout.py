@@ -6,9 +6,7 @@ from gpt.dropout import Dropout, dropout
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("shape", [(1,), (3, 5), (4, 8, 16), (2, 2, 7, 7), (0, 3)], ids=str)
-def test_values_and_their_gradients_are_lost_or_scaled(
-    dtype: torch.dtype, shape: tuple[int, ...]
-) -> None:
+def test_values_and_their_gradients_are_lost_or_scaled(dtype, shape):
     x = (torch.rand(shape) + 1).to(dtype).requires_grad_()
     torch.manual_seed(0)
     out = dropout(x, 0.25)
@@ -19,13 +17,13 @@ def test_values_and_their_gradients_are_lost_or_scaled(
     torch.testing.assert_close(x.grad, kept.to(dtype) / 0.75)
 
 
-def test_a_share_of_nearly_one_loses_not_quite_all() -> None:
+def test_a_share_of_nearly_one_loses_not_quite_all():
     torch.manual_seed(1)
     assert 0 < (dropout(torch.ones(1_000_000), 1 - 1e-9) != 0).sum() < 60
 
 
 @pytest.mark.parametrize("p", [0.1, 0.9])
-def test_the_four_values_of_a_word_are_lost_independently_and_of_those_of_the_next(p) -> None:
+def test_the_four_values_of_a_word_are_lost_independently_and_of_those_of_the_next(p):
     torch.manual_seed(2)
     lost = (dropout(torch.ones(1_000_001, 4), p) == 0).double() - p  # (N, 4)
     both = torch.cat((lost[:-1], lost[1:]), dim=1)  # (N - 1, 8)
@@ -33,7 +31,7 @@ def test_the_four_values_of_a_word_are_lost_independently_and_of_those_of_the_ne
     assert (correlation - torch.eye(8, dtype=torch.float64)).abs().max().item() < 1e-2
 
 
-def test_the_generator_decides_and_nothing_is_drawn_for_nothing() -> None:
+def test_the_generator_decides_and_nothing_is_drawn_for_nothing():
     x, outs = torch.ones(1000), []
     for seed in (5, 5, 6):
         torch.manual_seed(seed)

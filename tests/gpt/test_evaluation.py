@@ -2,8 +2,6 @@
 
 import math
 import random
-from collections.abc import Iterator
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -11,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from gpt.evaluation import Score, evaluate, window_batches, window_totals
+from gpt.evaluation import evaluate, window_batches, window_totals
 from gpt.model import GPT
 from gpt.windows import EvaluationText
 from tests.reference import losses
@@ -25,21 +23,21 @@ TOKEN_SIZES = np.array([[1] * len(ALPHABET), SIZES]).T  # (V, 2)
 SCORED = EvaluationText(np.array(TOKENS), TOKEN_SIZES)
 
 
-def windows(batch: int) -> Iterator[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]:
+def windows(batch):
     return window_batches(SCORED, SCORED.windows(7), batch * 7)
 
 
-def build(**changes) -> GPT:
+def build(**changes):
     return fill(GPT(tiny(**changes), len(ALPHABET)), std=0.4).eval()
 
 
-def run(model: GPT, batch: int = 3) -> Score:
+def run(model, batch=3):
     return evaluate(model, SCORED, windows(batch))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("share", [0.6, 0.0], ids=["some are counted", "none is counted"])
-def test_sums_of_surprisals_equal_the_loop(dtype: torch.dtype, share: float) -> None:
+def test_sums_of_surprisals_equal_the_loop(dtype, share):
     characters, sizes = [1, 1, 0, 2, 3, 1], [1, 2, 3, 5, 7, 4]
     generator = torch.Generator().manual_seed(1)
     logits = (5 * torch.randn(3, 5, 6, generator=generator)).to(dtype)
@@ -55,7 +53,7 @@ def test_sums_of_surprisals_equal_the_loop(dtype: torch.dtype, share: float) -> 
     assert found[1:].tolist() == [len(scored), *counts]
 
 
-def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision() -> None:
+def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_precision():
     """300 thousand losses of ln 3, on top of one that is large: a float32 total would be off in the seventh digit."""
     ones, count = np.ones((3, 2), np.int64), 300_000
     logits, targets = torch.zeros(1, count, 3), torch.zeros(1, count, dtype=torch.int64)
@@ -75,9 +73,7 @@ EACH_LENGTH = pytest.mark.parametrize(
 )
 
 
-def documents_of(
-    sizes: list[tuple[int, int]], context: int, end: tuple[int, ...]
-) -> list[tuple[int, ...]]:
+def documents_of(sizes, context, end):
     rng = np.random.default_rng(context)
     lengths = [contexts * context + more for contexts, more in sizes]
     documents = [
@@ -90,9 +86,7 @@ def documents_of(
 @EACH_END
 @EACH_WAY
 @EACH_LENGTH
-def test_windows_of_documents_are_those_of_a_loop(
-    context: int, stride: int, end: tuple[int, ...], sizes: list[tuple[int, int]]
-) -> None:
+def test_windows_of_documents_are_those_of_a_loop(context, stride, end, sizes):
     documents = documents_of(sizes, context, end)
     tokens = np.array(sum(documents, ()), np.uint8)
     options = {"stride": stride, "end": np.array(end)}
@@ -110,16 +104,7 @@ def test_windows_of_documents_are_those_of_a_loop(
         assert sorted(sum(parts, [])) == sorted(expected), ranks
 
 
-def windows_read(
-    tokens: np.ndarray,
-    context: int,
-    batch: int,
-    *,
-    end: np.ndarray | None,
-    stride: Any = None,
-    most: Any = None,
-    **more: Any,
-) -> list[tuple[tuple[int, ...], int]]:
+def windows_read(tokens, context, batch, *, end, stride=None, most=None, **more):
     """For each counted token, (the tokens of its window before it, the token), in the order of the windows."""
     found = []
     text = EvaluationText(tokens, np.ones((256, 2), np.int64), end, stride)
@@ -136,9 +121,7 @@ def windows_read(
 
 
 @pytest.mark.parametrize("seed", range(150))
-def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choice(
-    seed: int,
-) -> None:
+def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choice(seed):
     rng = random.Random(seed)
     context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
     length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
@@ -152,7 +135,7 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
     ]
     stride = stride or context
     expected = losses.read_by_document([tuple(tokens.tolist())], (), context, stride)[1:]
-    windows: dict = {}  # what each reads, by its start
+    windows = {}  # what each reads, by its start
     for before, target in expected:
         windows.setdefault(target - len(before), []).append((before, target))
     found = sum(parts, [])
@@ -170,7 +153,7 @@ def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choic
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_mode_is_restored_also_after_an_error_and_dropout_is_off(training: bool) -> None:
+def test_mode_is_restored_also_after_an_error_and_dropout_is_off(training):
     expected = run(build())
     model = build(dropout=0.5).train(training)
     state = torch.get_rng_state()
@@ -183,7 +166,7 @@ def test_mode_is_restored_also_after_an_error_and_dropout_is_off(training: bool)
     assert model.training is training
 
 
-def test_forward_is_in_full_precision_without_gradients() -> None:
+def test_forward_is_in_full_precision_without_gradients():
     model, seen = build(), []
     expected = run(model)
     model.register_forward_hook(

@@ -22,11 +22,11 @@ SUMMARY = Summary(
         (1511.0, 3, "1,511"),
     ],
 )
-def test_large_numbers_are_written_in_full(number: float, digits: int, shown: str) -> None:
+def test_large_numbers_are_written_in_full(number, digits, shown):
     assert rounded(number, digits) == shown
 
 
-def test_each_fact_of_a_run_is_a_sentence_without_folders() -> None:
+def test_each_fact_of_a_run_is_a_sentence_without_folders():
     known = dict(facts(SUMMARY, ModelConfig(), "byte"))
     assert known.pop("shape").startswith(f"{ModelConfig().layers} layers, ")
     assert known == {
@@ -40,7 +40,7 @@ def test_each_fact_of_a_run_is_a_sentence_without_folders() -> None:
     }
 
 
-def test_of_a_model_without_a_run_its_shape_and_loss_are_known() -> None:
+def test_of_a_model_without_a_run_its_shape_and_loss_are_known():
     alone = Summary(val_loss=1.25, best_step=40, parameters=812_288)
     assert [name for name, _ in facts(alone, ModelConfig(), "byte")] == [
         "validation loss",

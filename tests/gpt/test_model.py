@@ -35,15 +35,15 @@ from tests.reference.models import (
 V = 11
 
 
-def build(config: ModelConfig, seed: int = 0, vocabulary: int = V) -> GPT:
+def build(config, seed=0, vocabulary=V):
     return fill(GPT(config, vocabulary).double(), seed).eval()
 
 
-def draw(*shape: int, seed: int = 5, vocabulary: int = V) -> torch.Tensor:
+def draw(*shape, seed=5, vocabulary=V):
     return torch.randint(vocabulary, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def close(one: torch.Tensor, other: torch.Tensor, atol: float) -> None:
+def close(one, other, atol):
     torch.testing.assert_close(one, other, rtol=0, atol=atol)
 
 
@@ -53,7 +53,7 @@ EXTREMES = [ModelConfig(1, 1, 2, 1, positions="learned"), ModelConfig(3, 4, 16, 
 
 
 @pytest.mark.parametrize("config", ALL + ODD + EXTREMES, ids=name)
-def test_equals_numpy(config: ModelConfig) -> None:
+def test_equals_numpy(config):
     model = build(config)
     tokens = draw(2, config.context)
     expected = reference.gpt(model.state_dict(), config, tokens.numpy())
@@ -68,7 +68,7 @@ def test_equals_numpy(config: ModelConfig) -> None:
 @pytest.mark.parametrize(
     "config", [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)], ids=name
 )
-def test_a_training_step_stays_on_its_device_and_reads_no_number(config: ModelConfig) -> None:
+def test_a_training_step_stays_on_its_device_and_reads_no_number(config):
     """On torch's meta device, which knows shapes only: to read a number, or to mix in a CPU's tensor, is an error."""
     text = torch.empty(500, dtype=torch.uint8, device="meta")
     batches = batches_on_device(
@@ -92,7 +92,7 @@ def test_a_training_step_stays_on_its_device_and_reads_no_number(config: ModelCo
 
 @pytest.mark.parametrize("config", SOME, ids=name)
 @torch.no_grad()
-def test_another_context_does_not_matter(config: ModelConfig) -> None:
+def test_another_context_does_not_matter(config):
     model = build(config)
     tokens = draw(3, config.context)
     longest = config.context if config.positions == "learned" else 4 * config.context
@@ -102,7 +102,7 @@ def test_another_context_does_not_matter(config: ModelConfig) -> None:
         close(other(tokens[:, :context]), model(tokens)[:, :context], 1e-11)
 
 
-def test_dropout_is_on_the_embeddings_and_on_each_branch() -> None:
+def test_dropout_is_on_the_embeddings_and_on_each_branch():
     model = build(tiny(dropout=0.3))
     layers = [module for module in model.modules() if isinstance(module, Dropout)]
     assert {layer.p for layer in layers} == {0.3}
@@ -114,7 +114,7 @@ def test_dropout_is_on_the_embeddings_and_on_each_branch() -> None:
 
 
 @pytest.mark.parametrize(("layers", "tied"), [(1, True), (8, False)])
-def test_initialisation(layers: int, tied: bool) -> None:
+def test_initialisation(layers, tied):
     """GPT-2's: N(0, 0.02), residual projections N(0, 0.02 / sqrt(2 layers)), biases and the token shift 0, scales 1."""
     torch.manual_seed(0)
     options = {"bias": True, "norm": "layernorm", "positions": "learned", "tied": tied}
@@ -136,7 +136,7 @@ def test_initialisation(layers: int, tied: bool) -> None:
     [{"tied": True}, {"positions": "learned", "bias": True, "heads": 4}],
     ids=["tied", "learned positions"],
 )
-def test_flops_are_those_that_torch_counts(changes: dict) -> None:
+def test_flops_are_those_that_torch_counts(changes):
     tokens = draw(5, 12)
     model = build(tiny(layers=3, dim=16, context=12, attention="explicit", **changes))
     with FlopCounterMode(display=False) as counter:
@@ -151,7 +151,7 @@ WRONG_TOKENS = {  # what the refusal names
 
 
 @pytest.mark.parametrize("named", WRONG_TOKENS)
-def test_wrong_tokens_are_named(named: str) -> None:
+def test_wrong_tokens_are_named(named):
     message = refusal(ValueError, build(tiny()), WRONG_TOKENS[named])
     assert all(word in message for word in ["tokens", *named.split(", ")]), message
 
@@ -163,7 +163,7 @@ def test_wrong_tokens_are_named(named: str) -> None:
         (2, True, "model.heads=2: .*multiple of 4 .*try 1, model.dim=16"),
     ],
 )
-def test_heads_that_do_not_fit_are_named(heads: int, key_offset: bool, named: str) -> None:
+def test_heads_that_do_not_fit_are_named(heads, key_offset, named):
     options = {"positions": "rotary", "heads": heads, "key_offset": key_offset}
     assert re.match(named, refusal(ValueError, tiny, **options))
 
@@ -171,9 +171,7 @@ def test_heads_that_do_not_fit_are_named(heads: int, key_offset: bool, named: st
 @pytest.mark.parametrize("config", SOME[:16], ids=name)
 @pytest.mark.parametrize("characters", ["bdf", "abcdefg"])
 @torch.no_grad()
-def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are(
-    config: ModelConfig, characters: str
-) -> None:
+def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are(config, characters):
     """Whatever is added before, between and after the old characters; a new one gets the mean of their logits."""
     trained = build(config, vocabulary=3)
     tokens = draw(4, config.context, vocabulary=3)
@@ -193,18 +191,16 @@ def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are(
 
 @pytest.mark.parametrize("field", CHOICES)
 @pytest.mark.parametrize("models", [ALL, SOME, third(PLACES)], ids=["all", "some", "third"])
-def test_the_models_of_the_oracles_have_every_value_of_every_choice(
-    models: list[ModelConfig], field: str
-) -> None:
+def test_the_models_of_the_oracles_have_every_value_of_every_choice(models, field):
     """Each consumer is compared on some of these models, so that a value which one of them lacks fails there."""
     assert {getattr(config, field) for config in models} == set(CHOICES[field])
 
 
 @pytest.mark.parametrize("config", ALL, ids=name)
-def test_attention_maps_equal_loops(config: ModelConfig) -> None:
+def test_attention_maps_equal_loops(config):
     model = fill(GPT(config, V).double(), std=1.0)  # with less, they look everywhere alike
     tokens = draw(config.context)
-    seen: list[np.ndarray] = []
+    seen = []
     reference.gpt(model.state_dict(), config, tokens[None].numpy(), seen=seen)
     expected = np.reshape(seen, (config.layers, config.heads, config.context, config.context))
     found = attention_maps(model, tokens)

@@ -1,8 +1,6 @@
 import errno
 import hashlib
 import json
-from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from tests.reference.models import tiny
 
 
 @pytest.mark.parametrize("tied", [False, True], ids=["a head of its own", "tied"])
-def test_any_safetensors_reader_opens_it(tied: bool, tmp_path: Path) -> None:
+def test_any_safetensors_reader_opens_it(tied, tmp_path):
     model = filled(tiny(layers=1, tied=tied))
     path = write_model_file(tmp_path / "a.safetensors", model, val_loss=1.25)
     with safe_open(path, "pt") as file:
@@ -30,7 +28,7 @@ def test_any_safetensors_reader_opens_it(tied: bool, tmp_path: Path) -> None:
     assert described["val_loss"] == 1.25
 
 
-def test_a_description_is_read_without_the_weights(tmp_path: Path) -> None:
+def test_a_description_is_read_without_the_weights(tmp_path):
     path = tmp_path / "a.safetensors"
     path.write_bytes(by_hand(val_loss=1.25))
     config, _, meta = read(path)
@@ -41,13 +39,11 @@ def test_a_description_is_read_without_the_weights(tmp_path: Path) -> None:
     assert read_description(path) == (config, meta)
 
 
-def test_an_error_of_the_disk_is_not_taken_for_damage(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_of_the_disk_is_not_taken_for_damage(tmp_path, monkeypatch):
     path = tmp_path / "a.safetensors"
     write_model_file(path, filled())
 
-    def fail(*_: object) -> None:
+    def fail(*_):
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr("gpt.model_file.parse", fail)
@@ -55,13 +51,13 @@ def test_an_error_of_the_disk_is_not_taken_for_damage(
         read(path)
 
 
-def test_a_file_that_is_missing_is_named(tmp_path: Path) -> None:
+def test_a_file_that_is_missing_is_named(tmp_path):
     path = tmp_path / "none.safetensors"
     message = refusal(CheckpointError, read, path)
     assert str(path) in message and "no such" in message
 
 
-def test_a_description_is_an_object() -> None:
+def test_a_description_is_an_object():
     with pytest.raises(ValueError, match="not a JSON object"):
         parse("[]")
 
@@ -78,13 +74,13 @@ WRONG = {
 
 @pytest.mark.parametrize("field", WRONG)
 @pytest.mark.parametrize("reader", [read, read_description])
-def test_a_wrong_field_is_named(field: str, reader: Callable, tmp_path: Path) -> None:
+def test_a_wrong_field_is_named(field, reader, tmp_path):
     path = tmp_path / "b.safetensors"
     path.write_bytes(by_hand(**WRONG[field]))
     assert f"({field} is " in refusal(CheckpointError, reader, path)
 
 
-def test_an_end_mark_has_at_most_100_characters(tmp_path: Path) -> None:
+def test_an_end_mark_has_at_most_100_characters(tmp_path):
     longer = {"kind": "part", "end": "a" * 101, "name": "x"}
     path = write_model_file(tmp_path / "a.safetensors", filled(), documents=longer)
     message = refusal(CheckpointError, read, path)

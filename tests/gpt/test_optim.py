@@ -11,7 +11,7 @@ from tests.reference.models import fill, tiny
 from tests.reference.optim import learning_rate, rows_normalised
 
 
-def with_gradients(model: GPT, seed: int) -> None:
+def with_gradients(model, seed):
     generator = torch.Generator().manual_seed(seed)
     for value in model.parameters():
         value.grad = torch.randn(value.shape, generator=generator, dtype=torch.float64).to(
@@ -32,9 +32,7 @@ SCHEDULES = [
 @pytest.mark.parametrize(("schedule", "cooldown"), SCHEDULES)
 @pytest.mark.parametrize("warmup", [0, 1, 7, 8, 500])
 @pytest.mark.parametrize("min_lr", [0.0, 0.002])
-def test_schedule_equals_its_parts(
-    steps: int, schedule: str, cooldown: float, warmup: int, min_lr: float
-) -> None:
+def test_schedule_equals_its_parts(steps, schedule, cooldown, warmup, min_lr):
     config = OptimConfig(
         lr=0.02, min_lr=min_lr, warmup=warmup, schedule=schedule, cooldown=cooldown
     )
@@ -47,7 +45,7 @@ def test_schedule_equals_its_parts(
         assert later == pytest.approx(min_lr), "the last rate stays"
 
 
-def test_adamw_is_torchs_and_decays_no_vector() -> None:
+def test_adamw_is_torchs_and_decays_no_vector():
     model = GPT(tiny(bias=True, positions="learned", token_shift=True), 5)
     config = OptimConfig(name="adamw", lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
     optimizer = make_optimizer(model, config)
@@ -60,7 +58,7 @@ def test_adamw_is_torchs_and_decays_no_vector() -> None:
 
 
 @pytest.mark.parametrize("every", [1, 2])
-def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every: int) -> None:
+def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every):
     """torch.optim.Muon treats a packed q|k|v as one matrix, so there it is given the three apart.
 
     With `muon_every=2` its rate is 0 at every second step, and twice as high at the others.
@@ -80,7 +78,7 @@ def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every: int) -> No
         [value for value in block.parameters() if value.ndim == 2] for block in model.blocks
     ]
 
-    def apart(packed: list[torch.Tensor]) -> list[torch.Tensor]:
+    def apart(packed):
         return [
             part.clone() for each in packed for part in each.chunk(3 if len(each) == 24 else 1)
         ]
@@ -113,7 +111,7 @@ def test_muon_equals_torchs_muon_on_every_matrix_of_the_blocks(every: int) -> No
                 assert not turn or (got - part).norm() < 0.03 * moved * (step + 1), got.shape
 
 
-def test_muon_normalises_the_rows_of_its_updates() -> None:
+def test_muon_normalises_the_rows_of_its_updates():
     """Two models that differ in `muon_beta2` alone: the updates of one are those of the other, normalised."""
     moved = []
     for beta2 in (0.0, 0.9):
@@ -137,11 +135,11 @@ def test_muon_normalises_the_rows_of_its_updates() -> None:
     np.testing.assert_allclose(moved[1], expected, rtol=1e-7, atol=1e-12)
 
 
-def test_muon_leaves_all_else_to_adamw() -> None:
+def test_muon_leaves_all_else_to_adamw():
     config = OptimConfig(lr=0.01, betas=[0.8, 0.95], weight_decay=0.3)
     shape = tiny(layers=1, dim=8, context=6, bias=True, norm="layernorm")
 
-    def trained(optimizer_name: str) -> GPT:
+    def trained(optimizer_name):
         model = fill(GPT(shape, 7))
         optimizer = make_optimizer(model, replace(config, name=optimizer_name))
         for step in range(3):

@@ -14,7 +14,7 @@ FAR = (0, 1, 17, 299, 4095, 65_537, 2**20 - 1)
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
-def test_tables_and_the_decoder_hold_the_angles(positions: str) -> None:
+def test_tables_and_the_decoder_hold_the_angles(positions):
     config = tiny(positions=positions, context=2**20, dim=8, norm="rmsnorm")
     size = config.rotary_dims or config.dim
     angles = np.array(FAR)[:, None] * 10000 ** (-2 * np.arange(size // 2) / size)  # (8, size / 2)

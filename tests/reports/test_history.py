@@ -3,7 +3,7 @@ import copy
 from reports.history import BoundedSeries, History
 
 
-def test_a_full_history_keeps_every_second_entry_and_goes_on_alike_after_a_resume() -> None:
+def test_a_full_history_keeps_every_second_entry_and_goes_on_alike_after_a_resume():
     history, expected = (
         BoundedSeries(4),
         [[0], [0, 1], [0, 1, 2], [0, 1, 2, 3], [0, 2, 4], [0, 2, 4], [0, 2, 4, 6]],
@@ -18,7 +18,7 @@ def test_a_full_history_keeps_every_second_entry_and_goes_on_alike_after_a_resum
     assert resumed.entries == history.entries == [0, 16, 32] and resumed == history
 
 
-def test_a_history_goes_on_from_its_state() -> None:
+def test_a_history_goes_on_from_its_state():
     history = History()
     history.add_loss(3.0)
     history.add_loss(2.0)

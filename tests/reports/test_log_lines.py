@@ -18,7 +18,7 @@ SUMMARY = Summary(
 )  # fmt: skip
 
 
-def test_memorising_has_a_name_and_so_has_what_counting_does_better() -> None:
+def test_memorising_has_a_name_and_so_has_what_counting_does_better():
     assert verdict(RUN, SUMMARY, [[300, 2.0]]) == []
     risen = replace(SUMMARY, last_val_loss=2.6, best_step=180)
     (said,) = verdict(RUN, risen, [[10, 4.0], [300, 1.2]])
@@ -48,9 +48,7 @@ def test_memorising_has_a_name_and_so_has_what_counting_does_better() -> None:
         (["minutes=1"], False),  # the number of steps is not known
     ],
 )
-def test_more_is_evaluated_at_the_end_only_if_the_run_is_long(
-    settings: list[str], more: bool, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_more_is_evaluated_at_the_end_only_if_the_run_is_long(settings, more, tmp_path, capsys):
     for name, length in (("train", 1000), ("validation", 200_000)):
         (tmp_path / f"{name}.txt").write_text("ab" * (length // 2))
     data = DataConfig(

@@ -3,10 +3,8 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
@@ -21,7 +19,7 @@ from gpt.model import GPT
 from gpt.tokenizer import ByteTokenizer, CharTokenizer
 from reports.history import BoundedSeries, History
 from reports.run_page import MAX_HEADS, NUM_ATTENDED, page
-from tests.conftest import Call, last, pages, summary
+from tests.conftest import last, pages, summary
 from tests.reference.models import fill, tiny
 from tests.test_score import EVERY_MEDIUM, TEXT, check_card, contrasts, readable, write
 
@@ -42,9 +40,7 @@ SAMPLES = [
 ]
 
 
-def kept(
-    losses: list = LOSSES, validations: list = VALIDATIONS, samples: list = SAMPLES
-) -> History:
+def kept(losses=LOSSES, validations=VALIDATIONS, samples=SAMPLES):
     series = {"losses": losses, "validations": validations, "samples": samples}
     return History(
         **{name: BoundedSeries(1000, entries) for name, entries in series.items()}, best_step=60
@@ -53,7 +49,7 @@ def kept(
 
 def report(
     text=TEXT[:90], tokenizer=None, model=None, record=None, skip=0, file="report.html", **summary
-) -> dict:
+):
     """Make the page of a passage, which begins at its token `skip`; returns the data in it."""
     tokenizer = tokenizer or CharTokenizer(TEXT)
     config = tiny(key_offset=True, token_shift=True, dim=24, context=100)
@@ -72,7 +68,7 @@ def report(
     return data_of(made)
 
 
-def data_of(made: str) -> dict[str, Any]:
+def data_of(made):
     return json.loads(
         re.findall('<script type="application/json" id="data">(.*?)</script>', made, re.DOTALL)[0]
     )
@@ -82,9 +78,7 @@ def data_of(made: str) -> dict[str, Any]:
     ("tokenizer", "length"),
     [(CharTokenizer(TEXT), 1), (CharTokenizer(TEXT), 90), (ByteTokenizer(), 90)],
 )
-def test_characters_cost_what_score_says(
-    tokenizer: Any, length: int, workplace: Path, score: Call
-) -> None:
+def test_characters_cost_what_score_says(tokenizer, length, workplace, score):
     write("model.safetensors", tokenizer, context=200)
     model, _ = load_checkpoint("model.safetensors")
     Path("passage.txt").write_text(TEXT[:length], encoding="utf-8", newline="")
@@ -99,7 +93,7 @@ def test_characters_cost_what_score_says(
     ]
 
 
-def weights_of(attention: dict[str, Any]) -> np.ndarray:
+def weights_of(attention):
     """(heads, T, T) as the page has it."""
     heads, count = len(attention["heads"]), len(attention["tokens"])
     found = np.zeros((heads, count, count))
@@ -108,7 +102,7 @@ def weights_of(attention: dict[str, Any]) -> np.ndarray:
     return found
 
 
-def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
+def test_attention_is_what_the_model_computes_with(workplace):
     tokenizer = CharTokenizer(TEXT)
     tokens = torch.from_numpy(tokenizer.encode(TEXT[:NUM_ATTENDED]))
     model = fill(GPT(tiny(context=100, layers=9, heads=9, dim=72), tokenizer.size), std=0.2).eval()
@@ -121,7 +115,7 @@ def test_attention_is_what_the_model_computes_with(workplace: Path) -> None:
         assert np.abs(weights - 255 * maps[layer, head].sqrt().numpy()).max() < 0.51
 
 
-def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]) -> None:
+def test_bytes_that_are_no_characters(workplace, visit):
     record = kept(validations=[[60, 1.5, math.nan]])
     data = report("é😀b", ByteTokenizer(), record=record, skip=1, val_loss=1.0, val_bpc=math.nan)
     assert data["passage"]["letters"] == "\ufffd😀b" and len(data["passage"]["nats"]) == 3
@@ -132,18 +126,18 @@ def test_bytes_that_are_no_characters(workplace: Path, visit: Callable[..., Any]
 
 
 @pytest.fixture
-def reported(trained: Path) -> dict[str, Any]:
+def reported(trained):
     """The data in the page of runs/first."""
     return data_of(Path("runs/first/report.html").read_text("utf-8"))
 
 
-def test_the_page_of_a_finished_run_has_its_loss_and_name(trained: Path) -> None:
+def test_the_page_of_a_finished_run_has_its_loss_and_name(trained):
     made = Path("runs/first/report.html").read_text("utf-8")
     assert f"{summary('first')['val_loss']:.4f}<small>nats per character</small>" in made
     assert '<h1 id="name">first</h1>' in made
 
 
-def test_the_settings_are_those_of_the_run(reported: Any) -> None:
+def test_the_settings_are_those_of_the_run(reported):
     run = Path("runs/first")
     assert reported["config"] == (run / "config.yaml").read_text("utf-8")
     assert shlex.split(reported["command"])[2:] == Run(run).arguments
@@ -151,19 +145,19 @@ def test_the_settings_are_those_of_the_run(reported: Any) -> None:
     assert compose(shlex.split(reported["exact_command"])[2:]) == replace(config, name=None)
 
 
-def test_the_passage_begins_with_a_line_of_the_text(reported: Any) -> None:
+def test_the_passage_begins_with_a_line_of_the_text(reported):
     book, passage = Path("book.txt").read_text("utf-8"), reported["passage"]["letters"]
     assert len(passage) == 33 and book[book.index(passage) - 1] == "\n"
 
 
-def test_the_last_text_is_that_of_the_log(reported: Any) -> None:
+def test_the_last_text_is_that_of_the_log(reported):
     log = Path("runs/first/train.log").read_text("utf-8")
     _, prompt, text = reported["written"][0]
     assert prompt in Path("book.txt").read_text("utf-8") and len(text) == 250
     assert f"\nsample     {text.strip().splitlines()[0][:20].rstrip()}" in log
 
 
-def test_curves_and_samples_are_the_history_of_the_run(reported: Any) -> None:
+def test_curves_and_samples_are_the_history_of_the_run(reported):
     history = last("first")["history"]
     losses, validations = (
         [entry[:2] for entry in history[name]["entries"]] for name in ("losses", "validations")
@@ -173,9 +167,7 @@ def test_curves_and_samples_are_the_history_of_the_run(reported: Any) -> None:
     assert reported["samples"] == history["samples"]["entries"]
 
 
-def test_a_report_that_fails_stops_nothing_and_is_said(
-    train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_report_that_fails_stops_nothing_and_is_said(train, monkeypatch):
     monkeypatch.setattr("training.results.page", Mock(side_effect=RuntimeError("no room\nfor it")))
     ended = train("name=a", "trainer.max_steps=1")
     assert ended.status == 0 and ended.err == ""
@@ -184,9 +176,7 @@ def test_a_report_that_fails_stops_nothing_and_is_said(
 
 
 @pytest.fixture(scope="module")
-def opened(
-    browser: Any, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Any, dict[str, Any]]]:
+def opened(browser, tmp_path_factory):
     """One page, on a dark screen, for the tests that follow, and the data in it."""
     file = tmp_path_factory.mktemp("page") / "report.html"
     data = report(file=file)
@@ -200,7 +190,7 @@ def opened(
 
 
 @pytest.fixture
-def shown(opened: tuple[Any, dict[str, Any]]) -> Any:
+def shown(opened):
     page = opened[0]
     page.mouse.move(5, 5)
     page.evaluate("document.activeElement.blur(); scrollTo(0, 0)")
@@ -222,7 +212,7 @@ def test_curves_say_their_numbers(shown):
     assert not shown.is_visible("#card")
 
 
-def test_no_text_becomes_markup(shown: Any) -> None:
+def test_no_text_becomes_markup(shown):
     assert shown.title() == "x</script><b>&{{data}}" == shown.inner_text("h1")
     assert shown.locator("main b, main img, main script").count() == 0
 
@@ -230,7 +220,7 @@ def test_no_text_becomes_markup(shown: Any) -> None:
 WHOLE = readable(f"Once\n{TEXT}")
 
 
-def test_the_texts_of_each_step_are_shown(shown: Any) -> None:
+def test_the_texts_of_each_step_are_shown(shown):
     shown.focus("#samples input")
     seen = {}
     for _ in range(2):
@@ -248,7 +238,7 @@ def test_the_texts_of_each_step_are_shown(shown: Any) -> None:
     ("#command", readable(f"python train.py 'data.path={TEXT}'")),
     ("#exact_command", readable(f"python train.py 'data.path={TEXT}' seed=0")),
 ])  # fmt: skip
-def test_texts_are_shown_as_they_are(shown: Any, place: str, text: str) -> None:
+def test_texts_are_shown_as_they_are(shown, place, text):
     assert shown.locator(place).first.text_content() == text
 
 
@@ -286,21 +276,21 @@ def assert_looks(page, weights, row):
 
 
 @EVERY_MEDIUM
-def test_it_is_legible(shown: Any, scheme: str, media: str) -> None:
+def test_it_is_legible(shown, scheme, media):
     shown.evaluate("document.querySelector('details').open = true")
     shown.emulate_media(color_scheme=scheme, media=media)
     assert len(contrasts(shown)) > 150
     shown.emulate_media(color_scheme="dark", media="screen")
 
 
-def test_all_samples_are_printed(shown: Any) -> None:
+def test_all_samples_are_printed(shown):
     shown.emulate_media(media="print")
     visible = "(each) => each.checkVisibility({ visibilityProperty: true })"
     assert shown.locator("#samples .step").evaluate_all(f"all => all.every({visible})")
     shown.emulate_media(media="screen")
 
 
-def test_on_a_phone_nothing_is_wider_than_the_screen(shown: Any) -> None:
+def test_on_a_phone_nothing_is_wider_than_the_screen(shown):
     shown.set_viewport_size({"width": 320, "height": 800})
     shown.locator("#text p span").first.tap()
     card = shown.locator("#card").bounding_box()

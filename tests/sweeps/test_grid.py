@@ -3,7 +3,6 @@ import os
 import re
 import signal
 from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -23,7 +22,7 @@ from sweeps.sweep import (
 )
 from sweeps.table import caution, spelled
 from tests.conf.test_defaults import compose, composed
-from tests.conftest import Call, Ended, assert_same_weights, last, one_line, summary, table
+from tests.conftest import assert_same_weights, last, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import Process, processes_in, run, tiny, wait_for
 
@@ -34,24 +33,24 @@ from tests.faults.processes import Process, processes_in, run, tiny, wait_for
     pytest.param({"a": "$HOME/../x y"}, r"a=-HOME-..-x-y_[0-9a-f]{6}", id="no name of a folder"),
     pytest.param({f"key{number}": "é" * 20 for number in range(20)}, r"key0=.{,200}_[0-9a-f]{6}", id="long"),
 ])  # fmt: skip
-def test_what_a_trial_is_called(varied: dict[str, str], name: str) -> None:
+def test_what_a_trial_is_called(varied, name):
     assert re.fullmatch(name, trial_name(varied))
 
 
-def test_a_trial_is_known_by_its_settings_in_any_order() -> None:
+def test_a_trial_is_known_by_its_settings_in_any_order():
     orders = itertools.permutations(["optim.lr=0.001", "optim.warmup=1"])
     trials = [make_trial("s", [each.split("=")[0] for each in typed], typed) for typed in orders]
     assert [trial.run.name for trial in trials] == ["s/optim.lr=0.001,optim.warmup=1"] * 2
 
 
-def test_a_sweep_is_known_by_its_settings_in_any_order() -> None:
+def test_a_sweep_is_known_by_its_settings_in_any_order():
     sweep = sweep_name(["seed=1,2", "model.heads=2", "workers=2", "allow=[seed]"])
     assert sweep == sweep_name(["model.heads=2", "seed=1,2"])
     assert sweep != sweep_name(["model.heads=2", "seed=1,3"])
 
 
 @pytest.mark.slow
-def test_values_survive_the_trial_s_command_line() -> None:
+def test_values_survive_the_trial_s_command_line():
     rates, path = [1e-12, 0.25], 'it\'s my [book], a=b (1)* {x}: "日本".txt'
     names = ["a b,c=d", "it's {x: [1]}", ' "q" #~&é😀', "", "null"]
     quoted = ["'" + name.replace("'", "\\'") + "'" for name in names]
@@ -76,7 +75,7 @@ def test_values_survive_the_trial_s_command_line() -> None:
 
 @pytest.mark.promise
 @pytest.mark.slow
-def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Path) -> None:
+def test_trials_that_fail_hurt_no_other(train, sample, workplace):
     (workplace / "book.txt").rename("a, b [c]=1.txt")
     fixed = ["data.path=a, b [c]=1.txt", "logger=none", "model.dropout=0.1"]
     given = ["-m", *fixed, "optim.lr=1e30,3e-3,2e-3", "name=s"]
@@ -106,7 +105,7 @@ def test_trials_that_fail_hurt_no_other(train: Call, sample: Call, workplace: Pa
 
 
 @pytest.mark.slow
-def test_a_trial_that_has_diverged_fails_a_repeated_sweep_too(workplace: Path) -> None:
+def test_a_trial_that_has_diverged_fails_a_repeated_sweep_too(workplace):
     given = ["-m", "optim.lr=40,3e-3", "name=s", "logger=none"]
     for _ in range(2):
         ended = run(*given)
@@ -116,12 +115,10 @@ def test_a_trial_that_has_diverged_fails_a_repeated_sweep_too(workplace: Path) -
 
 
 @pytest.mark.slow
-def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(
-    train: Call, workplace: Path
-) -> None:
+def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train, workplace):
     given, name = ["-m", "model.dropout=0.1,0.2"], sweep_name([*tiny(("model.dropout=0.1,0.2",))])
 
-    def signalled(number: int, trial: str) -> Ended:
+    def signalled(number, trial):
         return Process(
             *given, fault=(faults.in_trial, f"{name}/{trial}", faults.signal_parent_at, 15, number)
         ).ends()
@@ -155,7 +152,7 @@ def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(
     assert {row["model.dropout"] for row in table(name)} == {"0.1", "0.2", "0.3"}
 
 
-def test_workers_share_the_processor(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_share_the_processor(workplace, monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     popen = Mock()
     monkeypatch.setattr("sweeps.sweep.subprocess.Popen", popen)
@@ -163,7 +160,7 @@ def test_workers_share_the_processor(workplace: Path, monkeypatch: pytest.Monkey
     assert popen.call_args.kwargs["env"]["OMP_NUM_THREADS"] == str(max(1, cores() // 2))
 
 
-def test_a_second_command_on_a_running_sweep_is_refused(train: Call) -> None:
+def test_a_second_command_on_a_running_sweep_is_refused(train):
     Path("runs/s").mkdir(parents=True)
     run_lock.lock(Path("runs/s").resolve())  # under another name: as another process would
     try:
@@ -174,7 +171,7 @@ def test_a_second_command_on_a_running_sweep_is_refused(train: Call) -> None:
 
 
 @pytest.mark.slow
-def test_trials_of_several_devices_and_from_a_trained_model(trained: Path) -> None:
+def test_trials_of_several_devices_and_from_a_trained_model(trained):
     ended = run(
         "-m",
         "init_from=first",
@@ -193,7 +190,7 @@ def test_trials_of_several_devices_and_from_a_trained_model(trained: Path) -> No
     ("data.path=a,b", True), ("data.path=a,b data.validation=c", False), ("data.path=a data.documents=line,null", True),
     ("data.path=a init_from=h,s seed=1,2", False),
 ])  # fmt: skip
-def test_when_losses_cannot_be_compared(typed: str, differ: bool) -> None:
+def test_when_losses_cannot_be_compared(typed, differ):
     configs = {
         Run(Path(f"run {n}")): config for n, config in enumerate(composed("-m", *typed.split()))
     }
@@ -207,19 +204,19 @@ def test_when_losses_cannot_be_compared(typed: str, differ: bool) -> None:
         pytest.param("a\x1b\n", "a\ufffd\ufffd", id="control characters"),
     ],
 )
-def test_what_is_not_to_be_seen_is_in_the_command_and_in_no_name(value: str, shown: str) -> None:
+def test_what_is_not_to_be_seen_is_in_the_command_and_in_no_name(value, shown):
     trial = make_trial("s", ["data.path"], [f"data.path={value}"])
     assert trial.varied == {"data.path": shown}
     assert "pw" not in trial.run.name and trial.run.name.isprintable()
     assert f"data.path={value}" in trial.command
 
 
-def test_a_password_in_an_address_is_not_in_tables() -> None:
+def test_a_password_in_an_address_is_not_in_tables():
     config = compose(["data.path=https://me:pw@a.org/b"])
     assert spelled(config)["data.path"] == "https://***@a.org/b"
 
 
-def test_values_that_are_shown_alike_have_names_of_their_own() -> None:
+def test_values_that_are_shown_alike_have_names_of_their_own():
     one, other = (
         make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n"
     )
@@ -227,7 +224,7 @@ def test_values_that_are_shown_alike_have_names_of_their_own() -> None:
 
 
 @pytest.mark.slow
-def test_a_finished_trial_whose_text_has_changed_is_refused(workplace: Path) -> None:
+def test_a_finished_trial_whose_text_has_changed_is_refused(workplace):
     given = ["-m", "seed=1,2", "name=s", "trainer.max_steps=2", "logger=none"]
     assert run(*given).status == 0
     before = table("s")
@@ -240,25 +237,17 @@ def test_a_finished_trial_whose_text_has_changed_is_refused(workplace: Path) -> 
     (4, None, 4, ["0", "1", "2", "3"]), (4, None, 1, []), (1, None, 4, []), (0, None, 2, []),
     (2, "5,GPU-8a", 2, ["5", "GPU-8a"]),
 ])  # fmt: skip
-def test_which_gpus_the_workers_of_a_sweep_have(
-    monkeypatch: pytest.MonkeyPatch,
-    number: int,
-    visible: str | None,
-    workers: int,
-    expected: list[str],
-) -> None:
+def test_which_gpus_the_workers_of_a_sweep_have(monkeypatch, number, visible, workers, expected):
     monkeypatch.setattr("torch.cuda.device_count", lambda: number)
     if visible:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
     assert gpus_for(workers) == expected
 
 
-def test_each_free_worker_has_a_gpu_of_its_own(
-    workplace: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_each_free_worker_has_a_gpu_of_its_own(workplace, monkeypatch):
     started = list[tuple[str, str]]()
 
-    def popen(command: list[str], **options: Any) -> Mock:
+    def popen(command, **options):
         started.append((command[2], options["env"]["CUDA_VISIBLE_DEVICES"]))
         long = command[2] == "seed=1"  # ends when all others have begun
         return Mock(poll=lambda: 0 if not long or len(started) == 4 else None, returncode=0)
@@ -272,6 +261,6 @@ def test_each_free_worker_has_a_gpu_of_its_own(
     assert started == [("seed=1", "6"), ("seed=2", "7"), ("seed=3", "7"), ("seed=4", "7")]
 
 
-def test_several_devices_need_one_worker(train: Call) -> None:
+def test_several_devices_need_one_worker(train):
     ended = train("-m", "seed=1,2", "workers=2", "trainer.devices=2", "name=s")
     one_line(ended, 2, "trainer.devices=2: needs workers=1, not 2")

@@ -4,11 +4,10 @@ import shlex
 import signal
 from contextlib import chdir
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.conftest import Call, needs, one_line, summary, table
+from tests.conftest import needs, one_line, summary, table
 from tests.faults import faults
 from tests.faults.processes import processes_in, run, wait_for
 
@@ -20,11 +19,11 @@ COMMAND = [
 
 
 @pytest.fixture(autouse=True)
-def optuna() -> None:
+def optuna():
     needs("optuna", extra="search")
 
 
-def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any]]:
+def trials(directory):
     """Read the journal as Optuna's users do."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
@@ -37,7 +36,7 @@ def trials(directory: Path) -> list[tuple[dict[str, Any], str, Any]]:
 
 
 @pytest.mark.slow
-def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: str) -> None:
+def test_a_search_and_one_that_is_killed_in_the_middle(workplace, prose):
     killed = workplace / "killed"
     ended = run(*COMMAND)
     assert ended.status == 0 and ended.err == "", ended
@@ -78,7 +77,7 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace: Path, prose: s
         one_line(run(*COMMAND), 2, "study.journal: cannot be read")
 
 
-def test_a_search_goes_on_after_the_last_line_of_its_journal_was_cut(tmp_path: Path) -> None:
+def test_a_search_goes_on_after_the_last_line_of_its_journal_was_cut(tmp_path):
     from optuna.distributions import FloatDistribution
 
     from sweeps.search import FILE, open_study
@@ -93,7 +92,7 @@ def test_a_search_goes_on_after_the_last_line_of_its_journal_was_cut(tmp_path: P
 
 
 @pytest.mark.slow
-def test_two_at_a_time_and_a_bad_combination(workplace: Path) -> None:
+def test_two_at_a_time_and_a_bad_combination(workplace):
     command = [each for each in COMMAND if not each.startswith(("optim.lr=", "hparams_search.s"))]
     # Each choice occurs in a combination that is checked before the search; 3 heads of 32 is found
     # by a trial only.
@@ -124,9 +123,7 @@ def test_two_at_a_time_and_a_bad_combination(workplace: Path) -> None:
     ("model.dropout=range(0.5,1,0.25)", "Float", {"low": 0.5, "high": 0.75, "step": 0.25}),
     ("optim.betas=[0.9,0.95],[0.8,0.9]", "Categorical", {"choices": ["[0.9,0.95]", "[0.8,0.9]"]}),
 ])  # fmt: skip
-def test_ranges_mean_what_hydra_means_by_them(
-    typed: str, kind: str, arguments: dict[str, Any]
-) -> None:
+def test_ranges_mean_what_hydra_means_by_them(typed, kind, arguments):
     from optuna import distributions
 
     from sweeps.search import distribution
@@ -145,19 +142,19 @@ WRONG = {  # what is typed, and what is said of it
 
 
 @pytest.mark.parametrize("typed", WRONG)
-def test_what_is_wrong_is_said_before_anything_exists(train: Call, typed: str) -> None:
+def test_what_is_wrong_is_said_before_anything_exists(train, typed):
     ended = train("hparams_search=default", *shlex.split(typed))
     one_line(ended, 2, WRONG[typed])
     assert not Path("runs").exists()
 
 
-def test_keys_of_a_search_need_it(train: Call) -> None:
+def test_keys_of_a_search_need_it(train):
     one_line(
         train("hparams_search.trials=5"), 2, "hparams_search.trials", "hparams_search=default"
     )
 
 
-def test_a_search_needs_a_directory_of_its_own(train: Call) -> None:
+def test_a_search_needs_a_directory_of_its_own(train):
     Path("runs/found").mkdir(parents=True)
     Path("runs/found/sweep.csv").touch()
     one_line(train(*COMMAND), 2, "name=found: runs/found is a sweep, not a search")

@@ -12,13 +12,13 @@ from conf.schema import to_yaml
 from sweeps.sweep import ending
 from sweeps.table import ABOUT_MEANS, compare_runs, write_csv
 from tests.conf.test_defaults import compose
-from tests.conftest import Call, one_line, summary, table
+from tests.conftest import one_line, summary, table
 from tests.faults.processes import run
 from tests.stores import make
 from training.begin import run_to_resume
 
 
-def store(name: str, *settings: str, steps: int | None = None) -> None:
+def store(name, *settings, steps=None):
     """A finished run with these settings, in which `steps` is what `minutes` has chosen."""
     config = compose(["trainer.precision=32-true", *settings])
     if steps:
@@ -30,7 +30,7 @@ def store(name: str, *settings: str, steps: int | None = None) -> None:
     make(Path("runs", name), {"config.yaml": to_yaml(config), "summary.json": json.dumps(found)})
 
 
-def tables(train: Call, pattern: str) -> list[list[list[str]]]:
+def tables(train, pattern):
     """The words of each line of each table that `--runs PATTERN` prints, without what explains the tables."""
     ended = train("--runs", pattern, defaults=False)
     assert ended.status == 0 and ended.err == "", ended
@@ -42,9 +42,7 @@ def tables(train: Call, pattern: str) -> list[list[list[str]]]:
 
 
 @pytest.mark.parametrize("steps", [None, 900], ids=["by steps", "by minutes"])
-def test_what_was_chosen_for_the_machine_does_not_separate_settings(
-    train: Call, steps: int | None
-) -> None:
+def test_what_was_chosen_for_the_machine_does_not_separate_settings(train, steps):
     for seed in (0, 1):
         store(
             f"arr-{seed}",
@@ -68,9 +66,7 @@ def test_what_was_chosen_for_the_machine_does_not_separate_settings(
     ("callbacks=ema", "callbacks=[ema,snapshots]", "callbacks", ["[ema,snapshots]", "ema"]),
     ("callbacks=ema", "callbacks=ema callbacks.ema.share=0.5", "callbacks.ema.share", ["0.05", "0.5"]),
 ], ids=["steps", "precision", "micro-batch", "callbacks", "share"])  # fmt: skip
-def test_what_a_result_depends_on_separates_settings(
-    train: Call, one: str, other: str, column: str, cells: list[str]
-) -> None:
+def test_what_a_result_depends_on_separates_settings(train, one, other, column, cells):
     for seed in (0, 1):
         store(f"one-{seed}", f"seed={seed}", *one.split())
         store(f"other-{seed}", f"seed={seed}", *other.split())
@@ -79,7 +75,7 @@ def test_what_a_result_depends_on_separates_settings(
     assert sorted(row[0] if len(row) == 4 else "" for row in averages) == cells
 
 
-def test_losses_of_different_modes_are_not_compared(train: Call) -> None:
+def test_losses_of_different_modes_are_not_compared(train):
     """Such as those of two versions: a list was once read in disjoint windows."""
     for number, mode in enumerate(["documents", "disjoint", "disjoint"]):
         store(name := f"modes-{number}", f"model.layers={number + 1}")
@@ -96,14 +92,14 @@ def test_losses_of_different_modes_are_not_compared(train: Call) -> None:
     assert listed[0].split()[4] == "mode" and sum("documents" in line for line in listed) == 1
 
 
-def test_a_run_whose_process_is_gone_is_killed_in_a_table(train: Call) -> None:
+def test_a_run_whose_process_is_gone_is_killed_in_a_table(train):
     store("cut", "seed=0")
     make(Path("runs/cut"), {"summary.json": json.dumps({"status": "running"})})
     ((head, row),) = tables(train, "cut")
     assert row[head.index("loss")] == "killed"
 
 
-def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
+def test_the_table_of_a_sweep_by_its_name(train):
     for seed in (0, 1):
         store(f"abl/seed={seed}", f"seed={seed}")
     assert tables(train, "abl") == tables(train, "abl/*") and len(tables(train, "abl")[1]) == 3
@@ -113,20 +109,20 @@ def test_the_table_of_a_sweep_by_its_name(train: Call) -> None:
 
 
 @pytest.fixture
-def ablation(workplace: Path) -> Path:
+def ablation(workplace):
     """A sweep of two rates and two seeds."""
     for rate, seed in itertools.product(("1", "2"), ("0", "1")):
         store(f"abl/lr={rate},seed={seed}", f"seed={seed}", f"optim.lr={rate}")
     return Path("runs/abl")
 
 
-def rewritten(sweep: Path) -> list[dict[str, str]]:
+def rewritten(sweep):
     """The rows of sweep.csv, written anew."""
     write_csv(sweep, compare_runs(Run(sweep).trials))
     return table(sweep.name)
 
 
-def test_a_sweep_s_table_has_means_over_seeds(ablation: Path, train: Call) -> None:
+def test_a_sweep_s_table_has_means_over_seeds(ablation, train):
     rows = rewritten(ablation)
     assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 4
     means = rows[:2]
@@ -139,7 +135,7 @@ def test_a_sweep_s_table_has_means_over_seeds(ablation: Path, train: Call) -> No
     assert [shown.count(text) for text in ("1.0500", "0.0707")] == [2, 2]
 
 
-def test_seeds_that_are_added_later_join_their_setting(ablation: Path) -> None:
+def test_seeds_that_are_added_later_join_their_setting(ablation):
     rewritten(ablation)
     for seed in ("7", "8"):  # another command, in which optim.lr has one value, typed otherwise
         store(f"abl/seed={seed}", f"seed={seed}", "optim.lr=1.0")
@@ -150,9 +146,7 @@ def test_seeds_that_are_added_later_join_their_setting(ablation: Path) -> None:
     ]
 
 
-def test_a_sweep_that_was_renamed_or_copied_lists_its_own_trials(
-    ablation: Path, train: Call
-) -> None:
+def test_a_sweep_that_was_renamed_or_copied_lists_its_own_trials(ablation, train):
     before = rewritten(ablation)
     shutil.copytree(ablation, "runs/copy")
     ablation.rename("runs/new")
@@ -163,9 +157,7 @@ def test_a_sweep_that_was_renamed_or_copied_lists_its_own_trials(
         assert f"{name}/lr=1,seed=0" in train("--runs", name, defaults=False).out
 
 
-def test_a_run_that_cannot_be_described_is_a_row_with_the_reason(
-    ablation: Path, train: Call
-) -> None:
+def test_a_run_that_cannot_be_described_is_a_row_with_the_reason(ablation, train):
     make(ablation / "lr=2,seed=1", {"config.yaml": "optim: 7"})
     make(ablation / "early", {"summary.json": json.dumps({"status": "failed"})})
     config = (ablation / "lr=1,seed=0/config.yaml").read_text()
@@ -179,7 +171,7 @@ def test_a_run_that_cannot_be_described_is_a_row_with_the_reason(
     assert shown.status == 0 and all(problem in shown.out for problem in problems.values())
 
 
-def test_a_trial_that_has_failed_stays_so_in_each_table(train: Call) -> None:
+def test_a_trial_that_has_failed_stays_so_in_each_table(train):
     store("abl/seed=0", "seed=0")
     for name, status in (("killed", "running"), ("early", None)):
         directory = make(Path("runs/abl", name), {"console.log": "train.py: no space left\n"})
@@ -191,10 +183,10 @@ def test_a_trial_that_has_failed_stays_so_in_each_table(train: Call) -> None:
     statuses = {row["run"]: row["status"] for row in rewritten(Path("runs/abl"))}
     assert statuses == {"abl/seed=0": "finished", "abl/early": "failed", "abl/killed": "failed"}
     # The same command tries again what has failed before it was a run.
-    assert run_to_resume("auto", "abl/early") is None
+    assert not run_to_resume("auto", "abl/early").has_begun
 
 
-def test_a_split_of_the_runs_of_a_pattern(workplace: Path, score: Call) -> None:
+def test_a_split_of_the_runs_of_a_pattern(workplace, score):
     short = ["trainer.max_steps=2", "logger=none", "callbacks=[]"]
     assert run("-m", "optim.lr=1e-3,1e-4", "name=abl", *short).status == 0
     # One model of a sweep is its best trial, and is named.
@@ -218,7 +210,7 @@ def test_a_split_of_the_runs_of_a_pattern(workplace: Path, score: Call) -> None:
     one_line(score("brr-*", "--split", "test"), 2, "brr-*: no such model", program="score.py")
 
 
-def test_runs_are_listed_with_the_newest_last(workplace: Path, train: Call) -> None:
+def test_runs_are_listed_with_the_newest_last(workplace, train):
     assert train("--runs", defaults=False).out == "no run in runs/ yet\n"
     runs = {
         "second": {"status": "finished", "steps": 1200, "val_loss": 0.92734, "text": "book.txt"},

@@ -1,4 +1,3 @@
-from collections.abc import Iterator
 from pathlib import Path
 from unittest.mock import Mock
 
@@ -6,13 +5,13 @@ import pytest
 import torch
 import torch._inductor.config
 
-from tests.conftest import Call, needs_compiler, one_line
+from tests.conftest import needs_compiler, one_line
 from training.errors import Stopped
 from training.module import LitGPT
 
 
 @pytest.fixture
-def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def failing(monkeypatch):
     """torch.compile works until it calls its compiler, which is not there."""
     needs_compiler()
     monkeypatch.setattr("training.choosing.hardware.COLD", 0.0)
@@ -23,9 +22,7 @@ def failing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("given", [["compile=true"], []], ids=["asked for", "chosen"])
-def test_a_run_that_cannot_be_compiled_is_refused(
-    train: Call, failing: None, given: list[str]
-) -> None:
+def test_a_run_that_cannot_be_compiled_is_refused(train, failing, given):
     ended = train(
         *given, "model.dropout=0.1", "model.layers=1", "trainer.max_steps=4", "logger=none"
     )
@@ -38,14 +35,7 @@ def test_a_run_that_cannot_be_compiled_is_refused(
     [(Stopped(2), 130, "stopped by SIGINT"), (torch.OutOfMemoryError(), 2, "memory")],
     ids=["a signal", "too little memory"],
 )
-def test_what_stops_compiling_is_no_failure(
-    train: Call,
-    failing: None,
-    monkeypatch: pytest.MonkeyPatch,
-    error: BaseException,
-    status: int,
-    said: str,
-) -> None:
+def test_what_stops_compiling_is_no_failure(train, failing, monkeypatch, error, status, said):
     monkeypatch.setattr(LitGPT, "compile_training_step", Mock(side_effect=error))
     ended = train("name=a")
     assert ended.status == status and said in ended.out + ended.err

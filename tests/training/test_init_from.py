@@ -2,15 +2,14 @@ import math
 import shutil
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
 from data.config import DataConfig
-from data.text import SEEN, Text, open_text
+from data.text import SEEN, open_text
 from gpt.checkpoint import load_checkpoint
-from tests.conftest import Call, one_line, summary
+from tests.conftest import one_line, summary
 from tests.faults import faults
 from tests.faults.processes import run
 from tests.faults.test_resume import assert_as_if_never_touched
@@ -23,14 +22,14 @@ FINE = ["init_from=runs/first", "data.path=new.txt"]
 
 
 @pytest.fixture
-def base(trained: Path, train: Call, prose: str) -> Call:
+def base(trained, train, prose):
     """Beside the run called first, new.txt: 6,000 characters in the same words with five new characters."""
     Path("new.txt").write_text(prose[-6000:].translate(ACCENTED), encoding="utf-8")
     return train
 
 
 @torch.no_grad()
-def naive_loss(characters: str, text: str, context: int) -> float:
+def naive_loss(characters, text, context):
     """Nats per character, asked one by one in disjoint windows; characters new to the model get the mean logit."""
     model, meta = load_checkpoint(BASE)
     old = meta["vocabulary"]["characters"]
@@ -46,7 +45,7 @@ def naive_loss(characters: str, text: str, context: int) -> float:
 
 
 @pytest.mark.slow
-def test_it_starts_where_the_model_had_come_to(base: Call, prose: str) -> None:
+def test_it_starts_where_the_model_had_come_to(base, prose):
     # in the test split alone
     Path("new.txt").write_text(prose[-6000:] + "ß" * 500, encoding="utf-8")
     ended = base("name=fine", *FINE, "data.split=[0.7,0.1,0.2]", "trainer.max_steps=1")
@@ -69,12 +68,12 @@ OPENED = {  # texts; the last begins from a model of another
 }
 
 
-def opened(path: str, extra: str = "", **options: Any) -> Text:
+def opened(path, extra="", **options):
     return open_text(DataConfig(path=path, **options), 16, extra)
 
 
 @pytest.fixture
-def two_texts(workplace: Path, prose: str) -> None:
+def two_texts(workplace, prose):
     Path("a.txt").write_text(prose, "utf-8")
     Path("c.txt").write_text(prose[:3000], "utf-8")
 
@@ -85,13 +84,13 @@ def two_texts(workplace: Path, prose: str) -> None:
     ("plain", "a part", True), ("another split", "after plain", True), ("plain", "after plain", False),
 ])  # fmt: skip
 def test_a_model_that_was_trained_on_the_text_under_another_split_is_named(
-    two_texts: None, text: str, read: str, seen: bool
-) -> None:
+    two_texts, text, read, seen
+):
     before = OPENED[read]().texts
     assert (SEEN in OPENED[text]().read_before(before).notes) is seen
 
 
-def test_a_text_that_was_read_before_counts_once(two_texts: None) -> None:
+def test_a_text_that_was_read_before_counts_once(two_texts):
     plain, through = OPENED["plain"](), OPENED["after plain"]()
     assert len(through.texts) == len(plain.read_before(through.texts).texts) == 2
 
@@ -108,9 +107,7 @@ COPIES = {
 
 
 @pytest.mark.parametrize("kind", COPIES)
-def test_a_model_that_was_trained_on_what_is_held_out_is_named(
-    workplace: Path, prose: str, kind: str
-) -> None:
+def test_a_model_that_was_trained_on_what_is_held_out_is_named(workplace, prose, kind):
     Path("folder").mkdir()
     for name in ("a.txt", "folder/x.txt"):
         Path(name).write_text(prose)
@@ -126,7 +123,7 @@ def test_a_model_that_was_trained_on_what_is_held_out_is_named(
     assert SEEN not in open_text(DataConfig(**given), 16).read_before(old).notes
 
 
-def test_what_a_run_started_from_is_said(base: Call) -> None:
+def test_what_a_run_started_from_is_said(base):
     ended = base("name=fine", *FINE)
     assert ended.status == 0 and ended.err == ""
     assert f"from       {BASE}, step 30, 5 new characters '\\t~áö語'\n" in ended.out
@@ -143,12 +140,12 @@ def test_what_a_run_started_from_is_said(base: Call) -> None:
     one_line(ended, 2, "init_from=other (the run has runs/first)", "allow= cannot permit")
 
 
-def test_a_run_cannot_start_from_a_model_afterwards(base: Call) -> None:
+def test_a_run_cannot_start_from_a_model_afterwards(base):
     ended = base("resume=runs/first", "init_from=other", "trainer.max_steps=90", defaults=False)
     one_line(ended, 2, "init_from=other (the run has none)", "allow= cannot permit")
 
 
-def test_a_run_says_that_its_initial_model_has_read_the_text(base: Call, prose: str) -> None:
+def test_a_run_says_that_its_initial_model_has_read_the_text(base, prose):
     Path("copy.txt").write_bytes(prose.replace("\n", "\r\n").encode())
     ended = base("name=fine", "init_from=first", "data.path=copy.txt", "trainer.max_steps=2")
     assert SEEN in ended.out and SEEN in summary("fine")["notes"]
@@ -158,7 +155,7 @@ def test_a_run_says_that_its_initial_model_has_read_the_text(base: Call, prose: 
 @pytest.mark.parametrize(
     "recipe", [["model.dropout=0.1", "data.micro_batch=2"], ["callbacks=ema", "optim=adamw"]]
 )
-def test_killed_and_resumed(base: Call, recipe: list[str]) -> None:
+def test_killed_and_resumed(base, recipe):
     given = ["data.path=new.txt", *recipe]
     assert run("name=whole", "init_from=first", *given).status == 0
     for fault in ((faults.at_step, 7), (faults.at_step, 16)):

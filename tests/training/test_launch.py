@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 
 from conf.compose import read_config
-from conf.schema import Config
 from data.batches import TrainingWindows, train_batch
-from data.text import Text, open_text
+from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
-from tests.conftest import Call, last, summary
+from tests.conftest import last, summary
 from tests.faults import faults
 from tests.faults.processes import run, run_ranks
 from tests.model_files import nats_of
@@ -34,12 +33,12 @@ EXACT = [
 
 
 @pytest.fixture
-def letters(workplace: Path, prose: str) -> None:
+def letters(workplace, prose):
     """A book of six characters: losses below 2, which fp32 resolves to 1.2e-7."""
     Path("book.txt").write_text("".join(letter for letter in prose if letter in "abcde "))
 
 
-def logged(name: str) -> list[float]:
+def logged(name):
     losses = {}
     for file in Path("runs", name).rglob("metrics.csv"):
         for row in csv.DictReader(file.read_text().splitlines()):
@@ -49,12 +48,12 @@ def logged(name: str) -> list[float]:
     return [losses[step] for step in sorted(losses)]
 
 
-def of_run(name: str) -> tuple[Config, Text]:
+def of_run(name):
     config = read_config(Path("runs", name))
     return config, open_text(config.data, config.model.context)
 
 
-def mean_of_halves(config: Config, text: Text) -> list[float]:
+def mean_of_halves(config, text):
     """The losses of training in one process, whose gradients are the means of those of the halves of each batch."""
     torch.manual_seed(config.seed)
     model = GPT(config.model, text.tokenizer.size)
@@ -79,7 +78,7 @@ def mean_of_halves(config: Config, text: Text) -> list[float]:
 
 
 @pytest.mark.promise
-def test_losses_are_those_of_one_device(letters: None) -> None:
+def test_losses_are_those_of_one_device(letters):
     recipe = [*EXACT, "optim=muon", "logger=csv"]
     assert run("name=one", *recipe).status == 0
     assert run_ranks(2, "name=two", "data.micro_batch=2", *recipe).status == 0
@@ -91,7 +90,7 @@ def test_losses_are_those_of_one_device(letters: None) -> None:
         assert given == pytest.approx(losses["two"], abs=1e-6), name
 
 
-def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
+def test_evaluation_is_exact_on_any_number_of_devices(workplace):
     split = ["data.split=[0.6,0.3,0.1]", "trainer.precision=32-true"]
     assert run("name=trained", *split).status == 0
     same = [
@@ -115,7 +114,7 @@ def test_evaluation_is_exact_on_any_number_of_devices(workplace: Path) -> None:
         ), name
 
 
-def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
+def test_a_run_goes_on_with_any_devices(letters, sample):
     recipe = [
         *EXACT,
         "optim=adamw",
@@ -159,7 +158,7 @@ def test_a_run_goes_on_with_any_devices(letters: None, sample: Call) -> None:
     assert logged("cut") == pytest.approx(expected, abs=1e-6)
 
 
-def test_each_file_is_written_once(workplace: Path) -> None:
+def test_each_file_is_written_once(workplace):
     assert run_ranks(2, "name=a", "trainer.max_steps=10").status == 0
     files = sorted(path.name.partition(".")[0] for path in Path("runs/a").iterdir())
     once = " checkpoints config events events hparams overrides report summary train validation"

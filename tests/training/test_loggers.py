@@ -1,17 +1,12 @@
 import os
-from pathlib import Path
-
-import pytest
 
 from training.loggers import Curves
 
 
-def test_what_was_logged_is_on_the_disk_after_a_save(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_was_logged_is_on_the_disk_after_a_save(tmp_path, monkeypatch):
     synced = {}
 
-    def fsync(handle: int) -> None:
+    def fsync(handle):
         synced[os.fstat(handle).st_ino] = os.fstat(handle).st_size
 
     monkeypatch.setattr(os, "fsync", fsync)

@@ -16,7 +16,7 @@ from tests.training.choosing.test_choose import a_text
 from training import launch, machine
 from training.begin import compose_resumed
 from training.choosing import hardware, time_budget
-from training.choosing.choose import Choice, choose, with_constants
+from training.choosing.choose import choose, with_constants
 from training.choosing.time_budget import SHORT_TEXT
 from training.launch import _may_differ
 from training.machine import (
@@ -74,7 +74,7 @@ NOTES = {
 
 
 @pytest.fixture(params=MACHINES)
-def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def pretended(request, monkeypatch):
     """The name of a machine that this one pretends to be."""
     monkeypatch.setattr(machine, "look", lambda: MACHINES[request.param][0])
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
@@ -82,13 +82,13 @@ def pretended(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     return request.param
 
 
-def chosen(*arguments: str) -> tuple[Machine, Choice]:
+def chosen(*arguments):
     config = compose(["threads=1", *arguments])
     found = machine.find_machine(config, 1.0)
     return found, choose(config, a_text(SHORT_TEXT), found)
 
 
-def test_what_the_first_command_does_on_a_machine(pretended: str) -> None:
+def test_what_the_first_command_does_on_a_machine(pretended):
     _, device, precision, line = MACHINES[pretended]
     found, choice = chosen()
     assert (found.device, found.devices, found.local) == (device, 1, 1)
@@ -103,12 +103,12 @@ def test_what_the_first_command_does_on_a_machine(pretended: str) -> None:
 
 
 @pytest.mark.parametrize("name", NOTES)
-def test_a_gpu_that_is_asked_for_and_cannot_be_used_is_refused_with_the_reason(name: str) -> None:
+def test_a_gpu_that_is_asked_for_and_cannot_be_used_is_refused_with_the_reason(name):
     said = refusal(InputError, choose_accelerator, "gpu", MACHINES[name][0])
     assert said.startswith(f"trainer.accelerator=gpu: {NOTES[name]}")
 
 
-def test_apple_s_gpu_is_used_only_if_asked_for() -> None:
+def test_apple_s_gpu_is_used_only_if_asked_for():
     device, note = choose_accelerator("mps", MACHINES["a Mac"][0])
     assert device == "mps" and "untried" in note
     assert refusal(InputError, choose_accelerator, "mps", Hardware()).endswith(
@@ -121,9 +121,7 @@ def test_apple_s_gpu_is_used_only_if_asked_for() -> None:
     ((9, 0), ("sm_90a",), True), ((12, 1), CUDA_13, True), ((13, 0), CUDA_13, True), ((10, 3), ("sm_90",), False),
     ((9, 4), ("gfx942",), True),
 ])  # fmt: skip
-def test_which_gpus_a_build_has_kernels_for(
-    capability: tuple[int, int], architectures: tuple[str, ...], runs: bool
-) -> None:
+def test_which_gpus_a_build_has_kernels_for(capability, architectures, runs):
     assert has_kernels(capability, architectures) is runs
 
 
@@ -137,14 +135,14 @@ DEVICES: list[tuple[Any, str, int, Any]] = [
 
 
 @pytest.mark.parametrize(("devices", "device", "gpus", "expected"), DEVICES)
-def test_which_devices_a_run_uses(devices: Any, device: str, gpus: int, expected: Any) -> None:
+def test_which_devices_a_run_uses(devices, device, gpus, expected):
     if isinstance(expected, str):
         assert refusal(InputError, choose_devices, devices, device, gpus).startswith(expected)
     else:
         assert choose_devices(devices, device, gpus) == expected
 
 
-def test_each_rank_uses_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_rank_uses_its_own_gpu(monkeypatch):
     used = list[int]()
     monkeypatch.setattr(machine, "look", lambda: Hardware((H200,) * 4, **BUILT))
     monkeypatch.setattr(torch.cuda, "set_device", used.append)
@@ -162,7 +160,7 @@ def test_each_rank_uses_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     assert said == "torchrun or srun started 8 ranks here: this machine has 4 GPUs"
 
 
-def test_bf16_that_is_set_needs_a_gpu_that_has_it() -> None:
+def test_bf16_that_is_set_needs_a_gpu_that_has_it():
     said = refusal(InputError, hardware.choose_precision, "bf16-mixed", Machine("cuda", gpu=T4))
     assert "Tesla T4 has no bf16" in said and "'allow=[trainer.precision]'" in said
     assert hardware.choose_precision("bf16-mixed", Machine("cuda", gpu=H200)) == ("bf16-mixed", "")
@@ -181,9 +179,7 @@ COMPILED = {  # what a run on a GPU chooses, without minutes; a slower card save
 
 
 @pytest.mark.parametrize("kind", COMPILED)
-def test_a_gpu_compiles_if_that_saves_more_than_it_costs(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_gpu_compiles_if_that_saves_more_than_it_costs(kind, monkeypatch):
     gpu, arguments, expected = COMPILED[kind]
     monkeypatch.setattr(hardware, "available", lambda device: 1e15)
     monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
@@ -195,9 +191,7 @@ def test_a_gpu_compiles_if_that_saves_more_than_it_costs(
 
 
 @pytest.mark.parametrize(("minutes", "expected"), [(1, "false"), (10, "true")])
-def test_whether_minutes_on_a_gpu_are_compiled(
-    monkeypatch: pytest.MonkeyPatch, minutes: int, expected: str
-) -> None:
+def test_whether_minutes_on_a_gpu_are_compiled(monkeypatch, minutes, expected):
     monkeypatch.setattr(hardware, "available", lambda device: 1e15)
     monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
     monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.003)
@@ -207,20 +201,20 @@ def test_whether_minutes_on_a_gpu_are_compiled(
     assert found.config.compile == expected
 
 
-def test_compiled_code_is_known_by_its_device() -> None:
+def test_compiled_code_is_known_by_its_device():
     config = compose(["threads=1", "trainer.precision=32-true", "data.batch=8"])
     machines = [Machine("cpu"), Machine("cuda", gpu=T4), Machine("cuda", gpu=H200)]
     assert len({hardware.compiled_marker(config, each) for each in machines}) == 3
 
 
-def test_another_gpu_of_a_resumed_run_is_another_only_to_the_bit() -> None:
+def test_another_gpu_of_a_resumed_run_is_another_only_to_the_bit():
     a, b, cpu = (
         {"device": name} for name in ("cuda NVIDIA H200", "cuda Tesla T4", "cpu with AVX512")
     )
     assert is_other_gpu(a, b) and not is_other_gpu(a, a) and not is_other_gpu(a, cpu)
 
 
-def test_ranks_must_have_equal_gpus() -> None:
+def test_ranks_must_have_equal_gpus():
     assert not _may_differ("device", "cuda NVIDIA H200") and _may_differ("device", "cpu with AVX2")
     assert _may_differ("threads", 2) and not _may_differ("text", "a")
 
@@ -229,13 +223,11 @@ def test_ranks_must_have_equal_gpus() -> None:
     "MPS backend out of memory (MPS allocated: 1 GB)", "CUDA error: out of memory", "CUDA out of memory. Tried to",
     "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
 ])  # fmt: skip
-def test_memory_that_runs_out_is_recognised(message: str) -> None:
+def test_memory_that_runs_out_is_recognised(message):
     assert is_out_of_memory(RuntimeError(message)) and not is_out_of_memory(RuntimeError("a bug"))
 
 
-def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(monkeypatch):
     monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
     answer = subprocess.CompletedProcess([], 0, "550.54.15\n550.54.15\n")
     monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: answer)
@@ -245,18 +237,14 @@ def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(
 
 
 @pytest.mark.parametrize("number", ["2", "4"])
-def test_a_run_of_two_devices_can_be_resumed_by_any_number_of_ranks(
-    monkeypatch: pytest.MonkeyPatch, number: str
-) -> None:
+def test_a_run_of_two_devices_can_be_resumed_by_any_number_of_ranks(monkeypatch, number):
     for name, value in {"RANK": "0", "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}.items():
         monkeypatch.setenv(name, value)
     assert compose_resumed([], compose(["trainer.devices=2"])).trainer.devices == "auto"
 
 
 @pytest.mark.parametrize(("minutes", "number"), [(None, 1), (5.0, 3)])
-def test_without_a_time_limit_compiling_depends_on_no_clock(
-    minutes: float | None, number: int
-) -> None:
+def test_without_a_time_limit_compiling_depends_on_no_clock(minutes, number):
     config = with_constants(compose(["threads=1"]), "32-true", 1)
     config = replace(config, minutes=minutes)
     estimates = {
@@ -274,8 +262,6 @@ def test_without_a_time_limit_compiling_depends_on_no_clock(
     ],
     ids=["more than there are", "minutes"],
 )
-def test_devices_that_cannot_be_are_said_before_any_process_starts(
-    monkeypatch: pytest.MonkeyPatch, arguments: list[str], said: str
-) -> None:
+def test_devices_that_cannot_be_are_said_before_any_process_starts(monkeypatch, arguments, said):
     monkeypatch.setattr(launch, "look", lambda: Hardware((T4, T4), **BUILT))
     assert refusal(InputError, launch.check_launch, compose(arguments)).startswith(said)

@@ -45,13 +45,13 @@ SHAPES = [
 ]  # fmt: skip
 
 
-def settings(shape: str) -> list[str]:
+def settings(shape):
     return [*SET.split(), "model.dropout=0", "trainer.num_nodes=1", *shape.split()]
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss has another unit elsewhere")
-def test_the_estimate_is_near_the_peak_of_a_step() -> None:
+def test_the_estimate_is_near_the_peak_of_a_step():
     arguments = [json.dumps(list(map(settings, SHAPES))), str(ROOT)]
     printed = subprocess.run(
         [sys.executable, "-c", MEASURE, *arguments], capture_output=True, text=True, check=True
@@ -70,11 +70,11 @@ STATE = 16 * GPT(CONFIG.model, 11).num_parameters()
 ROW = memory.step_memory(CONFIG, 11, "cpu")
 
 
-def test_this_machine_has_memory() -> None:
+def test_this_machine_has_memory():
     assert 2**28 < memory.available("cpu") < 2**50
 
 
-def test_what_fits_is_not_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fits_is_not_refused(monkeypatch):
     monkeypatch.setattr(memory, "available", lambda _: memory.LOADED_BYTES + STATE + 8 * ROW)
     memory.check_memory(CONFIG, 11, CPU)
 
@@ -87,9 +87,7 @@ LOWER = "; lower model.dim=32, model.layers=2 or model.context=16"
     (STATE + 3 * ROW, "data.micro_batch=4", "; use data.micro_batch=2"),
     (STATE - 1, "seed=0", LOWER), (STATE + 0.5 * ROW, "seed=0", LOWER),
 ], ids=["7 rows", "3 rows", "no state", "half a row"])  # fmt: skip
-def test_what_cannot_fit_is_refused_with_the_setting_to_lower(
-    monkeypatch: pytest.MonkeyPatch, fits: float, change: str, advice: str
-) -> None:
+def test_what_cannot_fit_is_refused_with_the_setting_to_lower(monkeypatch, fits, change, advice):
     monkeypatch.setattr(memory, "available", lambda _: memory.LOADED_BYTES + fits)
     config = compose([*settings(""), change])
     assert refusal(InputError, memory.check_memory, config, 11, CPU).endswith(advice)

@@ -10,7 +10,7 @@ from conf.compose import read_config
 from conf.schema import PRECISIONS
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
-from tests.conftest import Call, last, summary
+from tests.conftest import last, summary
 from tests.faults import faults
 from tests.reference import losses
 from tests.test_score import figures, lines_of
@@ -26,12 +26,12 @@ STEPS = (
 
 @pytest.mark.slow
 def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_the_next(
-    train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    train, monkeypatch
+):
     fetch_losses = LitGPT.fetch_losses
     reads = list[list[int]]()
 
-    def fetching(module: LitGPT) -> None:
+    def fetching(module):
         steps = [step for step, _ in module.pending_losses]
         fetch_losses(module)
         if steps:
@@ -58,9 +58,7 @@ def test_nothing_is_read_between_logs_and_a_loss_that_is_no_number_is_found_at_t
 
 
 @pytest.mark.parametrize("precision", [each for each in PRECISIONS if each != "auto"])
-def test_the_last_validation_says_what_score_says(
-    precision: str, train: Call, score: Call
-) -> None:
+def test_the_last_validation_says_what_score_says(precision, train, score):
     steps = (
         "trainer.max_steps=12",
         "trainer.val_check_interval=12",
@@ -77,9 +75,7 @@ def test_the_last_validation_says_what_score_says(
 
 
 @pytest.mark.parametrize("kind, tokenizer", [("line", "char"), ("paragraph", "byte")])
-def test_a_list_is_evaluated_document_by_document(
-    kind: str, tokenizer: str, train: Call, score: Call
-) -> None:
+def test_a_list_is_evaluated_document_by_document(kind, tokenizer, train, score):
     """Validation, the end of a run and score.py say what one forward for each token says."""
     letters = "".join(np.random.default_rng(0).choice(list("abcé "), 4000))
     words = [

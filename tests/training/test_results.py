@@ -12,7 +12,7 @@ from gpt.checkpoint import load_checkpoint
 from gpt.inference.generate import generate
 from gpt.model_file import read
 from reports.card import card
-from tests.conftest import ROOT, Call, last, summary
+from tests.conftest import ROOT, last, summary
 from tests.reference.ngrams import longest_copy
 from training import results
 
@@ -20,7 +20,7 @@ STEPS = ("trainer.max_steps=12", "trainer.val_check_interval=6", "compile=false"
 MODELS = [Path(f"runs/a/checkpoints/{name}.safetensors") for name in ("last", "best")]
 
 
-def test_the_models_of_a_run_with_averages_are_the_averages(train: Call) -> None:
+def test_the_models_of_a_run_with_averages_are_the_averages(train):
     assert train("name=a", "callbacks=ema", "callbacks.ema.share=0.1", *STEPS).status == 0
     averaged, contents = read(MODELS[0]), last("a")
     for name, weight in averaged.state.items():
@@ -29,13 +29,13 @@ def test_the_models_of_a_run_with_averages_are_the_averages(train: Call) -> None
     assert MODELS[0].read_bytes() == MODELS[1].read_bytes()
 
 
-def test_what_samples_copy(train: Call) -> None:
+def test_what_samples_copy(train):
     ended = train("name=a", "watch.sample_length=40", *STEPS)
     text, record = open_text(DataConfig(path="book.txt"), 32), summary("a")["copies"]
     model, meta = load_checkpoint("a")
     given, trained = prompts(text), text.train.tolist()
 
-    def copied(begun: torch.Tensor) -> list[int]:
+    def copied(begun):
         rows = generate(model, begun, 40, temperature=0.9, seed=0)[:, given.shape[1] :].tolist()
         return [longest_copy(row, trained) for row in rows]
 
@@ -53,7 +53,7 @@ def test_what_samples_copy(train: Call) -> None:
     assert words in card(model, meta, MODELS[1])
 
 
-def test_what_a_run_writes_of_documents(train: Call) -> None:
+def test_what_a_run_writes_of_documents(train):
     Path("names.txt").write_text(
         "%".join(map("".join, itertools.permutations("ab\ncdef", 3))), encoding="utf-8"
     )
@@ -63,7 +63,7 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     assert "names.txt: 210 parts" in ended.out
     model, meta = load_checkpoint("a")
 
-    def written(length: int, seed: int) -> str:
+    def written(length, seed):
         tokens = generate(model, [0], length, temperature=0.9, seed=seed)[1:]
         text = "".join(meta["vocabulary"]["characters"][token] for token in tokens)
         assert "\x03" in text
@@ -82,7 +82,7 @@ def test_what_a_run_writes_of_documents(train: Call) -> None:
     assert f"```text\n{written(400, 0).strip(chr(10))}\n```" in card(model, meta, MODELS[1])
 
 
-def test_the_commit_of_the_code_is_known_where_there_is_one() -> None:
+def test_the_commit_of_the_code_is_known_where_there_is_one():
     head = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True
     ).stdout.strip()

@@ -1,7 +1,7 @@
 """Each setting that a resumed run may change is the one that it then uses."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copytree, rmtree
@@ -15,7 +15,7 @@ from torch.nn.utils import get_total_norm
 
 from conf.keys import CONF, KEYS, LAUNCH
 from gpt import attention
-from tests.conftest import Call, summary
+from tests.conftest import summary
 from tests.reference.optim import learning_rate
 from training.module import LitGPT
 
@@ -56,15 +56,15 @@ class Seen:
     detects_anomalies: bool = False
 
     @property
-    def text(self) -> Any:
+    def text(self):
         return self.trainer.datamodule.text  # type: ignore[attr-defined]
 
-    def group(self, by_muon: bool) -> dict[str, Any]:
+    def group(self, by_muon):
         (optimizer,) = self.trainer.optimizers
         # matrices, and the embeddings
         return next(group for group in optimizer.param_groups if group["muon"] == by_muon)
 
-    def callback(self, name: str) -> Any:
+    def callback(self, name):
         """The only callback whose class is called so."""
         (found,) = [
             callback
@@ -81,12 +81,12 @@ class Change:
     expected: Any
 
 
-def rates(seen: Seen) -> tuple[float, float]:
+def rates(seen):
     """Of AdamW and, with half of the blocks at each step at twice the rate, of Muon."""
     return seen.group(False)["lr"], seen.group(True)["lr"] / 2
 
 
-def cosine(seen: Seen) -> bool:
+def cosine(seen):
     config = seen.module.config.optim
     step = seen.trainer.max_steps - 1
     assert (config.schedule, config.min_lr) == ("cosine", 0.002)
@@ -94,11 +94,11 @@ def cosine(seen: Seen) -> bool:
     return rates(seen)[0] == pytest.approx(rate) and rate < 0.003
 
 
-def rows_from(split: str) -> Callable[[Seen], int]:
+def rows_from(split):
     return lambda seen: len(getattr(seen.text, split))
 
 
-def micro_batches(seen: Seen) -> bool:
+def micro_batches(seen):
     # `explicit_attention` runs once for each layer and micro-batch
     return seen.explicit_calls == len(seen.batches) * 2 * 6
 
@@ -199,11 +199,11 @@ ELSEWHERE = {
 }
 
 
-def decoded(seen: Seen) -> str:
+def decoded(seen):
     return seen.text.tokenizer.decode(seen.text.train)
 
 
-def test_every_setting_that_may_change_is_tried() -> None:
+def test_every_setting_that_may_change_is_tried():
     changeable = {
         key for key, option in KEYS.items() if option.on_resume != "fixed" and key not in LAUNCH
     }
@@ -220,7 +220,7 @@ def test_every_setting_that_may_change_is_tried() -> None:
 
 
 @pytest.fixture
-def as_before() -> Iterator[None]:
+def as_before():
     """Restores what a run sets for its whole process."""
     threads = torch.get_num_threads()
     benchmark = torch.backends.cudnn.benchmark
@@ -231,16 +231,16 @@ def as_before() -> Iterator[None]:
 
 
 @pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
+def runs(monkeypatch):
     """What each run of this process trains with, the newest last."""
-    seen: list[Seen] = []
+    seen = []
     step, gradients, explicit = (
         LitGPT.training_step,
         LitGPT.gradients,
         attention.explicit_attention,
     )
 
-    def watched_step(self: Any, batch: torch.Tensor, index: int) -> Any:
+    def watched_step(self, batch, index):
         if not seen or seen[-1].module is not self:
             weights = {name: weight.clone() for name, weight in self.state_dict().items()}
             seen.append(Seen(self.trainer, self, weights))
@@ -253,13 +253,13 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
         now.detects_anomalies = torch.is_anomaly_enabled()
         return step(self, batch, index)
 
-    def watched_gradients(self: Any, batch: torch.Tensor) -> Any:
+    def watched_gradients(self, batch):
         outcome = gradients(self, batch)
         norm = get_total_norm([parameter.grad for parameter in self.net.parameters()])
         seen[-1].clipped_norms.append(float(norm))
         return outcome
 
-    def watched_explicit(*given: Any) -> Any:
+    def watched_explicit(*given):
         if seen and seen[-1].module.net.training:
             seen[-1].explicit_calls += 1
         return explicit(*given)
@@ -271,7 +271,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> list[Seen]:
 
 
 @pytest.fixture(scope="module")
-def resumable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+def resumable(tmp_path_factory):
     """A directory with the texts, and the runs `text` and `field` once they are trained."""
     folder = tmp_path_factory.mktemp("resumable")
     for name, repeated in {"letters": 60, "same": 60, "other": 10, "other2": 20}.items():
@@ -285,14 +285,7 @@ def resumable(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("name", CHANGES)
-def test_a_changed_setting_is_used(
-    name: str,
-    runs: list[Seen],
-    resumable: Path,
-    train: Call,
-    workplace: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_changed_setting_is_used(name, runs, resumable, train, workplace, monkeypatch):
     monkeypatch.chdir(resumable)
     base, table = "text", list[str]()
     if name == FIELD:

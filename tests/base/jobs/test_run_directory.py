@@ -4,7 +4,6 @@ import subprocess
 import sys
 from pathlib import Path
 from threading import Timer
-from typing import Any
 
 import pytest
 from filelock import FileLock
@@ -12,14 +11,14 @@ from filelock import FileLock
 from base.errors import InputError
 from base.jobs.run_directory import Run, find
 from base.jobs.run_lock import in_use, lock, release
-from tests.conftest import Call, one_line, refusal
+from tests.conftest import one_line, refusal
 from tests.stores import make
 from training import run as training_run
 from training.begin import check_free, new_name, run_to_resume
 
 
 @pytest.fixture
-def runs(trained: Path) -> None:
+def runs(trained):
     """runs/first, which has finished, and what looks like a run but has not all of one."""
     files = "model/config.yaml model/checkpoints/best.safetensors ../elsewhere/config.yaml sweep/sweep.csv"
     make(
@@ -45,7 +44,7 @@ def runs(trained: Path) -> None:
         ("auto", "first/x", "runs/first is a run"),
     ],
 )
-def test_what_cannot_be_resumed(runs: None, resume: str, name: str | None, words: str) -> None:
+def test_what_cannot_be_resumed(runs, resume, name, words):
     assert words in refusal(InputError, run_to_resume, resume, name)
 
 
@@ -59,20 +58,20 @@ def test_what_cannot_be_resumed(runs: None, resume: str, name: str | None, words
         ("runs/first/checkpoints/last.ckpt", None, "runs/first"),
     ],
 )
-def test_what_can_be_resumed(runs: None, resume: str, name: str | None, run: str) -> None:
+def test_what_can_be_resumed(runs, resume, name, run):
     assert run_to_resume(resume, name) == Run(Path(run))
 
 
 @pytest.mark.parametrize("folder", ["elsewhere", "runs/begun"])
-def test_a_run_without_checkpoints_can_be_resumed(runs: None, folder: str) -> None:
+def test_a_run_without_checkpoints_can_be_resumed(runs, folder):
     assert run_to_resume(folder, None) in (Run(Path(folder)), Run(Path(folder).resolve()))
 
 
-def test_a_run_without_anything_is_begun_anew(runs: None) -> None:
+def test_a_run_without_anything_is_begun_anew(runs):
     assert not run_to_resume("auto", "bare").has_begun
 
 
-def test_the_newest_unfinished_run(runs: None) -> None:
+def test_the_newest_unfinished_run(runs):
     assert run_to_resume("auto", None) == Run(Path("runs/begun")), (
         "not runs/bare, nor what has finished"
     )
@@ -86,19 +85,17 @@ def test_the_newest_unfinished_run(runs: None) -> None:
         ("first", "name=first resume=auto continues"),
     ],
 )
-def test_names_that_are_not_free(runs: None, name: str, words: str) -> None:
+def test_names_that_are_not_free(runs, name, words):
     assert words in refusal(InputError, check_free, name, debug=False)
     of_preset = "another run has the name of this preset" if name == "first" else words
     assert of_preset in refusal(InputError, check_free, name, debug=True)
 
 
-def test_a_sweep_without_a_finished_trial_has_no_model(runs: None) -> None:
+def test_a_sweep_without_a_finished_trial_has_no_model(runs):
     assert "no trial of this sweep has finished" in refusal(InputError, find, "sweep", "model")
 
 
-def test_a_command_that_is_repeated_in_an_allocation_gets_another_name(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_command_that_is_repeated_in_an_allocation_gets_another_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLURM_JOB_ID", "6")
     first = new_name({})
@@ -108,7 +105,7 @@ def test_a_command_that_is_repeated_in_an_allocation_gets_another_name(
     assert new_name({}) == first  # a requeued job finds its run
 
 
-def test_processes_on_several_machines_need_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processes_on_several_machines_need_a_name(monkeypatch):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "4")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
@@ -116,7 +113,7 @@ def test_processes_on_several_machines_need_a_name(monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize("name", ["docs", "book", "last.ckpt"])
-def test_what_is_not_a_model_hides_no_run(trained: Path, name: str) -> None:
+def test_what_is_not_a_model_hides_no_run(trained, name):
     Path("docs").mkdir()
     Path("book").write_text("a text")
     run = Path("runs/first").rename(f"runs/{name}")
@@ -125,19 +122,19 @@ def test_what_is_not_a_model_hides_no_run(trained: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["first", "runs/first"])
-def test_the_name_of_a_run_is_that_of_a_folder_elsewhere(trained: Path, name: str) -> None:
+def test_the_name_of_a_run_is_that_of_a_folder_elsewhere(trained, name):
     make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
     assert find(name, "model") == trained
     assert run_to_resume(name, None) == Run(Path("runs/first"))
 
 
-def test_a_dot_leads_to_the_folder_elsewhere(trained: Path) -> None:
+def test_a_dot_leads_to_the_folder_elsewhere(trained):
     make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
     assert find("./first", "model") == Path("first/best.safetensors")
     assert run_to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
 
 
-def test_a_start_waits_for_a_process_that_only_looks(tmp_path: Path) -> None:
+def test_a_start_waits_for_a_process_that_only_looks(tmp_path):
     other = FileLock(tmp_path / ".lock", thread_local=False)
     other.acquire()
     assert in_use(tmp_path)
@@ -151,7 +148,7 @@ def test_a_start_waits_for_a_process_that_only_looks(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove a file that is open")
-def test_a_run_stays_locked_without_its_lock_file(tmp_path: Path) -> None:
+def test_a_run_stays_locked_without_its_lock_file(tmp_path):
     program = (
         "import sys, pathlib; from base.jobs.run_lock import lock; lock(pathlib.Path(sys.argv[1]))"
     )
@@ -170,12 +167,12 @@ def test_a_run_stays_locked_without_its_lock_file(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("resume", [["resume=auto"], []], ids=["resume=auto", "a new run"])
 def test_a_slow_start_overwrites_no_run_that_another_process_has_ended_meanwhile(
-    trained: Path, train: Call, monkeypatch: pytest.MonkeyPatch, resume: list[str]
-) -> None:
+    trained, train, monkeypatch, resume
+):
     Path("runs/first").rename("ended")
     find_machine = training_run.find_machine
 
-    def slow(*given: Any) -> Any:
+    def slow(*given):
         # the run has looked for runs/first, and not locked it
         shutil.copytree("ended", "runs/first")
         return find_machine(*given)

@@ -5,8 +5,7 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ from gpt.export.to_hf import WRAPPER, code, write
 from gpt.inference.generate import generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
-from tests.conftest import Call, needs
+from tests.conftest import needs
 from tests.model_files import about, write_model_file
 from tests.reference.models import MIXED, PLACES, fill, name, tiny
 
@@ -32,14 +31,14 @@ CONFIGS = [
 ]
 
 
-def written(path: Path, config: ModelConfig, vocabulary: dict[str, Any], **changes: Any) -> GPT:
+def written(path, config, vocabulary, **changes):
     path.mkdir()
     model = fill(GPT(config, tokenizer_from(vocabulary).size)).eval()
     write(model, about(config, vocabulary, **changes), path)
     return model
 
 
-def test_the_folder_is_complete(tmp_path: Path) -> None:
+def test_the_folder_is_complete(tmp_path):
     folder = tmp_path / "out"
     written(folder, tiny(), CHARACTERS)
     modules = "attention config errors model modeling_chargpt options positions".split()
@@ -76,7 +75,7 @@ Elsewhere = Callable[[str, Any], Any]
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
+def elsewhere(tmp_path_factory):
     """Runs programs in an empty folder, without this project and without a network."""
     needs("transformers", "tokenizers")
     place = tmp_path_factory.mktemp("elsewhere")
@@ -97,7 +96,7 @@ def elsewhere(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Elsewhere]:
         ) as process,
     ):
 
-        def ask(program: str, asked: Any) -> Any:
+        def ask(program, asked):
             print(json.dumps([program, asked]), file=process.stdin, flush=True)
             answer = process.stdout.readline()
             assert answer, complaints.read_text()
@@ -128,9 +127,7 @@ answer = {"logits": logits, "written": written, "encoded": encoded, "decoded": d
     ids=lambda value: name(value) if isinstance(value, ModelConfig) else value["kind"],
 )
 @torch.no_grad()
-def test_transformers_reads_and_writes_as_we_do(
-    config: ModelConfig, vocabulary: dict[str, Any], tmp_path: Path, elsewhere: Elsewhere
-) -> None:
+def test_transformers_reads_and_writes_as_we_do(config, vocabulary, tmp_path, elsewhere):
     rng = random.Random(0)
     tokenizer = tokenizer_from(vocabulary)
     model = written(tmp_path / "model", config, vocabulary)
@@ -176,7 +173,7 @@ answer = [losses, grown, same, padded, unknown, text]
 
 
 @pytest.mark.slow
-def test_transformers_trains_saves_and_refuses(tmp_path: Path, elsewhere: Elsewhere) -> None:
+def test_transformers_trains_saves_and_refuses(tmp_path, elsewhere):
     ours = written(tmp_path / "a", tiny(tied=True, context=40, dropout=0.0), CHARACTERS)
     written(tmp_path / "b", tiny(dropout=0.5, positions="learned"), CHARACTERS)
     losses, grown, same, padded, unknown, text = elsewhere(TRAINS, str(tmp_path))
@@ -218,14 +215,7 @@ answer = [texts, batch, special, spelled, piped, unprompted]
     [("\x03\nab", "paragraph", "\n\n"), ("\x03\nab", "file", "\x03"), (None, "line", "\n")],
     ids=["paragraphs", "files", "lines of bytes"],
 )
-def test_greedy_documents_are_those_of_sample(
-    characters: str | None,
-    kind: str,
-    end: str,
-    workplace: Path,
-    sample: Call,
-    elsewhere: Elsewhere,
-) -> None:
+def test_greedy_documents_are_those_of_sample(characters, kind, end, workplace, sample, elsewhere):
     vocabulary = {"kind": "char", "characters": characters} if characters else BYTES
     tokenizer = tokenizer_from(vocabulary)
     folder = workplace / "model"
@@ -236,7 +226,7 @@ def test_greedy_documents_are_those_of_sample(
     prompts = [""]
     for length in range(1, 5):
         prompts += map("".join, itertools.product("\nab", repeat=length))
-    arguments: list[str] = []
+    arguments = []
     for prompt in prompts[1:]:
         arguments += ["--prompt", prompt]
     settings = ["--json", "--num-chars", "40", "--temperature", "0"]

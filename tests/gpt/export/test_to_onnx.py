@@ -1,14 +1,12 @@
 import itertools
 import json
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
 from base.errors import InputError
-from gpt.config import ModelConfig
 from gpt.export.to_onnx import TOLERANCE, largest_difference, write
 from gpt.model import GPT
 from tests.conftest import ROOT, needs, refusal
@@ -25,7 +23,7 @@ CONFIGS = [
 ]  # fmt: skip
 
 
-def shapes(config: ModelConfig) -> list[tuple[int, int]]:
+def shapes(config):
     border = config.window or 3
     lengths = {
         length
@@ -35,7 +33,7 @@ def shapes(config: ModelConfig) -> list[tuple[int, int]]:
     return list(itertools.product((1, 2, 5), sorted(lengths)))
 
 
-def meta(model: GPT) -> dict:
+def meta(model):
     vocabulary = {"kind": "char", "characters": "abcdefghi\u00e9\U0001f600"}
     return {"model_config": vars(model.config), "vocabulary": vocabulary, "step": 17}
 
@@ -43,9 +41,7 @@ def meta(model: GPT) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
 @torch.no_grad()
-def test_logits_are_those_of_the_model(
-    config: ModelConfig, tmp_path: Path, capfd: pytest.CaptureFixture
-) -> None:
+def test_logits_are_those_of_the_model(config, tmp_path, capfd):
     needs("onnx", "onnxscript", "onnxruntime")
     import onnx
     import onnxruntime
@@ -82,10 +78,10 @@ DIFFERS = {
 
 @pytest.mark.parametrize("differs", DIFFERS.values(), ids=DIFFERS)
 @torch.no_grad()
-def test_a_difference_in_any_shape_is_refused(differs) -> None:
+def test_a_difference_in_any_shape_is_refused(differs):
     model = filled(tiny())
 
-    def difference(factor: float) -> float:
+    def difference(factor):
         return largest_difference(model, lambda x: model(x) * (factor if differs(*x.shape) else 1))
 
     share = 0.0 if differs is DIFFERS["nowhere"] else 0.5
@@ -95,7 +91,7 @@ def test_a_difference_in_any_shape_is_refused(differs) -> None:
             refusal(InputError, difference, factor)
 
 
-def test_what_one_file_cannot_hold_is_refused_before_the_work(tmp_path: Path) -> None:
+def test_what_one_file_cannot_hold_is_refused_before_the_work(tmp_path):
     needs("onnx", "onnxscript", "onnxruntime")
     with torch.device("meta"):
         large = GPT(tiny(dim=8192, heads=8, layers=1), 11)
@@ -104,7 +100,7 @@ def test_what_one_file_cannot_hold_is_refused_before_the_work(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("positions", ["rotary", "sinusoidal"])
-def test_a_small_file_with_a_huge_context_costs_little(tmp_path: Path, positions: str) -> None:
+def test_a_small_file_with_a_huge_context_costs_little(tmp_path, positions):
     needs("onnx", "onnxscript", "onnxruntime")
     model = filled(tiny(positions=positions, context=2**20))
     tracemalloc.start()

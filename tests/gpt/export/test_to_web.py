@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.config import ModelConfig
 from gpt.export.to_web import about, facts
 from gpt.export.to_web import write as write_page
-from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
 from tests.conftest import pages
 from tests.model_files import filled
@@ -50,7 +48,7 @@ WINDOWED_RENEWED = tiny(
 )
 
 
-def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT, Meta]:
+def make(config, characters=CHARACTERS):
     """A filled model, whose weights bf16 holds exactly, with what describes it; of bytes without `characters`."""
     char = {"kind": "char", "characters": "".join(sorted(set(characters or "")))}
     vocabulary = char if characters else {"kind": "byte"}
@@ -65,12 +63,10 @@ def make(config: ModelConfig, characters: str | None = CHARACTERS) -> tuple[GPT,
 
 
 @pytest.fixture
-def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
+def show(browser, tmp_path):
     with pages(browser) as open_file:
 
-        def open_page(
-            model: GPT, meta: Meta, *passages: Any, title: str | None = None, **options: Any
-        ) -> Any:
+        def open_page(model, meta, *passages, title=None, **options):
             write_page(model, meta, tmp_path / "model.html", *passages, title=title)
             page = open_file(
                 tmp_path / "model.html", ready="#clear:enabled", reduced_motion="reduce", **options
@@ -88,24 +84,24 @@ def show(browser: Any, tmp_path: Path) -> Iterator[Show]:
         yield open_page
 
 
-def fill(page: Any, **fields: Any) -> None:
+def fill(page, **fields):
     for key, value in fields.items():
         page.fill(f"#{key.replace('_', '-')}", str(value))
 
 
-def write(page: Any, prompt: str, **settings: Any) -> str:
+def write(page, prompt, **settings):
     fill(page, prompt=prompt, **settings)
     page.click("#generate")
     return written(page)
 
 
-def written(page: Any) -> str:
+def written(page):
     """The text once it is written: the page then says how fast that was, and nothing from Generate on until then."""
     until(page, "document.querySelector('#status').textContent.endsWith(' a second')")
     return page.text_content("#text")
 
 
-def until(page: Any, condition: str) -> None:
+def until(page, condition):
     """Wait; the browser's own way to wait for a condition is code that the page does not let run."""
     for _ in range(3000):
         if page.evaluate(condition):
@@ -114,7 +110,7 @@ def until(page: Any, condition: str) -> None:
     raise AssertionError(condition)
 
 
-def read(model: GPT, tokens: list[int]) -> tuple[np.ndarray, int, np.ndarray]:
+def read(model, tokens):
     """By NumPy: logits (T, V) after each token, where the last window begins, attention in it, (layers, H, n, n)."""
     # that of torch in fp32
     logits, start, seen = naive.text(model.state_dict(), model.config, tokens, eps=2**-23)
@@ -132,7 +128,7 @@ LOGITS = """([config, vocabulary, weights, tokens]) => {
 }"""
 
 
-def test_logits_are_those_of_the_model(show: Show) -> None:
+def test_logits_are_those_of_the_model(show):
     sizes = [(None, 1), (None, 2), (1, 1), (2, 5), (5, 5), (2, 7), (3, 9)]
     configs = SOME + PLACES[-4:] + [
         tiny(
@@ -156,7 +152,7 @@ def test_logits_are_those_of_the_model(show: Show) -> None:
         )
 
 
-def test_weights_in_two_bytes(show: Show) -> None:
+def test_weights_in_two_bytes(show):
     """An odd number of weights, some of them halfway between two numbers of bf16."""
     model, meta = make(tiny(dim=15, heads=3, positions="none"))
     for each in model.parameters():
@@ -172,7 +168,7 @@ def test_weights_in_two_bytes(show: Show) -> None:
 
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED], ids=name)
-def test_greedy_text_is_that_of_the_model(show: Show, config: ModelConfig) -> None:
+def test_greedy_text_is_that_of_the_model(show, config):
     """Within the context and far beyond it; an empty prompt is a line break, which is not part of the text."""
     model, meta = make(config)
     tokenizer, page = tokenizer_from(meta["vocabulary"]), show(model, meta)
@@ -187,7 +183,7 @@ def test_greedy_text_is_that_of_the_model(show: Show, config: ModelConfig) -> No
         assert "".join(page.locator("#text .prompt").all_text_contents()) == prompt
 
 
-def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
+def test_characters_are_drawn_by_their_probabilities(show):
     model, meta = make(tiny(context=1))
     page = show(model, meta)
     with torch.no_grad():
@@ -205,7 +201,7 @@ def test_characters_are_drawn_by_their_probabilities(show: Show) -> None:
         assert (np.abs(counted - expected) <= 5 * np.sqrt(expected) + 1).all()
 
 
-def test_a_seed_is_a_text_in_one_go_or_in_several(show: Show) -> None:
+def test_a_seed_is_a_text_in_one_go_or_in_several(show):
     page = show(*make(SLIDING))
     whole = write(page, "abc", length=60, seed=3)
     assert write(page, "abc", length=20, seed=3) == whole[:23]
@@ -219,7 +215,7 @@ def test_a_seed_is_a_text_in_one_go_or_in_several(show: Show) -> None:
     assert written(page) != whole[:23] and page.input_value("#seed") != "3"
 
 
-def test_a_text_can_be_stopped_by_a_click_or_another_prompt(show: Show) -> None:
+def test_a_text_can_be_stopped_by_a_click_or_another_prompt(show):
     page = show(*make(SLIDING))
     for click in (True, False):
         fill(page, prompt="bad", length=100000)
@@ -237,7 +233,7 @@ def test_a_text_can_be_stopped_by_a_click_or_another_prompt(show: Show) -> None:
 
 
 @pytest.mark.parametrize("end", ["\n\n", "\x03"])
-def test_documents_begin_after_a_hidden_end_mark_and_end_visibly(show: Show, end: str) -> None:
+def test_documents_begin_after_a_hidden_end_mark_and_end_visibly(show, end):
     model, meta = make(SLIDING, CHARACTERS + "\x03")
     page = show(model, meta | {"documents": {"kind": "line", "end": end, "name": ""}})
     tokenizer = tokenizer_from(meta["vocabulary"])
@@ -254,7 +250,7 @@ def test_documents_begin_after_a_hidden_end_mark_and_end_visibly(show: Show, end
         assert all(width > 200 and height == 1 for width, height in ends)
 
 
-def test_bytes_are_written_and_shown_as_characters(show: Show) -> None:
+def test_bytes_are_written_and_shown_as_characters(show):
     model, meta = make(tiny(token_shift=True), None)
     page = show(model, meta)
     prompt = "\ufeffἄειδε 😀 né"
@@ -272,7 +268,7 @@ BARS = """all => all.map(({ children: [name, bar, share] }) => [
 ])"""
 
 
-def test_bars_are_the_probabilities(show: Show) -> None:
+def test_bars_are_the_probabilities(show):
     model, meta = make(SLIDING, CHARACTERS + "\t\u0301\u00adxyzw")
     tokenizer = tokenizer_from(meta["vocabulary"])
     called = {
@@ -310,7 +306,7 @@ SHADES = "[...document.querySelectorAll('#text i')].map((i) => Number(i.style.ge
 
 
 @pytest.mark.parametrize("config", [SLIDING, RENEWED, WINDOWED, WINDOWED_RENEWED], ids=name)
-def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None:
+def test_attention_is_that_of_the_model(show, config):
     model, meta = make(config)
     page, tokenizer = show(model, meta), tokenizer_from(meta["vocabulary"])
     page.fill("#prompt", "bad")
@@ -333,7 +329,7 @@ def test_attention_is_that_of_the_model(show: Show, config: ModelConfig) -> None
                 assert float(percent) == pytest.approx(100 * row.max(), abs=0.051) and sign == "%"
 
 
-def test_attention_that_the_page_has_forgotten_is_not_invented(show: Show) -> None:
+def test_attention_that_the_page_has_forgotten_is_not_invented(show):
     """Of the last characters, those that attention sees, it is always known."""
     page = show(*make(WINDOWED))
     text = write(page, "bad", length=62, temperature=2)
@@ -342,7 +338,7 @@ def test_attention_that_the_page_has_forgotten_is_not_invented(show: Show) -> No
     assert places == sorted(places) and WINDOWED.window <= sum(places) < len(text)
 
 
-def test_arrow_keys_choose_the_character_whose_attention_is_shown(show: Show) -> None:
+def test_arrow_keys_choose_the_character_whose_attention_is_shown(show):
     page = show(*make(SLIDING))
     page.fill("#prompt", "bad")
     page.focus("#text")
@@ -352,9 +348,7 @@ def test_arrow_keys_choose_the_character_whose_attention_is_shown(show: Show) ->
         assert page.text_content("#text .looked") == character
 
 
-def test_unknown_characters_are_named_and_left_out_but_a_canonically_equal_one_is_taken(
-    show: Show,
-) -> None:
+def test_unknown_characters_are_named_and_left_out_but_a_canonically_equal_one_is_taken(show):
     page = show(*make(SLIDING, "badéóe\u0301 "))
     page.fill("#prompt", "o\u0301 e\u0301")
     assert not page.is_visible("#unknown") and page.text_content("#text") == "ó e\u0301"
@@ -364,7 +358,7 @@ def test_unknown_characters_are_named_and_left_out_but_a_canonically_equal_one_i
     assert page.text_content("#text") == "bad"
 
 
-def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
+def test_names_and_vocabularies_that_look_like_html(show):
     model, meta = make(tiny(), "</script><!--&\"'\\`$\u2028\u2029\x00{}]\n")
     markup = "</script /><!--<script ></script><script>window.harm = 1</script><img src=x onerror=harm()>"
     meta["text"] = f"{markup}&amp; ${{style}} $style {{{{style}}}}"
@@ -378,9 +372,7 @@ def test_names_and_vocabularies_that_look_like_html(show: Show) -> None:
 
 
 @pytest.mark.parametrize("kind", ["model", "report", "score"])
-def test_nothing_but_its_own_script_and_style(
-    kind: str, browser: Any, workplace: Path, score: Callable[..., Any]
-) -> None:
+def test_nothing_but_its_own_script_and_style(kind, browser, workplace, score):
     if kind == "model":
         write_page(*make(tiny()), Path("page.html"))
     elif kind == "report":
@@ -413,7 +405,7 @@ def test_nothing_but_its_own_script_and_style(
     page.context.close()
 
 
-def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
+def test_all_text_is_legible_on_a_phone_too(show):
     page = show(*make(SLIDING))
     write(page, "é bad\nZ", length=300)
     darken = "all => all.forEach(each => each.style.setProperty('--share', 1))"
@@ -425,7 +417,7 @@ def test_all_text_is_legible_on_a_phone_too(show: Show) -> None:
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_on_first_sight_a_text_is_being_written(browser: Any, tmp_path: Path) -> None:
+def test_on_first_sight_a_text_is_being_written(browser, tmp_path):
     write_page(*make(SLIDING), tmp_path / "model.html")
     with pages(browser) as open_file:
         page = open_file(tmp_path / "model.html", ready="#clear:enabled")
@@ -435,11 +427,11 @@ def test_on_first_sight_a_text_is_being_written(browser: Any, tmp_path: Path) ->
         assert page.text_content("#status") == "Written by this model, seed 1"
 
 
-def passage(seed: int) -> str:
+def passage(seed):
     return "".join(np.random.default_rng(seed).choice(list(CHARACTERS), 200))
 
 
-def test_the_game_is_played_to_its_end(show: Show) -> None:
+def test_the_game_is_played_to_its_end(show):
     """On a phone, by its keyboard and by the buttons; of documents, the model reads their end mark first."""
     end = "\n\n"
     model, meta = make(SLIDING)
@@ -503,13 +495,13 @@ def test_the_game_is_played_to_its_end(show: Show) -> None:
 
 
 @pytest.mark.parametrize(("why", "characters"), [("byte", None), ("no passage", CHARACTERS)])
-def test_why_there_is_no_game(show: Show, why: str, characters: str | None) -> None:
+def test_why_there_is_no_game(show, why, characters):
     page = show(*make(tiny(), characters), [])
     said = page.inner_text("#game")
     assert "no game" in said and why in said
 
 
-def test_without_a_text_there_is_no_game_and_a_title_is_shown_as_it_is(show: Show) -> None:
+def test_without_a_text_there_is_no_game_and_a_title_is_shown_as_it_is(show):
     page = show(*make(tiny()), title="My <words>")
     assert not page.is_visible("#game") and not page.is_visible("#to-game")
     assert page.inner_text("h1") == "My <words>" and page.title() == "My <words> · chargpt"

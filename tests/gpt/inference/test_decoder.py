@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import gpt.inference.decoder
-from gpt.config import ModelConfig
 from gpt.inference.decoder import Decoder, gelu
 from gpt.inference.weights import Weights
 from gpt.model import GPT
@@ -43,38 +42,38 @@ EACH = pytest.mark.parametrize(
 
 
 @pytest.fixture(autouse=True)
-def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_pieces(monkeypatch):
     """Texts are read two tokens at a time, and caches grow by two slots: no text here is as long as 256."""
     monkeypatch.setattr(gpt.inference.decoder, "CHUNK", 2)
     monkeypatch.setattr(gpt.inference.decoder, "SPARE", 2)
 
 
-def build(config: ModelConfig) -> GPT:
+def build(config):
     return fill(GPT(config, V)).double().eval()
 
 
-def weights(config: ModelConfig, tensors: bool = False) -> Weights:
+def weights(config, tensors=False):
     state = build(config).state_dict()
     return Weights(
         config, state if tensors else {key: value.numpy() for key, value in state.items()}
     )
 
 
-def text(config: ModelConfig, seed: int = 3) -> np.ndarray:
+def text(config, seed=3):
     return np.random.default_rng(seed).integers(0, V, 10 * config.context + 3)
 
 
 @cache
-def expected(config: ModelConfig, seed: int = 3) -> np.ndarray:
+def expected(config, seed=3):
     """Logits after every token of `text`: (n, V)."""
     return reference.text(build(config).state_dict(), config, text(config, seed))[0]
 
 
-def same(result: np.ndarray, wanted: np.ndarray) -> None:
+def same(result, wanted):
     np.testing.assert_allclose(result, wanted, rtol=1e-10, atol=1e-10)
 
 
-def check(config: ModelConfig, tensors: bool = False) -> None:
+def check(config, tensors=False):
     T, tokens, wanted = config.context, text(config), expected(config)
     for prompt in sorted({0, 1, T // 2, T - 1, T, T + 1, 2 * T, 5 * T + 2}):
         decoder = Decoder(weights(config, tensors))
@@ -85,17 +84,17 @@ def check(config: ModelConfig, tensors: bool = False) -> None:
 
 
 @EACH
-def test_every_place_equals_one_forward_pass(config: ModelConfig) -> None:
+def test_every_place_equals_one_forward_pass(config):
     check(config)
 
 
 @pytest.mark.parametrize("config", CONFIGS[1::8], ids=name)
-def test_every_place_equals_one_forward_pass_by_torch(config: ModelConfig) -> None:
+def test_every_place_equals_one_forward_pass_by_torch(config):
     check(config, tensors=True)
 
 
 @EACH
-def test_texts_of_different_lengths_side_by_side(config: ModelConfig) -> None:
+def test_texts_of_different_lengths_side_by_side(config):
     T = config.context
     lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
     texts = [text(config, seed) for seed in range(len(lengths))]
@@ -122,7 +121,7 @@ def test_texts_of_different_lengths_side_by_side(config: ModelConfig) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
-def test_a_long_prompt_is_read_from_where_it_matters(config: ModelConfig) -> None:
+def test_a_long_prompt_is_read_from_where_it_matters(config):
     tokens, wanted, ready = text(config), expected(config), weights(config)
     reach = config.layers * (config.attention_window + config.conv_taps - 1) + 2
     held = config.context if config.absolute else reach
@@ -133,9 +132,7 @@ def test_a_long_prompt_is_read_from_where_it_matters(config: ModelConfig) -> Non
 
 
 @pytest.mark.parametrize("config", [CONFIGS[-1], CONFIGS[0]], ids=name)
-def test_a_long_text_is_read_in_pieces_that_fit(
-    config: ModelConfig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_long_text_is_read_in_pieces_that_fit(config, monkeypatch):
     most = 2 * config.heads * config.context * 3
     monkeypatch.setattr(gpt.inference.decoder, "MAX_SCORES", most)
     same(Decoder(weights(config)).read(text(config)[None])[0], expected(config))
@@ -144,14 +141,14 @@ def test_a_long_text_is_read_in_pieces_that_fit(
 @pytest.mark.parametrize(
     ("qk_norm", "scale"), [(True, 0), (False, 100)], ids=["queries of zeros", "large scores"]
 )
-def test_extremes_stay_finite(qk_norm: bool, scale: float) -> None:
+def test_extremes_stay_finite(qk_norm, scale):
     """QK-norm divides zeros by its epsilon; without it, exponentials of scores would overflow."""
     config = tiny(qk_norm=qk_norm)
     state = {key: scale * value.numpy() for key, value in build(config).state_dict().items()}
     assert np.isfinite(Decoder(Weights(config, state)).read(text(config)[None])).all()
 
 
-def test_gelu_is_that_of_torch() -> None:
+def test_gelu_is_that_of_torch():
     x = np.concatenate([np.linspace(-40, 40, 100_001), [0.0, -0.0, 9.0, -9.0, 1e30, -1e30]])
     wanted = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(gelu(x), wanted, rtol=1e-12, atol=1e-13)

@@ -1,5 +1,4 @@
 import time
-from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
@@ -23,9 +22,7 @@ from tests.reference.models import normal, tiny
 @pytest.mark.parametrize("top_k", [None, 1, 3, 1000])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])
-def test_probabilities_equal_loops(
-    temperature: float, top_k: int | None, top_p: float, min_p: float
-) -> None:
+def test_probabilities_equal_loops(temperature, top_k, top_p, min_p):
     rules = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     logits = 3 * normal(4, 7).numpy()
     kept = logits.copy()
@@ -36,7 +33,7 @@ def test_probabilities_equal_loops(
 
 
 @pytest.mark.parametrize("top_k", [1, 2, 3])
-def test_of_ties_no_more_than_top_k_are_left(top_k: int) -> None:
+def test_of_ties_no_more_than_top_k_are_left(top_k):
     """An untrained head is all zeros: top_k=1 is still greedy."""
     result = probabilities(np.zeros((2, 5)), SamplingParams(top_k=top_k))
     assert ((result > 0).sum(-1) == top_k).all()
@@ -45,20 +42,20 @@ def test_of_ties_no_more_than_top_k_are_left(top_k: int) -> None:
 
 @pytest.mark.parametrize("temperature", [1e-3, 1e-38, 1e-307])
 @pytest.mark.parametrize("top_k", [None, 3])
-def test_a_temperature_near_zero_is_greedy(temperature: float, top_k: int | None) -> None:
+def test_a_temperature_near_zero_is_greedy(temperature, top_k):
     logits = 50 * normal(4, 7).numpy()
     result = probabilities(logits, SamplingParams(temperature=temperature, top_k=top_k))
     greedy = probabilities(logits, SamplingParams(temperature=0.0))
     np.testing.assert_allclose(result, greedy, atol=1e-12)
 
 
-def test_a_random_number_chooses_a_token_that_has_a_probability() -> None:
+def test_a_random_number_chooses_a_token_that_has_a_probability():
     numbers = np.array([0.0, 0.2499, 0.25, np.nextafter(1, 0)])
     shares = np.tile([0.0, 0.25, 0.75, 0.0], (4, 1))
     assert sample_tokens(shares, numbers).tolist() == [1, 1, 2, 2]
 
 
-def test_seed_decides() -> None:
+def test_seed_decides():
     """Row i is drawn by the seed + i, as it would be alone; a shorter text is the beginning of a longer one."""
     model, prompt = build(tiny()).double(), torch.tensor([[1, 2, 3]])
     rows = generate(model, prompt.expand(20, 3), 40, seed=5)
@@ -76,13 +73,11 @@ def test_seed_decides() -> None:
 @pytest.mark.parametrize("rows", [1, 7, 8, 16, 200])
 @pytest.mark.parametrize("most", [64, 10])
 @pytest.mark.parametrize("threads", ["1", "2"])
-def test_many_texts_are_done_in_parts(
-    rows: int, most: int, threads: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_many_texts_are_done_in_parts(rows, most, threads, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", threads)
     monkeypatch.setattr("gpt.inference.generate.MAX_ROWS", most)
 
-    def write(part: slice) -> Iterator[list[int]]:
+    def write(part):
         yield []
         yield list(range(part.start, part.stop))
 
@@ -91,9 +86,7 @@ def test_many_texts_are_done_in_parts(
 
 
 @pytest.mark.parametrize(("library", "most"), [("numpy", 2), ("torch", 1)])
-def test_only_numpy_runs_in_several_threads(
-    library: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_only_numpy_runs_in_several_threads(library, most, monkeypatch):
     """Torch on a CPU stands for MPS, which is not CUDA, either."""
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     monkeypatch.setattr("gpt.inference.generate.MAX_ROWS", 10)
@@ -101,10 +94,10 @@ def test_only_numpy_runs_in_several_threads(
     weights = weights_of(model)
     if library == "torch":
         weights = Weights(model.config, model.state_dict())
-    running: list[int] = []
-    counts: list[int] = []
+    running = []
+    counts = []
 
-    def write(part: slice) -> Iterator[list[int]]:
+    def write(part):
         running.append(part.start)
         time.sleep(0.2)  # the other part begins meanwhile, if there is a thread for it
         counts.append(len(running))
@@ -115,7 +108,7 @@ def test_only_numpy_runs_in_several_threads(
     assert max(counts) == most
 
 
-def test_model_prompt_and_random_state_are_left_as_they_were() -> None:
+def test_model_prompt_and_random_state_are_left_as_they_were():
     model = build(tiny(dropout=0.5))
     prompt = torch.tensor([[1, 2, 3]])
     weights = {key: value.clone() for key, value in model.state_dict().items()}
@@ -136,7 +129,7 @@ def test_model_prompt_and_random_state_are_left_as_they_were() -> None:
     [torch.tensor([1, 2, 3]), np.array([1, 2, 3]), [1, 2, 3]],
     ids=["tensor", "array", "list"],
 )
-def test_a_text_begins_with_its_prompt_and_has_its_shape(given: Sequence[int]) -> None:
+def test_a_text_begins_with_its_prompt_and_has_its_shape(given):
     model = build(tiny())
     prompts = torch.tensor([[1, 2, 3]])
     texts = generate(model, prompts, 30, seed=1)
@@ -159,8 +152,6 @@ def test_a_text_begins_with_its_prompt_and_has_its_shape(given: Sequence[int]) -
         ([], 3, {}, "prompt"),
     ],
 )
-def test_wrong_arguments_are_named(
-    tokens: list, count: int, options: dict[str, float], named: str
-) -> None:
+def test_wrong_arguments_are_named(tokens, count, options, named):
     given = torch.tensor(tokens).long()
     assert named in refusal(ValueError, generate, build(tiny()), given, count, **options)

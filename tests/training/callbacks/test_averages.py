@@ -9,7 +9,7 @@ from training.callbacks.averages import MovingAverage
 LAST_TWENTIETH = 20  # 1 / share
 
 
-def averaged(share: float, trajectory: torch.Tensor) -> float:
+def averaged(share, trajectory):
     """The average of a model of one weight that has these values after its steps, (steps,) float64."""
     model = torch.nn.Linear(1, 1, bias=False).double()
     callback = MovingAverage(share)
@@ -22,7 +22,7 @@ def averaged(share: float, trajectory: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("steps", [1, 2, 30, 230, 1500])
-def test_the_average_is_over_a_share_of_the_steps_so_far(steps: int) -> None:
+def test_the_average_is_over_a_share_of_the_steps_so_far(steps):
     trajectory = torch.randn(steps, generator=torch.Generator().manual_seed(0)).double()
     # A power law: the value of step t counts as t (t + 1) ... (t + 18).
     powers = [

@@ -8,7 +8,7 @@ from data.config import DataConfig
 from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import read
-from tests.conftest import Call, last, summary
+from tests.conftest import last, summary
 from tests.model_files import nats_of
 from tests.test_score import figures
 from training.callbacks import checkpoints
@@ -19,9 +19,7 @@ AVERAGED = ["callbacks.ema.share=0.1", "trainer.max_steps=20"]
 FILES = Path("runs/a/checkpoints")
 
 
-def test_the_best_model_stays_that_of_the_lowest_loss(
-    trained: Path, train: Call, score: Call
-) -> None:
+def test_the_best_model_stays_that_of_the_lowest_loss(trained, train, score):
     best = trained.read_bytes()
     rates = [
         "optim.lr=1",
@@ -43,19 +41,17 @@ def test_the_best_model_stays_that_of_the_lowest_loss(
     assert scored[0] == pytest.approx(lowest, abs=2e-6)
 
 
-def test_a_run_saves_after_a_minute_and_then_every_five(
-    train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_saves_after_a_minute_and_then_every_five(train, monkeypatch):
     """By a clock on which a step takes ten seconds."""
     clock = SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     step, save = LitGPT.training_step, Checkpoints.save
     saved = []
 
-    def slow_step(module: LitGPT, *given: object) -> object:
+    def slow_step(module, *given):
         clock.now += 10
         return step(module, *given)
 
-    def noted_save(callback: Checkpoints, trainer: object) -> None:
+    def noted_save(callback, trainer):
         saved.append(trainer.global_step)
         save(callback, trainer)
 
@@ -67,9 +63,7 @@ def test_a_run_saves_after_a_minute_and_then_every_five(
 
 
 @pytest.mark.parametrize("callbacks", ["snapshots", "[snapshots,ema]"])
-def test_each_validation_leaves_what_it_evaluated(
-    callbacks: str, train: Call, sample: Call
-) -> None:
+def test_each_validation_leaves_what_it_evaluated(callbacks, train, sample):
     averaged = AVERAGED if "ema" in callbacks else AVERAGED[1:]
     assert train("name=a", f"callbacks={callbacks}", *averaged).status == 0
     assert sorted(path.name for path in FILES.glob("step-*")) == [
@@ -90,7 +84,7 @@ def test_each_validation_leaves_what_it_evaluated(
     assert sample(str(FILES / "step-10.safetensors"), "--num-chars", "5").status == 0
 
 
-def test_a_validation_before_the_first_step_leaves_nothing(trained: Path, train: Call) -> None:
+def test_a_validation_before_the_first_step_leaves_nothing(trained, train):
     assert (
         train("name=a", "callbacks=snapshots", "init_from=first", "trainer.max_steps=10").status
         == 0

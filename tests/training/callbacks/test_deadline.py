@@ -6,7 +6,6 @@ import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import lightning as L
 import pytest
@@ -17,7 +16,7 @@ from conf.compose import read_config
 from conf.keys import FOLDERS
 from reports.card import repeating
 from reports.history import History
-from tests.conftest import Call, assert_same_weights, last, summary
+from tests.conftest import assert_same_weights, last, summary
 from tests.faults import faults
 from tests.faults.processes import run
 from training.callbacks import deadline
@@ -28,14 +27,7 @@ from training.machine import Machine
 class Clock:
     """Steps of a pretended run, by a clock of its own."""
 
-    def __init__(
-        self,
-        monkeypatch: pytest.MonkeyPatch,
-        minutes: float,
-        cooldown: float,
-        steps_needed: int = 10**9,
-        evaluated: int = 900,
-    ) -> None:
+    def __init__(self, monkeypatch, minutes, cooldown, steps_needed=10**9, evaluated=900):
         self.now = 0.0
         # the last validation, and the evaluation unless it is the same
         self.tokens_at_end = 100 + evaluated if evaluated > 100 else 100
@@ -47,7 +39,7 @@ class Clock:
             SimpleNamespace(cooldown=cooldown),
         )
         config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
-        self.lightning_module: Any = SimpleNamespace(
+        self.lightning_module = SimpleNamespace(
             config=config, machine=Machine("cpu", import_seconds=0.0), history=History()
         )
         monkeypatch.setattr(processes, "BEGAN", 0.0)
@@ -63,9 +55,9 @@ class Clock:
         self.datamodule, self.fit_loop = data, loop
         self.seconds_per_token = 0.002
 
-    def train(self, seconds_of: Any) -> float:
+    def train(self, seconds_of):
         """Take all steps, `seconds_of` a step each, and validate as Lightning does; return when the run has ended."""
-        module: Any = SimpleNamespace(asynchronous=False, history=History())
+        module = SimpleNamespace(asynchronous=False, history=History())
         while self.global_step != self.max_steps:
             self.callback.on_train_batch_start()
             self.now += seconds_of(self)
@@ -85,9 +77,7 @@ class Clock:
     ("cooldown", "tolerance", "evaluated"),
     [(0.5, 5, 900), (0.5, 5, 4900), (0.5, 5, 100), (0.2, 5, 900), (0.0, 5, 900), (1.0, OFF * 600, 900)],
 )  # fmt: skip
-def test_the_steps_are_chosen_once_and_fill_the_time(
-    monkeypatch: pytest.MonkeyPatch, cooldown: float, tolerance: float, evaluated: int
-) -> None:
+def test_the_steps_are_chosen_once_and_fill_the_time(monkeypatch, cooldown, tolerance, evaluated):
     clock = Clock(monkeypatch, 1.0, cooldown, evaluated=evaluated)
     assert 57 < clock.train(lambda _: 0.1) <= 60.5
     (steps,) = clock.chosen
@@ -100,8 +90,8 @@ def test_the_steps_are_chosen_once_and_fill_the_time(
     (1, 0.1, 12), (10, 0.1, 12), (30, 0.1, 30), (100, 0.1, 40), (1, 0.001, 12), (0.5, 0.1, 6),
 ])  # fmt: skip
 def test_validations_are_as_many_as_five_percent_of_the_time_allows(
-    minutes: float, step_seconds: float, expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    minutes, step_seconds, expected, monkeypatch
+):
     clock = Clock(monkeypatch, minutes, 0.5)
     clock.train(lambda _: step_seconds)
     (steps,) = clock.chosen
@@ -116,9 +106,7 @@ def test_validations_are_as_many_as_five_percent_of_the_time_allows(
 @pytest.mark.parametrize(
     ("steps_needed", "steps"), [(400, 400), (10, 2 * TIMED_STEPS + 2)], ids=["usual", "few"]
 )
-def test_a_run_ends_when_the_text_is_learned(
-    monkeypatch: pytest.MonkeyPatch, steps_needed: int, steps: int
-) -> None:
+def test_a_run_ends_when_the_text_is_learned(monkeypatch, steps_needed, steps):
     clock = Clock(monkeypatch, 1.0, 0.5, steps_needed)
     clock.train(lambda _: 0.1)
     assert clock.chosen == [steps] and clock.global_step == steps
@@ -126,7 +114,7 @@ def test_a_run_ends_when_the_text_is_learned(
     assert len(clock.validated) == pytest.approx(most, abs=3)
 
 
-def test_a_text_that_is_not_learned_in_time_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_text_that_is_not_learned_in_time_ends_with_it(monkeypatch):
     slower = Clock(monkeypatch, 1.0, 0.5, steps_needed=400)
     assert slower.train(lambda _: 0.2) < 61 and slower.global_step < 400
 
@@ -134,21 +122,17 @@ def test_a_text_that_is_not_learned_in_time_ends_with_it(monkeypatch: pytest.Mon
 @pytest.mark.parametrize("begins", [12, 27, 33, 48])
 @pytest.mark.parametrize("before", [0.1, 0.2])
 @pytest.mark.parametrize("after", [0.1, 0.104, 0.2])
-def test_a_machine_that_becomes_slower_or_faster(
-    monkeypatch: pytest.MonkeyPatch, begins: float, before: float, after: float
-) -> None:
+def test_a_machine_that_becomes_slower_or_faster(monkeypatch, begins, before, after):
     clock = Clock(monkeypatch, 1.0, 0.5)
     ended = clock.train(lambda clock: after if clock.now > begins else before)
     assert 60 * (1 - 2 * OFF) < ended < 60 * (1 + 2 * OFF)
 
 
 @pytest.mark.parametrize("step", [12, 400], ids=["before the choice", "after it"])
-def test_a_profile_costs_its_time_and_no_other_steps(
-    monkeypatch: pytest.MonkeyPatch, step: int
-) -> None:
+def test_a_profile_costs_its_time_and_no_other_steps(monkeypatch, step):
     clock = Clock(monkeypatch, 1.0, 0.5)
 
-    def seconds_of(clock: Clock) -> float:
+    def seconds_of(clock):
         if clock.global_step == step:  # the end of a profile
             clock.now += 10
             clock.callback.begin_timing()
@@ -165,9 +149,7 @@ SMALL = (
 
 @pytest.mark.promise
 @pytest.mark.slow
-def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(
-    train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train, monkeypatch):
     # the clock decides
     monkeypatch.setattr("training.choosing.time_budget.tokens_needed", lambda *_: math.inf)
     monkeypatch.setattr("training.choosing.choose.PREDICTABLE", 0)
@@ -194,15 +176,13 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_stopped_after_the_choice_keeps_its_steps(
-    train: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_is_stopped_after_the_choice_keeps_its_steps(train, monkeypatch):
     monkeypatch.setattr("training.choosing.choose.PREDICTABLE", 0)
     monkeypatch.setattr("training.callbacks.deadline.END_SECONDS", 0)
     monkeypatch.setattr(time, "perf_counter", time.process_time)
     choose = Deadline.save
 
-    def stopped(callback: Deadline, *given: Any) -> None:
+    def stopped(callback, *given):
         choose(callback, *given)
         os.kill(os.getpid(), signal.SIGTERM)
 
@@ -224,10 +204,10 @@ def test_a_run_that_is_stopped_after_the_choice_keeps_its_steps(
 class StopAt(L.Callback):
     """Ends training after a step."""
 
-    def __init__(self, step: int) -> None:
+    def __init__(self, step):
         self.step = step
 
-    def on_train_batch_end(self, trainer: L.Trainer, *_: Any) -> None:
+    def on_train_batch_end(self, trainer, *_):
         if trainer.global_step == self.step:
             trainer.should_stop = True
 
@@ -246,8 +226,8 @@ EARLY = [
     ("stopping", "validations"), [(["callbacks=stop_at"], 1), (EARLY, 2)], ids=["any", "early"]
 )
 def test_a_callback_may_end_a_run_before_the_choice(
-    train: Call, workplace: Path, stopping: list[str], validations: int, request: Any
-) -> None:
+    train, workplace, stopping, validations, request
+):
     request.addfinalizer(FOLDERS.clear)
     (workplace / "own/callbacks").mkdir(parents=True)
     (workplace / "own/callbacks/stop_at.yaml").write_text(STOP_AT)
@@ -272,9 +252,7 @@ def test_a_callback_may_end_a_run_before_the_choice(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(
-    train: Call, workplace: Path
-) -> None:
+def test_a_run_that_is_killed_before_the_choice_has_the_time_that_is_left(train, workplace):
     # a short one needs less than the time
     Path("long.txt").write_text(26 * Path("book.txt").read_text())
     often = "trainer.checkpoint_minutes=1e-6"

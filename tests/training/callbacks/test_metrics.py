@@ -10,18 +10,18 @@ from base import processes
 from conf.compose import read_config
 from gpt.checkpoint import load_checkpoint
 from gpt.model_file import read
-from tests.conftest import Call, assert_same_weights, board, last, summary
+from tests.conftest import assert_same_weights, board, last, summary
 from tests.reference.optim import learning_rate
 from training.module import LitGPT
 
 
-def scalars(name: str, tag: str) -> dict[int, float]:
+def scalars(name, tag):
     place = f"{name}/validation" if tag.startswith("val/") else name
     return {point.step: point.value for point in board(place).Scalars(tag)}
 
 
 @pytest.mark.slow
-def test_watching_changes_nothing(train: Call) -> None:
+def test_watching_changes_nothing(train):
     given = ("optim.clip=0.95", "trainer.max_steps=20")
     assert train("name=each", *given, "trainer.log_every_n_steps=1").status == 0
     assert train("name=none", *given, "logger=none").status == 0
@@ -35,17 +35,15 @@ GROUPS = {
 }  # fmt: skip
 
 
-def is_due(full: str, step: int, every: int) -> bool:
+def is_due(full, step, every):
     """Whether step s = `step` - 1 updates block i: s % every = i % every, as in docs/model.md."""
     block = re.search(r"blocks\.(\d+)\.(attention|mlp)\.", full)
     return not block or int(block[1]) % every == (step - 1) % every
 
 
-def moved(
-    older: dict[str, torch.Tensor], newer: dict[str, torch.Tensor], step: int, every: int
-) -> dict[str, float]:
+def moved(older, newer, step, every):
     """||after - before|| / ||before|| of a step by group, of the blocks that Muon updates in it."""
-    sums: dict[str, list[float]] = {}
+    sums = {}
     for full in (full for full in older if "net." in full and is_due(full, step, every)):
         (group,) = [
             group
@@ -68,9 +66,7 @@ EVERY = ["trainer.max_steps=3", "trainer.val_check_interval=1", "trainer.log_eve
     pytest.param("current_model_state", 2, "optim=muon data.micro_batch=2 callbacks=ema trainer.precision=32-true",
                  id="averages"),
 ])  # fmt: skip
-def test_updates_are_those_between_two_checkpoints(
-    train: Call, key: str, every: int, recipe: str
-) -> None:
+def test_updates_are_those_between_two_checkpoints(train, key, every, recipe):
     assert train("name=a", *EVERY, *recipe.split()).status == 0
     older, newer = (
         torch.load(f"runs/a/checkpoints/{which}.ckpt")[key] for which in ("previous", "last")
@@ -89,9 +85,7 @@ def test_updates_are_those_between_two_checkpoints(
     ("layers", "every", "log_every", "measured"),
     [(1, 2, 4, [3, 4, 7, 8]), (2, 2, 3, [2, 3, 5, 6, 7, 8]), (3, 3, 4, [2, 3, 4, 6, 7, 8])],
 )
-def test_the_updates_of_every_block_are_logged(
-    train: Call, layers: int, every: int, log_every: int, measured: list[int]
-) -> None:
+def test_the_updates_of_every_block_are_logged(train, layers, every, log_every, measured):
     given = [f"model.layers={layers}", f"optim.muon_every={every}", "trainer.precision=32-true"]
     steps = ["trainer.max_steps=8", f"trainer.log_every_n_steps={log_every}"]
     watched = ["trainer.val_check_interval=1", "callbacks=snapshots"]
@@ -109,9 +103,7 @@ def test_the_updates_of_every_block_are_logged(
         assert scalars("a", f"update/{group}") == expected and expected
 
 
-def test_a_run_that_goes_on_has_one_history_and_the_rates_of_its_new_length(
-    trained: Path, train: Call
-) -> None:
+def test_a_run_that_goes_on_has_one_history_and_the_rates_of_its_new_length(trained, train):
     """The checkpoint knows what was logged up to there, the validation that it was saved for included."""
     assert train("resume=runs/first", "trainer.max_steps=40", defaults=False).status == 0
     history = last("first")["history"]
@@ -133,16 +125,16 @@ def test_a_run_that_goes_on_has_one_history_and_the_rates_of_its_new_length(
     assert [*used] == [pytest.approx(rates[40])]
 
 
-def test_speed_mfu_and_memory(train: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_mfu_and_memory(train, monkeypatch):
     """By a clock on which a step takes half a second, and nothing else takes its time but the first step."""
     clock = SimpleNamespace(now=0.0, perf_counter=lambda: clock.now)
     step, validation = LitGPT.training_step, LitGPT.validation_step
 
-    def slow_step(module: LitGPT, *given: object) -> object:
+    def slow_step(module, *given):
         clock.now += 0.5 if module.global_step else 30
         return step(module, *given)
 
-    def slow_validation(module: LitGPT, *given: object) -> None:
+    def slow_validation(module, *given):
         clock.now += 7
         validation(module, *given)
 

@@ -2,7 +2,6 @@ import html
 import re
 import signal
 import warnings
-from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from PIL import Image
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.generate import generate
 from reports.tensorboard import as_markdown
-from tests.conftest import Ended, assert_same_weights, board, last
+from tests.conftest import assert_same_weights, board, last
 from tests.faults import faults
 from tests.faults.processes import run
 from tests.faults.test_resume import assert_same
@@ -23,7 +22,7 @@ WATCHED = ["watch.pictures=true", "trainer.max_steps=20"]
 TAGS = [f"view_attention/L{layer}H{head}" for layer in range(2) for head in range(2)]
 
 
-def images(name: str) -> dict[tuple[str, int], bytes]:
+def images(name):
     """The pictures that TensorBoard shows, by tag and step."""
     shown = board(name)
     found = [
@@ -36,7 +35,7 @@ def images(name: str) -> dict[tuple[str, int], bytes]:
 
 
 @pytest.mark.slow
-def test_pictures_come_once_a_validation_and_change_nothing(workplace: Path) -> None:
+def test_pictures_come_once_a_validation_and_change_nothing(workplace):
     assert (
         run("name=whole", *WATCHED).status
         == run("name=unwatched", "trainer.max_steps=20").status
@@ -64,7 +63,7 @@ def test_pictures_come_once_a_validation_and_change_nothing(workplace: Path) -> 
 
 
 @pytest.mark.parametrize("callbacks", ["[]", "ema", "[ema,snapshots]"])
-def test_texts_are_what_the_model_writes(train: Callable[..., Ended], callbacks: str) -> None:
+def test_texts_are_what_the_model_writes(train, callbacks):
     assert train("name=a", "trainer.max_steps=10", f"callbacks={callbacks}").status == 0
     model, meta = load_checkpoint("runs/a")
     ((step, texts),) = last("a")["history"]["samples"]["entries"]
@@ -82,7 +81,7 @@ def test_texts_are_what_the_model_writes(train: Callable[..., Ended], callbacks:
 @pytest.mark.parametrize("text", [
     "  two\n\n\n   lines  \n", "\x02\x1b", "<b>&amp;</b> `a` ```\n* x\n# y\n[l](javascript:x)</code></pre>",
 ], ids=["white space", "control characters", "markup"])  # fmt: skip
-def test_text_comes_through_markdown(text: str) -> None:
+def test_text_comes_through_markdown(text):
     """TensorBoard's own way from Markdown to HTML leaves nothing but what was written."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of what TensorBoard uses

@@ -2,7 +2,6 @@ import math
 import re
 import time
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,15 +10,14 @@ import torch
 from base import processes
 from base.errors import InputError
 from conf.compose import read_config
-from conf.schema import Config
 from data.text import Text
 from gpt.config import ModelConfig, OptimConfig
 from gpt.model import untrained
 from gpt.tokenizer import CharTokenizer
 from tests.conf.test_defaults import compose
-from tests.conftest import Call, summary
+from tests.conftest import summary
 from training.choosing import hardware, time_budget
-from training.choosing.choose import Choice, choose, steps_for
+from training.choosing.choose import choose, steps_for
 from training.choosing.scaling_law import tokens_needed
 from training.choosing.time_budget import SHORT_TEXT
 from training.machine import Gpu, Machine
@@ -31,13 +29,13 @@ UNCOMPILED = ("compile=false", "trainer.precision=32-true")
 LETTERS = CharTokenizer("".join(map(chr, range(0x4E00, 0x4E00 + 96))))
 
 
-def a_text(tokens: int) -> Text:
+def a_text(tokens):
     nothing = np.broadcast_to(np.uint8(0), tokens)
     sizes = dict.fromkeys(("train", "validation", "test"), tokens)
     return Text(nothing, nothing, nothing, LETTERS, "a.txt", "", sizes, "", "", ())
 
 
-def chosen(tokens: int, *arguments: str, seconds: float = 60.0) -> Choice:
+def chosen(tokens, *arguments, seconds=60.0):
     config = compose(["threads=1", *arguments])
     with pytest.MonkeyPatch.context() as patch:
         began = time.perf_counter() + seconds - 60 * (config.minutes or 0)
@@ -45,7 +43,7 @@ def chosen(tokens: int, *arguments: str, seconds: float = 60.0) -> Choice:
         return choose(config, a_text(tokens), Machine("cpu"))
 
 
-def test_what_a_long_text_gets() -> None:
+def test_what_a_long_text_gets():
     found = chosen(SHORT_TEXT)
     config = found.config
     assert (config.model, config.data.batch, config.callbacks) == (
@@ -65,10 +63,10 @@ def test_what_a_long_text_gets() -> None:
     assert again.machine.count("(as configured)") == 2
 
 
-def test_what_a_short_text_gets() -> None:
+def test_what_a_short_text_gets():
     """Fewer steps, dropout where a model can memorise it, early stopping; what is set stays."""
 
-    def fitted(*arguments: str, tokens: int = 16_282) -> tuple[Any, ...]:
+    def fitted(*arguments, tokens=16_282):
         config = chosen(tokens, *arguments).config
         return (
             config.trainer.max_steps,
@@ -99,7 +97,7 @@ def test_what_a_short_text_gets() -> None:
     assert [fitted(tokens=tokens)[1] for tokens in (136_900, 137_300)] == [0.2, 0]
 
 
-def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_text_and_minutes(monkeypatch):
     """The run ends when the text is learned, or by the clock."""
     monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.1)
     learned = chosen(54_000, "minutes=60", seconds=3600.0)
@@ -122,9 +120,7 @@ def test_a_short_text_and_minutes(monkeypatch: pytest.MonkeyPatch) -> None:
     assert overfitted.steps_needed == math.inf, "it should memorise the text"
 
 
-def test_a_very_short_text_that_fits_into_minutes_is_trained_on_as_without_them(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_very_short_text_that_fits_into_minutes_is_trained_on_as_without_them(monkeypatch):
     monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.1)
     usual = chosen(16_282)
     enough = chosen(16_282, "minutes=1", seconds=60.0)
@@ -137,12 +133,10 @@ def test_a_very_short_text_that_fits_into_minutes_is_trained_on_as_without_them(
     assert too_little.steps_needed >= 230
 
 
-def test_a_run_says_whether_more_time_or_more_text_would_help(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_run_says_whether_more_time_or_more_text_would_help(monkeypatch):
     default = untrained(ModelConfig(), LETTERS.size).flops_per_token()
 
-    def time_step(config: Config, *_: object) -> float:
+    def time_step(config, *_):
         return 0.045 * untrained(config.model, LETTERS.size).flops_per_token() / default
 
     monkeypatch.setattr(time_budget, "time_step", time_step)
@@ -156,13 +150,13 @@ def test_a_run_says_whether_more_time_or_more_text_would_help(
     assert patient.notes[0].endswith(" minutes (more text would help)")
 
 
-def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_time_chooses_larger_models(monkeypatch):
     default = untrained(ModelConfig(), 96).flops_per_token()
 
-    def time_step(config: Config, *_: object) -> float:
+    def time_step(config, *_):
         return 0.2 * untrained(config.model, 96).flops_per_token() / default
 
-    def width(seconds: float, text: int = 10**9) -> int:
+    def width(seconds, text=10**9):
         return chosen(
             text, f"minutes={seconds / 60}", *UNCOMPILED, seconds=seconds
         ).config.model.dim
@@ -196,12 +190,12 @@ def test_more_time_chooses_larger_models(monkeypatch: pytest.MonkeyPatch) -> Non
     (Machine("cuda", gpu=Gpu("NVIDIA A10", (8, 6))), "cuda NVIDIA A10"), (Machine("mps"), "mps"),
     (Machine("cpu"), "cpu with "),
 ], ids=["a GPU", "Apple's GPU", "a CPU"])  # fmt: skip
-def test_the_device_is_a_condition_of_a_run(machine: Machine, named: str) -> None:
+def test_the_device_is_a_condition_of_a_run(machine, named):
     config = chosen(SHORT_TEXT).config
     assert conditions(config, a_text(SHORT_TEXT), machine)["device"].startswith(named)
 
 
-def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call) -> None:
+def test_a_time_that_is_over_still_trains_a_smaller_model(train):
     given = [
         "minutes=0.01",
         "trainer.accelerator=cpu",
@@ -216,7 +210,7 @@ def test_a_time_that_is_over_still_trains_a_smaller_model(train: Call) -> None:
 
 @pytest.mark.promise
 @pytest.mark.slow
-def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
+def test_a_short_text_of_one_s_own(train, workplace):
     """It ends before it memorises, and says how often it was read."""
     Path("short.txt").write_text(Path("book.txt").read_text()[:2000])
     first = train("data.path=short.txt", "name=short", *SMALL, defaults=False)
@@ -231,9 +225,7 @@ def test_a_short_text_of_one_s_own(train: Call, workplace: Path) -> None:
     assert again.status == 0 and "is finished" in again.out, "nothing is chosen anew"
 
 
-def test_a_short_text_ends_after_four_validations_without_a_new_lowest_loss(
-    train: Call, workplace: Path
-) -> None:
+def test_a_short_text_ends_after_four_validations_without_a_new_lowest_loss(train, workplace):
     Path("short.txt").write_text(Path("book.txt").read_text()[:2000])
     never_lower = "callbacks.early_stopping.min_delta=100"  # than the first
     ended = train("data.path=short.txt", "name=short", never_lower, *SMALL, defaults=False)

@@ -5,8 +5,6 @@ import subprocess
 import sys
 import sysconfig
 from dataclasses import replace
-from pathlib import Path
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -23,7 +21,7 @@ from training.machine import Machine
 
 
 @pytest.fixture
-def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def complete(tmp_path, monkeypatch):
     """A Linux machine with a compiler and Python's headers."""
     monkeypatch.setattr(sys, "platform", "linux")
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
@@ -36,7 +34,7 @@ def complete(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPa
 
 
 @pytest.fixture
-def four_cores(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def four_cores(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
     monkeypatch.setattr(processes, "cores", lambda: 4)
     monkeypatch.setattr(processes, "busy_cores", lambda: 1.6)
@@ -45,22 +43,20 @@ def four_cores(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 @pytest.mark.parametrize(("busy", "threads"), [(0.0, 4), (0.4, 4), (0.5, 3), (1.6, 2), (4.0, 1)])
-def test_other_programs_keep_their_cores(
-    four_cores: pytest.MonkeyPatch, busy: float, threads: int
-) -> None:
+def test_other_programs_keep_their_cores(four_cores, busy, threads):
     four_cores.setattr(processes, "busy_cores", lambda: busy)
     number, why = hardware.choose_threads("auto")
     assert number == threads
     assert why == f"other programs use {busy:.1f} of 4 cores" * (threads < 4)
 
 
-def test_threads_that_are_typed_stored_or_set_are_taken(four_cores: pytest.MonkeyPatch) -> None:
+def test_threads_that_are_typed_stored_or_set_are_taken(four_cores):
     assert hardware.choose_threads(3) == (3, "")
     four_cores.setenv("OMP_NUM_THREADS", "4")
     assert hardware.choose_threads("auto") == (4, "")
 
 
-def test_a_launcher_has_chosen_the_threads(four_cores: pytest.MonkeyPatch) -> None:
+def test_a_launcher_has_chosen_the_threads(four_cores):
     four_cores.setenv("OMP_NUM_THREADS", "4")
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         four_cores.setenv(name, "1")
@@ -115,13 +111,8 @@ GROUPS: dict[str, tuple[str | None, dict[str, object], int, float]] = {
 
 @pytest.mark.parametrize(("groups", "limits", "cores", "memory"), GROUPS.values(), ids=GROUPS)
 def test_control_groups_limit_cores_and_memory(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    groups: str | None,
-    limits: dict[str, object],
-    cores: int,
-    memory: float,
-) -> None:
+    tmp_path, monkeypatch, groups, limits, cores, memory
+):
     files = {f"sys/fs/cgroup/{name}": f"{value}\n" for name, value in limits.items()}
     if groups is not None:
         files["proc/self/cgroup"] = f"{groups}\n"
@@ -140,18 +131,14 @@ def test_control_groups_limit_cores_and_memory(
     ("auto", "cpu", 31.0, "true"), ("auto", "cpu", 19.0, "false"), ("auto", "cuda", 19.0, "false"),
     ("false", "cpu", 1e9, "false"), ("true", "cpu", 1.0, "true"),
 ])  # fmt: skip
-def test_compiling_pays_in_long_runs(
-    complete: pytest.MonkeyPatch, asked: str, device: str, saved: float, chosen: str
-) -> None:
+def test_compiling_pays_in_long_runs(complete, asked, device, saved, chosen):
     assert hardware.choose_compile(asked, device, saved, 20.0)[0] == chosen
 
 
 @pytest.mark.parametrize(("missing", "module", "name", "found"), [
     ("g++", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir"),
 ], ids=["compiler", "headers"])  # fmt: skip
-def test_nothing_is_compiled_without_what_it_needs(
-    complete: pytest.MonkeyPatch, missing: str, module: Any, name: str, found: str | None
-) -> None:
+def test_nothing_is_compiled_without_what_it_needs(complete, missing, module, name, found):
     complete.setattr(module, name, lambda _: found)
     chosen, why = hardware.choose_compile("auto", "cpu", 1e9, 20.0)
     assert chosen == "false" and missing in why
@@ -159,14 +146,12 @@ def test_nothing_is_compiled_without_what_it_needs(
     assert said.startswith("compile=true: ") and missing in said
 
 
-def test_nothing_is_compiled_where_nobody_tried_it(complete: pytest.MonkeyPatch) -> None:
+def test_nothing_is_compiled_where_nobody_tried_it(complete):
     complete.setattr(sys, "platform", "darwin")
     assert hardware.choose_compile("auto", "cpu", 1e9, 20.0)[0] == "false"
 
 
-def test_a_compiler_that_fails_is_a_missing_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_compiler_that_fails_is_a_missing_one(tmp_path, monkeypatch):
     needs_compiler()
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'cc1plus: not found' >&2\nexit 1\n")
@@ -184,14 +169,12 @@ def test_a_compiler_that_fails_is_a_missing_one(
     ("amx_bf16 avx512_bf16 avx512_fp16", "bf16-mixed"), ("avx512_bf16", "bf16-mixed"),
     ("avx512_bf16 avx512_fp16", "32-true"), ("avx512_f", "32-true"),
 ])  # fmt: skip
-def test_precision_by_what_the_processor_says(
-    monkeypatch: pytest.MonkeyPatch, flags: str, precision: str
-) -> None:
+def test_precision_by_what_the_processor_says(monkeypatch, flags, precision):
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: dict.fromkeys(flags.split(), True))
     assert hardware.choose_precision("auto", Machine("cpu"))[0] == precision
 
 
-def test_precision_that_is_set_is_taken_and_apple_s_gpu_has_one() -> None:
+def test_precision_that_is_set_is_taken_and_apple_s_gpu_has_one():
     assert hardware.choose_precision("bf16-mixed", Machine("cpu"))[0] == "bf16-mixed"
     assert hardware.choose_precision("auto", Machine("mps"))[0] == "32-true"
 
@@ -200,14 +183,12 @@ def test_precision_that_is_set_is_taken_and_apple_s_gpu_has_one() -> None:
     ("name", "peak"),
     [("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None)],
 )
-def test_a_gpu_is_known_by_its_whole_name(
-    monkeypatch: pytest.MonkeyPatch, name: str, peak: float | None
-) -> None:
+def test_a_gpu_is_known_by_its_whole_name(monkeypatch, name, peak):
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
     assert hardware.peak_flops(torch.device("cuda"), "bf16-mixed") == peak
 
 
-def test_the_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_of_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30 - 2**20, 2**40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**20)
     assert hardware.available("cuda") == 2**30, "what other programs leave"

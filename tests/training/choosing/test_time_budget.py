@@ -1,19 +1,17 @@
 """With a pretended clock: more minutes are never worse, and no text is read more often than is useful."""
 
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from base import processes
-from conf.schema import Config
 from gpt.config import ModelConfig
 from gpt.model import untrained
 from tests.conf.test_defaults import compose
 from training.choosing import hardware, time_budget
 from training.choosing.choose import with_constants
 from training.choosing.scaling_law import DROPOUTS, predicted_loss, tokens_needed
-from training.choosing.time_budget import TRAINING_SHARE, Fitting, candidates, fit_into_minutes
+from training.choosing.time_budget import TRAINING_SHARE, candidates, fit_into_minutes
 from training.machine import Machine
 
 VOCABULARY = 65
@@ -24,14 +22,14 @@ MILLISECONDS = (1, 3, 10, 45, 100, 222, 300)
 TOKENS_PER_STEP = 8 * 256
 
 
-def weights_of(model: ModelConfig) -> int:
+def weights_of(model):
     return untrained(model, VOCABULARY).num_parameters()
 
 
 class PretendedClock:
     """A clock by which a step of the default model takes `milliseconds`, and steps of others in proportion."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, milliseconds: float) -> None:
+    def __init__(self, monkeypatch, milliseconds):
         self.seconds_per_flop = (
             milliseconds / 1000 / untrained(ModelConfig(), VOCABULARY).flops_per_token()
         )
@@ -41,24 +39,22 @@ class PretendedClock:
         monkeypatch.setattr(processes, "elapsed", lambda: 0.0)
         monkeypatch.setattr(hardware, "available", lambda device: 2**40)
 
-    def step_seconds(self, model: ModelConfig) -> float:
+    def step_seconds(self, model):
         return self.seconds_per_flop * untrained(model, VOCABULARY).flops_per_token()
 
-    def configs(self, minutes: float) -> tuple[Config, Config]:
+    def configs(self, minutes):
         config = compose([f"minutes={minutes}", "compile=false", "threads=1"])
         return config, with_constants(config, "32-true", 1)
 
-    def text(self, characters: int) -> Any:
+    def text(self, characters):
         return SimpleNamespace(train=range(characters), tokenizer=SimpleNamespace(size=VOCABULARY))
 
-    def choose(self, characters: int, minutes: float) -> Fitting:
+    def choose(self, characters, minutes):
         config, default = self.configs(minutes)
         text = self.text(characters)
         return fit_into_minutes(config, default, text, Machine("cpu"))
 
-    def losses_of_smaller(
-        self, chosen: ModelConfig, characters: int, minutes: float
-    ) -> list[float]:
+    def losses_of_smaller(self, chosen, characters, minutes):
         """What each smaller model would reach in the time, with each dropout."""
         losses = []
         for model, weights in candidates(*self.configs(minutes), self.text(characters)):
@@ -74,9 +70,7 @@ class PretendedClock:
 
 @pytest.mark.parametrize("characters", [TINY, CORPUS])
 @pytest.mark.parametrize("milliseconds", MILLISECONDS)
-def test_more_time_is_never_worse(
-    characters: int, milliseconds: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_more_time_is_never_worse(characters, milliseconds, monkeypatch):
     clock = PretendedClock(monkeypatch, milliseconds)
     choices = [clock.choose(characters, minutes) for minutes in MINUTES]
     losses = [choice.loss for choice in choices]
