@@ -1,11 +1,11 @@
-"""The loggers of a run: CSV, and TensorBoard, in which validation curves have another colour than training curves."""
+"""The TensorBoard logger of a run, in which validation curves have another colour than training curves."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from lightning.pytorch.loggers import TensorBoardLogger
 
 from base import ranks
 from base.errors import public
@@ -50,13 +50,6 @@ class Curves(TensorBoardLogger):
         """Close the event files. `status` is how the run ended, in Lightning's words, such as `success`."""
         super().finalize(status)
         self.validation.experiment.close()
-
-
-class Csv(CSVLogger):
-    """Lightning's CSV logger, which writes to the subdirectory `csv` of the run directory, `save_dir`."""
-
-    def __init__(self, save_dir: str) -> None:
-        super().__init__(save_dir, name="csv")
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:

@@ -42,7 +42,8 @@ def _acquire(run: Path, seconds: float) -> ExitStack | None:
 
     with ExitStack() as stack:
         try:
-            stack.enter_context(FileLock(run / ".lock", timeout=seconds))
+            # the mode lets a group share a run, whatever the umask of who began it
+            stack.enter_context(FileLock(run / ".lock", timeout=seconds, mode=0o664))
         except Timeout:
             return None
         if sys.platform != "win32":

@@ -149,7 +149,7 @@ CHANGES: dict[str, dict[str, Change]] = {
         "data.split": Change("[0.5,0.25,0.25]", rows_from("validation"), 65 * 15),
         "data.val_tokens": Change("50", lambda seen: seen.trainer.datamodule.num_validated, 50),
         "data.cache_dir": Change("elsewhere", lambda seen: any(Path("elsewhere").iterdir()), True),
-        "logger": Change("csv", lambda seen: [type(logger).__name__ for logger in seen.trainer.loggers], ["Csv"]),
+        "logger": Change("csv", lambda seen: [type(logger).__name__ for logger in seen.trainer.loggers], ["CSVLogger"]),
         "watch.sample_length": Change(
             "7", lambda seen: {len(text) for _, texts in seen.module.history.samples.entries for *_, text in texts}, {7}
         ),

@@ -1,5 +1,6 @@
 import os
 import shutil
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -145,6 +146,14 @@ def test_a_start_waits_for_a_process_that_only_looks(tmp_path):
     finally:
         release()
     assert not in_use(tmp_path)
+
+
+def test_a_group_shares_the_lock_of_a_run(tmp_path):
+    before = os.umask(0o022)
+    lock(tmp_path)
+    os.umask(before)
+    release()
+    assert stat.S_IMODE((tmp_path / ".lock").stat().st_mode) == 0o664
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows does not remove a file that is open")
