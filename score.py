@@ -15,7 +15,6 @@ from base.command_line import Parser, add_device, add_unknown, main, number, wri
 from base.errors import InputError, nearest, printable
 from base.jobs.run_directory import Run, find, matching, path_of
 from base.processes import keep_freed_memory
-from base.progress import Progress
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -107,22 +106,19 @@ def run(options: argparse.Namespace) -> None:
         output = writing_to(out, option, inputs, overwrite=options.overwrite)
     keep_freed_memory()  # for the next batch
     with output as file:  # before the slow work, so that a wrong name fails early
-        with Progress("loading the model"):
-            from gpt.model_file import read
-            from reports.text_to_score import read_text
+        from reports.text_to_score import load_candidates
 
-            models = [read(path) for path in checkpoints]
-        encoded = read_text(checkpoints, models, options)
-        with Progress("loading PyTorch"):
-            from reports.scoring import print_scores
-        print_scores(checkpoints, models, encoded, options, file)
+        candidates = load_candidates(checkpoints, options)
+        from reports.scoring import print_scores  # loads torch
+
+        print_scores(candidates, options, file)
     if out is not None:
         advice = ": open it in a browser" if option == "--html" else ""
         print(f"wrote {printable(out)}{advice}", file=sys.stderr)
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Check the options that do not depend on a model; `reports.text_to_score.check_models` checks the others."""
+    """Check the options that do not depend on a model; `reports.text_to_score` checks the others."""
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
     text = Path(options.file or "")
