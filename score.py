@@ -11,7 +11,15 @@ from typing import TextIO
 if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from base.command_line import Parser, add_device, add_unknown, main, number, writing_to
+from base.command_line import (
+    Parser,
+    add_device,
+    add_unknown,
+    check_combinations,
+    main,
+    number,
+    writing_to,
+)
 from base.errors import InputError, nearest, printable
 from base.jobs.run_directory import Run, find, matching, path_of
 from base.processes import keep_freed_memory
@@ -77,17 +85,16 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """Find the models, check the options, and score the text."""
     path = path_of(options.checkpoint)
-    trials = list[Run]()
-    if options.split and (Run(path).is_sweep or not os.path.exists(path)):
-        runs = [run for run in matching(options.checkpoint) if run.bpc < math.inf]
-        trials = sorted(runs, key=lambda run: run.directory)
     details = (
         options.compare, options.per_char, options.html, options.per_document, options.csv
     )  # fmt: skip
-    needs_one_run = any(details)
-    if trials and options.file is None and not needs_one_run:
-        score_trials(trials, options)
-        return
+    needs_one_run = options.file is not None or any(details)
+    is_several = Run(path).is_sweep or not os.path.exists(path)
+    if options.split and is_several and not needs_one_run:
+        runs = [run for run in matching(options.checkpoint) if run.bpc < math.inf]
+        if runs:
+            score_trials(sorted(runs, key=lambda run: run.directory), options)
+            return
     names = [options.checkpoint]
     if options.compare is not None:
         names.append(options.compare)
@@ -133,14 +140,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise InputError(
             f"--stride {options.stride}: only works with --window strided, not {options.window}"
         )
-    if options.per_document:
-        for key in ("window", "compare", "per_char", "html"):
-            if getattr(options, key):
-                raise InputError(
-                    f"--per-document: cannot be combined with --{key.replace('_', '-')}"
-                )
-    if options.csv is not None and not options.per_document:
-        raise InputError(f"--csv {options.csv}: needs --per-document")
+    excluded = {"per_document": ("window", "compare", "per_char", "html")}
+    check_combinations(options, excluded, needed={"csv": "per_document"})
 
 
 def best_trial(name: str, model: Path) -> str:

@@ -57,16 +57,16 @@ def print_scores(
     most_exact = modes[-1]
     if options.per_char:
         modes.reverse()  # because its lines are printed while they are computed
+    views: list[Lines | Page] = []
+    if options.per_char:
+        views.append(Lines(candidates))
+    page = Page(candidates)
+    if file:
+        views.append(page)
     for mode in modes:
-        views: list[Lines | Page] = []
-        if options.per_char and mode == most_exact:
-            views.append(Lines(candidates))
-        page = None
-        if file and mode == most_exact:
-            page = Page(candidates)
-            views.append(page)
-        scores = measure(candidates, mode, views)
-        if file and page:
+        is_shown = mode == most_exact
+        scores = measure(candidates, mode, views if is_shown else [])
+        if file and is_shown:
             file.write(page.html(mode, scores, options))
         is_like_validation = mode == validation_mode and options.context is None
         if options.split == "test" and is_like_validation:
