@@ -59,6 +59,16 @@ class Novelty(NamedTuple):
     new: bool | None  # as in `Sample`
 
 
+def last_document(prompt: str, text: Continuation, end: str) -> str:
+    """Return the last document of `prompt` and `text`, which `end` completes, or "" if it is blank or incomplete."""
+    if end not in text.stopped_by:
+        return ""
+    # without the beginning of the end mark, if that is in the prompt
+    prompt = prompt[: len(prompt) - text.stop_in_prompt]
+    document = (prompt + text.text).rpartition(end)[2]
+    return document if document.strip() else ""
+
+
 @dataclass(frozen=True)
 class Sampler:
     """A model, and the options of how it writes texts."""
@@ -111,14 +121,8 @@ class Sampler:
 
     def samples(self, rows: list[tuple[str, int]], texts: list[Continuation]) -> list[Sample]:
         """Return the samples of `rows`, whose documents are compared with the training text."""
-        documents = []
-        for (prompt, _), text in zip(rows, texts, strict=True):
-            document = ""
-            if self.end in text.stopped_by:
-                # without the beginning of the end mark, if that is in the prompt
-                prompt = prompt[: len(prompt) - text.stop_in_prompt]
-                document = (prompt + text.text).rpartition(self.end)[2]
-            documents.append(document if document.strip() else "")
+        pairs = zip(rows, texts, strict=True)
+        documents = [last_document(prompt, text, self.end) for (prompt, _), text in pairs]
         encode = self.tokenizer.encode
         known = repeats(list(map(encode, documents)), self.trained, encode(self.end))
         samples = []
