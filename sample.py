@@ -31,7 +31,7 @@ from base.command_line import (
     writing_to,
 )
 from base.errors import InputError, for_output, one_line, printable
-from base.jobs.run_directory import Run, find
+from base.jobs.run_directory import find
 from base.options import unescaped
 from base.progress import Progress, count, hidden
 from data.novelty import Copy, longest_copies, repeats, skipped
@@ -178,17 +178,19 @@ class Sampler:
 
     def show(self, prompt: str, seed: int, out: TextIO) -> Continuation:
         """Print a prompt and its continuation as it grows, in a line, and return the continuation."""
-        out.write(for_output(readable(prompt, self.end), out))
-        out.flush()
+
+        def put(piece: str) -> None:
+            out.write(for_output(readable(piece, self.end), out))
+            out.flush()
+
+        put(prompt)
         printed = 0  # pieces of the text
         for (text,) in self.continuations([(prompt, seed)]):
             pieces = "".join(text.pieces[printed:])
             printed = len(text.pieces)
             if pieces:
-                out.write(for_output(readable(pieces, self.end), out))
-                out.flush()
-        out.write("\n")
-        out.flush()
+                put(pieces)
+        put("\n")
         return text
 
     def compare(self, samples: list[Sample]) -> list[Novelty]:
@@ -366,10 +368,6 @@ def read_training_text(checkpoint: Path, option: str, tokenizer: Tokenizer) -> n
     """
     from data.text import text_of_run  # needs a quarter of the start-up time
 
-    if not Run(checkpoint.resolve().parent.parent).config.is_file():
-        raise InputError(
-            f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown"
-        )
     try:
         trained = text_of_run(checkpoint).train
     except InputError as error:

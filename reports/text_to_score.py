@@ -12,7 +12,6 @@ import numpy as np
 
 from base.command_line import ABOUT_UNKNOWN, replace_unknown
 from base.errors import InputError, printable
-from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
 from data.divide import DocumentRule, parts
@@ -160,15 +159,10 @@ def read_split(
 ) -> ScoredText:
     """Return a split of the text that a model was trained on. Its documents have no lines: all have line 0."""
     split = options.split
-    run = Run(model.resolve().parent.parent)
-    if not run.config.is_file():
-        raise InputError(
-            f"--split {split}: {printable(model)} is not in a run directory; name the text file instead"
-        )
     try:
         trained = text_of_run(model)
     except InputError as error:
-        whole = command("python", "score.py", run.name)
+        whole = command("python", "score.py", options.checkpoint)
         raise InputError(f"--split {split}: {error}; {whole} FILE scores a whole file") from None
     raw = trained.tokenizer.utf8(getattr(trained, split))
     try:
