@@ -95,15 +95,18 @@ def run(options: argparse.Namespace) -> None:
         if runs:
             score_trials(sorted(runs, key=lambda run: run.directory), options)
             return
-    names = [options.checkpoint]
-    if options.compare is not None:
-        names.append(options.compare)
-    checkpoints = [find(name, "model") for name in names]
+    checkpoints = []
+    for key in ("checkpoint", "compare"):
+        name = getattr(options, key)
+        if name is None:
+            continue
+        checkpoint = find(name, "model")
+        checkpoints.append(checkpoint)
+        if Run(path_of(name)).is_sweep:  # the output names the trial that stands for it
+            trial = Run(checkpoint.parent.parent).name
+            print(f"{printable(name)}: its best trial is {printable(trial)}", file=sys.stderr)
+            setattr(options, key, trial)
     check_options(options)
-    # The output names the trial that stands for a sweep.
-    options.checkpoint = best_trial(options.checkpoint, checkpoints[0])
-    if options.compare is not None:
-        options.compare = best_trial(options.compare, checkpoints[1])
     option = "--csv" if options.per_document else "--html"
     out = options.csv if options.per_document else options.html
     output: AbstractContextManager[TextIO | None] = nullcontext()
@@ -142,15 +145,6 @@ def check_options(options: argparse.Namespace) -> None:
         )
     excluded = {"per_document": ("window", "compare", "per_char", "html")}
     check_combinations(options, excluded, needed={"csv": "per_document"})
-
-
-def best_trial(name: str, model: Path) -> str:
-    """Return `name` or, if it is that of a sweep, the name of its best trial, which `model` belongs to."""
-    if not Run(path_of(name)).is_sweep:
-        return name
-    trial = Run(model.parent.parent).name
-    print(f"{printable(name)}: its best trial is {printable(trial)}", file=sys.stderr)
-    return trial
 
 
 def score_trials(trials: list[Run], options: argparse.Namespace) -> None:
