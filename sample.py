@@ -24,13 +24,14 @@ from base.command_line import (
     Parser,
     add_device,
     add_unknown,
+    check_combinations,
     main,
     number,
     replace_unknown,
     writing_to,
 )
 from base.errors import InputError, for_output, one_line, printable
-from base.jobs.run_directory import Run, find
+from base.jobs.run_directory import find
 from base.options import unescaped
 from base.progress import Progress, count, hidden
 from data.novelty import Copy, longest_copies, repeats, skipped
@@ -48,24 +49,24 @@ class Sample(NamedTuple):
     prompt: str
     seed: int
     text: Continuation
-
-    def document(self, end: str) -> str:
-        """Return the last document, which `end` completes, or "" if it is blank or incomplete.
-
-        It may begin in the prompt, after other documents.
-        """
-        if not end or end not in self.text.stopped_by:
-            return ""
-        # without the beginning of the end mark, if that is in the prompt
-        prompt = self.prompt[: len(self.prompt) - self.text.stop_in_prompt]
-        document = (prompt + self.text.text).rpartition(end)[2]
-        return document if document.strip() else ""
+    document: str  # the last document, which may begin in the prompt; "" if blank or incomplete
+    new: bool | None  # whether the training text lacks the document; None if that is ""
 
 
 class Novelty(NamedTuple):
     tokens: np.ndarray  # of the text, (n,)
     copy: Copy  # the longest one from the training text
-    new: bool | None  # whether the training text lacks the document; None unless it is complete
+    new: bool | None  # as in `Sample`
+
+
+def last_document(prompt: str, text: Continuation, end: str) -> str:
+    """Return the last document of `prompt` and `text`, which `end` completes, or "" if it is blank or incomplete."""
+    if end not in text.stopped_by:
+        return ""
+    # without the beginning of the end mark, if that is in the prompt
+    prompt = prompt[: len(prompt) - text.stop_in_prompt]
+    document = (prompt + text.text).rpartition(end)[2]
+    return document if document.strip() else ""
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ class Sampler:
     options: argparse.Namespace
     document: str  # what a document of the training text is called: line or document
     end: str  # the end mark of its documents, "" if it is not divided into documents
-    trained: np.ndarray | None  # (N,), the training text, for --new and --novelty
+    trained: np.ndarray  # (N,), the training text for --new and --novelty, otherwise empty
 
     @property
     def stops_at_end(self) -> bool:
@@ -93,8 +94,8 @@ class Sampler:
             prompt = beginning(self.tokenizer, self.end) + prompt
         return self.tokenizer.encode(prompt)
 
-    def continuations(self, prompts: list[str], seeds: list[int]) -> Iterator[list[Continuation]]:
-        """Continue all `prompts` in one batch; yield the continuations so far after each token.
+    def continuations(self, rows: list[tuple[str, int]]) -> Iterator[list[Continuation]]:
+        """Continue all prompts of `rows`, pairs (prompt, seed), in one batch; yield the texts so far after each token.
 
         It is the same list each time; the last time all of them have ended.
         """
@@ -104,8 +105,9 @@ class Sampler:
         if self.stops_at_end:
             stops.append(self.end)
         kept = options.stop if options.keep_stop else []
-        texts = [Continuation(self.tokenizer, stops, prompt, kept) for prompt in prompts]
-        encoded = list(map(self.encode, prompts))  # (T0,) each
+        texts = [Continuation(self.tokenizer, stops, prompt, kept) for prompt, _ in rows]
+        encoded = [self.encode(prompt) for prompt, _ in rows]  # (T0,) each
+        seeds = [seed for _, seed in rows]
         for tokens in stream(self.weights, encoded, options.num_chars, params, seeds):
             for text, token in zip(texts, tokens.tolist(), strict=True):
                 if not text.stopped_by:
@@ -117,18 +119,27 @@ class Sampler:
             text.close()
         yield texts
 
+    def samples(self, rows: list[tuple[str, int]], texts: list[Continuation]) -> list[Sample]:
+        """Return the samples of `rows`, whose documents are compared with the training text."""
+        pairs = zip(rows, texts, strict=True)
+        documents = [last_document(prompt, text, self.end) for (prompt, _), text in pairs]
+        encode = self.tokenizer.encode
+        known = repeats(list(map(encode, documents)), self.trained, encode(self.end))
+        samples = []
+        for row, text, document, is_known in zip(rows, texts, documents, known, strict=True):
+            new = not is_known if document else None
+            samples.append(Sample(*row, text, document, new))
+        return samples
+
     def generate(self, rows: list[tuple[str, int]]) -> Iterator[list[Sample]]:
-        """Yield the samples of `rows`, which are pairs (prompt, seed), in the parts in which they are completed."""
-        prompts = [prompt for prompt, _ in rows]
-        seeds = [seed for _, seed in rows]
-
-        def continue_part(part: slice) -> Iterator[list[Continuation]]:
-            return self.continuations(prompts[part], seeds[part])
-
-        remaining = iter(rows)
+        """Yield the samples of `rows` in the parts in which they are completed."""
+        done = 0
         with Progress("writing", len(rows) * self.options.num_chars) as bar:
-            for texts in generate_many(continue_part, len(rows), self.weights, bar.update):
-                yield [Sample(*next(remaining), text) for text in texts]
+            for texts in generate_many(
+                lambda part: self.continuations(rows[part]), len(rows), self.weights, bar.update
+            ):
+                yield self.samples(rows[done : done + len(texts)], texts)
+                done += len(texts)
 
     def generate_new(self, rows: list[tuple[str, int]]) -> Iterator[list[Sample]]:
         """Yield a new document for each of `rows`, with another seed if the first one repeats the training text.
@@ -146,19 +157,16 @@ class Sampler:
             tries += len(batch)
             rows = []
             for part in self.generate(batch):
-                documents = [sample.document(self.end) for sample in part]
                 new = []
-                for sample, document, is_known in zip(
-                    part, documents, self.repeats(documents), strict=True
-                ):
+                for sample in part:
                     stopped_by = sample.text.stopped_by
                     num_cut += not stopped_by
                     num_stopped += bool(stopped_by) and self.end not in stopped_by
-                    if not document or is_known or document in written:
+                    if not sample.new or sample.document in written:
                         # so that no seed of a prompt is used twice
                         rows.append((sample.prompt, sample.seed + self.options.num_samples))
                     else:
-                        written.add(document)
+                        written.add(sample.document)
                         new.append(sample)
                 yield new
         line = f"{len(written):,} of {count(tries, self.document)} tried are new"
@@ -170,39 +178,29 @@ class Sampler:
 
     def show(self, prompt: str, seed: int, out: TextIO) -> Continuation:
         """Print a prompt and its continuation as it grows, in a line, and return the continuation."""
-        out.write(for_output(readable(prompt, self.end), out))
-        out.flush()
+
+        def put(piece: str) -> None:
+            out.write(for_output(readable(piece, self.end), out))
+            out.flush()
+
+        put(prompt)
         printed = 0  # pieces of the text
-        for (text,) in self.continuations([prompt], [seed]):
+        for (text,) in self.continuations([(prompt, seed)]):
             pieces = "".join(text.pieces[printed:])
             printed = len(text.pieces)
             if pieces:
-                out.write(for_output(readable(pieces, self.end), out))
-                out.flush()
-        out.write("\n")
-        out.flush()
+                put(pieces)
+        put("\n")
         return text
 
-    def repeats(self, documents: list[str]) -> list[bool]:
-        """Return for each document whether the training text contains it; an incomplete one is ""."""
-        assert self.trained is not None
-        encode = self.tokenizer.encode
-        return repeats(list(map(encode, documents)), self.trained, encode(self.end))
-
     def compare(self, samples: list[Sample]) -> list[Novelty]:
-        """Compare samples with the training text, or return [] if `--novelty` does not ask for it."""
-        if self.trained is None or not self.options.novelty:
+        """Find the longest copies of samples, or return [] if `--novelty` does not ask for it."""
+        if not (self.options.novelty and len(self.trained)):
             return []
         encoded = [self.tokenizer.encode(sample.text.text) for sample in samples]
         copies = longest_copies(encoded, self.trained)
-        documents = [sample.document(self.end) for sample in samples]
-        novelties = []
-        for tokens, copy, document, is_known in zip(
-            encoded, copies, documents, self.repeats(documents), strict=True
-        ):
-            new = not is_known if document else None
-            novelties.append(Novelty(tokens, copy, new))
-        return novelties
+        new = [sample.new for sample in samples]
+        return list(map(Novelty, encoded, copies, new))
 
     def print_novelty(self, novelties: list[Novelty]) -> None:
         """Print the longest copy of each text to stderr, of many the median and the longest; how many are new."""
@@ -323,10 +321,10 @@ def sample(options: argparse.Namespace) -> None:
     prompts = []
     if not options.interactive:
         prompts = all_prompts(options, tokenizer, meta["documents"])
-    trained = None
+    trained = np.empty(0, tokenizer.dtype)
     if options.new or options.novelty:
         option = "--new" if options.new else "--novelty"
-        trained = read_training_text(options.checkpoint, option, tokenizer.unit)
+        trained = read_training_text(options.checkpoint, option, tokenizer)
     sampler = Sampler(weights, tokenizer, options, document, documents["end"], trained)
     if options.interactive:
         keys = "Enter continues a prompt, Ctrl-C stops a text, Ctrl-D ends"
@@ -351,42 +349,36 @@ def sample(options: argparse.Namespace) -> None:
 
 def check_options(options: argparse.Namespace) -> None:
     """Refuse options that cannot be combined."""
-    if options.interactive:
-        for key in ("prompt", "prompt_file", "output", "json", "novelty", "new"):
-            if getattr(options, key):
-                raise InputError(
-                    f"--interactive: cannot be combined with --{key.replace('_', '-')}"
-                )
-    if options.new and options.no_stop:
-        raise InputError("--new: cannot be combined with --no-stop")
-    if options.keep_stop and not options.stop:
-        raise InputError("--keep-stop: needs --stop")
+    check_combinations(
+        options,
+        excluded={
+            "interactive": ("prompt", "prompt_file", "output", "json", "novelty", "new"),
+            "new": ("no_stop",),
+        },
+        needed={"keep_stop": "stop"},
+    )
     if "" in options.stop:
         raise InputError("--stop '': must have at least one character")
 
 
-def read_training_text(checkpoint: Path, option: str, unit: str) -> np.ndarray | None:
+def read_training_text(checkpoint: Path, option: str, tokenizer: Tokenizer) -> np.ndarray:
     """Return the tokens of the training text of a model's run, (N,), for `--new` or `--novelty`.
 
-    If there are too many, `--new` is refused, and `--novelty` prints why and returns None.
+    If there are too many, `--new` is refused, and `--novelty` prints why, and there are none.
     """
     from data.text import text_of_run  # needs a quarter of the start-up time
 
-    if not Run(checkpoint.resolve().parent.parent).config.is_file():
-        raise InputError(
-            f"{option}: {printable(checkpoint)} is not in a run directory: its training text is unknown"
-        )
     try:
         trained = text_of_run(checkpoint).train
     except InputError as error:
         raise InputError(f"{option}: the training text cannot be read: {error}") from None
-    reason = skipped(trained, unit)
+    reason = skipped(trained, tokenizer.unit)
     if not reason:
         return trained
     if option == "--new":
         raise InputError(f"--new: {reason}")
     print(f"longest copy: skipped, because {reason}", file=sys.stderr)
-    return None
+    return trained[:0]
 
 
 def all_prompts(
@@ -461,7 +453,7 @@ def write(sampler: Sampler, rows: list[tuple[str, int]], out: TextIO) -> list[No
     if len(rows) == 1 and not options.json and not options.new:
         ((prompt, seed),) = rows
         text = sampler.show(prompt, seed, out)
-        return sampler.compare([Sample(prompt, seed, text)])
+        return sampler.compare(sampler.samples(rows, [text]))
     parts = sampler.generate_new(rows) if options.new else sampler.generate(rows)
     separated = sampler.document != "line" or options.no_stop  # otherwise each text is one line
     written = 0
@@ -489,21 +481,21 @@ def write(sampler: Sampler, rows: list[tuple[str, int]], out: TextIO) -> list[No
 
 
 def as_json(sampler: Sampler, sample: Sample, novelty: Novelty | None) -> str:
-    prompt, seed, text = sample
+    text = sample.text
     line = {
-        "prompt": prompt,
+        "prompt": sample.prompt,
         "text": text.text,
-        "seed": seed,
+        "seed": sample.seed,
         "checkpoint": str(sampler.options.checkpoint),
     }
     if sampler.end:
         # With --no-stop, the end mark is part of the text.
-        is_inside = find_stop(prompt, text.text, sampler.end) is not None
+        is_inside = find_stop(sample.prompt, text.text, sampler.end) is not None
         line["ended"] = sampler.end in text.stopped_by or is_inside
     if novelty:
         line["longest_copy"] = novelty.copy.length
         if sampler.stops_at_end:
-            line["new"] = novelty.new
+            line["new"] = sample.new
     return json.dumps(line)
 
 

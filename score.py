@@ -11,11 +11,18 @@ from typing import TextIO
 if sys.flags.safe_path:  # PYTHONSAFEPATH leaves out the folder of this file
     sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 
-from base.command_line import Parser, add_device, add_unknown, main, number, writing_to
+from base.command_line import (
+    Parser,
+    add_device,
+    add_unknown,
+    check_combinations,
+    main,
+    number,
+    writing_to,
+)
 from base.errors import InputError, nearest, printable
 from base.jobs.run_directory import Run, find, matching, path_of
 from base.processes import keep_freed_memory
-from base.progress import Progress
 
 
 def cli(arguments: list[str] | None = None) -> int:
@@ -78,26 +85,28 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 def run(options: argparse.Namespace) -> None:
     """Find the models, check the options, and score the text."""
     path = path_of(options.checkpoint)
-    trials = list[Run]()
-    if options.split and (Run(path).is_sweep or not os.path.exists(path)):
-        runs = [run for run in matching(options.checkpoint) if run.bpc < math.inf]
-        trials = sorted(runs, key=lambda run: run.directory)
     details = (
         options.compare, options.per_char, options.html, options.per_document, options.csv
     )  # fmt: skip
-    needs_one_run = any(details)
-    if trials and options.file is None and not needs_one_run:
-        score_trials(trials, options)
-        return
-    names = [options.checkpoint]
-    if options.compare is not None:
-        names.append(options.compare)
-    checkpoints = [find(name, "model") for name in names]
+    needs_one_run = options.file is not None or any(details)
+    is_several = Run(path).is_sweep or not os.path.exists(path)
+    if options.split and is_several and not needs_one_run:
+        runs = [run for run in matching(options.checkpoint) if run.bpc < math.inf]
+        if runs:
+            score_trials(sorted(runs, key=lambda run: run.directory), options)
+            return
+    checkpoints = []
+    for key in ("checkpoint", "compare"):
+        name = getattr(options, key)
+        if name is None:
+            continue
+        checkpoint = find(name, "model")
+        checkpoints.append(checkpoint)
+        if Run(path_of(name)).is_sweep:  # the output names the trial that stands for it
+            trial = Run(checkpoint.parent.parent).name
+            print(f"{printable(name)}: its best trial is {printable(trial)}", file=sys.stderr)
+            setattr(options, key, trial)
     check_options(options)
-    # The output names the trial that stands for a sweep.
-    options.checkpoint = best_trial(options.checkpoint, checkpoints[0])
-    if options.compare is not None:
-        options.compare = best_trial(options.compare, checkpoints[1])
     option = "--csv" if options.per_document else "--html"
     out = options.csv if options.per_document else options.html
     output: AbstractContextManager[TextIO | None] = nullcontext()
@@ -107,22 +116,19 @@ def run(options: argparse.Namespace) -> None:
         output = writing_to(out, option, inputs, overwrite=options.overwrite)
     keep_freed_memory()  # for the next batch
     with output as file:  # before the slow work, so that a wrong name fails early
-        with Progress("loading the model"):
-            from gpt.model_file import read
-            from reports.text_to_score import read_text
+        from reports.text_to_score import load_candidates
 
-            models = [read(path) for path in checkpoints]
-        encoded = read_text(checkpoints, models, options)
-        with Progress("loading PyTorch"):
-            from reports.scoring import print_scores
-        print_scores(checkpoints, models, encoded, options, file)
+        candidates = load_candidates(checkpoints, options)
+        from reports.scoring import print_scores  # loads torch
+
+        print_scores(candidates, options, file)
     if out is not None:
         advice = ": open it in a browser" if option == "--html" else ""
         print(f"wrote {printable(out)}{advice}", file=sys.stderr)
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Check the options that do not depend on a model; `reports.text_to_score.check_models` checks the others."""
+    """Check the options that do not depend on a model; `reports.text_to_score` checks the others."""
     if (options.file is None) == (options.split is None):
         raise InputError(f"{options.checkpoint}: name either a text file or --split to score")
     text = Path(options.file or "")
@@ -137,23 +143,8 @@ def check_options(options: argparse.Namespace) -> None:
         raise InputError(
             f"--stride {options.stride}: only works with --window strided, not {options.window}"
         )
-    if options.per_document:
-        for key in ("window", "compare", "per_char", "html"):
-            if getattr(options, key):
-                raise InputError(
-                    f"--per-document: cannot be combined with --{key.replace('_', '-')}"
-                )
-    if options.csv is not None and not options.per_document:
-        raise InputError(f"--csv {options.csv}: needs --per-document")
-
-
-def best_trial(name: str, model: Path) -> str:
-    """Return `name` or, if it is that of a sweep, the name of its best trial, which `model` belongs to."""
-    if not Run(path_of(name)).is_sweep:
-        return name
-    trial = Run(model.parent.parent).name
-    print(f"{printable(name)}: its best trial is {printable(trial)}", file=sys.stderr)
-    return trial
+    excluded = {"per_document": ("window", "compare", "per_char", "html")}
+    check_combinations(options, excluded, needed={"csv": "per_document"})
 
 
 def score_trials(trials: list[Run], options: argparse.Namespace) -> None:

@@ -8,7 +8,7 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import chain
 from pathlib import Path
@@ -181,6 +181,24 @@ def add_device(add: Callable[..., Any]) -> None:
         metavar="D",
         help="device: cpu, cuda, cuda:1 or mps (default cpu)",
     )
+
+
+def check_combinations(
+    options: argparse.Namespace, excluded: Mapping[str, Iterable[str]], needed: Mapping[str, str]
+) -> None:
+    """Refuse an option beside those that it excludes, and without the one that it needs, each by its key."""
+    for key, others in excluded.items():
+        for other in others:
+            if getattr(options, key) and getattr(options, other):
+                option = other.replace("_", "-")
+                raise InputError(f"--{key.replace('_', '-')}: cannot be combined with --{option}")
+    for key, other in needed.items():
+        value = getattr(options, key)
+        if value not in (None, False) and not getattr(options, other):
+            option = key.replace("_", "-")
+            if value is not True:
+                option += f" {value}"
+            raise InputError(f"--{option}: needs --{other.replace('_', '-')}")
 
 
 def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: str) -> list[str]:

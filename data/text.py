@@ -140,6 +140,8 @@ def text_of_run(model: Path) -> Text:
     """
     architecture, meta = read_description(model)
     run = Run(model.resolve().parent.parent)
+    if not run.config.is_file():
+        raise InputError(f"{printable(model)} is not in a run directory, so its text is unknown")
     try:
         settings = yaml.safe_load(run.config.read_text(encoding="utf-8"))
         config = DataConfig(**settings["data"])

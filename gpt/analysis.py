@@ -103,9 +103,9 @@ def by_character(
         num_pieces = (len(begins) - 1) // size  # the last character may be incomplete
         *pieces, pending = np.split(pending, begins[size : num_pieces * size + 1 : size])
         for piece in pieces:
-            yield _merged(piece, _begins(piece, starts_character), decode)
+            yield _merged(piece, starts_character, decode)
     assert len(pending), "the text is empty"
-    yield _merged(pending, _begins(pending, starts_character), decode)
+    yield _merged(pending, starts_character, decode)
 
 
 def _begins(tokens: np.ndarray, starts_character: np.ndarray) -> np.ndarray:
@@ -115,8 +115,11 @@ def _begins(tokens: np.ndarray, starts_character: np.ndarray) -> np.ndarray:
     return begins_character.nonzero()[0]  # (N,)
 
 
-def _merged(tokens: np.ndarray, begins: np.ndarray, decode: Callable[[Any], str]) -> Surprisals:
-    """Return the surprisals of the N characters that M tokens form, and whose first tokens are at `begins`."""
+def _merged(
+    tokens: np.ndarray, starts_character: np.ndarray, decode: Callable[[Any], str]
+) -> Surprisals:
+    """Return the surprisals of the N characters that M tokens form: (M,), (V,)."""
+    begins = _begins(tokens, starts_character)  # (N,)
     text = decode(tokens["token"])
     if len(text) != len(begins):
         text = ""

@@ -14,18 +14,7 @@ from data.batches import num_evaluated, num_validated
 from data.divide import DocumentStats
 from data.text import Text
 from gpt.evaluation import Score
-from gpt.facts import (
-    describe_baselines,
-    describe_context,
-    describe_copies,
-    describe_shape,
-    describe_windows,
-    epochs,
-    in_nats,
-    share_of,
-)
-
-__all__ = ["describe_baselines", "describe_copies"]  # lines of a run that are facts of its model
+from gpt.facts import describe_context, describe_shape, describe_windows, epochs, in_nats, share_of
 
 # a model that has memorised its text has a lower training loss / best validation loss
 MIN_STEPS = 100  # in fewer, a model learns next to nothing

@@ -1,4 +1,4 @@
-"""Build the models of score.py, and show their scores: as a table, by character, as a page, or by document."""
+"""Show the scores of score.py: as a table, by character, as a page, or by document."""
 
 import argparse
 import base64
@@ -7,52 +7,48 @@ import json
 import math
 import sys
 import zlib
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 
-from base.errors import InputError, printable
+from base.errors import printable
 from base.jobs.run_directory import Run
 from base.progress import count, hidden
-from gpt.analysis import Surprisals
-from gpt.checkpoint import build, with_context
-from gpt.evaluation import Score
+from gpt import scoring
+from gpt.analysis import Surprisals, by_character
+from gpt.evaluation import Score, first_totals, make_score
 from gpt.facts import describe_windows
-from gpt.model_file import Model, to_device
-from gpt.scoring import Candidate, Reading, measure_documents
 from reports.page import render_page
-from reports.text_to_score import Document, EncodedText, display_name
+from reports.text_to_score import Candidate, display_name
 
 ROWS = 20  # maximum documents in the printed table
 BEGINNING = 60  # characters shown of the beginning of a document
 
 
 def print_scores(
-    checkpoints: list[Path],
-    loaded: list[Model],
-    text: EncodedText,
-    options: argparse.Namespace,
-    file: TextIO | None,
+    candidates: list[Candidate], options: argparse.Namespace, file: TextIO | None
 ) -> None:
     """Score the text, print the table of scores, and write the page (`--html`) or the CSV file (`--csv`).
 
     `file` is the output that these options name, None without them.
     """
-    candidates = candidates_of(checkpoints, loaded, text, options)
     out = sys.stderr if options.per_char else sys.stdout
     print_models(candidates, options, out)
+    name = display_name(options)
+    first = candidates[0]
     if options.per_document:
-        documents = score_documents(candidates[0], text.documents)
-        print_documents(documents, display_name(options), all_in_file=file is not None)
+        documents = score_documents(first)
+        print_documents(documents, name, all_in_file=file is not None)
         if file:
             write_documents(documents, file)
         return
     # the mode of the validation loss of a run
-    validation_mode = "documents" if candidates[0].end else "disjoint"
-    has_documents = any(meta["documents"] for *_, meta in loaded)
+    validation_mode = "disjoint" if first.text.end is None else "documents"
+    has_documents = any(candidate.meta["documents"] for candidate in candidates)
     if options.compare and validation_mode == "disjoint" and has_documents:
         print("the models' documents differ, so both read the text in disjoint windows", file=out)
     modes = [options.window or validation_mode]
@@ -61,25 +57,23 @@ def print_scores(
     most_exact = modes[-1]
     if options.per_char:
         modes.reverse()  # because its lines are printed while they are computed
+    views: list[Lines | Page] = []
+    if options.per_char:
+        views.append(Lines(candidates))
+    page = Page(candidates)
+    if file:
+        views.append(page)
     for mode in modes:
-        views: list[Lines | Page] = []
-        html = Page(candidates)
-        if options.per_char and mode == most_exact:
-            views.append(Lines(candidates))
-        if file and mode == most_exact:
-            views.append(html)
-        scores = measure(candidates, mode, views)
-        if file and mode == most_exact:
-            file.write(page(html, mode, scores, options))
+        is_shown = mode == most_exact
+        scores = measure(candidates, mode, views if is_shown else [])
+        if file and is_shown:
+            file.write(page.html(mode, scores, options))
         is_like_validation = mode == validation_mode and options.context is None
         if options.split == "test" and is_like_validation:
-            save_test_score(checkpoints[0], scores[0], comparing=options.compare is not None)
+            save_test_score(first.file, scores[0], comparing=options.compare is not None)
         if mode == modes[0]:
             characters = count(scores[0].characters, "character")
-            print(
-                f"{display_name(options)}: {characters}, {count(scores[0].bytes, 'byte')}",
-                file=out,
-            )
+            print(f"{name}: {characters}, {count(scores[0].bytes, 'byte')}", file=out)
             print(
                 row("", ["nats/character", "perplexity", "bits/character", "bits/byte"]), file=out
             )
@@ -95,7 +89,10 @@ def print_models(candidates: list[Candidate], options: argparse.Namespace, out: 
     if options.split:  # of another split of the same files
         warning = "the model was trained on files of this text, perhaps on this split of it"
     for candidate in candidates:
-        print(f"{candidate.label}{printable(candidate.file)}, step {candidate.step}", file=out)
+        print(
+            f"{candidate.label}{printable(candidate.file)}, step {candidate.meta['step']}",
+            file=out,
+        )
         if candidate.saw_text:
             print(f"{candidate.label}{warning}", file=out)
     if len({candidate.model.config.context for candidate in candidates}) > 1:
@@ -105,19 +102,30 @@ def print_models(candidates: list[Candidate], options: argparse.Namespace, out: 
 
 
 def measure(
-    candidates: list[Candidate], mode: str, views: Sequence["Lines | Page"] = ()
+    candidates: list[Candidate], mode: str, views: Sequence["Lines | Page"]
 ) -> list[Score]:
     """Return the score of each model; the views see the characters of the text on the way."""
-    readings = [Reading(candidate, mode, in_order=bool(views)) for candidate in candidates]
-    if views:
-        for surprisals in zip(*(reading.characters() for reading in readings), strict=True):
-            for view in views:
-                view.add(surprisals)
-    else:
-        for reading in readings:
-            for _ in reading:
+    totals = []
+    characters = []
+    for candidate in candidates:
+        text = candidate.text
+        if mode != "strided":
+            text = replace(text, stride=None)
+        if mode == "disjoint":  # which does not know documents
+            text = replace(text, end=None)
+        total = first_totals(text)  # (4,), of the tokens so far
+        batches = scoring.read_text(candidate.model, text, mode, total, in_order=bool(views))
+        totals.append(total)
+        if views:
+            decode = candidate.tokenizer.decode
+            characters.append(by_character(batches, text, decode, scoring.PIECE))
+        else:
+            for _ in batches:
                 pass
-    return [reading.score for reading in readings]
+    for surprisals in zip(*characters, strict=True):
+        for view in views:
+            view.add(surprisals)
+    return list(map(make_score, totals))
 
 
 class Lines:
@@ -128,7 +136,15 @@ class Lines:
         self.position = 0
 
     def add(self, surprisals: tuple[Surprisals, ...]) -> None:
-        of_models = map(self._predicted, surprisals, self.names)
+        of_models = []
+        for piece, names in zip(surprisals, self.names, strict=True):
+            likely = piece.likely(names, digits=6)
+            of_models.append(
+                [
+                    {"nats": round(nats, 9), "likely": dict(most_likely)}
+                    for nats, most_likely in zip(piece.nats.tolist(), likely, strict=True)
+                ]
+            )
         with hidden():
             for character, line, *others in zip(surprisals[0].text, *of_models, strict=True):
                 line = {"position": self.position, "character": character} | line
@@ -138,66 +154,57 @@ class Lines:
                 self.position += 1
             sys.stdout.flush()
 
-    def _predicted(self, surprisals: Surprisals, names: list[str]) -> Iterator[dict[str, Any]]:
-        likely = surprisals.likely(names, digits=6)
-        for nats, most_likely in zip(surprisals.nats.tolist(), likely, strict=True):
-            yield {"nats": round(nats, 9), "likely": dict(most_likely)}
-
 
 class Page:
-    """The view `--html`: small integers for each character, by the names that the script of the page reads."""
+    """The view `--html`: small integers for each character, by the names that the script of the page reads.
+
+    These columns are compressed while they grow.
+    """
 
     def __init__(self, candidates: list[Candidate]) -> None:
         self.candidates = candidates
-        self.columns: dict[str, Column] = {}
+        self.deflate = defaultdict[str, Any](zlib.compressobj)
+        self.packed = defaultdict[str, bytearray](bytearray)
 
     def add(self, surprisals: tuple[Surprisals, ...]) -> None:
         arrays: dict[str, Any] = {"letters": surprisals[0].text.encode()}
         for number, (candidate, piece) in enumerate(zip(self.candidates, surprisals, strict=True)):
-            token_dtype = np.uint8 if candidate.model.vocabulary <= 256 else np.uint16
+            token_dtype = np.uint8 if candidate.tokenizer.size <= 256 else np.uint16
             arrays[f"nats{number}"] = piece.millinats
             arrays[f"likely{number}"] = piece.top.astype(token_dtype)
             thousandths = (piece.probabilities * 1000).round()
             arrays[f"chances{number}"] = thousandths.astype(np.uint16)
         for name, array in arrays.items():
-            self.columns.setdefault(name, Column()).add(array)
+            self.packed[name] += self.deflate[name].compress(array)
 
-
-class Column:
-    """A column of the page, compressed while it grows."""
-
-    def __init__(self) -> None:
-        self._deflate = zlib.compressobj(6)
-        self._packed = bytearray()
-
-    def add(self, part: Any) -> None:
-        self._packed += self._deflate.compress(part)
-
-    def base64(self) -> str:
-        return base64.b64encode(self._packed + self._deflate.flush()).decode()
-
-
-def page(view: Page, mode: str, scores: list[Score], options: argparse.Namespace) -> str:
-    """Return the page of a text."""
-    models = [
-        {
-            "name": candidate.page_name,
-            "mode": describe(candidate, mode),
-            "figures": figures(score, 4),
-            "vocabulary": candidate.tokenizer.names,
+    def html(self, mode: str, scores: list[Score], options: argparse.Namespace) -> str:
+        models = []
+        for candidate, score in zip(self.candidates, scores, strict=True):
+            # without the folders above the run, because pages are sent to others
+            name = candidate.file.name
+            if candidate.file.parent.name == "checkpoints":
+                name = f"{candidate.file.parent.parent.name}/{name}"
+            models.append(
+                {
+                    "name": f"{printable(name)}, step {candidate.meta['step']}",
+                    "mode": describe(candidate, mode),
+                    "figures": figures(score, 4),
+                    "vocabulary": candidate.tokenizer.names,
+                }
+            )
+        title = display_name(options, path=False)
+        about = {
+            "title": title,
+            "characters": scores[0].characters,
+            "models": models,
+            "difference": difference(scores, 4) if options.compare else None,
+            "trained": any(candidate.saw_text for candidate in self.candidates),
         }
-        for candidate, score in zip(view.candidates, scores, strict=True)
-    ]
-    title = display_name(options, path=False)
-    about = {
-        "title": title,
-        "characters": scores[0].characters,
-        "models": models,
-        "difference": difference(scores, 4) if options.compare else None,
-        "trained": any(candidate.saw_text for candidate in view.candidates),
-    }
-    packed = {name: column.base64() for name, column in view.columns.items()}
-    return render_page("score_page", title, about, packed)
+        columns = {
+            name: base64.b64encode(self.packed[name] + deflate.flush()).decode()
+            for name, deflate in self.deflate.items()
+        }
+        return render_page("score_page", title, about, columns)
 
 
 class DocumentScore(NamedTuple):
@@ -211,17 +218,19 @@ class DocumentScore(NamedTuple):
     beginning: str
 
 
-def score_documents(candidate: Candidate, documents: list[Document]) -> list[DocumentScore]:
+def score_documents(candidate: Candidate) -> list[DocumentScore]:
     """Score each document by itself, and return the most surprising one first."""
     tokenizer = candidate.tokenizer
-    mark = len(tokenizer.pack(candidate.end))
-    lengths = np.array([document.length + mark for document in documents])
-    losses = measure_documents(candidate, lengths)  # (documents,)
+    text = candidate.text
+    assert text.end is not None
+    lengths = [document.length + len(text.end) for document in candidate.documents]
+    stops = np.cumsum(lengths)  # (documents,)
+    losses = scoring.measure_documents(candidate.model, text, stops)  # (documents,)
     scores = []
-    begin = 0
-    for number, (document, nats) in enumerate(zip(documents, losses.tolist(), strict=True), 1):
-        tokens = candidate.tokens[begin : begin + document.length + mark]
-        begin += len(tokens)
+    for number, (document, nats, tokens) in enumerate(
+        zip(candidate.documents, losses.tolist(), np.split(text.tokens, stops[:-1]), strict=True),
+        1,
+    ):
         characters = int(tokenizer.token_sizes[tokens, 0].sum())
         # A character has at most 4 tokens.
         words = tokenizer.decode(tokens[: min(document.length, 4 * BEGINNING)])
@@ -280,48 +289,14 @@ def save_test_score(model: Path, score: Score, comparing: bool) -> None:
         print(f"saved in {run}/summary.json: test_loss, test_bpc", file=sys.stderr)
 
 
-def candidates_of(
-    checkpoints: list[Path], loaded: list[Model], text: EncodedText, options: argparse.Namespace
-) -> list[Candidate]:
-    labels = ["A  ", "B  "] if options.compare else [""]
-    candidates = []
-    for label, path, tokenizer, tokens, saw_text, (config, weights, meta) in zip(
-        labels, checkpoints, text.tokenizers, text.tokens, text.saw_text, loaded, strict=True
-    ):
-        model = build(config, weights)
-        to_device(model, options.device)
-        if options.context:
-            # A window longer than the text would only be padding, which costs time.
-            length = len(tokenizer.pack(text.end)) + len(tokens)
-            longest = min(options.context, max(1, length - 1))
-            try:
-                model = with_context(model, longest).eval()
-            except ValueError as error:
-                raise InputError(f"--context {longest}: {error}") from None
-        context = model.config.context
-        stride = options.stride or max(1, context // 2)
-        candidate = Candidate(
-            label=label,
-            file=path,
-            step=meta["step"],
-            model=model,
-            tokenizer=tokenizer,
-            tokens=tokens,
-            stride=min(stride, context),
-            saw_text=saw_text,
-            end=text.end,
-        )
-        candidates.append(candidate)
-    return candidates
-
-
 def describe(candidate: Candidate, mode: str) -> str:
     """Return how windows cover the text."""
     context = candidate.model.config.context
     if mode != "strided":
         return describe_windows(mode, context)
-    windows = describe_windows("documents" if candidate.end else mode, context)
-    return f"{windows}, stride {candidate.stride}"
+    if candidate.text.end is not None:
+        mode = "documents"
+    return f"{describe_windows(mode, context)}, stride {candidate.text.stride}"
 
 
 def figures(score: Score, digits: int = 6) -> list[str]:

@@ -1,4 +1,4 @@
-"""Read and encode the text of score.py for its models, without loading torch, so that errors appear at once."""
+"""Load the models of score.py and encode its text. PyTorch is loaded last, so that errors appear at once."""
 
 import argparse
 import io
@@ -6,13 +6,12 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from base.command_line import ABOUT_UNKNOWN, replace_unknown
 from base.errors import InputError, printable
-from base.jobs.run_directory import Run
 from base.processes import command
 from base.progress import Progress
 from data.divide import DocumentRule, parts
@@ -20,8 +19,12 @@ from data.find import unzipped
 from data.read import SourceFile
 from data.seen import FileHash, was_read
 from data.text import text_of_run
-from gpt.model_file import Model
+from gpt.model_file import read, to_device
 from gpt.tokenizer import ByteTokenizer, Tokenizer, UnknownCharacter, tokenizer_from
+from gpt.windows import EvaluationText
+
+if TYPE_CHECKING:
+    from gpt.model import GPT
 
 MAX_PAGE = 10_000_000  # maximum characters in an HTML page
 
@@ -35,12 +38,18 @@ class Document(NamedTuple):
     length: int  # in tokens, without the end mark
 
 
-class EncodedText(NamedTuple):
-    tokenizers: list[Tokenizer]  # of each model
-    tokens: list[np.ndarray]  # for each model, (N,) in the `dtype` of its tokenizer
-    end: str  # the end mark of documents, if all models were trained on documents of one rule, or ""
-    documents: list[Document]  # if the text was divided: documents, each followed by its end mark
-    saw_text: list[bool]  # for each model, whether it was trained on this text
+class Candidate(NamedTuple):
+    """A model to score, and the text encoded for this model."""
+
+    label: str  # what a line about it begins with: "A  " or "B  " in a comparison
+    file: Path
+    meta: Mapping[str, Any]  # what the file says about the model
+    model: "GPT"
+    tokenizer: Tokenizer
+    text: EvaluationText  # as strided windows read it
+    # if the text was divided: its documents, each followed by its end mark
+    documents: list[Document]
+    saw_text: bool  # whether the model was trained on this text
 
 
 class ScoredText(NamedTuple):
@@ -59,23 +68,38 @@ class ScoredText(NamedTuple):
         return was_read(texts, self.sha256, self.files)
 
 
-def read_text(
-    checkpoints: list[Path], loaded: list[Model], options: argparse.Namespace
-) -> EncodedText:
-    """Check the options that depend on the models, and return the text to score, encoded for each model.
+def load_candidates(checkpoints: list[Path], options: argparse.Namespace) -> list[Candidate]:
+    """Load the models, check the options that depend on them, and encode the text to score for each model.
 
     It is read as a training text is: byte models alone read its bytes; with a character model, all
     read its characters.
     """
+    with Progress("loading the model"):
+        loaded = [read(path) for path in checkpoints]
     metas = [meta for *_, meta in loaded]
+    for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
+        if options.per_document and meta["documents"] is None:
+            why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
+            raise InputError(f"--per-document: {printable(path)} {why}")
+        context = options.context or config.context
+        if options.stride and options.stride > context:
+            raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
     tokenizers = [tokenizer_from(meta["vocabulary"]) for meta in metas]
-    only_bytes = all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers)
-    encoding = None if only_bytes else options.encoding
+    encoding = options.encoding
+    if all(isinstance(tokenizer, ByteTokenizer) for tokenizer in tokenizers):
+        if encoding != "utf-8":
+            raise InputError(
+                f"--encoding {encoding}: does not apply to a byte model, which reads bytes"
+            )
+        encoding = None
     rules = [meta["documents"] for meta in metas]
     rule = None  # by which the texts of all models were divided
     if rules[0] is not None and all(other == rules[0] for other in rules):
         rule = DocumentRule(**rules[0])
-    check_models(checkpoints, loaded, rule, only_bytes, options)
+    elif options.window == "documents":
+        raise InputError(
+            "--window documents: needs models that were trained on documents, divided in the same way"
+        )
     name = display_name(options)
     with Progress("reading"):
         if options.split:
@@ -86,36 +110,35 @@ def read_text(
             raise InputError(
                 f"--per-document: {name} has only whitespace, which is not a document"
             )
-        tokens, documents = encode(text, tokenizers, only_bytes, options)
-    if options.html is not None and len(tokens[0]) > MAX_PAGE:
+        encoded, documents = encode(text, tokenizers, encoding, options)
+    if options.html is not None and len(encoded[0]) > MAX_PAGE:
         raise InputError(f"--html: {name} has more characters than a page can show, {MAX_PAGE:,}")
-    end = rule.end if rule else ""
-    return EncodedText(tokenizers, tokens, end, documents, list(map(text.was_read, metas)))
-
-
-def check_models(
-    checkpoints: list[Path],
-    loaded: list[Model],
-    rule: DocumentRule | None,
-    only_bytes: bool,
-    options: argparse.Namespace,
-) -> None:
-    """Check the options of score.py that depend on the models and what they share."""
-    for path, (config, _, meta) in zip(checkpoints, loaded, strict=True):
-        if options.per_document and meta["documents"] is None:
-            why = "was not trained on documents (data.documents, data.field); score the whole text without this option"
-            raise InputError(f"--per-document: {printable(path)} {why}")
-        context = options.context or config.context
-        if options.stride and options.stride > context:
-            raise InputError(f"--stride {options.stride}: must be at most {context}, the context")
-    if only_bytes and options.encoding != "utf-8":
-        raise InputError(
-            f"--encoding {options.encoding}: does not apply to a byte model, which reads bytes"
+    with Progress("loading PyTorch"):
+        from gpt.checkpoint import build, with_context
+    labels = ["A  ", "B  "] if options.compare else [""]
+    candidates = []
+    for label, path, tokenizer, tokens, (config, weights, meta) in zip(
+        labels, checkpoints, tokenizers, encoded, loaded, strict=True
+    ):
+        model = build(config, weights)
+        to_device(model, options.device)
+        end = tokenizer.pack(rule.end) if rule else None
+        if options.context:
+            # A window longer than the text would only be padding, which costs time.
+            length = len(tokens) if end is None else len(end) + len(tokens)
+            longest = min(options.context, max(1, length - 1))
+            try:
+                model = with_context(model, longest).eval()
+            except ValueError as error:
+                raise InputError(f"--context {longest}: {error}") from None
+        context = model.config.context
+        stride = min(options.stride or max(1, context // 2), context)
+        strided = EvaluationText(tokens, tokenizer.token_sizes, end, stride)
+        saw_text = text.was_read(meta)
+        candidates.append(
+            Candidate(label, path, meta, model, tokenizer, strided, documents, saw_text)
         )
-    if options.window == "documents" and rule is None:
-        raise InputError(
-            "--window documents: needs models that were trained on documents, divided in the same way"
-        )
+    return candidates
 
 
 def display_name(options: argparse.Namespace, path: bool = True) -> str:
@@ -136,15 +159,10 @@ def read_split(
 ) -> ScoredText:
     """Return a split of the text that a model was trained on. Its documents have no lines: all have line 0."""
     split = options.split
-    run = Run(model.resolve().parent.parent)
-    if not run.config.is_file():
-        raise InputError(
-            f"--split {split}: {printable(model)} is not in a run directory; name the text file instead"
-        )
     try:
         trained = text_of_run(model)
     except InputError as error:
-        whole = command("python", "score.py", run.name)
+        whole = command("python", "score.py", options.checkpoint)
         raise InputError(f"--split {split}: {error}; {whole} FILE scores a whole file") from None
     raw = trained.tokenizer.utf8(getattr(trained, split))
     try:
@@ -191,7 +209,10 @@ def open_file(name: str, label: str) -> Iterator[tuple[IO[bytes], str]]:
 
 
 def encode(
-    text: ScoredText, tokenizers: list[Tokenizer], only_bytes: bool, options: argparse.Namespace
+    text: ScoredText,
+    tokenizers: list[Tokenizer],
+    encoding: str | None,
+    options: argparse.Namespace,
 ) -> tuple[list[np.ndarray], list[Document]]:
     """Encode a text for each tokenizer, and describe its documents if it is divided.
 
@@ -201,7 +222,7 @@ def encode(
     lines = [line for line, _ in text.pairs]
     texts = [part for _, part in text.pairs]
     unknown = [0] * len(texts)
-    if not only_bytes:
+    if encoding:
         for tokenizer in tokenizers:
             texts = list(map(tokenizer.canonical, texts))
         if options.unknown != "error":
@@ -217,7 +238,7 @@ def encode(
         pieces = []
         for line, part in zip(lines, texts, strict=True):
             part += end
-            if only_bytes:  # each character is a byte
+            if not encoding:  # each character is a byte
                 pieces.append(np.frombuffer(part.encode("latin-1"), np.uint8))
                 continue
             try:

@@ -205,17 +205,16 @@ def corners(fixed: list[str], space: Mapping[str, Any]) -> list[Config]:
 
     Raises an `InputError` if a value is wrong, so that no trial fails because of it later.
     """
-    ends = dict[str, Sequence[Any]]()
+    settings = []  # of each key
     for key, values in space.items():
         if isinstance(values, CategoricalDistribution):
-            ends[key] = values.choices
+            ends: Sequence[Any] = values.choices
         else:
-            ends[key] = (values.low, values.high)
+            ends = (values.low, values.high)
+        settings.append([setting_of(key, value) for value in ends])
     configs = []
-    for index in range(max(map(len, ends.values()))):
+    for index in range(max(map(len, settings))):
         # A key with fewer values repeats its last.
-        corner = [
-            setting_of(key, values[min(index, len(values) - 1)]) for key, values in ends.items()
-        ]
+        corner = [of_key[min(index, len(of_key) - 1)] for of_key in settings]
         configs.append(compose([*fixed, *corner]))
     return configs

@@ -22,7 +22,7 @@ from data.text import open_text
 from gpt.checkpoint import load_checkpoint
 from gpt.inference.continuation import Continuation
 from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
-from sample import Sample, unescaped
+from sample import last_document, unescaped
 from tests.base.test_progress import Terminal
 from tests.conftest import ROOT, less_progress, one_line
 from tests.model_files import filled, write_model_file
@@ -305,7 +305,7 @@ def test_an_end_mark_may_begin_in_the_prompt(workplace, sample, monkeypatch, arg
 def test_a_document_may_begin_in_the_prompt():
     whole = Continuation(CharTokenizer("\nabc"), ["\n\n"], "b\n\na\n")
     whole.add(0)
-    assert Sample("b\n\na\n", 0, whole).document("\n\n") == "a"
+    assert last_document("b\n\na\n", whole, "\n\n") == "a"
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ from data.passages import passage, prompts
 from gpt import model_file
 from gpt.checkpoint import build, model_state, read_training_checkpoint, write_model
 from gpt.evaluation import Score, evaluate, measured, window_batches
+from gpt.facts import describe_baselines, describe_copies
 from gpt.inference.generate import TEMPERATURE
 from gpt.model import GPT, untrained
 from reports import log_lines
@@ -170,7 +171,7 @@ def write_results(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
     diverged = log_lines.has_diverged(summary, history.losses.entries)
     if diverged:
         summary = replace(summary, status="diverged")
-    log.info(f"baselines  {log_lines.describe_baselines(summary, text.tokenizer.unit)}")
+    log.info(f"baselines  {describe_baselines(summary, text.tokenizer.unit)}")
     for sentence in log_lines.verdict(run, summary, history.losses.entries):
         log.info(f"           {sentence}")
     report = write_report(run, module, summary, history, best.model, samples)
@@ -236,8 +237,7 @@ def write_report(
             "text": f"{without_folders(text.name)}: {'; '.join(log_lines.describe(text))}",
             "notes": summary.notes,
             "written": samples,
-            "copied": summary.copies
-            and log_lines.describe_copies(summary.copies, text.tokenizer.unit),
+            "copied": summary.copies and describe_copies(summary.copies, text.tokenizer.unit),
             "verdict": log_lines.verdict(run, summary, history.losses.entries),
             "command": shlex.join(["python", "train.py", *(run.arguments or ())]),
             "exact_command": shlex.join(

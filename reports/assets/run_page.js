@@ -206,12 +206,9 @@ function passage({ letters: passageText, nats: costs, likely }) {
 
 // -- The settings ----------------------------------------------------------------------------------
 
-function settings(data) {
-  for (const id of ["command", "exact_command", "config"]) element(id).append(...readable(data[id]));
-}
+for (const id of ["command", "exact_command", "config"]) element(id).append(...readable(data[id]));
 
 samples(data.samples, data.written, data.copied);
 attention(data.attention);
 passage(data.passage);
-settings(data);
 document.body.dataset.ready = "";
