@@ -185,15 +185,9 @@ TABLES = tables()
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
-@pytest.mark.parametrize("name", TABLES)
-def test_rows_of_tables_are_documents(name, tokenizer):
-    text = text_of({name: TABLES[name]}, field="text", tokenizer=tokenizer)
-    check(text, VALUES, "row", "\x03", "text")
-    assert text.documents.repeated == 1 and text.documents.blank == 1
-
-
-def test_tables_of_all_kinds_are_one_text():
-    check(text_of(TABLES, field="text"), VALUES * len(TABLES), "row", "\x03", "text")
+def test_rows_of_tables_of_all_kinds_are_documents(tokenizer):
+    text = text_of(TABLES, field="text", tokenizer=tokenizer)
+    check(text, VALUES * len(TABLES), "row", "\x03", "text")
 
 
 def parquet(rows):
@@ -294,14 +288,8 @@ def test_a_file_without_a_separator_is_one_document():
 
 
 def test_copies_of_other_line_ends_share_a_split_of_bytes():
-    pages = [f"page {number}\n{number * 7}\n" for number in range(40)]
-    files = {f"a{number}": page.encode() for number, page in enumerate(pages)}
-    files |= {
-        f"b{number}": page.replace("\n", "\r\n").encode() for number, page in enumerate(pages)
-    }
-    text = text_of(files, documents="file", tokenizer="byte")
-    found = {
-        split: {page.replace("\r\n", "\n") for page in each}
-        for split, each in splits(text).items()
-    }
-    assert sum(map(len, found.values())) == 40 and text.documents.repeated == 40
+    pages = {f"{number}": f"page {number}\n{number * 7}\n" for number in range(40)}
+    copies = {f"b{name}": page.replace("\n", "\r\n") for name, page in pages.items()}
+    text = text_of(pages | copies, documents="file", tokenizer="byte")
+    found = [{page.replace("\r\n", "\n") for page in each} for each in splits(text).values()]
+    assert sum(map(len, found)) == 40 and text.documents.repeated == 40
