@@ -249,12 +249,6 @@ FIELDS = {  # a file's suffix and content, data.field, and the texts that it lea
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "content", "field", "texts"), FIELDS.values(), ids=FIELDS)
-def test_a_field_is_followed_to_its_texts(kind, content, field, texts):
-    file = io.BytesIO(content.encode())
-    assert [text for _, text in fields(file, f"a.{kind}", field)] == texts
-
-
 HERE = {"type": "text", "text": "here"}
 LOOK = [{"type": "text", "text": "look"}, HERE]
 ROWS = {  # rows of a table, data.field, and the texts that it leads to
@@ -273,14 +267,16 @@ ROWS = {  # rows of a table, data.field, and the texts that it leads to
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", ["jsonl", "json", "parquet"])
-@pytest.mark.parametrize("name", ROWS)
-def test_a_field_of_rows_is_followed_to_its_texts(kind, name):
-    rows, field, texts = ROWS[name]
-    content = parquet(rows) if kind == "parquet" else lines(*rows).encode()
-    if kind == "json":
-        content = tree(rows).encode()
-    assert [text for _, text in fields(io.BytesIO(content), f"a.{kind}", field)] == texts
+WRITERS = {"jsonl": lambda rows: lines(*rows), "json": tree, "parquet": parquet}
+CASES = [(kind, write, *row) for row in ROWS.values() for kind, write in WRITERS.items()]
+CASES += [(kind, str, *case) for kind, *case in FIELDS.values()]
+
+
+@pytest.mark.parametrize(("kind", "write", "content", "field", "texts"), CASES)
+def test_a_field_is_followed_to_its_texts(kind, write, content, field, texts):
+    written = write(content)
+    file = io.BytesIO(written.encode() if isinstance(written, str) else written)
+    assert [text for _, text in fields(file, f"a.{kind}", field)] == texts
 
 
 REFUSALS = {  # a file's suffix and content, data.field, and of the refusal
