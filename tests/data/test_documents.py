@@ -232,6 +232,11 @@ FEW = {  # the content of a.txt, options, and of the refusal
         {"documents": "\n%\n"},
         r"has 1 document, .*data.documents=\\n%\\n",
     ),
+    "too few files": (
+        "abc\n",
+        {"documents": "file"},
+        "has 1 document, .*; leave data.documents out.*data.validation=NAME$",
+    ),
     "an unknown kind": (
         "a\nb\n",
         {"documents": "lines"},
@@ -265,26 +270,12 @@ def test_documents_that_cannot_be_are_refused_in_one_line(opened, content, optio
     assert [each.name for each in Path("cache").rglob("*")] in ([], ["encoded", ".lock"])
 
 
-def test_two_files_are_too_few_documents_and_the_ways_out_are_said(opened):
-    make(Path(), {"a.txt": "a\nb\n", "b.txt": "abc\n"})
-    message = refusal(InputError, opened, "[a.txt,b.txt]", documents="file")
-    assert "has 2 documents" in message
-    assert "leave data.documents out" in message
-    assert message.endswith("data.validation=NAME")
-
-
 def test_an_interrupted_encoding_leaves_nothing_behind(opened, monkeypatch):
     make(Path(), {"text": "\n".join(words(200))})
     monkeypatch.setattr("data.encode.Encoder.write", Mock(side_effect=KeyboardInterrupt))
     with pytest.raises(KeyboardInterrupt):
         opened(documents="line")
     assert os.listdir("cache/encoded") == [".lock"]
-
-
-def test_a_file_without_a_separator_is_one_document():
-    files = {"a": "one", "b": "two\n%\nthree\n%\n", "c": "", "d": "four\n%\nfive"}
-    text = text_of(files, documents="\n%\n")
-    assert sorted(sum(splits(text).values(), [])) == ["five", "four", "one", "three", "two"]
 
 
 def test_copies_of_other_line_ends_share_a_split_of_bytes():
