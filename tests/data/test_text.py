@@ -244,9 +244,9 @@ FOLDERS = {
 
 
 def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened):
-    """The content and the names of all files, but not where they lie."""
+    """The content and the names of all files, but not where they lie, nor the name of a single one."""
     whole = "".join(f"{number}\n%\n" for number in range(40))
-    make(tmp_path, {"text": whole, "valid": "1\n2\n", "test": "3\n", "elsewhere/text": whole})
+    make(tmp_path, {"text": whole, "valid": "1\n2\n", "test": "3\n", "elsewhere/renamed": whole})
     for folder, files in FOLDERS.items():
         make(tmp_path / folder, files)
     settings = [
@@ -259,7 +259,7 @@ def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened):
     fingerprints = {opened(context=1, **each).fingerprint for each in settings}
     assert len(fingerprints) == len(settings)
     assert {
-        opened(path, context=1).fingerprint for path in ("elsewhere/text", "same")
+        opened(path, context=1).fingerprint for path in ("elsewhere/renamed", "same")
     } <= fingerprints
     assert len({opened(folder, context=1).sha256 for folder in FOLDERS}) == 4
 
