@@ -219,13 +219,11 @@ def test_a_name_and_a_hash_stand_after_an_address_and_nothing_else():
         assert "64 hexadecimal" in refusal(InputError, split_fragment, f"{ADDRESS}#{wrong}")
 
 
-def test_the_password_of_an_address_is_in_config_yaml_alone(server, train, score, sample, export):
+def test_the_password_of_an_address_is_in_config_yaml_alone(server, train, score, export):
     address = f"{server.url.replace('://', '://ann:hunter2@')}/00.txt?X-Amz-Signature=hunter2&v=1"
     ended = train(f"data.path={address}", "name=online", "logger=[tensorboard,csv]")
-    said = [ended, score("online", "--split", "validation"), sample("online", "--novelty")]
-    said.append(train("resume=runs/online", "trainer.max_steps=40", defaults=False))
-    for kind, out in (("card", "card.md"), ("web", "page.html")):
-        said.append(export("online", "--to", kind, out))
+    said = [ended, score("online", "--split", "validation")]
+    said.append(export("online", "--to", "card", "card.md"))
     assert [each.status for each in said] == [0] * len(said), said
     hidden = f"{server.url.replace('://', '://***@')}/00.txt?X-Amz-Signature=***&v=1"
     assert "ann" not in ended.out and hidden in ended.out
@@ -233,15 +231,10 @@ def test_the_password_of_an_address_is_in_config_yaml_alone(server, train, score
     said.append(train(f"data.path={address}", f"data.test={address}"))
     said.append(train(f"data.paht={address}"))
     assert [each.status for each in said[-3:]] == [2] * 3 and "hunter2" not in repr(said), said
-    files = [
-        path
-        for path in [*Path("runs").rglob("*"), Path("card.md"), Path("page.html")]
-        if path.is_file()
-    ]
-    assert [path.name for path in files if b"hunter2" in path.read_bytes()] == ["config.yaml"], (
-        files
-    )
+    files = [path for path in Path().rglob("*") if path.is_file()]
+    secret = [str(path) for path in files if b"hunter2" in path.read_bytes()]
+    assert secret == ["runs/online/config.yaml"] and Path("card.md") in files
     # in which the text could be compressed
     archives = map(zipfile.ZipFile, Path("runs").rglob("*.ckpt"))
     members = [archive.read(name) for archive in archives for name in archive.namelist()]
-    assert len(files) > 10 and members and b"hunter2" not in b"".join(members)
+    assert members and b"hunter2" not in b"".join(members)

@@ -185,15 +185,9 @@ TABLES = tables()
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
-@pytest.mark.parametrize("name", TABLES)
-def test_rows_of_tables_are_documents(name, tokenizer):
-    text = text_of({name: TABLES[name]}, field="text", tokenizer=tokenizer)
-    check(text, VALUES, "row", "\x03", "text")
-    assert text.documents.repeated == 1 and text.documents.blank == 1
-
-
-def test_tables_of_all_kinds_are_one_text():
-    check(text_of(TABLES, field="text"), VALUES * len(TABLES), "row", "\x03", "text")
+def test_rows_of_tables_of_all_kinds_are_documents(tokenizer):
+    text = text_of(TABLES, field="text", tokenizer=tokenizer)
+    check(text, VALUES * len(TABLES), "row", "\x03", "text")
 
 
 def parquet(rows):
@@ -238,6 +232,11 @@ FEW = {  # the content of a.txt, options, and of the refusal
         {"documents": "\n%\n"},
         r"has 1 document, .*data.documents=\\n%\\n",
     ),
+    "too few files": (
+        "abc\n",
+        {"documents": "file"},
+        "has 1 document, .*; leave data.documents out.*data.validation=NAME$",
+    ),
     "an unknown kind": (
         "a\nb\n",
         {"documents": "lines"},
@@ -271,14 +270,6 @@ def test_documents_that_cannot_be_are_refused_in_one_line(opened, content, optio
     assert [each.name for each in Path("cache").rglob("*")] in ([], ["encoded", ".lock"])
 
 
-def test_two_files_are_too_few_documents_and_the_ways_out_are_said(opened):
-    make(Path(), {"a.txt": "a\nb\n", "b.txt": "abc\n"})
-    message = refusal(InputError, opened, "[a.txt,b.txt]", documents="file")
-    assert "has 2 documents" in message
-    assert "leave data.documents out" in message
-    assert message.endswith("data.validation=NAME")
-
-
 def test_an_interrupted_encoding_leaves_nothing_behind(opened, monkeypatch):
     make(Path(), {"text": "\n".join(words(200))})
     monkeypatch.setattr("data.encode.Encoder.write", Mock(side_effect=KeyboardInterrupt))
@@ -287,21 +278,9 @@ def test_an_interrupted_encoding_leaves_nothing_behind(opened, monkeypatch):
     assert os.listdir("cache/encoded") == [".lock"]
 
 
-def test_a_file_without_a_separator_is_one_document():
-    files = {"a": "one", "b": "two\n%\nthree\n%\n", "c": "", "d": "four\n%\nfive"}
-    text = text_of(files, documents="\n%\n")
-    assert sorted(sum(splits(text).values(), [])) == ["five", "four", "one", "three", "two"]
-
-
 def test_copies_of_other_line_ends_share_a_split_of_bytes():
-    pages = [f"page {number}\n{number * 7}\n" for number in range(40)]
-    files = {f"a{number}": page.encode() for number, page in enumerate(pages)}
-    files |= {
-        f"b{number}": page.replace("\n", "\r\n").encode() for number, page in enumerate(pages)
-    }
-    text = text_of(files, documents="file", tokenizer="byte")
-    found = {
-        split: {page.replace("\r\n", "\n") for page in each}
-        for split, each in splits(text).items()
-    }
-    assert sum(map(len, found.values())) == 40 and text.documents.repeated == 40
+    pages = {f"{number}": f"page {number}\n{number * 7}\n" for number in range(40)}
+    copies = {f"b{name}": page.replace("\n", "\r\n") for name, page in pages.items()}
+    text = text_of(pages | copies, documents="file", tokenizer="byte")
+    found = [{page.replace("\r\n", "\n") for page in each} for each in splits(text).values()]
+    assert sum(map(len, found)) == 40 and text.documents.repeated == 40

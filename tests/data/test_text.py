@@ -76,21 +76,6 @@ def test_bytes_are_kept_and_their_characters_counted(tmp_path, opened):
     assert text.characters["train"] == np.count_nonzero(begins < len(parts[0]))
 
 
-def test_few_files_are_cut_each_and_joined_by_one_newline(tmp_path, opened):
-    texts = [random_text(size, "xyz", seed) for seed, size in enumerate([100, 0, 40, 60])]
-    make(tmp_path / "text", {f"{place}.txt": part for place, part in enumerate(texts)})
-    text = opened(split=[0.5, 0.25, 0.25])
-    parts = [part for part in texts if part]
-    expected = {
-        "train": "\n".join(part[: len(part) // 2] for part in parts),
-        "validation": "\n".join(part[len(part) // 2 : len(part) * 3 // 4] for part in parts),
-        "test": "\n".join(part[len(part) * 3 // 4 :] for part in parts),
-    }
-    assert decoded(text) == expected
-    assert dict(text.characters) == {split: len(part) for split, part in expected.items()}
-    assert text.tokenizer.characters == "\nxyz"  # the newline is ours
-
-
 def test_a_list_is_the_files_in_it(tmp_path, opened):
     make(tmp_path, {"a.txt": "abc " * 90, "d/b, c.txt": "bcd " * 90, "z.txt": "never"})
     together = opened("[d/b? c.txt, a.txt,a.txt]")
@@ -101,25 +86,58 @@ def test_a_list_is_the_files_in_it(tmp_path, opened):
     assert "f" in opened("[a.txt,z.txt]").tokenizer.characters  # a name that exists is that file
 
 
-MANY = {f"{n:02}.txt": random_text(50 + 3 * n, "abc", n) for n in range(40)}
-MANY_SHARES = [0.7, 0.2, 0.1]
+def lines(number, seed=0, letters="abcd"):
+    rng = random.Random(seed)
+    return "".join(
+        "".join(rng.choices(letters, k=6)) + f"{seed}{place}\n" for place in range(number)
+    )
+
+
+HALVES = [0.5, 0.25, 0.25]
+MANY = {f"{n:02}.txt": random_text(48 + 4 * n, "abc", n) for n in range(40)}
+FEWER = ["", *list(MANY.values())[2:]]
+CUT_AT = [(0, 2), (2, 3), (3, 4)]  # quarters of each
+PLACED = split_by_file({name: len(part) for name, part in MANY.items()}, HALVES, {})
+OWN = {"validation": "v a,l.txt", "test": "t/*.txt"}
+OWN_FILES = {
+    "text": lines(50), "v a,l.txt": lines(9, 1, "xyz"), "t/1.txt": lines(3, 2), "t/2.txt": lines(3, 3, "é"),
+    "one.txt": "one document\n",
+}  # fmt: skip
+OWN_TEST = f"{OWN_FILES['t/1.txt']}\n{OWN_FILES['t/2.txt']}"
+SPLIT_TEXTS = {  # files, settings, and the text of each split
+    "many files, each in one split": (
+        {f"text/{name}": part for name, part in MANY.items()}, {"split": HALVES},
+        ["\n".join(part for name, part in MANY.items() if PLACED[name] == split) for split in SPLITS],
+    ),
+    "few files, each cut": (
+        {f"text/{number:02}.txt": part for number, part in enumerate(FEWER)}, {"split": HALVES},
+        ["\n".join(part[len(part) * begin // 4 : len(part) * end // 4] for part in FEWER[1:])
+         for begin, end in CUT_AT],
+    ),
+    "files of its own": (OWN_FILES, OWN, [OWN_FILES["text"], OWN_FILES["v a,l.txt"], OWN_TEST]),
+    "no test": (OWN_FILES, {"validation": "[t/1.txt,t/2.txt]"}, [OWN_FILES["text"], OWN_TEST, ""]),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("tokenizer", ["char", "byte"])
-def test_many_files_go_to_one_split_each(tmp_path, opened, tokenizer):
-    make(tmp_path / "text", MANY)
-    placed = split_by_file({name: len(part) for name, part in MANY.items()}, MANY_SHARES, {})
-    assert decoded(opened(split=MANY_SHARES, tokenizer=tokenizer)) == {
-        split: "\n".join(part for name, part in MANY.items() if placed[name] == split)
-        for split in SPLITS
-    }
+@pytest.mark.parametrize(("files", "settings", "parts"), SPLIT_TEXTS.values(), ids=SPLIT_TEXTS)
+def test_each_split_is_its_parts_of_the_files(tmp_path, opened, files, settings, parts, tokenizer):
+    """Joined by a line break of ours."""
+    make(tmp_path, files)
+    text = opened(tokenizer=tokenizer, **settings)
+    assert decoded(text) == dict(zip(SPLITS, parts, strict=True))
+    assert [text.characters[split] for split in SPLITS] == list(map(len, parts))
 
 
-def test_one_file_fewer_and_each_is_cut(tmp_path, opened):
-    folder = make(tmp_path / "text", MANY)
-    (folder / "39.txt").unlink()
-    beginning = MANY["00.txt"][:35] + "\n" + MANY["01.txt"][:37] + "\n"
-    assert decoded(opened(split=MANY_SHARES))["train"].startswith(beginning)
+def test_each_split_is_the_documents_of_its_files(tmp_path, opened):
+    """Of which one is enough."""
+    make(tmp_path, OWN_FILES)
+    text = opened(validation="one.txt", test="t/*.txt", documents="line")
+    parts = [OWN_FILES["text"], OWN_FILES["one.txt"], OWN_TEST]
+    documents = [sorted(filter(None, part.split("\n"))) for part in parts]
+    found = decoded(text).values()
+    assert [sorted(filter(None, part.split("\n"))) for part in found] == documents
+    assert [text.documents.counts[split] for split in SPLITS] == list(map(len, documents))
 
 
 @pytest.mark.parametrize("shares", [SHARES, [0.5, 0.3, 0.2], [0.9, 0.1, 0.0]], ids=str)
@@ -218,41 +236,32 @@ def test_a_later_start_reads_the_cache_and_not_the_text(
     assert identity(cached(tmp_path)) == before
 
 
-def test_the_same_text_elsewhere_has_the_same_fingerprint(tmp_path, opened):
-    make(tmp_path, {"text": "abab" * 250, "elsewhere/text": "abab" * 250})
-    assert opened().fingerprint == opened("elsewhere/text").fingerprint
+PLAIN = {"a": "1" * 50, "b": "2" * 60}
+FOLDERS = {
+    "plain": PLAIN, "same": PLAIN, "content": PLAIN | {"a": "0" * 50},
+    "border": {"a": "1" * 50 + "2", "b": "2" * 59}, "name": {"aa": "1" * 50, "b": "2" * 60},
+}  # fmt: skip
 
 
 def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened):
+    """The content and the names of all files, but not where they lie, nor the name of a single one."""
     whole = "".join(f"{number}\n%\n" for number in range(40))
-    make(tmp_path, {"text": whole, "valid": "1\n2\n", "test": "3\n"})
-    settings = [
-        {},
-        {"split": [0.6, 0.2, 0.2]},
-        {"tokenizer": "byte"},
-        {"encoding": "latin-1"},
-        {"documents": "line"},
-        {"documents": "\n"},
-        {"documents": "\n", "split": [0.6, 0.2, 0.2]},
-        {"documents": "\n%\n"},
-        {"validation": "valid"},
-        {"validation": "valid", "test": "test"},
-        {"validation": "valid", "test": "test", "tokenizer": "byte"},
-    ]
-    assert len({opened(context=1, **each).fingerprint for each in settings}) == len(settings)
-
-
-def test_the_names_and_the_content_of_all_files_are_in_the_hash(tmp_path, opened):
-    plain = {"a": "1" * 50, "b": "2" * 60}
-    others = {
-        "content": plain | {"a": "0" * 50},
-        "border": {"a": "1" * 50 + "2", "b": "2" * 59},
-        "name": {"aa": "1" * 50, "b": "2" * 60},
-    }
-    for folder, files in (("plain", plain), ("same", plain), *others.items()):
+    make(tmp_path, {"text": whole, "valid": "1\n2\n", "test": "3\n", "elsewhere/renamed": whole})
+    for folder, files in FOLDERS.items():
         make(tmp_path / folder, files)
-    assert opened("same").sha256 == opened("plain").sha256
-    assert len({opened(folder).sha256 for folder in ("plain", *others)}) == 4
+    settings = [
+        {}, {"split": [0.6, 0.2, 0.2]}, {"tokenizer": "byte"}, {"encoding": "latin-1"}, {"documents": "line"},
+        {"documents": "\n"}, {"documents": "\n", "split": [0.6, 0.2, 0.2]}, {"documents": "\n%\n"},
+        {"validation": "valid"}, {"validation": "valid", "test": "test"},
+        {"validation": "valid", "test": "test", "tokenizer": "byte"},
+        *[{"path": folder} for folder in FOLDERS.keys() - {"same"}],
+    ]  # fmt: skip
+    fingerprints = {opened(context=1, **each).fingerprint for each in settings}
+    assert len(fingerprints) == len(settings)
+    assert {
+        opened(path, context=1).fingerprint for path in ("elsewhere/renamed", "same")
+    } <= fingerprints
+    assert len({opened(folder, context=1).sha256 for folder in FOLDERS}) == 4
 
 
 def test_a_text_that_has_changed_is_read_again(tmp_path, opened):
@@ -376,49 +385,6 @@ def test_a_text_that_changes_while_it_is_read_is_refused(
     with pytest.raises(InputError, match="changed while it was being read"):
         opened(**settings)
     assert os.listdir(tmp_path / "cache/encoded") == [".lock"]
-
-
-def lines(number, seed=0, letters="abcd"):
-    rng = random.Random(seed)
-    return "".join(
-        "".join(rng.choices(letters, k=6)) + f"{seed}{place}\n" for place in range(number)
-    )
-
-
-OWN = {"validation": "v a,l.txt", "test": "t/*.txt"}
-
-
-@pytest.fixture
-def split_files(tmp_path):
-    """Write a file for each split, and two for the test; the text of each split."""
-    texts = {"train.txt": lines(50), "v a,l.txt": lines(9, 1, "xyz")}
-    texts |= {"t/1.txt": lines(3, 2), "t/2.txt": lines(3, 3, "é")}
-    make(tmp_path, texts)
-    test = f"{texts['t/1.txt']}\n{texts['t/2.txt']}"
-    return {"train": texts["train.txt"], "validation": texts["v a,l.txt"], "test": test}
-
-
-@pytest.mark.parametrize("tokenizer", ["char", "byte"])
-def test_each_split_is_exactly_its_files(opened, split_files, tokenizer):
-    text = opened("train.txt", **OWN, tokenizer=tokenizer)
-    assert decoded(text) == split_files
-    assert dict(text.characters) == {split: len(each) for split, each in split_files.items()}
-    without_test = opened("train.txt", validation="[t/1.txt,t/2.txt]", tokenizer=tokenizer)
-    assert decoded(without_test) == {**split_files, "validation": split_files["test"], "test": ""}
-
-
-def test_each_split_is_exactly_the_documents_of_its_files(opened, split_files):
-    text = opened("train.txt", **OWN, documents="line")
-    expected = {split: sorted(whole.split()) for split, whole in split_files.items()}
-    assert {split: sorted(whole.split()) for split, whole in decoded(text).items()} == expected
-    assert text.documents.counts == {split: len(each) for split, each in expected.items()}
-
-
-def test_one_document_is_enough_for_validation(tmp_path, opened):
-    make(tmp_path, {"train.txt": lines(50), "one.txt": "one document\n"})
-    text = opened("train.txt", validation="one.txt", documents="line")
-    assert decoded(text)["validation"] == "one document\n"
-    assert text.documents.counts["validation"] == 1
 
 
 def test_held_out_documents_that_stand_in_training_are_counted(tmp_path, opened):

@@ -1,9 +1,12 @@
 import dataclasses
+import hashlib
+import json
 import os
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from base.errors import without_folders, without_places
 from conf.schema import Config
@@ -45,32 +48,40 @@ OF_LINES = contents() | {"data": contents()["data"] | {"divided": LINES}}
 
 @pytest.mark.parametrize("config", [tiny(tied=True, heads=3), *SOME[::3]], ids=name)
 def test_a_model_file_is_made_of_a_checkpoint(config, tmp_path):
-    """The model that is read is the one that was saved: with its own memory for every weight, its head tied."""
+    """Any reader of safetensors opens it; the model has its own memory for every weight, and its head is tied."""
     path = tmp_path / "last.safetensors"
-    tokens = torch.arange(14).reshape(2, 7) % 11
     described = contents(config)
     described["data"]["divided"] = LINES
     save_training_checkpoint(tmp_path / "step.ckpt", described)
     write_model(path, torch.load(tmp_path / "step.ckpt", weights_only=True))
+    assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "step.ckpt"]
     torch.manual_seed(9)
     before = torch.get_rng_state()
     model, meta = load_checkpoint(path)
     same, tokenizer = load(path)
-    assert torch.equal(same(tokens), model(tokens)) and tokenizer.vocabulary == LETTERS
     assert torch.equal(torch.get_rng_state(), before)
-    expected = fill(GPT(config, 11)).eval()
-    assert all(parameter.requires_grad for parameter in model.parameters())
-    assert (model.head.weight is model.embedding.weight) is config.tied
-    assert not any(module.training for module in model.modules())
-    assert torch.equal(model(tokens), expected(tokens))
-    model(tokens).sum().backward()
-    assert ModelConfig(**meta.pop("model_config")) == config
-    assert meta == {
-        "format": FORMAT, "vocabulary": LETTERS, "step": 17, "val_loss": 1.5, "evaluation": EVALUATION,
-        "text": "b\ufffdok.txt", "documents": LINES,
+    weights = dict(fill(GPT(config, 11)).state_dict())
+    for each in (model, same):
+        torch.testing.assert_close(dict(each.state_dict()), weights, rtol=0, atol=0)
+        assert (each.head.weight is each.embedding.weight) is config.tied
+        assert not any(module.training for module in each.modules())
+    assert tokenizer.vocabulary == LETTERS
+    model(torch.arange(7)[None]).sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    if config.tied:
+        del weights["head.weight"]
+    with safe_open(path, "pt") as file:
+        about = json.loads(file.metadata()["chargpt"])
+        tensors = {key: file.get_tensor(key) for key in weights}
+        assert set(file.keys()) == set(weights)
+    torch.testing.assert_close(tensors, weights, rtol=0, atol=0)
+    body = b"".join(tensors[key].numpy().tobytes() for key in sorted(tensors))
+    assert about.pop("sha256") == hashlib.sha256(body).hexdigest()
+    assert meta == about == {
+        "format": FORMAT, "model_config": vars(config), "vocabulary": LETTERS, "step": 17, "val_loss": 1.5,
+        "evaluation": EVALUATION, "text": "b\ufffdok.txt", "documents": LINES,
         "texts": [{"sha256": "ab12", "split": "cd34"}],
     }  # fmt: skip
-    assert sorted(os.listdir(tmp_path)) == ["last.safetensors", "step.ckpt"]
 
 
 def test_checkpoints_of_documents_have_a_format_of_their_own(tmp_path):
@@ -80,50 +91,26 @@ def test_checkpoints_of_documents_have_a_format_of_their_own(tmp_path):
     assert read_training_checkpoint(tmp_path / "step.ckpt")["data"]["divided"] == LINES
 
 
-@pytest.mark.parametrize(
-    ("given", "said"),
-    [
-        ("book.txt", "book.txt"),
-        ("/letters/book.txt", "book.txt"),
-        ("C:\\letters\\book.txt", "book.txt"),
-        ("letters/", "letters"),
-        ("https://host/books/a.txt?token=SECRET", "a.txt"),
-        ("[a.txt,dir/b.txt]", "a.txt, b.txt"),
-        ("[https://ann:pw@host/a.txt,/home/b\udcff.txt]", "a.txt, b\ufffd.txt"),
-        ("Python 3.11.7 standard library", "Python 3.11.7 standard library"),
-    ],
-)
-def test_others_learn_the_name_of_a_text_and_not_where_it_lies(given, said):
-    assert without_folders(given) == said
+NAMES = {  # how a text is named, and what others learn of it
+    "book.txt": "book.txt", "/letters/book.txt": "book.txt", "C:\\letters\\book.txt": "book.txt",
+    "letters/": "letters", "https://host/books/a.txt?token=SECRET": "a.txt", "[a.txt,dir/b.txt]": "a.txt, b.txt",
+    "[https://ann:pw@host/a.txt,/home/b\udcff.txt]": "a.txt, b\ufffd.txt",
+    "Python 3.11.7 standard library": "Python 3.11.7 standard library",
+}  # fmt: skip
+DIVIDED = "2 files, each divided 90/5/5 into training"
+PLAIN = "rows and/or lines; 5 km/h; 3 a / b"
+TABLE = "a.csv is read as plain text; data.field=NAME"
+NOTES = {
+    DIVIDED: DIVIDED, f"{PLAIN}; see https://a.org/ann": PLAIN, TABLE: TABLE, "a; in ~/books; b": "a",
+    "1 file left out: 1 .md; to read all: 'data.path=/home/ann/**/*'": "1 file left out: 1 .md",
+    "1 file left out: 1 .md; unpack C:\\ann\\a.zip to read all": "1 file left out: 1 .md",
+    "/a; ann; b.csv is read as plain text": "", "a; 'data.path=books/**/*' reads all": "a",
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("note", "said"),
-    [
-        (
-            "2 files, each divided 90/5/5 into training",
-            "2 files, each divided 90/5/5 into training",
-        ),
-        (
-            "1 file left out: 1 .md; to read all: 'data.path=/home/ann/**/*'",
-            "1 file left out: 1 .md",
-        ),
-        ("1 file left out: 1 .md; unpack C:\\ann\\a.zip to read all", "1 file left out: 1 .md"),
-        ("/a; ann; b.csv is read as plain text", ""),
-        (
-            "rows and/or lines; 5 km/h; 3 a / b; see https://a.org/ann",
-            "rows and/or lines; 5 km/h; 3 a / b",
-        ),
-        ("a; in ~/books; b", "a"),
-        ("a; 'data.path=books/**/*' reads all", "a"),
-        (
-            "a.csv is read as plain text; data.field=NAME",
-            "a.csv is read as plain text; data.field=NAME",
-        ),
-    ],
-)
-def test_others_learn_what_a_note_says_and_not_where_files_lie(note, said):
-    assert without_places(note) == said
+def test_others_learn_what_a_text_is_and_not_where_it_lies():
+    assert {given: without_folders(given) for given in NAMES} == NAMES
+    assert {given: without_places(given) for given in NOTES} == NOTES
 
 
 LATER = CHECKPOINT_FORMAT + 9

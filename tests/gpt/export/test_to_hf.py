@@ -5,8 +5,6 @@ import random
 import re
 import subprocess
 import sys
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -71,7 +69,6 @@ for line in sys.stdin:
     exec(program)
     print(json.dumps(answer), flush=True)
 """
-Elsewhere = Callable[[str, Any], Any]
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,9 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 
 import gpt.inference.decoder
-from gpt.inference.decoder import Decoder, gelu
+from gpt.inference.decoder import Decoder
 from gpt.inference.weights import Weights
 from gpt.model import GPT
 from tests.reference import model as reference
@@ -31,14 +30,11 @@ CONFIGS = MIXED[:16] + [
     tiny(positions="learned", context=1, bias=True, conv_taps=3, key_offset=True, token_shift=True),
     tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
 ]  # fmt: skip
-EACH = pytest.mark.parametrize(
-    "config",
-    [
-        config if i % 6 == 1 else pytest.param(config, marks=pytest.mark.slow)
-        for i, config in enumerate(CONFIGS)
-    ],
-    ids=name,
-)
+CASES = [
+    pytest.param(config, tensors, marks=() if i % 6 == 1 else pytest.mark.slow, id=f"{name(config)}-{library}")
+    for library, tensors, chosen in (("numpy", False, CONFIGS), ("torch", True, CONFIGS[1::8]))
+    for i, config in enumerate(chosen)
+]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -73,62 +69,35 @@ def same(result, wanted):
     np.testing.assert_allclose(result, wanted, rtol=1e-10, atol=1e-10)
 
 
-def check(config, tensors=False):
-    T, tokens, wanted = config.context, text(config), expected(config)
-    for prompt in sorted({0, 1, T // 2, T - 1, T, T + 1, 2 * T, 5 * T + 2}):
-        decoder = Decoder(weights(config, tensors))
-        if prompt:
-            same(decoder.read(tokens[None, :prompt])[0], wanted[:prompt])
-        for t in range(prompt, min(len(tokens), prompt + 2 * T) if prompt else len(tokens)):
-            same(decoder.read(tokens[None, t : t + 1])[0, 0], wanted[t])
-
-
-@EACH
-def test_every_place_equals_one_forward_pass(config):
-    check(config)
-
-
-@pytest.mark.parametrize("config", CONFIGS[1::8], ids=name)
-def test_every_place_equals_one_forward_pass_by_torch(config):
-    check(config, tensors=True)
-
-
-@EACH
-def test_texts_of_different_lengths_side_by_side(config):
+@pytest.mark.parametrize(("config", "tensors"), CASES)
+def test_every_place_equals_one_forward_pass(config, tensors):
+    """Texts of many lengths in one batch: their prompts, then a few tokens at once."""
     T = config.context
-    lengths = [1, T + 2, max(1, T // 2), 4 * T, 1]
-    texts = [text(config, seed) for seed in range(len(lengths))]
-    for length in set(lengths):  # prompts of one length, all places of all rows
-        logits = Decoder(weights(config), len(texts)).read(
-            np.stack([each[:length] for each in texts])
-        )
-        for row, result in enumerate(logits):
-            same(result, expected(config, row)[:length])
-    decoder = Decoder(weights(config), len(lengths))
-    logits = decoder.begin([each[:length] for each, length in zip(texts, lengths, strict=True)])
-    for row, length in enumerate(lengths):
-        same(logits[row], expected(config, row)[length - 1])
+    lengths = [*range(1, 3 * T + 2), 5 * T + 2, 1]
+    seeds = [3 + row % 2 for row in range(len(lengths))]
+    rows = list(zip(lengths, seeds, strict=True))
+    ready = weights(config, tensors)
+    decoder = Decoder(ready, len(rows))
+    logits = decoder.begin([text(config, seed)[:length] for length, seed in rows])
+    same(logits, [expected(config, seed)[length - 1] for length, seed in rows])
     k = 0
     while k < 4 * T:
-        n = 1 + k % 3  # one token at a time, and a few at once
-        parts = [slice(length + k, length + k + n) for length in lengths]
-        tokens = np.array([texts[row][part] for row, part in enumerate(parts)])
-        logits = decoder.read(tokens)
-        for row, part in enumerate(parts):
-            same(logits[row], expected(config, row)[part])
+        n = 1 + k % 3
+        logits = decoder.read(
+            np.array([text(config, seed)[length + k :][:n] for length, seed in rows])
+        )
+        same(logits, [expected(config, seed)[length + k :][:n] for length, seed in rows])
         k += n
+    texts = np.stack([text(config, seed) for seed in (3, 4)])  # all places of a prompt
+    same(Decoder(ready, 2).read(texts), [expected(config, seed) for seed in (3, 4)])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("config", CONFIGS, ids=name)
-def test_a_long_prompt_is_read_from_where_it_matters(config):
-    tokens, wanted, ready = text(config), expected(config), weights(config)
+def test_of_a_long_prompt_only_the_end_is_read(config):
     reach = config.layers * (config.attention_window + config.conv_taps - 1) + 2
-    held = config.context if config.absolute else reach
-    for length in range(1, len(tokens) + 1):
-        start = config.first_needed(length)
-        assert 0 <= start < length and length - start <= held, length
-        same(Decoder(ready).read(tokens[None, start:length])[0, -1], wanted[length - 1])
+    most = config.context if config.absolute else reach
+    for length in range(1, 10 * config.context):
+        assert 0 <= config.first_needed(length) < length <= config.first_needed(length) + most
 
 
 @pytest.mark.parametrize("config", [CONFIGS[-1], CONFIGS[0]], ids=name)
@@ -146,12 +115,3 @@ def test_extremes_stay_finite(qk_norm, scale):
     config = tiny(qk_norm=qk_norm)
     state = {key: scale * value.numpy() for key, value in build(config).state_dict().items()}
     assert np.isfinite(Decoder(Weights(config, state)).read(text(config)[None])).all()
-
-
-def test_gelu_is_that_of_torch():
-    x = np.concatenate([np.linspace(-40, 40, 100_001), [0.0, -0.0, 9.0, -9.0, 1e30, -1e30]])
-    wanted = torch.nn.functional.gelu(torch.from_numpy(x)).numpy()
-    np.testing.assert_allclose(gelu(x), wanted, rtol=1e-12, atol=1e-13)
-    single = gelu(x.astype(np.float32))
-    assert single.dtype == np.float32
-    assert (np.abs(single - wanted) <= 1e-6 * np.maximum(1, np.abs(x))).all()

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 
+from gpt.inference.decoder import Decoder
 from gpt.inference.generate import (
     SamplingParams,
     generate,
@@ -18,35 +19,19 @@ from tests.reference import sampling
 from tests.reference.models import normal, tiny
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.05, 0.7, 1.0, 3.0])
+@pytest.mark.parametrize("temperature", [0.0, 1e-307, 0.05, 0.7, 1.0, 3.0])
 @pytest.mark.parametrize("top_k", [None, 1, 3, 1000])
 @pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3])
 @pytest.mark.parametrize("min_p", [0.0, 0.05, 1.0])
 def test_probabilities_equal_loops(temperature, top_k, top_p, min_p):
+    """The last row is that of an untrained head: no more than top_k of its ties are left."""
     rules = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
-    logits = 3 * normal(4, 7).numpy()
+    logits = np.concatenate([3 * normal(4, 7).numpy(), np.zeros((1, 7))])
     kept = logits.copy()
     expected = [sampling.probabilities(row.tolist(), **rules) for row in logits]
     result = probabilities(logits, SamplingParams(**rules))
     np.testing.assert_allclose(result, expected, rtol=1e-12, atol=1e-15)
     assert np.array_equal(logits, kept)
-
-
-@pytest.mark.parametrize("top_k", [1, 2, 3])
-def test_of_ties_no_more_than_top_k_are_left(top_k):
-    """An untrained head is all zeros: top_k=1 is still greedy."""
-    result = probabilities(np.zeros((2, 5)), SamplingParams(top_k=top_k))
-    assert ((result > 0).sum(-1) == top_k).all()
-    np.testing.assert_allclose(result.sum(-1), 1)
-
-
-@pytest.mark.parametrize("temperature", [1e-3, 1e-38, 1e-307])
-@pytest.mark.parametrize("top_k", [None, 3])
-def test_a_temperature_near_zero_is_greedy(temperature, top_k):
-    logits = 50 * normal(4, 7).numpy()
-    result = probabilities(logits, SamplingParams(temperature=temperature, top_k=top_k))
-    greedy = probabilities(logits, SamplingParams(temperature=0.0))
-    np.testing.assert_allclose(result, greedy, atol=1e-12)
 
 
 def test_a_random_number_chooses_a_token_that_has_a_probability():
@@ -70,19 +55,26 @@ def test_seed_decides():
     )
 
 
-@pytest.mark.parametrize("rows", [1, 7, 8, 16, 200])
-@pytest.mark.parametrize("most", [64, 10])
-@pytest.mark.parametrize("threads", ["1", "2"])
-def test_many_texts_are_done_in_parts(rows, most, threads, monkeypatch):
-    monkeypatch.setenv("OMP_NUM_THREADS", threads)
-    monkeypatch.setattr("gpt.inference.generate.MAX_ROWS", most)
-
-    def write(part):
-        yield []
-        yield list(range(part.start, part.stop))
-
-    parts = list(generate_many(write, rows, weights_of(build(tiny()))))
-    assert sum(parts, []) == list(range(rows)) and max(map(len, parts)) <= most
+@pytest.mark.parametrize(
+    ("limit", "texts", "most"), [("ROWS", 3, 3), ("CACHE", 3, 3), ("CACHE", 0, 1)]
+)
+def test_many_texts_are_done_in_parts_that_fit_into_memory(limit, texts, most, monkeypatch):
+    """And are the texts that one part would be, the last of a shorter part, too."""
+    model, prompts = build(tiny()), torch.ones(20, 2)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    whole = generate(model, prompts, 9, seed=1)
+    config = model.config
+    one = 2 * config.layers * config.context * config.dim * 4  # bytes of the keys and values
+    monkeypatch.setattr(
+        f"gpt.inference.generate.MAX_{limit}", texts * (one if limit == "CACHE" else 1)
+    )
+    parts = []
+    monkeypatch.setattr(
+        "gpt.inference.generate.Decoder",
+        lambda weights, rows: parts.append(rows) or Decoder(weights, rows),
+    )
+    assert torch.equal(generate(model, prompts, 9, seed=1), whole)
+    assert sum(parts) == 20 and max(parts) == most
 
 
 @pytest.mark.parametrize(("library", "most"), [("numpy", 2), ("torch", 1)])
