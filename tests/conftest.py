@@ -11,7 +11,6 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
 from contextlib import chdir, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
@@ -46,9 +45,6 @@ class Ended(NamedTuple):  # how a command ended
     status: int
     out: str
     err: str
-
-
-Call = Callable[..., Ended]  # a command that a test calls
 
 
 def summary(run):

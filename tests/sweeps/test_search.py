@@ -66,12 +66,8 @@ def test_a_search_and_one_that_is_killed_in_the_middle(workplace, prose):
         assert ended.out.count(": finished before") == 1
         assert trials(killed) == found and len(table("found")) == 3
         # Other settings of the same name are refused.
-        one_line(
-            run(*COMMAND, "model.heads=1"),
-            2,
-            "name=found: is a search with other settings",
-            "model.heads=1",
-        )
+        other = run(*COMMAND, "model.heads=1")
+        one_line(other, 2, "name=found: is a search with other settings", "model.heads=1")
         journal = Path("runs/found/study.journal")
         journal.write_text("no journal\n" * 1000)
         one_line(run(*COMMAND), 2, "study.journal: cannot be read")
@@ -96,25 +92,21 @@ def test_two_at_a_time_and_a_bad_combination(workplace):
     command = [each for each in COMMAND if not each.startswith(("optim.lr=", "hparams_search.s"))]
     # Each choice occurs in a combination that is checked before the search; 3 heads of 32 is found
     # by a trial only.
-    command += [
-        "model.heads=2,3",
-        "model.dim=32,24",
-        "optim.lr=0.01",
-        "workers=2",
-        "hparams_search.trials=6",
-    ]
+    command += (
+        "model.heads=2,3 model.dim=32,24 optim.lr=0.01 workers=2 hparams_search.trials=6".split()
+    )
     ended = run(*command)
     assert ended.status == 0, ended.err
-    found, text = trials(workplace), Path("runs/found/sweep.csv").read_text()
-    bad = [
-        number for number, (values, *_) in enumerate(found) if list(values.values()) == ["3", "32"]
-    ]
-    assert bad and all(
-        (found[number][1] == "COMPLETE") == (number not in bad) for number in range(6)
-    )
+    bad = 0
+    for values, state, _ in trials(workplace):
+        fails = values == {"model.heads": "3", "model.dim": "32"}
+        assert (state == "COMPLETE") != fails
+        bad += fails
+    assert bad
     assert "failed: model.heads=3: must divide model.dim=32; " in ended.out
-    assert len(re.findall(r"^found/trial-\d+,3,32,failed,", text, re.MULTILINE)) == len(bad)
-    assert run(*command).out.count(": failed before") == len(bad)
+    text = Path("runs/found/sweep.csv").read_text()
+    assert len(re.findall(r"^found/trial-\d+,3,32,failed,", text, re.MULTILINE)) == bad
+    assert run(*command).out.count(": failed before") == bad
 
 
 @pytest.mark.parametrize(("typed", "kind", "arguments"), [
@@ -149,9 +141,8 @@ def test_what_is_wrong_is_said_before_anything_exists(train, typed):
 
 
 def test_keys_of_a_search_need_it(train):
-    one_line(
-        train("hparams_search.trials=5"), 2, "hparams_search.trials", "hparams_search=default"
-    )
+    ended = train("hparams_search.trials=5")
+    one_line(ended, 2, "hparams_search.trials", "hparams_search=default")
 
 
 def test_a_search_needs_a_directory_of_its_own(train):
