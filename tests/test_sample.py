@@ -67,10 +67,9 @@ def test_text_is_that_of_a_naive_loop_and_each_rule_has_an_effect(trained, sampl
 
 def test_the_seed_that_is_printed_repeats_the_text(trained, sample):
     first = sample("--num-chars", "50")
-    seed = re.search(r"--seed (\d+)", first.err)
-    assert seed
-    assert sample("--num-chars", "50", "--seed", seed[1]).out == first.out
-    assert sample("--num-chars", "50", "--seed", str(int(seed[1]) + 1)).out != first.out
+    (seed,) = re.findall(r"--seed (\d+)", first.err)
+    assert sample("--num-chars", "50", "--seed", seed).out == first.out
+    assert sample("--num-chars", "50", "--seed", str(int(seed) + 1)).out != first.out
 
 
 def test_what_may_stand_for_a_model(trained, sample, train):
@@ -90,22 +89,20 @@ def test_what_may_stand_for_a_model(trained, sample, train):
 
 
 def test_as_a_command_it_starts_quickly(trained):
-    code = "import sys, sample; status = sample.cli(['--num-chars', '3']); print(status, sorted("
-    code += "{'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'aiohttp'} & set(sys.modules)))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
-    assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
+    code = """import sys, sample
+status = sample.cli(["--num-chars", "3"])
+slow = {"torch", "lightning", "hydra", "omegaconf", "tensorboard", "aiohttp"}
+print(status, slow & set(sys.modules))"""
+    own = {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    out = subprocess.check_output(command, text=True, env=os.environ | own)
+    assert out.endswith("0 set()\n")
 
 
 def test_a_reader_that_leaves_early_is_no_error(trained):
-    command = (
-        f"echo The | '{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 300000 | head -c 10"
-    )
-    ended = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True
-    )
+    pipe = f"echo The | '{COMMAND[0]}' '{COMMAND[1]}' --num-chars 300000 | head -c 10"
+    command = ["bash", "-o", "pipefail", "-c", pipe]
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0
     assert len(ended.stdout) == 10
     assert "--prompt-file - uses it" in ended.stderr
@@ -114,13 +111,12 @@ def test_a_reader_that_leaves_early_is_no_error(trained):
 
 def test_where_a_prompt_comes_from(trained, sample, monkeypatch):
     Path("p.txt").write_bytes(b"The of\r\n")
+    Path("p.txt.gz").write_bytes(gzip.compress(b"The of\r\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
-    assert sample("--prompt-file", "p.txt", *settings).out == expected
-    Path("p.txt.gz").write_bytes(gzip.compress(b"The of\r\n"))
-    assert sample("--prompt-file", "p.txt.gz", *settings).out == expected
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
-    assert sample("--prompt-file", "-", *settings).out == expected
+    for file in ("p.txt", "p.txt.gz", "-"):
+        assert sample("--prompt-file", file, *settings).out == expected
 
 
 UNKNOWN = {
@@ -182,13 +178,14 @@ def test_json_lines_hold_the_texts(trained, sample):
 
 def test_a_stop_ends_a_text_before_or_after_it(trained, sample):
     settings = ["--num-chars", "800", "--seed", "2", "--prompt", "The"]
-    whole = sample(*settings).out[3:-1]
-    word = whole[40:43]
+    whole = sample(*settings).out.removesuffix("\n")
+    word = whole[43:46]
+    end = whole.find(word, 3)
     given = [*settings, "--stop", "\0never", "--stop", word.replace("\n", r"\n")]
-    assert sample(*given).out == f"The{whole[: whole.find(word)]}\n"
-    assert sample(*given, "--keep-stop").out == f"The{whole[: whole.find(word) + 3]}\n"
-    assert sample(*settings, "--stop", r"\n").out == f"The{whole[: whole.find(chr(10))]}\n"
-    assert sample(*settings, "--stop", "\0").out == f"The{whole}\n"
+    assert sample(*given).out == f"{whole[:end]}\n"
+    assert sample(*given, "--keep-stop").out == f"{whole[: end + 3]}\n"
+    assert sample(*settings, "--stop", r"\n").out == whole.partition("\n")[0] + "\n"
+    assert sample(*settings, "--stop", "\0").out == f"{whole}\n"
 
 
 def test_escapes_of_a_stop():
@@ -201,31 +198,29 @@ def test_escapes_of_a_stop():
 def test_every_text_is_cut_where_its_first_stop_is_complete(stops, prompt):
     """A stop may begin in the prompt, but ends in the text; of two that end there, the longer one counts."""
     tokenizer = CharTokenizer("abc")
+    before = len(prompt)
     for text in map("".join, itertools.product("abc", repeat=6)):
-        growing = Continuation(tokenizer, stops, prompt)
-        keeping = Continuation(tokenizer, stops, prompt, kept_stops=stops)
-        shown = ""
-        for token in tokenizer.encode(text).tolist():
-            growing.add(token)
-            keeping.add(token)
-            assert growing.text[: len(shown)] == shown
-            shown = "".join(growing.pieces)
-            if growing.stopped_by:
-                break
-        growing.close()
-        keeping.close()
         whole = prompt + text
         begin = end = len(whole)
-        for place in range(len(prompt) + 1, len(whole) + 1):
+        for place in range(before + 1, len(whole) + 1):
             complete = [stop for stop in stops if whole[:place].endswith(stop)]
             if complete:
                 begin = place - max(map(len, complete))
                 end = place
                 break
-        assert growing.text == whole[len(prompt) : max(len(prompt), begin)]
-        assert growing.text.startswith(shown)
-        assert keeping.text == whole[len(prompt) : end]
-        assert growing.stop_in_prompt == max(0, len(prompt) - begin)
+        for kept, cut in (([], max(before, begin)), (stops, end)):
+            growing = Continuation(tokenizer, stops, prompt, kept)
+            shown = ""
+            for token in tokenizer.encode(text).tolist():
+                growing.add(token)
+                assert growing.text.startswith(shown)
+                shown = "".join(growing.pieces)
+                if growing.stopped_by:
+                    break
+            growing.close()
+            assert growing.text == whole[before:cut]
+            assert growing.text.startswith(shown)
+            assert growing.stop_in_prompt == max(0, before - begin)
 
 
 @pytest.mark.parametrize(
