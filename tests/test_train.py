@@ -88,8 +88,7 @@ def test_training_checkpoints_hold_plain_data(trained, name):
     model, _ = load_checkpoint(trained)
     assert set(contents["state_dict"]) == {f"net.{name}" for name in model.state_dict()}
     assert not contents["callbacks"]
-    assert contents["format"] == CHECKPOINT_FORMAT
-    assert contents["data"]["name"] == "book.txt"
+    assert (contents["format"], contents["data"]["name"]) == (CHECKPOINT_FORMAT, "book.txt")
 
 
 def test_curves_are_losses_and_rates_by_step(trained):
@@ -261,10 +260,11 @@ def test_a_second_ctrl_c_leaves_at_once(workplace):
 @pytest.mark.slow
 def test_out_of_memory_names_what_to_lower(workplace):
     needs("resource", extra="")
-    large = "model.context=1024 model.dim=8 model.heads=1 data.batch=2048 model.attention=explicit"
-    ended = processes.run("name=a", *large.split(), fault=(faults.limit_unseen, 6 << 30))
-    words = "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"
-    one_line(ended, 2, words)
+    large = "name=a model.context=1024 model.dim=8 model.heads=1 data.batch=2048 model.attention=explicit"
+    ended = processes.run(*large.split(), fault=(faults.limit_unseen, 6 << 30))
+    one_line(
+        ended, 2, "out of memory: lower data.micro_batch, data.batch, model.context or model.dim"
+    )
 
 
 @pytest.mark.slow

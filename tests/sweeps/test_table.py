@@ -159,13 +159,12 @@ def test_a_run_that_cannot_be_described_is_a_row_with_the_reason(ablation, train
 
 def test_a_trial_that_has_failed_stays_so_in_each_table(train):
     store("abl/seed=0", "seed=0")
-    for name, status in (("killed", "running"), ("early", None)):
-        directory = make(Path("runs/abl", name), {"console.log": "train.py: no space left\n"})
-        if status:
-            make(directory, {"summary.json": json.dumps({"status": status})})
-        outcome, line = ending(Run(directory), 1, stopped=False)
-        assert outcome == "failed" and line.startswith("failed: no space left (")
-        assert Run(directory).summary.status == "failed"
+    make(Path("runs/abl/killed"), {"summary.json": json.dumps({"status": "running"})})
+    for name in ("killed", "early"):
+        trial = Run(make(Path("runs/abl", name), {"console.log": "train.py: no space left\n"}))
+        outcome, line = ending(trial, 1, stopped=False)
+        assert outcome == trial.summary.status == "failed"
+        assert line.startswith("failed: no space left (")
     statuses = {row["run"]: row["status"] for row in rewritten(Path("runs/abl"))}
     assert statuses == {"abl/seed=0": "finished", "abl/early": "failed", "abl/killed": "failed"}
     # The same command tries again what has failed before it was a run.
