@@ -11,8 +11,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
-from contextlib import chdir, contextmanager, redirect_stdout
+from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -46,9 +45,6 @@ class Ended(NamedTuple):  # how a command ended
     status: int
     out: str
     err: str
-
-
-Call = Callable[..., Ended]  # a command that a test calls
 
 
 def summary(run):
@@ -166,24 +162,19 @@ def browser():
     program = shutil.which("chromium") or shutil.which("google-chrome")
     if program is None:
         missing("no chromium (package chromium)")
+    options = ["--no-sandbox", "--disable-gpu"]
     with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(
-            executable_path=program, args=["--no-sandbox", "--disable-gpu"]
-        )
-        yield browser
-        browser.close()
+        with playwright.chromium.launch(executable_path=program, args=options) as browser:
+            yield browser
 
 
 @contextmanager
 def pages(browser):
     """Opens pages from their files without a network; they must ask for nothing else and report no error."""
     complaints = []
-    contexts = []
 
     def open_page(file, ready="body[data-ready]", **options):
-        context = browser.new_context(offline=True, **options)
-        contexts.append(context)
-        page = context.new_page()
+        page = contexts.enter_context(browser.new_context(offline=True, **options)).new_page()
         page.on(
             "request",
             lambda request: request.url == file.as_uri() or complaints.append(request.url),
@@ -194,9 +185,8 @@ def pages(browser):
         page.wait_for_selector(ready, timeout=20_000)
         return page
 
-    yield open_page
-    for context in contexts:
-        context.close()
+    with ExitStack() as contexts:
+        yield open_page
     assert complaints == []
 
 
@@ -303,16 +293,9 @@ def caller(cli, capsys):
 
 def command(cli):
     """Return a fixture that calls a command in this process."""
-
-    @pytest.fixture
-    def fixture(workplace, capsys):
-        return caller(cli, capsys)
-
-    return fixture
+    return pytest.fixture(lambda workplace, capsys: caller(cli, capsys))
 
 
-sample, score, export = (
-    command(sample_script.cli),
-    command(score_script.cli),
-    command(export_script.cli),
-)
+sample = command(sample_script.cli)
+score = command(score_script.cli)
+export = command(export_script.cli)

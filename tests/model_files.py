@@ -4,7 +4,6 @@ import json
 import math
 import struct
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,16 +17,17 @@ from tests.reference.models import fill, tiny
 
 LETTERS = {"kind": "char", "characters": "abcdefghijk"}
 CONFIG = vars(ModelConfig(layers=1, heads=2, dim=16, context=8))  # of files made by hand
-Header = dict[str, Any]
 
 
 def about(config, vocabulary=LETTERS, **changes):
+    empty = dict.fromkeys(("val_loss", "evaluation", "documents"))
     described = {
-        "format": FORMAT, "model_config": vars(config), "vocabulary": vocabulary, "step": 17, "val_loss": None,
-        "evaluation": None, "text": "book.txt", "documents": None,
-        "texts": [],
-    }  # fmt: skip
-    return described | changes
+        "format": FORMAT,
+        "model_config": vars(config),
+        "vocabulary": vocabulary,
+        "step": 17,
+    }
+    return described | empty | {"text": "book.txt", "texts": []} | changes
 
 
 def write_model_file(path, model, vocabulary=LETTERS, **changes):
@@ -44,17 +44,16 @@ def filled(config=None, vocabulary=11, seed=0):
     return fill(GPT(config or tiny(layers=1), vocabulary), seed).eval()
 
 
+@torch.no_grad()
 def nats_of(model, tokens):
     """What each token costs in disjoint windows, the first ln V: plain Python on the logits of each window."""
-    ids, context = torch.from_numpy(np.asarray(tokens).astype(np.int64)), model.config.context
+    ids = torch.tensor(np.asarray(tokens).astype(np.int64))
+    context = model.config.context
     nats = [math.log(model.vocabulary)]
     for start in range(0, len(ids) - 1, context):
-        window = ids[start : start + context + 1]
-        with torch.no_grad():
-            logits = model(window[None, :-1])[0].tolist()
-        nats += [
-            surprisal(row, target) for row, target in zip(logits, window[1:].tolist(), strict=True)
-        ]
+        targets = ids[start + 1 : start + context + 1].tolist()
+        logits = model(ids[None, start : start + len(targets)])[0].tolist()
+        nats += map(surprisal, logits, targets)
     assert len(nats) == len(ids)
     return nats
 

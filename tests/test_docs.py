@@ -12,6 +12,7 @@ import export as export_script
 import sample as sample_script
 import score as score_script
 from tests.conftest import ROOT, needs
+from tests.stores import make
 from tests.test_house import PACKAGES
 
 FILES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -32,16 +33,12 @@ def commands(script, *pages):
     ]
 
 
-FIGURE = re.compile(
-    r"(?<![\w.,=])(\d[\d,]*(?:\.\d+)?)\*{0,2} (?:nats|ms|s|minutes|MB|GB|characters/s)\b"
-)
-
-
 def test_every_figure_of_the_readme_is_a_result():
     """It is in docs/results.md, or rounds a number there."""
-    numbers = re.findall(r"(?<![\w.,=])\d[\d,]*(?:\.\d+)?", PAGES["results.md"])
-    results = [float(number.replace(",", "")) for number in numbers]
-    figures = set(FIGURE.findall(PAGES["README.md"]))
+    number = r"(?<![\w.,=])(\d[\d,]*(?:\.\d+)?)"
+    unit = r"\*{0,2} (?:nats|ms|s|minutes|MB|GB|characters/s)\b"
+    results = [float(each.replace(",", "")) for each in re.findall(number, PAGES["results.md"])]
+    figures = set(re.findall(number + unit, PAGES["README.md"]))
     assert len(figures) > 10
     unknown = set()
     for figure in figures:
@@ -49,12 +46,6 @@ def test_every_figure_of_the_readme_is_a_result():
         if float(figure.replace(",", "")) not in [round(number, decimals) for number in results]:
             unknown.add(figure)
     assert unknown == set()
-
-
-def anchors(page):
-    """Return the names of a page's sections in links."""
-    headings = re.findall(r"^#+ (.*)", page.lower(), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in headings}
 
 
 def test_the_readme_shows_the_end_of_what_the_first_run_printed():
@@ -66,29 +57,31 @@ def test_the_readme_shows_the_end_of_what_the_first_run_printed():
 @pytest.mark.parametrize("page", PAGES)
 def test_every_link_to_a_section_leads_to_one(page):
     for file, name in re.findall(r"\]\(([\w./-]*)#([\w-]+)\)", PAGES[page]):
-        assert name in anchors(PAGES[Path(file or page).name])
+        target = PAGES[Path(file or page).name].lower()
+        headings = re.findall(r"^#+ (.*)", target, re.MULTILINE)
+        assert name in [re.sub(r"[^\w\- ]", "", each).replace(" ", "-") for each in headings]
 
 
 @pytest.mark.slow
 def test_every_training_command_is_taken(train, monkeypatch):
     needs("optuna", extra="search")
-    begun = []
-    for name in ("a", "b", "c"):
-        Path(f"{name}.txt").write_text(Path("book.txt").read_text())
+    begun = Counter()
+    make(Path(), dict.fromkeys(("a.txt", "b.txt", "c.txt"), Path("book.txt").read_text()))
     for kind in ("training.run.main", "train.begin_sweep", "sweeps.search.begin_search"):
-        monkeypatch.setattr(kind, lambda *_, kind=kind: begun.append(kind) or 0)
+        monkeypatch.setattr(kind, lambda *_, kind=kind: begun.update([kind]) or 0)
     every = commands("train")
     refused = []
     for arguments in every:
+        typed = " ".join(arguments)
         # whose text is opened before
-        several = "-m" in arguments or "hparams_search" in " ".join(arguments)
-        small = several and "data.path" not in " ".join(arguments)
-        ended = train(*arguments, *["data.path=book.txt"] * small, defaults=False)
+        several = "-m" in arguments or "hparams_search" in typed
+        text = ["data.path=book.txt"] * (several and "data.path" not in typed)
+        ended = train(*arguments, *text, defaults=False)
         if (ended.status, ended.err) != (0, ""):
             refused.append((arguments, ended.err))
     assert refused == []
-    assert len(begun) == len([each for each in every if each != ["--runs"]]) > 35
-    assert (begun.count("train.begin_sweep"), begun.count("sweeps.search.begin_search")) == (5, 2)
+    assert begun.total() == len(every) - every.count(["--runs"]) > 35
+    assert (begun["train.begin_sweep"], begun["sweeps.search.begin_search"]) == (5, 2)
 
 
 PARSERS = {
@@ -110,19 +103,17 @@ def test_every_command_of_the_benchmark_is_one_of_two():
     assert every <= {("tinyshakespeare.txt", "--only", each) for each in ("loss", "speed")}
 
 
-def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(export, tmp_path):
-    (command,) = (line for line in COMMANDS if "--to web docs/demo/shakespeare.html" in line)
-    _, _, model, *options = shlex.split(command)
+def test_the_demo_is_the_page_that_the_command_of_its_docs_writes(export, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    demo = "docs/demo/shakespeare.html"
+    (command,) = (line for line in COMMANDS if f"--to web {demo}" in line)
     page = tmp_path / "page.html"
-    options[options.index("docs/demo/shakespeare.html")] = str(page)
-    options[options.index("docs/demo/passages.txt")] = str(ROOT / "docs/demo/passages.txt")
-    ended = export(str(ROOT / model), *options)
+    ended = export(*shlex.split(command.replace(demo, shlex.quote(str(page))))[2:])
     assert ended.status == 0, ended
     assert "\n6 passages of " in ended.out
-    written = page.read_bytes()
-    if written != (ROOT / "docs/demo/shakespeare.html").read_bytes():  # assert would print both
+    if page.read_bytes() != Path(demo).read_bytes():  # assert would print both
         pytest.fail(
-            f"docs/demo/shakespeare.html is not the page that the present code writes; make it anew: {command}"
+            f"{demo} is not the page that the present code writes; make it anew: {command}"
         )
 
 
@@ -171,10 +162,8 @@ def test_the_page_on_architecture_names_what_is_there():
     page = PAGES["architecture.md"]
     assert page.count("\n") <= 150
     there = r"(?:base|conf|data|gpt|reports|training|sweeps|tests|benchmarks|docs)/[\w./-]*|\w+\.(?:py|toml)"
-    named = {path for path in re.findall(rf"`({there})`", page) if path.count("<") == 0}
-    files = {file.name for folder in PACKAGES for file in (ROOT / folder).rglob("*.py")} | {
-        "pyproject.toml"
-    }
-    files |= {file.name for file in ROOT.glob("*.py")}
+    named = set(re.findall(rf"`({there})`", page))
     assert len(named) > 80
-    assert [each for each in sorted(named - files) if not (ROOT / each).exists()] == []
+    files = {file.name for folder in PACKAGES for file in (ROOT / folder).rglob("*.py")}
+    missing = [each for each in sorted(named - files) if not (ROOT / each).exists()]
+    assert missing == []

@@ -33,62 +33,54 @@ from tests.reference.ngrams import longest_copy
 COMMAND = [sys.executable, str(ROOT / "sample.py")]
 
 
-RULES = {
-    "greedy": {"temperature": 0.0},
-    "temperature": {"temperature": 0.7},
-    "top-k": {"temperature": 1.5, "top_k": 5},
-    "top-p": {"temperature": 1.5, "top_p": 0.6},
-    "min-p": {"temperature": 1.5, "min_p": 0.3},
-    "all": {"temperature": 2.0, "top_k": 9, "top_p": 0.8, "min_p": 0.2},
-}
+RULES = [
+    "temperature=0.0", "temperature=0.7", "temperature=1.5 top_k=5", "temperature=1.5 top_p=0.6",
+    "temperature=1.5 min_p=0.3", "temperature=2.0 top_k=9 top_p=0.8 min_p=0.2",
+]  # fmt: skip
 
 
 def refused(ended, *words):
     one_line(ended, 2, *words, program="sample.py")
 
 
-def sampled(sample, rules):
-    options = [f"--{key.replace('_', '-')}={value}" for key, value in rules.items()]
-    ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)
-    assert ended.status == 0, ended
-    return ended.out
-
-
-@pytest.mark.parametrize("kind", RULES)
-def test_text_is_that_of_a_naive_loop(trained, sample, kind):
-    rules = RULES[kind]
+def test_text_is_that_of_a_naive_loop_and_each_rule_has_an_effect(trained, sample):
     model, meta = load_checkpoint(trained)
     tokenizer = tokenizer_from(meta["vocabulary"])
-    tokens = tokenizer.encode("Abc de").tolist()
-    numbers = np.random.default_rng([5, zlib.crc32(np.array(tokens, "<i8").tobytes())]).random(36)
-    for number in numbers:
-        logits = reference.gpt(model.state_dict(), model.config, np.array([tokens]), window=32)[
-            0, -1
-        ]
-        chances = sampling.probabilities(logits.tolist(), **rules)
-        tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
-    assert sampled(sample, rules) == tokenizer.decode(np.array(tokens)) + "\n"
-
-
-def test_each_rule_has_an_effect(trained, sample):
-    texts = {sampled(sample, rules) for rules in RULES.values()}
-    assert len(texts) == len(RULES)
+    prompt = tokenizer.encode("Abc de").tolist()
+    numbers = np.random.default_rng([5, zlib.crc32(np.array(prompt, "<i8").tobytes())]).random(36)
+    written = set()
+    for rules in RULES:
+        options = [f"--{rule.replace('_', '-')}" for rule in rules.split()]
+        ended = sample("--prompt", "Abc de", "--num-chars", "36", "--seed", "5", *options)
+        pairs = (rule.split("=") for rule in rules.split())
+        params = {key: json.loads(value) for key, value in pairs}
+        tokens = [*prompt]
+        for number in numbers:
+            given = np.array([tokens])
+            logits = reference.gpt(model.state_dict(), model.config, given, window=32)[0, -1]
+            chances = sampling.probabilities(logits.tolist(), **params)
+            tokens.append(int(np.searchsorted(chances.cumsum(), number, side="right")))
+        assert ended.out == tokenizer.decode(np.array(tokens)) + "\n"
+        written.add(ended.out)
+    assert len(written) == len(RULES)
 
 
 def test_the_seed_that_is_printed_repeats_the_text(trained, sample):
     first = sample("--num-chars", "50")
-    seed = re.search(r"--seed (\d+)", first.err)
-    assert seed
-    assert sample("--num-chars", "50", "--seed", seed[1]).out == first.out
-    assert sample("--num-chars", "50", "--seed", str(int(seed[1]) + 1)).out != first.out
+    (seed,) = re.findall(r"--seed (\d+)", first.err)
+    assert sample("--num-chars", "50", "--seed", seed).out == first.out
+    assert sample("--num-chars", "50", "--seed", str(int(seed) + 1)).out != first.out
 
 
-def test_what_may_stand_for_a_model(trained, sample):
+def test_what_may_stand_for_a_model(trained, sample, train):
     settings = ["--num-chars", "40", "--seed", "1"]
     folder = str(trained.parent)
     checkpoint = f"{folder}/last.ckpt"
+    trained.with_name("last.safetensors").unlink()  # which nobody asks for
     every = ([], ["first"], ["runs/first"], [folder], [str(trained)], [checkpoint])
     texts = {sample(*given, *settings).out for given in every}
+    train("name=second", "trainer.max_steps=1")
+    assert "runs/second/checkpoints/best.safetensors" in sample(*settings).err, "the newest"
     trained.rename("mine.safetensors")  # the file alone is enough
     for gone in ("runs", "cache"):
         shutil.rmtree(gone)
@@ -96,34 +88,21 @@ def test_what_may_stand_for_a_model(trained, sample):
     refused(sample(), "python train.py")
 
 
-@pytest.mark.parametrize("model", ["first", "runs/first/checkpoints/last.ckpt"])
-def test_a_run_without_its_last_model_can_be_sampled(trained, sample, model):
-    trained.with_name("last.safetensors").unlink()
-    assert sample(model).status == 0
-
-
-def test_the_newest_run_is_sampled(trained, sample, train):
-    train("name=second", "trainer.max_steps=1")
-    assert "runs/second/checkpoints/best.safetensors" in sample("--num-chars", "1").err
-
-
 def test_as_a_command_it_starts_quickly(trained):
-    code = "import sys, sample; status = sample.cli(['--num-chars', '3']); print(status, sorted("
-    code += "{'torch', 'lightning', 'hydra', 'omegaconf', 'tensorboard', 'aiohttp'} & set(sys.modules)))"
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    ended = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env=environment
-    )
-    assert ended.stdout.endswith("0 []\n"), ended.stdout + ended.stderr
+    code = """import sys, sample
+status = sample.cli(["--num-chars", "3"])
+slow = {"torch", "lightning", "hydra", "omegaconf", "tensorboard", "aiohttp"}
+print(status, slow & set(sys.modules))"""
+    own = {"PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", code]
+    out = subprocess.check_output(command, text=True, env=os.environ | own)
+    assert out.endswith("0 set()\n")
 
 
 def test_a_reader_that_leaves_early_is_no_error(trained):
-    command = (
-        f"echo The | '{sys.executable}' '{ROOT / 'sample.py'}' --num-chars 300000 | head -c 10"
-    )
-    ended = subprocess.run(
-        ["bash", "-o", "pipefail", "-c", command], capture_output=True, text=True
-    )
+    pipe = f"echo The | '{COMMAND[0]}' '{COMMAND[1]}' --num-chars 300000 | head -c 10"
+    command = ["bash", "-o", "pipefail", "-c", pipe]
+    ended = subprocess.run(command, capture_output=True, text=True)
     assert ended.returncode == 0
     assert len(ended.stdout) == 10
     assert "--prompt-file - uses it" in ended.stderr
@@ -132,13 +111,12 @@ def test_a_reader_that_leaves_early_is_no_error(trained):
 
 def test_where_a_prompt_comes_from(trained, sample, monkeypatch):
     Path("p.txt").write_bytes(b"The of\r\n")
+    Path("p.txt.gz").write_bytes(gzip.compress(b"The of\r\n"))
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
     settings = ["--num-chars", "20", "--seed", "3"]
     expected = sample("--prompt", "The of\n", *settings).out
-    assert sample("--prompt-file", "p.txt", *settings).out == expected
-    Path("p.txt.gz").write_bytes(gzip.compress(b"The of\r\n"))
-    assert sample("--prompt-file", "p.txt.gz", *settings).out == expected
-    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xef\xbb\xbfThe of\n")))
-    assert sample("--prompt-file", "-", *settings).out == expected
+    for file in ("p.txt", "p.txt.gz", "-"):
+        assert sample("--prompt-file", file, *settings).out == expected
 
 
 UNKNOWN = {
@@ -150,12 +128,12 @@ UNKNOWN = {
 @pytest.mark.parametrize("choice", UNKNOWN)
 def test_characters_of_prompts_that_the_model_does_not_know(trained, sample, choice):
     begin, changes = UNKNOWN[choice]
-    settings = ["--num-chars", "1", "--unknown", choice]
-    ended = sample(*settings, "--prompt", "né ﬁ日", "--prompt", "n日")
+    settings = ["--num-chars", "1", "--unknown", choice, "--prompt"]
+    ended = sample(*settings, "né ﬁ日", "--prompt", "n日")
     assert f"1\n{begin}" in ended.out
     assert ended.err.startswith(f"--unknown {choice}: {changes}\n")
-    assert "--unknown" not in sample(*settings, "--prompt", "ne").err
-    nothing_left = sample(*settings, "--prompt", "日")
+    assert "--unknown" not in sample(*settings, "ne").err
+    nothing_left = sample(*settings, "日")
     assert nothing_left.status == 2
     assert "--prompt: a prompt is empty" in nothing_left.err.splitlines()[-1]
 
@@ -185,38 +163,34 @@ def texts_of(ended):
 
 
 def test_json_lines_hold_the_texts(trained, sample):
-    each_text = ["--num-chars", "20", "--seed"]
-    settings = [*each_text, "3", "--num-samples", "9", "--prompt", "The ", "--prompt", "An"]
-    lines = [json.loads(line) for line in sample(*settings, "--json").out.splitlines()]
+    settings = ["--num-chars", "20", "--seed", "3", "--num-samples", "9"]
+    settings += ["--prompt", "The ", "--prompt", "An"]
+    lines = texts_of(sample(*settings, "--json"))
     texts = re.split(r"^--- \d+\n", sample(*settings).out, flags=re.MULTILINE)[1:]
     assert [line["prompt"] + line["text"] + "\n" for line in lines] == texts
-    assert [(line["prompt"], line["seed"]) for line in lines] == [
-        (p, 3 + i) for p in ("The ", "An") for i in range(9)
-    ]
-    alone = [
-        sample(*each_text, str(line["seed"]), "--prompt", line["prompt"]).out
-        for line in lines[::4]
-    ]
-    assert alone == texts[::4], "each text is the one that is written alone"
+    rows = [(line["prompt"], line["seed"]) for line in lines]
+    assert rows == [*itertools.product(("The ", "An"), range(3, 12))]
+    for place in (0, 13):  # each text is the one that is written alone
+        prompt, seed = rows[place]
+        alone = sample("--num-chars", "20", "--seed", str(seed), "--prompt", prompt)
+        assert alone.out == texts[place]
 
 
 def test_a_stop_ends_a_text_before_or_after_it(trained, sample):
     settings = ["--num-chars", "800", "--seed", "2", "--prompt", "The"]
-    whole = sample(*settings).out[3:-1]
-    word = whole[40:43]
+    whole = sample(*settings).out.removesuffix("\n")
+    word = whole[43:46]
+    end = whole.find(word, 3)
     given = [*settings, "--stop", "\0never", "--stop", word.replace("\n", r"\n")]
-    assert sample(*given).out == f"The{whole[: whole.find(word)]}\n"
-    assert sample(*given, "--keep-stop").out == f"The{whole[: whole.find(word) + 3]}\n"
-    assert sample(*settings, "--stop", r"\n").out == f"The{whole[: whole.find(chr(10))]}\n"
-    assert sample(*settings, "--stop", "\0").out == f"The{whole}\n"
+    assert sample(*given).out == f"{whole[:end]}\n"
+    assert sample(*given, "--keep-stop").out == f"{whole[: end + 3]}\n"
+    assert sample(*settings, "--stop", r"\n").out == whole.partition("\n")[0] + "\n"
+    assert sample(*settings, "--stop", "\0").out == f"{whole}\n"
 
 
-@pytest.mark.parametrize(
-    ("escaped", "text"),
-    [(r"\n\t", "\n\t"), (r"\\n", r"\n"), (r"a\b\\", "a\\b\\"), ("\n", "\n"), ("\\", "\\")],
-)
-def test_escapes_of_a_stop(escaped, text):
-    assert unescaped(escaped) == text
+def test_escapes_of_a_stop():
+    escaped = {r"\n\t": "\n\t", r"\\n": r"\n", r"a\b\\": "a\\b\\", "\n": "\n", "\\": "\\"}
+    assert list(map(unescaped, escaped)) == list(escaped.values())
 
 
 @pytest.mark.parametrize("stops", [["ab"], ["aab", "c"], ["aba"], ["b", "aa"]])
@@ -224,31 +198,29 @@ def test_escapes_of_a_stop(escaped, text):
 def test_every_text_is_cut_where_its_first_stop_is_complete(stops, prompt):
     """A stop may begin in the prompt, but ends in the text; of two that end there, the longer one counts."""
     tokenizer = CharTokenizer("abc")
+    before = len(prompt)
     for text in map("".join, itertools.product("abc", repeat=6)):
-        growing = Continuation(tokenizer, stops, prompt)
-        keeping = Continuation(tokenizer, stops, prompt, kept_stops=stops)
-        shown = ""
-        for token in tokenizer.encode(text).tolist():
-            growing.add(token)
-            keeping.add(token)
-            assert growing.text[: len(shown)] == shown
-            shown = "".join(growing.pieces)
-            if growing.stopped_by:
-                break
-        growing.close()
-        keeping.close()
         whole = prompt + text
         begin = end = len(whole)
-        for place in range(len(prompt) + 1, len(whole) + 1):
+        for place in range(before + 1, len(whole) + 1):
             complete = [stop for stop in stops if whole[:place].endswith(stop)]
             if complete:
                 begin = place - max(map(len, complete))
                 end = place
                 break
-        assert growing.text == whole[len(prompt) : max(len(prompt), begin)]
-        assert growing.text.startswith(shown)
-        assert keeping.text == whole[len(prompt) : end]
-        assert growing.stop_in_prompt == max(0, len(prompt) - begin)
+        for kept, cut in (([], max(before, begin)), (stops, end)):
+            growing = Continuation(tokenizer, stops, prompt, kept)
+            shown = ""
+            for token in tokenizer.encode(text).tolist():
+                growing.add(token)
+                assert growing.text.startswith(shown)
+                shown = "".join(growing.pieces)
+                if growing.stopped_by:
+                    break
+            growing.close()
+            assert growing.text == whole[before:cut]
+            assert growing.text.startswith(shown)
+            assert growing.stop_in_prompt == max(0, before - begin)
 
 
 @pytest.mark.parametrize(
@@ -263,31 +235,29 @@ def test_a_text_ends_with_its_document(workplace, sample, monkeypatch, kind, end
     # the last one is longer than --num-chars
     written = ["abc", "de" if kind == "line" else "d\ne", "ihgfedcba"]
     given = scripted(monkeypatch, tokenizer, lambda seed: f"{written[seed]}{end}fg{end}hi")
-    write("m.safetensors", tokenizer, kind, end)
-    settings = ["m.safetensors", "--seed", "0", "--num-chars", "8", "--num-samples", "3"]
-    texts = [*written[:2], "ihgfedcb"]
+    write("m.st", tokenizer, kind, end)
+    settings = ["m.st", "--seed", "0", "--num-chars", "8", "--num-samples", "3"]
     ended = sample(*settings)
     assert given == [end] * 3
-    headings = ["" if kind == "line" else f"--- {number}\n" for number in (1, 2, 3)]
-    assert ended.out == "".join(f"{h}{text}\n" for h, text in zip(headings, texts, strict=True))
+    texts = [*written[:2], "ihgfedcb"]
+    if kind == "line":
+        assert ended.out.splitlines() == texts
+    else:
+        assert ended.out == "".join(f"--- {n}\n{text}\n" for n, text in enumerate(texts, 1))
     assert "\n1 of 3 texts reached --num-chars 8 before the end" in ended.err
-    found = texts_of(sample(*settings, "--json"))
-    assert [(line["text"], line["ended"]) for line in found] == [
-        *((text, True) for text in written[:2]),
-        ("ihgfedcb", False),
-    ]
+    found = [(line["text"], line["ended"]) for line in texts_of(sample(*settings, "--json"))]
+    assert found == [*zip(texts, [True, True, False], strict=True)]
     given.clear()
     shown = end.replace("\x03", "\n\n")
     assert sample(*settings[:3], "--prompt", f"hi{end}b").out == f"hi{shown}babc\n"
     assert given == [f"{end}hi{end}b"]
-    (both,) = texts_of(sample(*settings[:3], "--json", "--stop", "c", "--no-stop"))
-    assert (both["text"], both["ended"]) == ("ab", False)
 
 
 END_MARKS = {  # by arguments: the text, and whether an end mark is in it
     ("--prompt", "a\n"): ("", True),
     ("--prompt", "a\n", "--no-stop"): ("\nc\nb", True),
     ("--prompt", "a"): ("\nc\nb", False),
+    ("--stop", "b", "--no-stop"): ("\nc\n", False),
     ("--prompt", "ab", "--stop", r"b\nc"): ("", False),
     (): ("\nc\nb", False),  # the end mark before a text is no part of another one
 }
@@ -308,86 +278,72 @@ def test_a_document_may_begin_in_the_prompt():
     assert last_document("b\n\na\n", whole, "\n\n") == "a"
 
 
-@pytest.fixture
-def names(train):
-    """The names of the training split of the run `a`."""
-    every = ["".join(triple) for triple in itertools.permutations("abcdefgh", 3)]
-    Path("names.txt").write_text("".join(f"{name}\n" for name in [*every, " "]), encoding="utf-8")
+ONLY_NEW = {  # what is written, and how many were tried
+    "--num-samples 4": ("bb hhhh", "2 of 12 lines tried are new"),
+    "--num-samples 3": ("bb hhhh bbbbbb", "3 of 5 lines tried are new"),
+    "--num-samples 3 --num-chars 3": (
+        "bb", "1 of 9 lines tried are new, 6 reached --num-chars 3 before the end",
+    ),
+    "--prompt d --prompt d": ("dKNOWN dbb", "2 of 3 lines tried are new"),
+    "--seed 3 --stop hhhh": (
+        "bbbbbb", "1 of 3 lines tried are new, 1 ended at --stop before the end",
+    ),
+}  # fmt: skip
+
+
+def test_new_documents_are_counted_and_written_alone(train, sample, monkeypatch):
+    names = map("".join, itertools.permutations("abcdefgh", 3))
+    Path("names.txt").write_text("\n".join([*names, " "]))
     assert train("name=a", "data.path=names.txt", "data.documents=line").status == 0
     text = open_text(DataConfig(path="names.txt", documents="line"), 32)
-    return text.tokenizer, text.tokenizer.decode(text.train).split("\n")[:-1]
-
-
-def test_how_many_documents_are_new(names, sample):
-    settings = "--novelty --num-samples 40 --seed 1 --json --num-chars 3 --temperature 3"
-    ended = sample("a", *settings.split())
-    lines = texts_of(ended)
-    complete = [bool(line["ended"] and line["text"].strip()) for line in lines]
-    assert 0 < sum(complete) < 40
-    expected = [
-        line["text"] not in names[1] if whole else None
-        for line, whole in zip(lines, complete, strict=True)
-    ]
-    assert [line["new"] for line in lines] == expected
-    new = expected.count(True)
-    assert ended.err.splitlines()[-1] == f"{new} of {sum(complete)} complete lines are new"
-
-
-ONLY_NEW = {  # what is written, and how many were tried
-    "--num-samples 4": (["bb", "hhhh"], "2 of 12 lines tried are new"),
-    "--num-samples 1": (["bb"], "1 of 2 lines tried are new"),
-    "--num-samples 3": (["bb", "hhhh", "bbbbbb"], "3 of 5 lines tried are new"),
-    "--num-samples 3 --num-chars 3": (
-        ["bb"],
-        "1 of 9 lines tried are new, 6 reached --num-chars 3 before the end",
-    ),
-    "--prompt d --prompt d": (["dKNOWN", "dbb"], "2 of 3 lines tried are new"),
-    "--seed 3 --stop hhhh": (
-        ["bbbbbb"],
-        "1 of 3 lines tried are new, 1 ended at --stop before the end",
-    ),
-}
-
-
-def test_only_new_documents(names, sample, monkeypatch):
-    tokenizer, (known, *_) = names
+    trained = text.tokenizer.decode(text.train).split("\n")[:-1]
+    options = "--novelty --num-samples 40 --seed 1 --json --num-chars 3 --temperature 3"
+    ended = sample("a", *options.split())
+    complete = []
+    for line in texts_of(ended):
+        if line["ended"] and line["text"].strip():
+            complete.append(line["text"] not in trained)
+            assert line["new"] == complete[-1]
+        else:
+            assert line["new"] is None
+    assert 0 < len(complete) < 40
+    said = f"{sum(complete)} of {len(complete)} complete lines are new"
+    assert ended.err.splitlines()[-1] == said
 
     def written_by(seed):
-        kinds = (known, "b" * (seed + 1), "", "hhhh")
+        kinds = (trained[0], "b" * (seed + 1), "", "hhhh")
         return f"{kinds[seed % 4]}\n"
 
-    scripted(monkeypatch, tokenizer, written_by)
+    scripted(monkeypatch, text.tokenizer, written_by)
     for settings, (written, said) in ONLY_NEW.items():
-        documents = [document.replace("KNOWN", known) for document in written]
+        documents = written.replace("KNOWN", trained[0]).split()
         given = ["a", "--new", "--seed", "0", *settings.split()]
         ended = sample(*given)
         assert ended.out.split() == documents
         assert ended.err.splitlines()[-1] == said
         lines = texts_of(sample(*given, "--json", "--novelty"))
-        assert [(line["prompt"] + line["text"], line["new"]) for line in lines] == [
-            (document, True) for document in documents
-        ]
+        assert [line["prompt"] + line["text"] for line in lines] == documents
+        assert all(line["new"] for line in lines)
     monkeypatch.setattr("data.novelty.MAX_SEARCHED", 100)
     refused(sample("a", "--new"), "--new: ", "more than 100")
 
 
-PROMPT_FILES = {  # a kind of documents, a file, its content, and the prompts
-    "line": ("p.txt", b"\xef\xbb\xbfab\r\n\r\n  \r\nc d\r\n", ["ab", "c d"]),
-    "paragraph": ("p.txt", b"ab\ncd\n\n\nd\n", ["ab\ncd", "d"]),
-    "file": ("p.txt", b"ab\n\nc\n", ["ab\n\nc\n"]),
-    "part": ("p.txt", b"ab\nc%\n%\nd\n%", ["ab\nc", "d"]),
-    "row": ("p.csv", b'a,%\n1,"b\nd"\n2,\n3,c\n', ["b\nd", "c"]),
-    "row in a text": ("p.txt", b"ab\nc\n", ["ab\nc\n"]),
-    "": ("p.txt", b"ab\n\nc\n", ["ab\n\nc\n"]),
+PROMPT_FILES = {  # a kind of documents and a file: its content, and the prompts
+    ("line", "p.txt"): (b"\xef\xbb\xbfab\r\n\r\n  \r\nc d\r\n", ["ab", "c d"]),
+    ("paragraph", "p.txt"): (b"ab\ncd\n\n\nd\n", ["ab\ncd", "d"]),
+    ("file", "p.txt"): (b"ab\n\nc\n", ["ab\n\nc\n"]),
+    ("part", "p.txt"): (b"ab\nc%\n%\nd\n%", ["ab\nc", "d"]),
+    ("row", "p.csv"): (b'a,%\n1,"b\nd"\n2,\n3,c\n', ["b\nd", "c"]),
+    ("row", "p.txt"): (b"ab\nc\n", ["ab\nc\n"]),
+    ("", "p.txt"): (b"ab\n\nc\n", ["ab\n\nc\n"]),
 }
 
 
-@pytest.mark.parametrize("kind", PROMPT_FILES)
+@pytest.mark.parametrize(("kind", "name"), PROMPT_FILES)
 @pytest.mark.parametrize("tokenizer", [CharTokenizer("\x03\n abcd"), ByteTokenizer()])
-def test_a_file_of_prompts_is_divided_as_the_text_was(workplace, sample, kind, tokenizer):
-    name, content, prompts = PROMPT_FILES[kind]
-    end = {"line": "\n", "paragraph": "\n\n"}.get(kind, "\x03")
-    write("m.st", tokenizer, kind.split()[0] if kind else "", end)
+def test_a_file_of_prompts_is_divided_as_the_text_was(workplace, sample, kind, name, tokenizer):
+    content, prompts = PROMPT_FILES[kind, name]
+    write("m.st", tokenizer, kind, {"line": "\n", "paragraph": "\n\n"}.get(kind, "\x03"))
     Path(name).write_bytes(content)
     lines = texts_of(sample("m.st", "--prompt-file", name, "--num-chars", "3", "--json"))
     assert [line["prompt"] for line in lines] == prompts
@@ -399,13 +355,15 @@ def test_what_many_texts_copy_is_one_summary(trained, sample):
     given = ["--num-chars", "30", "--seed", "1", "--novelty", "--json", "--num-samples"]
     many = sample(*given, "22")
     lines = texts_of(many)
-    lengths = [longest_copy(line["text"], book) for line in lines]
-    assert [line["longest_copy"] for line in lines] == lengths and "new" not in lines[0]
-    _, median, longest = many.err.splitlines()
-    begin = f"longest copy: median {np.median(lengths):g} characters, and the longest of all:"
-    assert median == begin
+    lengths = [line["longest_copy"] for line in lines]
+    assert (
+        lengths == [longest_copy(line["text"], book) for line in lines] and "new" not in lines[0]
+    )
     said = [f"{n}: longest copy: {length} of 30 characters" for n, length in enumerate(lengths, 1)]
-    assert longest.startswith(f'{said[lengths.index(max(lengths))]}, "')
+    longest = said[np.argmax(lengths)]
+    _, *shown = [line.partition(', "')[0] for line in many.err.splitlines()]
+    median = f"longest copy: median {np.median(lengths):g} characters"
+    assert shown == [f"{median}, and the longest of all:", longest]
     few = sample(*given, "3").err.splitlines()[1:]
     assert [line.partition(', "')[0] for line in few] == said[:3]
 
@@ -425,17 +383,14 @@ def test_copies_of_a_long_text_are_not_searched(trained, sample, monkeypatch):
     assert "skipped, because the training text has more than 100" in ended.err
 
 
-WRITING = ["--num-chars", "30", "--seed", "2", "--prompt", "The"]
-
-
 def test_output_replaces_a_file_only_if_told_to_and_follows_a_link(trained, sample):
-    assert sample(*WRITING, "--output", "out.txt") == (0, "", sample(*WRITING).err)
-    written = Path("out.txt").read_text("utf-8")
-    assert written == sample(*WRITING).out
+    settings = ["--num-chars", "30", "--seed", "2", "--prompt", "The"]
+    printed = sample(*settings)
+    assert sample(*settings, "--output", "out.txt") == (0, "", printed.err)
     Path("link.txt").symlink_to("out.txt")
     into_link = ["--num-chars", "9", "--seed", "3", "--output", "link.txt"]
     refused(sample(*into_link), "--output link.txt: already exists")
-    assert Path("out.txt").read_text("utf-8") == written
+    assert Path("out.txt").read_text("utf-8") == printed.out
     assert sample(*into_link, "--overwrite").status == 0
     assert Path("link.txt").is_symlink()
     assert Path("out.txt").read_text("utf-8") == sample(*into_link[:4]).out
@@ -458,28 +413,21 @@ def test_ctrl_c_ends_texts_at_once_and_leaves_what_was_written(trained, options)
 
 
 def test_a_conversation(trained, sample, monkeypatch):
-    settings = ["--interactive", "--num-chars", "10", "--seed", "4", "--temperature", "0"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("The\n日\n\n  The\n"))
-    ended = sample(*settings)
-    assert ended.status == 0, ended.err
-    assert len(re.findall(r"The(.{10})\n\[seed 4\]", ended.out, re.DOTALL)) == 2
-    assert re.search("^(> )*  The", ended.out, re.MULTILINE), (
-        "with the white space that it begins with"
-    )
-    assert (
-        ended.out.count("is not in the vocabulary") == 1
-        and "; --unknown skip drops it" in ended.out
-    )
-    monkeypatch.setattr("sys.stdin", io.StringIO("日The\n日\n"))
-    assert sample(*settings, "--unknown", "skip").out.count("[seed 4]") == 1
+    def talk(typed, *options):
+        stdin = io.TextIOWrapper(io.BytesIO(typed), encoding="utf-8")
+        monkeypatch.setattr("sys.stdin", stdin)
+        settings = ["--interactive", "--num-chars", "10", "--seed", "4", "--temperature", "0"]
+        ended = sample(*settings, *options)
+        assert ended.status == 0, ended
+        return ended.out
 
-
-def test_a_prompt_that_is_not_text_ends_no_conversation(trained, sample, monkeypatch):
-    stdin = io.TextIOWrapper(io.BytesIO(b"\xff\nThe\n"), encoding="utf-8")
-    monkeypatch.setattr("sys.stdin", stdin)
-    ended = sample("--interactive", "--num-chars", "10", "--seed", "4")
-    assert ended.status == 0, ended
-    assert "(U+FFFD)" in ended.out and "[seed 4]" in ended.out
+    out = talk("The\n日\n\n  The\n".encode())
+    assert len(re.findall(r"The(.{10})\n\[seed 4\]", out, re.DOTALL)) == 2
+    assert re.search("^(> )*  The", out, re.MULTILINE), "with the white space that it begins with"
+    assert out.count("is not in the vocabulary") == 1 and "; --unknown skip drops it" in out
+    assert talk("日The\n日\n".encode(), "--unknown", "skip").count("[seed 4]") == 1
+    not_text = talk(b"\xff\nThe\n")
+    assert "(U+FFFD)" in not_text and "[seed 4]" in not_text
 
 
 @pytest.mark.slow

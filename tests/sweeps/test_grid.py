@@ -11,15 +11,7 @@ from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.processes import cores
 from conf.overrides import read_command
-from sweeps.sweep import (
-    gpus_for,
-    make_trial,
-    run_sweep,
-    start,
-    sweep_name,
-    trial_name,
-    varied_keys,
-)
+from sweeps.sweep import make_trial, run_sweep, sweep_name, trial_name, varied_keys
 from sweeps.table import caution, spelled
 from tests.conf.test_defaults import compose, composed
 from tests.conftest import assert_same_weights, last, one_line, summary, table
@@ -28,22 +20,19 @@ from tests.faults.processes import Process, processes_in, run, tiny, wait_for
 
 
 @pytest.mark.parametrize(("varied", "name"), [
-    pytest.param({"model.heads": "2", "optim.lr": "0.001"}, "model.heads=2,optim.lr=0.001", id="two keys"),
-    pytest.param({"+callbacks.x.y": "-1"}, r"\+callbacks.x.y=-1", id="a key with +"),
-    pytest.param({"a": "$HOME/../x y"}, r"a=-HOME-..-x-y_[0-9a-f]{6}", id="no name of a folder"),
-    pytest.param({f"key{number}": "é" * 20 for number in range(20)}, r"key0=.{,200}_[0-9a-f]{6}", id="long"),
+    ({"model.heads": "2", "optim.lr": "0.001"}, "model.heads=2,optim.lr=0.001"),
+    ({"+callbacks.x.y": "-1"}, r"\+callbacks.x.y=-1"),
+    ({"a": "$HOME/../x y"}, r"a=-HOME-..-x-y_[0-9a-f]{6}"),
+    ({f"key{number}": "é" * 20 for number in range(20)}, r"key0=.{,200}_[0-9a-f]{6}"),
 ])  # fmt: skip
 def test_what_a_trial_is_called(varied, name):
     assert re.fullmatch(name, trial_name(varied))
 
 
-def test_a_trial_is_known_by_its_settings_in_any_order():
-    orders = itertools.permutations(["optim.lr=0.001", "optim.warmup=1"])
-    trials = [make_trial("s", [each.split("=")[0] for each in typed], typed) for typed in orders]
-    assert [trial.run.name for trial in trials] == ["s/optim.lr=0.001,optim.warmup=1"] * 2
-
-
-def test_a_sweep_is_known_by_its_settings_in_any_order():
+def test_sweeps_and_trials_are_known_by_their_settings_in_any_order():
+    for typed in itertools.permutations(["optim.lr=0.001", "optim.warmup=1"]):
+        trial = make_trial("s", [each.split("=")[0] for each in typed], typed)
+        assert trial.run.name == "s/optim.lr=0.001,optim.warmup=1"
     sweep = sweep_name(["seed=1,2", "model.heads=2", "workers=2", "allow=[seed]"])
     assert sweep == sweep_name(["model.heads=2", "seed=1,2"])
     assert sweep != sweep_name(["model.heads=2", "seed=1,3"])
@@ -75,22 +64,26 @@ def test_values_survive_the_trial_s_command_line():
 
 @pytest.mark.promise
 @pytest.mark.slow
-def test_trials_that_fail_hurt_no_other(train, sample, workplace):
+def test_trials_that_fail_hurt_no_other_and_fail_a_repeated_sweep_too(train, sample, workplace):
     (workplace / "book.txt").rename("a, b [c]=1.txt")
     fixed = ["data.path=a, b [c]=1.txt", "logger=none", "model.dropout=0.1"]
-    given = ["-m", *fixed, "optim.lr=1e30,3e-3,2e-3", "name=s"]
+    given = ["-m", *fixed, "optim.lr=1e30,400,3e-3,2e-3", "name=s"]  # 400 ends worse than guessing
     ended = Process(*given, fault=(faults.in_trial, "s/optim.lr=0.003", faults.at_step, 15)).ends()
-    assert ended.status == 1, ended
-    assert ended.err == "train.py: 2 of 3 trials failed: optim.lr=1e+30; optim.lr=0.003\n"
+    failed = "train.py: 3 of 4 trials failed: optim.lr=1e+30; optim.lr=400; optim.lr=0.003\n"
+    assert (ended.status, ended.err) == (1, failed), ended
     statuses = {row["optim.lr"]: row["status"] for row in table("s")}
-    assert statuses == {"0.002": "finished", "1e+30": "diverged", "0.003": "failed"}
+    diverged = {"1e+30": "diverged", "400": "diverged"}
+    assert statuses == diverged | {"0.002": "finished", "0.003": "failed"}
     again = run(*given)
-    assert again.status == 1 and again.err.startswith("train.py: 1 of 3 trials failed: "), again
+    failed = "train.py: 2 of 4 trials failed: optim.lr=1e+30; optim.lr=400\n"
+    assert (again.status, again.err) == (1, failed), again
     assert again.out.count(": finished before") == 1
     assert train(*fixed, "optim.lr=3e-3", "name=alone").status == 0
     assert_same_weights("s/optim.lr=0.003", "alone")
-    *finished, failed = table("s")
-    assert (failed["status"], failed["val_loss"]) == ("diverged", "")
+    rows = table("s")
+    assert {row["optim.lr"]: row["status"] for row in rows[2:]} == diverged
+    assert "" in [row["val_loss"] for row in rows[2:]]
+    finished = rows[:2]
     assert [row["val_loss"] for row in finished] == sorted(row["val_loss"] for row in finished)
     for row in finished:
         assert row["directory"] == f"runs/s/optim.lr={row['optim.lr']}"
@@ -98,66 +91,44 @@ def test_trials_that_fail_hurt_no_other(train, sample, workplace):
         assert all(float(row[key]) == whole[key] for key in ("val_loss", "val_bpc", "seconds"))
     assert f"{finished[0]['directory']}/checkpoints/best.safetensors" in sample("s").err
     # A trial is a run like any other.
-    assert (
-        train(f"resume={finished[1]['directory']}", "trainer.max_steps=31", defaults=False).status
-        == 0
-    )
-
-
-@pytest.mark.slow
-def test_a_trial_that_has_diverged_fails_a_repeated_sweep_too(workplace):
-    given = ["-m", "optim.lr=40,3e-3", "name=s", "logger=none"]
-    for _ in range(2):
-        ended = run(*given)
-        assert ended.status == 1, ended
-        assert ended.err == "train.py: 1 of 2 trials failed: optim.lr=40\n"
-        assert {row["status"] for row in table("s")} == {"finished", "diverged"}
+    longer = [f"resume={finished[1]['directory']}", "trainer.max_steps=31"]
+    assert train(*longer, defaults=False).status == 0
 
 
 @pytest.mark.slow
 def test_a_sweep_that_is_stopped_and_killed_goes_on_bit_for_bit(train, workplace):
-    given, name = ["-m", "model.dropout=0.1,0.2"], sweep_name([*tiny(("model.dropout=0.1,0.2",))])
+    given = ["-m", "model.dropout=0.1,0.2"]
+    name = sweep_name(tiny(given[1:]))
 
     def signalled(number, trial):
-        return Process(
-            *given, fault=(faults.in_trial, f"{name}/{trial}", faults.signal_parent_at, 15, number)
-        ).ends()
+        fault = (faults.in_trial, f"{name}/{trial}", faults.signal_parent_at, 15, number)
+        return Process(*given, fault=fault).ends()
+
+    def contents():
+        return sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts)
 
     ended = signalled(signal.SIGINT, "model.dropout=0.1")
     assert ended.status == 130 and ended.err == "" and not processes_in(workplace), ended
-    assert {row["model.dropout"]: row["status"] for row in table(name)} == {
-        "0.1": "interrupted",
-        "0.2": "waiting",
-    }
+    assert [row["status"] for row in table(name)] == ["interrupted", "waiting"]
     assert last(f"{name}/model.dropout=0.1")["global_step"] == 16
     assert signalled(signal.SIGKILL, "model.dropout=0.2").status == -signal.SIGKILL
     wait_for(lambda: not processes_in(workplace))  # no trial goes on without its sweep
     assert summary(f"{name}/model.dropout=0.2")["status"] == "running"
     ended = run(*given)
-    assert ended.status == 0 and ended.err == "" and ended.out.count(": finished before") == 1, (
-        ended
-    )
-    assert [path.name for path in Path("runs").iterdir()] == [name]
+    assert (ended.status, ended.err, ended.out.count(": finished before")) == (0, "", 1), ended
+    assert os.listdir("runs") == [name]
     for dropout in (0.1, 0.2):
         assert train(f"model.dropout={dropout}", f"name=alone{dropout}").status == 0
         assert_same_weights(f"{name}/model.dropout={dropout}", f"alone{dropout}")
     # A larger grid of the same name runs what is missing; other settings of what is there are
     # refused.
-    before = sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts)
+    before = contents()
     one_line(train(*given, f"name={name}", "seed=1"), 2, "seed=1 (the run has 0)")
     one_line(train("-m", "seed=1,2", "name=alone0.1"), 2, "name=alone0.1: ", "is not a sweep")
-    assert sorted(path for path in Path("runs").rglob("*") if "cache" not in path.parts) == before
+    assert contents() == before
     larger = run("-m", "model.dropout=0.1,0.2,0.3", f"name={name}")
     assert larger.status == 0 and larger.out.count(": finished before") == 2, larger
     assert {row["model.dropout"] for row in table(name)} == {"0.1", "0.2", "0.3"}
-
-
-def test_workers_share_the_processor(workplace, monkeypatch):
-    monkeypatch.delenv("OMP_NUM_THREADS")
-    popen = Mock()
-    monkeypatch.setattr("sweeps.sweep.subprocess.Popen", popen)
-    start(make_trial("s", ["seed"], ["seed=1"]), workers=2)
-    assert popen.call_args.kwargs["env"]["OMP_NUM_THREADS"] == str(max(1, cores() // 2))
 
 
 def test_a_second_command_on_a_running_sweep_is_refused(train):
@@ -172,14 +143,8 @@ def test_a_second_command_on_a_running_sweep_is_refused(train):
 
 @pytest.mark.slow
 def test_trials_of_several_devices_and_from_a_trained_model(trained):
-    ended = run(
-        "-m",
-        "init_from=first",
-        "seed=range(1,2)",
-        "trainer.devices=2",
-        "trainer.max_steps=10",
-        "name=s",
-    )
+    given = "-m init_from=first seed=range(1,2) trainer.devices=2 trainer.max_steps=10 name=s"
+    ended = run(*given.split())
     assert ended.status == 0, (ended, Path("runs/s/seed=1/console.log").read_text())
     assert {path.name for path in Path("runs/s").iterdir()} == {"seed=1", "sweep.csv", ".lock"}
     conditions = last("s/seed=1")["conditions"]
@@ -199,10 +164,7 @@ def test_when_losses_cannot_be_compared(typed, differ):
 
 @pytest.mark.parametrize(
     ("value", "shown"),
-    [
-        pytest.param("https://me:pw@a.org/b.txt", "https://***@a.org/b.txt", id="a password"),
-        pytest.param("a\x1b\n", "a\ufffd\ufffd", id="control characters"),
-    ],
+    [("https://me:pw@a.org/b.txt", "https://***@a.org/b.txt"), ("a\x1b\n", "a\ufffd\ufffd")],
 )
 def test_what_is_not_to_be_seen_is_in_the_command_and_in_no_name(value, shown):
     trial = make_trial("s", ["data.path"], [f"data.path={value}"])
@@ -217,10 +179,9 @@ def test_a_password_in_an_address_is_not_in_tables():
 
 
 def test_values_that_are_shown_alike_have_names_of_their_own():
-    one, other = (
-        make_trial("s", ["data.documents"], [f"data.documents={value}"]) for value in "\t\n"
-    )
-    assert one.run.name != other.run.name
+    values = [["data.documents=\t"], ["data.documents=\n"]]
+    one, other = (make_trial("s", ["data.documents"], typed).run.name for typed in values)
+    assert one != other
 
 
 @pytest.mark.slow
@@ -233,32 +194,31 @@ def test_a_finished_trial_whose_text_has_changed_is_refused(workplace):
     assert table("s") == before
 
 
-@pytest.mark.parametrize(("number", "visible", "workers", "expected"), [
-    (4, None, 4, ["0", "1", "2", "3"]), (4, None, 1, []), (1, None, 4, []), (0, None, 2, []),
-    (2, "5,GPU-8a", 2, ["5", "GPU-8a"]),
+@pytest.mark.parametrize(("number", "visible", "workers", "gpus"), [
+    (3, None, 2, ["0", "1", "1", "1"]), (2, "5,GPU-8a", 2, ["5", "GPU-8a", "GPU-8a", "GPU-8a"]),
+    (2, None, 1, [None] * 4), (1, None, 4, [None] * 4),
 ])  # fmt: skip
-def test_which_gpus_the_workers_of_a_sweep_have(monkeypatch, number, visible, workers, expected):
+def test_each_free_worker_has_a_gpu_and_its_share_of_the_cores(
+    workplace, monkeypatch, number, visible, workers, gpus
+):
+    started = []
+
+    def popen(_, **options):
+        started.append(options["env"])
+        waits = len(started) == 1 < workers  # until all others have begun
+        return Mock(poll=lambda: None if waits and len(started) < 4 else 0, returncode=0)
+
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible or "")
     monkeypatch.setattr("torch.cuda.device_count", lambda: number)
-    if visible:
-        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpus_for(workers) == expected
-
-
-def test_each_free_worker_has_a_gpu_of_its_own(workplace, monkeypatch):
-    started = list[tuple[str, str]]()
-
-    def popen(command, **options):
-        started.append((command[2], options["env"]["CUDA_VISIBLE_DEVICES"]))
-        long = command[2] == "seed=1"  # ends when all others have begun
-        return Mock(poll=lambda: 0 if not long or len(started) == 4 else None, returncode=0)
-
-    monkeypatch.setattr("sweeps.sweep.gpus_for", lambda workers: ["6", "7"])
     monkeypatch.setattr("sweeps.sweep.subprocess.Popen", popen)
-    trials = [make_trial("s", ["seed"], [f"seed={seed}"]) for seed in (1, 2, 3, 4)]
     monkeypatch.setattr("sweeps.sweep.signal.signal", Mock())
+    trials = [make_trial("s", ["seed"], [f"seed={seed}"]) for seed in range(4)]
     Path("runs/s").mkdir(parents=True)
-    assert run_sweep(Path("runs/s"), trials, iter(trials), 4, workers=2) == 0
-    assert started == [("seed=1", "6"), ("seed=2", "7"), ("seed=3", "7"), ("seed=4", "7")]
+    assert run_sweep(Path("runs/s"), trials, iter(trials), 4, workers) == 0
+    assert [environment["CUDA_VISIBLE_DEVICES"] or None for environment in started] == gpus
+    share = None if workers == 1 else str(max(1, cores() // workers))
+    assert {environment.get("OMP_NUM_THREADS") for environment in started} == {share}
 
 
 def test_several_devices_need_one_worker(train):

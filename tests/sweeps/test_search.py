@@ -2,7 +2,6 @@ import math
 import re
 import shlex
 import signal
-from contextlib import chdir
 from pathlib import Path
 
 import pytest
@@ -18,63 +17,56 @@ COMMAND = [
 ]  # fmt: skip
 
 
+JOURNAL = Path("runs/found/study.journal")
+
+
 @pytest.fixture(autouse=True)
 def optuna():
     needs("optuna", extra="search")
 
 
-def trials(directory):
+def trials():
     """Read the journal as Optuna's users do."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    file = (directory / "runs/found/study.journal").absolute()
-    study = optuna.load_study(
-        study_name=None, storage=optuna.storages.JournalStorage(JournalFileBackend(str(file)))
-    )
+    journal = JournalFileBackend(str(JOURNAL.absolute()))
+    storage = optuna.storages.JournalStorage(journal)
+    study = optuna.load_study(study_name=None, storage=storage)
     return [(each.params, each.state.name, each.value) for each in study.trials]
 
 
 @pytest.mark.slow
-def test_a_search_and_one_that_is_killed_in_the_middle(workplace, prose):
-    killed = workplace / "killed"
+def test_a_search_and_one_that_is_killed_in_the_middle(workplace):
     ended = run(*COMMAND)
     assert ended.status == 0 and ended.err == "", ended
-    found, told = trials(workplace), [summary(f"found/trial-{number:03}") for number in (1, 2, 3)]
-    assert [(state, loss) for _, state, loss in found] == [
-        ("COMPLETE", each["val_bpc"]) for each in told
-    ]
+    found = trials()
+    told = [summary(f"found/trial-{number:03}") for number in (1, 2, 3)]
+    results = [(state, loss) for _, state, loss in found]
+    assert results == [("COMPLETE", each["val_bpc"]) for each in told]
     assert len({values["optim.lr"] for values, *_ in found}) == 3
     best = min(range(3), key=lambda number: told[number]["val_loss"])
     rows = table("found")
     assert [row["status"] for row in rows] == ["finished"] * 3
     assert rows[0]["directory"] == f"runs/found/trial-{best + 1:03}"
     assert math.isclose(float(rows[0]["optim.lr"]), found[best][0]["optim.lr"], rel_tol=1e-5)
-    (again,) = re.findall(r"^best trial (.*)$", ended.out, re.MULTILINE)
-    _, script, *arguments = shlex.split(again)
-    assert script == "train.py" and run(*arguments, "name=again", defaults=False).status == 0
+    (again,) = re.findall(r"^best trial python train.py (.*)$", ended.out, re.MULTILINE)
+    assert run(*shlex.split(again), "name=again", defaults=False).status == 0
     assert summary("again")["val_loss"] == told[best]["val_loss"]
-    killed.mkdir()
-    (killed / "book.txt").write_text(prose)
-    with chdir(killed):
-        fault = (faults.in_trial, "found/trial-002", faults.signal_parent_at, 15, signal.SIGKILL)
-        assert run(*COMMAND, fault=fault).status == -signal.SIGKILL
-        wait_for(lambda: not processes_in(killed))
-        assert [state for _, state, _ in trials(killed)] == ["COMPLETE", "RUNNING"]
-        ended = run(*COMMAND)
-        assert ended.status == 0 and ended.err == "", ended
-        assert ended.out.count(": finished before") == 1
-        assert trials(killed) == found and len(table("found")) == 3
-        # Other settings of the same name are refused.
-        one_line(
-            run(*COMMAND, "model.heads=1"),
-            2,
-            "name=found: is a search with other settings",
-            "model.heads=1",
-        )
-        journal = Path("runs/found/study.journal")
-        journal.write_text("no journal\n" * 1000)
-        one_line(run(*COMMAND), 2, "study.journal: cannot be read")
+    Path("runs/found").rename("runs/whole")
+    fault = (faults.in_trial, "found/trial-002", faults.signal_parent_at, 15, signal.SIGKILL)
+    assert run(*COMMAND, fault=fault).status == -signal.SIGKILL
+    wait_for(lambda: not processes_in(workplace))
+    assert [state for _, state, _ in trials()] == ["COMPLETE", "RUNNING"]
+    ended = run(*COMMAND)
+    assert ended.status == 0 and ended.err == "", ended
+    assert ended.out.count(": finished before") == 1
+    assert trials() == found and len(table("found")) == 3
+    # Other settings of the same name are refused.
+    other = run(*COMMAND, "model.heads=1")
+    one_line(other, 2, "name=found: is a search with other settings", "model.heads=1")
+    JOURNAL.write_text("no journal\n" * 1000)
+    one_line(run(*COMMAND), 2, "study.journal: cannot be read")
 
 
 def test_a_search_goes_on_after_the_last_line_of_its_journal_was_cut(tmp_path):
@@ -96,25 +88,21 @@ def test_two_at_a_time_and_a_bad_combination(workplace):
     command = [each for each in COMMAND if not each.startswith(("optim.lr=", "hparams_search.s"))]
     # Each choice occurs in a combination that is checked before the search; 3 heads of 32 is found
     # by a trial only.
-    command += [
-        "model.heads=2,3",
-        "model.dim=32,24",
-        "optim.lr=0.01",
-        "workers=2",
-        "hparams_search.trials=6",
-    ]
+    command += (
+        "model.heads=2,3 model.dim=32,24 optim.lr=0.01 workers=2 hparams_search.trials=6".split()
+    )
     ended = run(*command)
     assert ended.status == 0, ended.err
-    found, text = trials(workplace), Path("runs/found/sweep.csv").read_text()
-    bad = [
-        number for number, (values, *_) in enumerate(found) if list(values.values()) == ["3", "32"]
-    ]
-    assert bad and all(
-        (found[number][1] == "COMPLETE") == (number not in bad) for number in range(6)
-    )
+    bad = 0
+    for values, state, _ in trials():
+        fails = values == {"model.heads": "3", "model.dim": "32"}
+        assert (state == "COMPLETE") != fails
+        bad += fails
+    assert bad
     assert "failed: model.heads=3: must divide model.dim=32; " in ended.out
-    assert len(re.findall(r"^found/trial-\d+,3,32,failed,", text, re.MULTILINE)) == len(bad)
-    assert run(*command).out.count(": failed before") == len(bad)
+    text = Path("runs/found/sweep.csv").read_text()
+    assert len(re.findall(r"^found/trial-\d+,3,32,failed,", text, re.MULTILINE)) == bad
+    assert run(*command).out.count(": failed before") == bad
 
 
 @pytest.mark.parametrize(("typed", "kind", "arguments"), [
@@ -128,8 +116,7 @@ def test_ranges_mean_what_hydra_means_by_them(typed, kind, arguments):
 
     from sweeps.search import distribution
 
-    expected = getattr(distributions, f"{kind}Distribution")(**arguments)
-    assert distribution(typed) == expected
+    assert distribution(typed) == getattr(distributions, f"{kind}Distribution")(**arguments)
 
 
 WRONG = {  # what is typed, and what is said of it
@@ -149,9 +136,8 @@ def test_what_is_wrong_is_said_before_anything_exists(train, typed):
 
 
 def test_keys_of_a_search_need_it(train):
-    one_line(
-        train("hparams_search.trials=5"), 2, "hparams_search.trials", "hparams_search=default"
-    )
+    ended = train("hparams_search.trials=5")
+    one_line(ended, 2, "hparams_search.trials", "hparams_search=default")
 
 
 def test_a_search_needs_a_directory_of_its_own(train):

@@ -41,19 +41,13 @@ def tables(train, pattern):
     return [[line.split() for line in block] for block in blocks]
 
 
-@pytest.mark.parametrize("steps", [None, 900], ids=["by steps", "by minutes"])
+@pytest.mark.parametrize("steps", [None, 900])
 def test_what_was_chosen_for_the_machine_does_not_separate_settings(train, steps):
-    for seed in (0, 1):
-        store(
-            f"arr-{seed}",
-            f"seed={seed}",
-            f"threads={seed + 1}",
-            f"compile={('false', 'true')[seed]}",
-            f"trainer.num_nodes={seed + 1}",
-            f"logger={('none', 'csv')[seed]}",
-            "minutes=2" if steps else "trainer.max_steps=9",
-            steps=steps and steps + seed,
-        )
+    for seed, compiled, logger in ((0, "false", "none"), (1, "true", "csv")):
+        settings = f"seed={seed} threads={seed + 1} compile={compiled} logger={logger} "
+        settings += f"trainer.num_nodes={seed + 1} "
+        settings += "minutes=2" if steps else "trainer.max_steps=9"
+        store(f"arr-{seed}", *settings.split(), steps=steps and steps + seed)
     averages, runs = tables(train, "arr-*")
     assert averages == [["runs", "mean", "loss", "spread"], ["2", "1.0500", "0.0707"]]
     assert runs[0] == ["run", "seed", "loss", "bpc", "parameters", "time"] and len(runs) == 3
@@ -65,7 +59,7 @@ def test_what_was_chosen_for_the_machine_does_not_separate_settings(train, steps
     ("data.micro_batch=null", "data.micro_batch=4", "data.micro_batch", ["", "4"]),
     ("callbacks=ema", "callbacks=[ema,snapshots]", "callbacks", ["[ema,snapshots]", "ema"]),
     ("callbacks=ema", "callbacks=ema callbacks.ema.share=0.5", "callbacks.ema.share", ["0.05", "0.5"]),
-], ids=["steps", "precision", "micro-batch", "callbacks", "share"])  # fmt: skip
+])  # fmt: skip
 def test_what_a_result_depends_on_separates_settings(train, one, other, column, cells):
     for seed in (0, 1):
         store(f"one-{seed}", f"seed={seed}", *one.split())
@@ -77,19 +71,18 @@ def test_what_a_result_depends_on_separates_settings(train, one, other, column, 
 
 def test_losses_of_different_modes_are_not_compared(train):
     """Such as those of two versions: a list was once read in disjoint windows."""
-    for number, mode in enumerate(["documents", "disjoint", "disjoint"]):
-        store(name := f"modes-{number}", f"model.layers={number + 1}")
-        found = summary(name) | {
-            "val_loss": 3 - number,
-            "val_bpc": 3 - number,
-            "evaluation": {"mode": mode},
-        }
-        make(Path("runs", name), {"summary.json": json.dumps(found)})
+    for loss, mode in ((3, "documents"), (2, "disjoint"), (1, "disjoint")):
+        name = f"modes-{loss}"
+        store(name, f"model.layers={loss}")
+        found = {"val_loss": loss, "val_bpc": loss, "evaluation": {"mode": mode}}
+        make(Path("runs", name), {"summary.json": json.dumps(summary(name) | found)})
     (head, *rows), (caution,) = tables(train, "modes-*")
-    assert [row[head.index("mode")] for row in rows] == ["disjoint", "disjoint", "documents"]
-    assert rows[0][0] == "modes-2" and caution[-2:] == ["disjoint,", "documents"]
-    listed = train("--runs", defaults=False).out.splitlines()
-    assert listed[0].split()[4] == "mode" and sum("documents" in line for line in listed) == 1
+    place = head.index("mode")
+    listed = [("modes-1", "disjoint"), ("modes-2", "disjoint"), ("modes-3", "documents")]
+    assert [(row[0], row[place]) for row in rows] == listed
+    assert caution[-2:] == ["disjoint,", "documents"]
+    head, *lines = train("--runs", defaults=False).out.splitlines()
+    assert head.split()[4] == "mode" and sum("documents" in line for line in lines) == 1
 
 
 def test_a_run_whose_process_is_gone_is_killed_in_a_table(train):
@@ -97,15 +90,6 @@ def test_a_run_whose_process_is_gone_is_killed_in_a_table(train):
     make(Path("runs/cut"), {"summary.json": json.dumps({"status": "running"})})
     ((head, row),) = tables(train, "cut")
     assert row[head.index("loss")] == "killed"
-
-
-def test_the_table_of_a_sweep_by_its_name(train):
-    for seed in (0, 1):
-        store(f"abl/seed={seed}", f"seed={seed}")
-    assert tables(train, "abl") == tables(train, "abl/*") and len(tables(train, "abl")[1]) == 3
-    one_line(
-        train("--runs", "ab", defaults=False), 2, "--runs ab: no run in runs/ matches this name"
-    )
 
 
 @pytest.fixture
@@ -123,16 +107,18 @@ def rewritten(sweep):
 
 
 def test_a_sweep_s_table_has_means_over_seeds(ablation, train):
-    rows = rewritten(ablation)
-    assert [row["status"] for row in rows] == ["mean"] * 2 + ["finished"] * 4
-    means = rows[:2]
-    assert [(row["runs"], row["seed"], row["directory"]) for row in means] == [("2", "", "")] * 2
+    means = rewritten(ablation)[:2]
+    assert [(row["status"], row["runs"], row["seed"]) for row in means] == [("mean", "2", "")] * 2
     found = [(float(row["val_loss"]), float(row["val_loss_spread"])) for row in means]
     assert found == [pytest.approx((1.05, 0.1 / 2**0.5))] * 2
     # The terminal has the same figures, and says what they are.
     shown = train("--runs", "abl", defaults=False).out
     assert "standard deviation as spread\noptim.lr  runs  mean loss  spread\n" in shown
     assert [shown.count(text) for text in ("1.0500", "0.0707")] == [2, 2]
+    by_name, by_pattern = tables(train, "abl")[1], tables(train, "abl/*")[1]
+    assert sorted(by_name) == sorted(by_pattern) and len(by_name) == 5
+    unknown = train("--runs", "ab", defaults=False)
+    one_line(unknown, 2, "--runs ab: no run in runs/ matches this name")
 
 
 def test_seeds_that_are_added_later_join_their_setting(ablation):
@@ -173,13 +159,12 @@ def test_a_run_that_cannot_be_described_is_a_row_with_the_reason(ablation, train
 
 def test_a_trial_that_has_failed_stays_so_in_each_table(train):
     store("abl/seed=0", "seed=0")
-    for name, status in (("killed", "running"), ("early", None)):
-        directory = make(Path("runs/abl", name), {"console.log": "train.py: no space left\n"})
-        if status:
-            make(directory, {"summary.json": json.dumps({"status": status})})
-        outcome, line = ending(Run(directory), 1, stopped=False)
-        assert outcome == "failed" and line.startswith("failed: no space left (")
-        assert Run(directory).summary.status == "failed"
+    make(Path("runs/abl/killed"), {"summary.json": json.dumps({"status": "running"})})
+    for name in ("killed", "early"):
+        trial = Run(make(Path("runs/abl", name), {"console.log": "train.py: no space left\n"}))
+        outcome, line = ending(trial, 1, stopped=False)
+        assert outcome == trial.summary.status == "failed"
+        assert line.startswith("failed: no space left (")
     statuses = {row["run"]: row["status"] for row in rewritten(Path("runs/abl"))}
     assert statuses == {"abl/seed=0": "finished", "abl/early": "failed", "abl/killed": "failed"}
     # The same command tries again what has failed before it was a run.
@@ -190,24 +175,21 @@ def test_a_split_of_the_runs_of_a_pattern(workplace, score):
     short = ["trainer.max_steps=2", "logger=none", "callbacks=[]"]
     assert run("-m", "optim.lr=1e-3,1e-4", "name=abl", *short).status == 0
     # One model of a sweep is its best trial, and is named.
-    compared = score("abl", "--split", "test", "--html", "page.html", "--compare", "abl")
+    page = ["abl", "--split", "test", "--html", "page.html"]
+    compared = score(*page, "--compare", "abl")
     assert compared.err.count("abl: its best trial is abl/optim.lr=0.001\n") == 2, compared
     assert "test split of abl/optim.lr=0.001: " in compared.out
-    assert score("abl", "--split", "test", "--html", "page.html", "--overwrite").status == 0
+    assert score(*page, "--overwrite").status == 0
     assert summary("abl/optim.lr=0.001")["test_loss"]
     assert summary("abl/optim.lr=0.0001")["test_loss"] is None
-    ended = score("abl/*", "--split", "test")
+    ended = score("abl/*", "--split", "test", "--stride", "8")
+    assert ended.status == 0 and "strided windows of 32, stride 8" in ended.out, ended
     losses = [summary(f"abl/optim.lr={rate}")["test_loss"] for rate in ("0.001", "0.0001")]
-    assert ended.status == 0 and all(
-        f"{loss:.4f}" in ended.out.split("\n\n")[-1] for loss in losses
-    ), ended
-    one_line(
-        score("abl/*", "--split", "test", "--per-char"),
-        2,
-        "abl/*: no such model",
-        program="score.py",
-    )
-    one_line(score("brr-*", "--split", "test"), 2, "brr-*: no such model", program="score.py")
+    means = ended.out.split("\n\n")[-1]
+    assert all(f"{loss:.4f}" in means for loss in losses), ended
+    for given in ("abl/* --per-char", "brr-*"):
+        wrong = score(*given.split(), "--split", "test")
+        one_line(wrong, 2, f"{given.split()[0]}: no such model", program="score.py")
 
 
 def test_runs_are_listed_with_the_newest_last(workplace, train):
