@@ -172,7 +172,8 @@ def limit(size):
     # and stacks
     data = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     most = data + 200 * 2**20 + 4 * size
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, highest))
     resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 
 
