@@ -21,7 +21,7 @@ def assert_only_the_old_one(path):
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
-@pytest.mark.parametrize("folder", [False, True], ids=["file", "folder"])
+@pytest.mark.parametrize("folder", [False, True])
 def test_what_is_not_finished_leaves_the_old_one_alone(tmp_path, error, folder):
     path = tmp_path / "name"
     write_text(path, "old")
@@ -44,7 +44,7 @@ def test_what_cannot_be_written_leaves_the_old_one_alone(tmp_path, monkeypatch, 
     assert_only_the_old_one(path)
 
 
-@pytest.mark.parametrize("below", [None, "below/a.txt"], ids=["no name", "a temporary name"])
+@pytest.mark.parametrize("below", [None, "below/a.txt"])
 def test_an_error_names_what_was_to_be_written(tmp_path, below):
     path = tmp_path / "name"
     with pytest.raises(OSError, match=re.escape(str(path))) as caught, atomic(path) as temporary:

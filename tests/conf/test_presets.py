@@ -107,7 +107,6 @@ def test_a_run_continues_without_the_folder_of_its_preset(chain, train):
         ("layers: [", "while parsing"),
         ("defaults:\n  - a\n", "a preset inherits from itself"),
     ],
-    ids=["no such key", "no YAML", "a circle"],
 )
 def test_a_wrong_preset_is_one_line(chain, train, content, said):
     Path("own/experiment/c.yaml").write_text(f"# @package _global_\n{content}")
@@ -148,7 +147,6 @@ def test_a_preset_may_not_have_the_name_of_one_of_ours(chain, train):
 @pytest.mark.parametrize(
     ("content", "said"),
     [("trial: 3\n", "trial: no such key"), ("space: {optim.lrr: 1}\n", "nearest: optim.lr")],
-    ids=["an option", "a key of the space"],
 )
 def test_a_wrong_key_in_a_search_of_one_s_own_is_one_line(chain, train, content, said):
     needs("optuna", extra="search")

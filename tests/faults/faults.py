@@ -92,12 +92,11 @@ def after_update(step):
     )
 
 
-def signal_in_validation(number, where, signal_number=signal.SIGKILL):
+def signal_in_validation(number, signal_number=signal.SIGKILL):
     begun = []
     kill = sending(signal_number)
     before(LitGPT, "on_validation_epoch_start", begun.append)
-    name = {"middle": "validation_step", "end": "on_validation_epoch_end"}[where]
-    after(LitGPT, name, lambda *_: kill() if len(begun) == number else None)
+    after(LitGPT, "validation_step", lambda *_: kill() if len(begun) == number else None)
 
 
 def after_save(number):
@@ -105,8 +104,6 @@ def after_save(number):
 
 
 class _Dying(io.FileIO):
-    left: int
-
     def write(self, data):
         super().write(bytes(data)[: self.left])
         self.left -= len(data)
@@ -148,7 +145,7 @@ def before_call(name, number=signal.SIGKILL, call=1):
 
 def never_due():
     """Have this process find no checkpoint due, whatever its clock says."""
-    Checkpoints.due_at = property(lambda _: math.inf, lambda *_: None)  # type: ignore[assignment]
+    Checkpoints.due_at = property(lambda _: math.inf, lambda *_: None)
 
 
 def fail_to_read(error):
@@ -172,7 +169,8 @@ def limit(size):
     # and stacks
     data = int(Path("/proc/self/statm").read_text().split()[5]) * os.sysconf("SC_PAGE_SIZE")
     most = data + 200 * 2**20 + 4 * size
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    _, highest = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, highest))
     resource.setrlimit(resource.RLIMIT_CPU, (10, 10))
 
 
@@ -214,7 +212,7 @@ def spoil_loss(step, value=math.nan):
             else loss
         )
 
-    training.module.F = SimpleNamespace(cross_entropy=spoilt)  # type: ignore[assignment]
+    training.module.F = SimpleNamespace(cross_entropy=spoilt)
 
 
 def spoil_gradient(step, value=math.inf):
@@ -242,7 +240,7 @@ def raise_at(step):
 
 def signal_as_on_gpu(rank, step, number):
     """Send one rank a signal, where losses are read only now and then."""
-    LitGPT.asynchronous = True  # type: ignore[assignment, method-assign]
+    LitGPT.asynchronous = True
     in_rank(rank, at_step, step, number)
 
 

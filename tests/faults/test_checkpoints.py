@@ -20,6 +20,7 @@ from tests.faults.test_resume import assert_as_if_never_touched, assert_same
 from training.resume import newest_checkpoint
 
 LAST, PREVIOUS = Path("runs/cut/checkpoints/last.ckpt"), Path("runs/cut/checkpoints/previous.ckpt")
+BACKUP = Path("runs/cut/backup/last.ckpt")
 RESUMED = ["name=cut", "resume=auto", *MUON]
 
 
@@ -64,52 +65,40 @@ def test_broken_newest_is_passed_over_with_a_word(killed, whole):
     assert_as_if_never_touched(whole(MUON), killed)
 
 
-def test_an_explicit_path_that_is_missing_or_broken_is_an_error(killed):
-    absent = LAST.with_name("step-00000020.ckpt")
-    for path, said in (
-        (absent, "no such checkpoint, nor a run"),
-        (PREVIOUS, f"newest checkpoint, resume={LAST}"),
-    ):
-        one_line(run(f"resume={path}", defaults=False), 2, said)
-    data = bytearray(LAST.read_bytes())
-    data[len(data) // 2] ^= 1
-    LAST.write_bytes(data)
+AUTO = " ".join(RESUMED)
+IO_ERROR = (faults.fail_to_read, OSError(errno.EIO, "Input/output error"))
+# What the shell does to the checkpoints, the command, what goes wrong in it, its status, and what it says; the last
+# of that may be a command that works.
+REFUSED = [
+    ("", "resume=runs/cut/checkpoints/step-00000020.ckpt", (), 2, "no such checkpoint, nor a run"),
+    ("", f"resume={PREVIOUS}", (), 2, f"newest checkpoint|resume={LAST}"),
+    (f"printf flipped | dd of={LAST} bs=1 seek=20000 conv=notrunc", f"resume={LAST}", (), 2,
+     f"{LAST}|checksum|resume={PREVIOUS}"),
+    (f"mkdir runs/cut/backup; cp {LAST} {BACKUP}", f"resume={BACKUP}", (), 2, f"{BACKUP}|resume={LAST}"),
+    (f"truncate -s -100 {LAST} {PREVIOUS}", AUTO, (), 2, f"has no usable checkpoint|{LAST}|{PREVIOUS}"),
+    # what cannot be read at the moment is not taken for damaged
+    ("", AUTO, IO_ERROR, 1, f"{LAST}: Input/output error"),
+    ("", AUTO, (faults.fail_to_read, MemoryError()), 2, "out of memory"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("damage", "command", "fault", "status", "said"), REFUSED)
+def test_a_checkpoint_that_cannot_be_used_is_refused_and_left(
+    killed, damage, command, fault, status, said
+):
+    subprocess.run(damage, shell=True, check=True)
     before = contents_of(killed)
-    one_line(run(f"resume={LAST}", defaults=False), 2, str(LAST), "checksum", f"resume={PREVIOUS}")
+    *_, way = words = said.split("|")
+    one_line(run(*command.split(), fault=fault, defaults=command == AUTO), status, *words)
     assert contents_of(killed) == before
-    # Now the older one is the newest that there is.
-    assert run(f"resume={PREVIOUS}", defaults=False).status == 0
-
-
-def test_a_copy_of_a_checkpoint_is_not_taken_for_the_newest(killed):
-    backup = killed / "backup" / LAST.name
-    backup.parent.mkdir()
-    shutil.copy(LAST, backup)
-    before = contents_of(killed)
-    one_line(run(f"resume={backup}", defaults=False), 2, str(backup), f"resume={LAST}")
-    assert contents_of(killed) == before
-
-
-def test_two_damaged_checkpoints_are_refused_and_left(killed):
-    for path in (LAST, PREVIOUS):
-        path.write_bytes(path.read_bytes()[:-100])
-    before = contents_of(killed)
-    one_line(run(*RESUMED), 2, "has no usable checkpoint", str(LAST), str(PREVIOUS))
-    assert contents_of(killed) == before
-
-
-def test_a_checkpoint_that_cannot_be_read_at_the_moment_is_not_taken_for_damaged(killed):
-    before = contents_of(killed)
-    disk, memory = OSError(errno.EIO, "Input/output error"), MemoryError()
-    one_line(run(*RESUMED, fault=(faults.fail_to_read, disk)), 1, f"{LAST}: Input/output error")
-    one_line(run(*RESUMED, fault=(faults.fail_to_read, memory)), 2, "out of memory")
-    assert contents_of(killed) == before
+    if way.startswith("resume="):
+        assert run(way, defaults=False).status == 0
 
 
 def test_a_flipped_bit_of_every_kind_and_a_file_of_any_length(trained):
     """Refused in the contents of a record; elsewhere refused, or what is read is what was written."""
     path = trained.with_name("last.ckpt")
-    data, contents, covered = path.read_bytes(), read_training_checkpoint(path), set[int]()
+    data, contents, covered = path.read_bytes(), read_training_checkpoint(path), set()
     with zipfile.ZipFile(path) as archive:
         for record in archive.infolist():
             name, extra = struct.unpack_from("<HH", data, record.header_offset + 26)
@@ -214,11 +203,7 @@ def test_the_second_in_one_run_directory_is_refused(killed, whole):
     assert_as_if_never_touched(whole(MUON), killed)
 
 
-@pytest.mark.parametrize(
-    ("name", "statuses"),
-    [((), [0, 0, 0]), (("name=same",), [0, 2, 2])],
-    ids=["unnamed", "one name"],
-)
+@pytest.mark.parametrize(("name", "statuses"), [((), [0, 0, 0]), (("name=same",), [0, 2, 2])])
 def test_jobs_started_in_the_same_second(workplace, name, statuses):
     processes = [Process(*name, "trainer.max_steps=5") for _ in range(3)]
     ended = sorted((process.wait() for process in processes), key=lambda each: each.status)

@@ -4,7 +4,7 @@ import json
 import random
 import string
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import get_args, get_origin, get_type_hints
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -38,7 +38,7 @@ def test_any_words_are_taken_or_refused(key, text):
 
 
 KINDS = {**FIELDS, **get_type_hints(ModelConfig)}
-plain: st.SearchStrategy[Any] = st.recursive(
+plain = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=20),
     lambda inner: (
         st.lists(inner, max_size=4)

@@ -9,17 +9,7 @@ import torch
 
 from tests.conftest import needs_compiler, one_line
 from tests.faults import faults
-from tests.faults.processes import (
-    MUON,
-    TWO,
-    Fault,
-    Process,
-    events,
-    run,
-    run_ranks,
-    start,
-    wait_for,
-)
+from tests.faults.processes import MUON, TWO, Process, events, run, run_ranks, start, wait_for
 
 ADAMW = "optim=adamw model.dropout=0.2 data.micro_batch=2 model.positions=learned trainer.precision=32-true".split()
 EMA = [
@@ -69,14 +59,10 @@ def assert_as_if_never_touched(whole, cut):
     assert ours == theirs, "nothing unfinished is left"
 
 
-POINTS: dict[str, Fault] = {
-    "before a step": (faults.at_step, 16),
+POINTS = {
     "after the update of a step": (faults.after_update, 25),
-    "in a validation": (faults.signal_in_validation, 2, "middle"),
-    "after a validation": (faults.signal_in_validation, 1, "end"),
-    "just after the last save": (faults.after_save, 3),
+    "in a validation": (faults.signal_in_validation, 2),
     "with the first best model not yet named": (faults.before_rename, 1, "best.safetensors"),
-    "with nothing of the first save written": (faults.in_write, 1, 0),
     "with half of a save written, but its best model whole": (faults.in_write, 2, 100_000),
     "with all of a save written, nothing renamed": (faults.before_rename, 1, "previous.ckpt"),
     "with the older checkpoint renamed, the newer not": (faults.before_rename, 2, "last.ckpt"),

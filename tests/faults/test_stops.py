@@ -13,7 +13,7 @@ import torch
 from gpt import model_file
 from gpt.checkpoint import is_finite, read_training_checkpoint
 from tests.base.test_progress import Terminal
-from tests.conftest import ROOT, needs_compiler, one_line, summary
+from tests.conftest import ROOT, needs_compiler, one_line
 from tests.faults import faults
 from tests.faults.processes import LIMIT, MUON, TWO, Process, run, run_ranks, start, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same_checkpoints
@@ -45,7 +45,7 @@ def test_a_stop_finishes_the_step_and_saves(number, step, whole, workplace):
 
 
 @pytest.mark.parametrize(("fault", "said"), [
-    ((faults.signal_in_validation, 3, "middle", signal.SIGTERM), " after step 30"),
+    ((faults.signal_in_validation, 3, signal.SIGTERM), " after step 30"),
     ((faults.before_call, "write_results", signal.SIGTERM), "; the newest checkpoint is"),
 ])  # fmt: skip
 def test_a_stop_in_the_last_validation_or_evaluation(fault, said, whole, workplace):
@@ -70,31 +70,25 @@ def test_a_signal_while_the_model_compiles(workplace):
     assert time.monotonic() - sent < 60, "10 s on a quiet machine"
 
 
-def test_a_job_may_make_several_runs(workplace):
-    for steps in (2, 3):
-        assert run(f"trainer.max_steps={steps}", environment={"SLURM_JOB_ID": "6"}).status == 0
-    assert len(list(Path("runs").iterdir())) == 2
-    again = run(
-        "trainer.max_steps=3", environment={"SLURM_JOB_ID": "6", "SLURM_RESTART_COUNT": "1"}
-    )
-    assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
-
-
-@pytest.mark.slow
-def test_a_restarted_job_of_two_devices_continues_its_run(workplace):
-    devices = ("name=pair", "trainer.devices=2", "trainer.accelerator=cpu")
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_job_may_make_several_runs_and_a_restarted_one_continues_its_own(workplace, devices):
     job = {"SLURM_JOB_ID": "6"}
-    begun = run(*devices, "trainer.max_steps=2", environment=job)
-    assert begun.status == 0, begun
-    restarted = job | {"SLURM_RESTART_COUNT": "1"}
-    again = run(*devices, "trainer.max_steps=4", environment=restarted)
-    assert again.status == 0 and summary("pair")["steps"] == 4, again
+    for steps in (2, 3):
+        given = (f"trainer.max_steps={steps}", f"trainer.devices={devices}")
+        assert run(*given, environment=job).status == 0
+    assert len(list(Path("runs").iterdir())) == 2
+    again = run(*given, environment=job | {"SLURM_RESTART_COUNT": "1"})
+    assert again.status == 0 and "is finished: step 3 of 3" in again.out, again
+    named = [f"trainer.devices={devices}", "name=pair"]
+    assert run(*named, "trainer.max_steps=2", environment=job).status == 0
+    longer = run(*named, "trainer.max_steps=4", environment=job | {"SLURM_RESTART_COUNT": "1"})
+    assert longer.status == 0 and summary("pair")["steps"] == 4, longer
 
 
 @pytest.mark.parametrize(("fault", "begun"), [
-    pytest.param((faults.before_call, "encode"), False, id="while the text is read"),
-    pytest.param((faults.before_call, "choose"), False, id="before the choices"),
-    pytest.param((faults.at_step, 12), True, id="while it trains"),
+    ((faults.before_call, "encode"), False),
+    ((faults.before_call, "choose"), False),
+    ((faults.at_step, 12), True),
 ])  # fmt: skip
 def test_a_job_of_an_array_that_cannot_be_requeued(workplace, fault, begun):
     """It is named by both numbers, and a scontrol that fails is heard. tests/faults/test_slurm.py has SLURM itself."""
@@ -181,9 +175,8 @@ def assert_finite():
 
 
 @pytest.mark.parametrize(("fault", "said"), [
-    pytest.param((faults.spoil_loss, 4 * 17 + 1), "step 18: the loss is nan (batch 17 of seed 0)", id="the loss"),
-    pytest.param((faults.spoil_gradient, 29), "step 30: the gradient norm is inf (batch 29 of seed 0)",
-                 id="the gradient"),
+    ((faults.spoil_loss, 4 * 17 + 1), "step 18: the loss is nan (batch 17 of seed 0)"),
+    ((faults.spoil_gradient, 29), "step 30: the gradient norm is inf (batch 29 of seed 0)"),
 ])  # fmt: skip
 def test_a_step_that_is_no_number_is_not_taken(whole, workplace, fault, said):
     ended = run("name=cut", *MUON, fault=fault)

@@ -21,7 +21,7 @@ def failing(monkeypatch):
         yield
 
 
-@pytest.mark.parametrize("given", [["compile=true"], []], ids=["asked for", "chosen"])
+@pytest.mark.parametrize("given", [["compile=true"], []])
 def test_a_run_that_cannot_be_compiled_is_refused(train, failing, given):
     ended = train(
         *given, "model.dropout=0.1", "model.layers=1", "trainer.max_steps=4", "logger=none"
@@ -33,7 +33,6 @@ def test_a_run_that_cannot_be_compiled_is_refused(train, failing, given):
 @pytest.mark.parametrize(
     ("error", "status", "said"),
     [(Stopped(2), 130, "stopped by SIGINT"), (torch.OutOfMemoryError(), 2, "memory")],
-    ids=["a signal", "too little memory"],
 )
 def test_what_stops_compiling_is_no_failure(train, failing, monkeypatch, error, status, said):
     monkeypatch.setattr(LitGPT, "compile_training_step", Mock(side_effect=error))

@@ -86,7 +86,7 @@ LOWER = "; lower model.dim=32, model.layers=2 or model.context=16"
     (STATE + 7 * ROW, "seed=0", "; use data.micro_batch=4"),
     (STATE + 3 * ROW, "data.micro_batch=4", "; use data.micro_batch=2"),
     (STATE - 1, "seed=0", LOWER), (STATE + 0.5 * ROW, "seed=0", LOWER),
-], ids=["7 rows", "3 rows", "no state", "half a row"])  # fmt: skip
+])  # fmt: skip
 def test_what_cannot_fit_is_refused_with_the_setting_to_lower(monkeypatch, fits, change, advice):
     monkeypatch.setattr(memory, "available", lambda _: memory.LOADED_BYTES + fits)
     config = compose([*settings(""), change])

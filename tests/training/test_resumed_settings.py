@@ -1,13 +1,9 @@
 """Each setting that a resumed run may change is the one that it then uses."""
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from shutil import copytree, rmtree
-from typing import Any
 
-import lightning as L
 import pytest
 import torch
 import yaml
@@ -39,25 +35,19 @@ CHANGED = Path("runs/changed")
 FIELD = "field"  # the changes of a run whose text is a table
 
 
-@dataclass
 class Seen:
     """What a resumed run has trained with."""
 
-    trainer: L.Trainer
-    module: Any
-    weights: dict[str, torch.Tensor]  # before its first step
-    batches: list[torch.Tensor] = field(default_factory=list)
-    clipped_norms: list[float] = field(default_factory=list)  # of the gradients
-    explicit_calls: int = 0  # of the attention kernel, in training steps
-    threads: int = 0
-    deterministic: bool = False
-    only_warns: bool = False
-    benchmark: bool = False
-    detects_anomalies: bool = False
+    def __init__(self, trainer, module):
+        self.trainer = trainer
+        self.module = module
+        self.weights = {name: weight.clone() for name, weight in module.state_dict().items()}
+        self.batches, self.clipped_norms = [], []
+        self.explicit_calls = 0  # of the attention kernel, in training steps
 
     @property
     def text(self):
-        return self.trainer.datamodule.text  # type: ignore[attr-defined]
+        return self.trainer.datamodule.text
 
     def group(self, by_muon):
         (optimizer,) = self.trainer.optimizers
@@ -67,18 +57,9 @@ class Seen:
     def callback(self, name):
         """The only callback whose class is called so."""
         (found,) = [
-            callback
-            for callback in self.trainer.callbacks  # type: ignore[attr-defined]
-            if type(callback).__name__ == name
+            callback for callback in self.trainer.callbacks if type(callback).__name__ == name
         ]
         return found
-
-
-@dataclass
-class Change:
-    value: str
-    used: Callable[[Seen], Any]
-    expected: Any
 
 
 def rates(seen):
@@ -104,87 +85,88 @@ def micro_batches(seen):
 
 
 BOTH_RATES = (pytest.approx(0.02), pytest.approx(0.03))
-# runs that resume -> key -> change. The keys of a run are observed independently of each other.
-CHANGES: dict[str, dict[str, Change]] = {
+# runs that resume -> key -> its new value, what has used it, and what that must be. The keys of a run are observed
+# independently of each other.
+CHANGES = {
     "optimizer": {
-        "optim.lr": Change("0.02", rates, BOTH_RATES),
-        "optim.muon_lr": Change("0.03", rates, BOTH_RATES),
-        "optim.warmup": Change("0", rates, BOTH_RATES),
-        "optim.cooldown": Change("0", rates, BOTH_RATES),
-        "optim.muon_beta2": Change("0.8", lambda seen: seen.group(True)["beta2"], 0.8),
-        "optim.weight_decay": Change(
+        "optim.lr": ("0.02", rates, BOTH_RATES),
+        "optim.muon_lr": ("0.03", rates, BOTH_RATES),
+        "optim.warmup": ("0", rates, BOTH_RATES),
+        "optim.cooldown": ("0", rates, BOTH_RATES),
+        "optim.muon_beta2": ("0.8", lambda seen: seen.group(True)["beta2"], 0.8),
+        "optim.weight_decay": (
             "0.3", lambda seen: [seen.group(kind)["weight_decay"] for kind in (False, True)], [0.3, 0.3]
         ),
-        "optim.betas": Change("[0.5,0.6]", lambda seen: tuple(seen.group(False)["betas"]), (0.5, 0.6)),
-        "optim.clip": Change("0.001", lambda seen: max(seen.clipped_norms), pytest.approx(1e-3, rel=1e-3)),
-        "data.batch": Change("12", lambda seen: {len(batch) for batch in seen.batches}, {12}),
-        "data.micro_batch": Change("2", micro_batches, True),
-        "threads": Change("2", lambda seen: seen.threads, 2),
-        "trainer.deterministic": Change("warn", lambda seen: (seen.deterministic, seen.only_warns), (True, True)),
-        "trainer.detect_anomaly": Change("true", lambda seen: seen.detects_anomalies, True),
-        "trainer.max_steps": Change("6", lambda seen: summary("changed")["steps"], 6),
-        "trainer.log_every_n_steps": Change(
+        "optim.betas": ("[0.5,0.6]", lambda seen: tuple(seen.group(False)["betas"]), (0.5, 0.6)),
+        "optim.clip": ("0.001", lambda seen: max(seen.clipped_norms), pytest.approx(1e-3, rel=1e-3)),
+        "data.batch": ("12", lambda seen: {len(batch) for batch in seen.batches}, {12}),
+        "data.micro_batch": ("2", micro_batches, True),
+        "threads": ("2", lambda seen: seen.threads, 2),
+        "trainer.deterministic": ("warn", lambda seen: (seen.deterministic, seen.only_warns), (True, True)),
+        "trainer.detect_anomaly": ("true", lambda seen: seen.detects_anomalies, True),
+        "trainer.max_steps": ("6", lambda seen: summary("changed")["steps"], 6),
+        "trainer.log_every_n_steps": (
             "3", lambda seen: [step for step, _ in seen.module.history.losses.entries], [1, 2, 3, 4, 6]
         ),
-        "trainer.checkpoint_minutes": Change("2", lambda seen: seen.callback("Checkpoints").seconds, 120),
-        "trainer.profiler": Change("pytorch", lambda seen: (CHANGED / "trace.json").exists(), True),
+        "trainer.checkpoint_minutes": ("2", lambda seen: seen.callback("Checkpoints").seconds, 120),
+        "trainer.profiler": ("pytorch", lambda seen: (CHANGED / "trace.json").exists(), True),
     },
     "schedule": {
-        "optim.schedule": Change("cosine", cosine, True),
-        "optim.min_lr": Change("0.002", cosine, True),
-        "model.dropout": Change("0.25", lambda seen: seen.module.net.blocks[0].dropout.p, 0.25),
-        "model.attention": Change("sdpa", lambda seen: seen.explicit_calls, 0),
-        "trainer.precision": Change(
+        "optim.schedule": ("cosine", cosine, True),
+        "optim.min_lr": ("0.002", cosine, True),
+        "model.dropout": ("0.25", lambda seen: seen.module.net.blocks[0].dropout.p, 0.25),
+        "model.attention": ("sdpa", lambda seen: seen.explicit_calls, 0),
+        "trainer.precision": (
             "bf16-mixed", lambda seen: (seen.trainer.precision, seen.trainer.optimizers[0].bf16), ("bf16-mixed", True)
         ),
-        "trainer.more": Change("{min_steps:5}", lambda seen: seen.trainer.fit_loop.min_steps, 5),
-        "trainer.benchmark": Change("true", lambda seen: seen.benchmark, True),
-        "trainer.val_check_interval": Change(
+        "trainer.more": ("{min_steps:5}", lambda seen: seen.trainer.fit_loop.min_steps, 5),
+        "trainer.benchmark": ("true", lambda seen: seen.benchmark, True),
+        "trainer.val_check_interval": (
             "1", lambda seen: [step for step, *_ in seen.module.history.validations.entries], [2, 4, 5, 6]
         ),
     },
     "text": {
-        "data.path": Change("same.txt", lambda seen: Path(seen.text.name).name, "same.txt"),
-        "data.documents": Change("line", lambda seen: seen.text.mode, "documents"),
-        "data.split": Change("[0.5,0.25,0.25]", rows_from("validation"), 65 * 15),
-        "data.val_tokens": Change("50", lambda seen: seen.trainer.datamodule.num_validated, 50),
-        "data.cache_dir": Change("elsewhere", lambda seen: any(Path("elsewhere").iterdir()), True),
-        "logger": Change("csv", lambda seen: [type(logger).__name__ for logger in seen.trainer.loggers], ["CSVLogger"]),
-        "watch.sample_length": Change(
+        "data.path": ("same.txt", lambda seen: Path(seen.text.name).name, "same.txt"),
+        "data.documents": ("line", lambda seen: seen.text.mode, "documents"),
+        "data.split": ("[0.5,0.25,0.25]", rows_from("validation"), 65 * 15),
+        "data.val_tokens": ("50", lambda seen: seen.trainer.datamodule.num_validated, 50),
+        "data.cache_dir": ("elsewhere", lambda seen: any(Path("elsewhere").iterdir()), True),
+        "logger": ("csv", lambda seen: [type(logger).__name__ for logger in seen.trainer.loggers], ["CSVLogger"]),
+        "watch.sample_length": (
             "7", lambda seen: {len(text) for _, texts in seen.module.history.samples.entries for *_, text in texts}, {7}
         ),
     },
     "own validation": {
-        "data.validation": Change("other.txt", rows_from("validation"), 65 * 10),
-        "data.test": Change("other2.txt", rows_from("test"), 65 * 20),
-        "logger": Change("tensorboard", lambda seen: len(seen.trainer.loggers), 1),
-        "watch.pictures": Change("false", lambda seen: seen.callback("Watch").config.pictures, False),
+        "data.validation": ("other.txt", rows_from("validation"), 65 * 10),
+        "data.test": ("other2.txt", rows_from("test"), 65 * 20),
+        "logger": ("tensorboard", lambda seen: len(seen.trainer.loggers), 1),
+        "watch.pictures": ("false", lambda seen: seen.callback("Watch").config.pictures, False),
     },
     "few tokens": {
-        "data.encoding": Change("cp1251", lambda seen: seen.text.tokenizer.decode(seen.text.train[:3]), AS_CP1251),
-        "data.overfit": Change("40", rows_from("validation"), 40),
-        "seed": Change("5", lambda seen: seen.trainer.datamodule.windows.seed, 5),
+        "data.encoding": ("cp1251", lambda seen: seen.text.tokenizer.decode(seen.text.train[:3]), AS_CP1251),
+        "data.overfit": ("40", rows_from("validation"), 40),
+        "seed": ("5", lambda seen: seen.trainer.datamodule.windows.seed, 5),
     },
-    FIELD: {"data.field": Change("b", lambda seen: "bbbb" in decoded(seen), True)},
+    FIELD: {"data.field": ("b", lambda seen: "bbbb" in decoded(seen), True)},
     "callbacks": {
-        "callbacks": Change("[snapshots]", lambda seen: (CHANGED / "checkpoints/step-6.safetensors").exists(), True),
+        "callbacks": ("[snapshots]", lambda seen: (CHANGED / "checkpoints/step-6.safetensors").exists(), True),
     },
     "arguments of callbacks": {
         # The count goes on: 1 before, 2 after step 6, which ends the run.
-        "callbacks.early_stopping.patience": Change(
+        "callbacks.early_stopping.patience": (
             "2", lambda seen: (seen.callback("EarlyStopping").wait_count, seen.trainer.global_step), (2, 6)
         ),
-        "callbacks.early_stopping.min_delta": Change(
+        "callbacks.early_stopping.min_delta": (
             "50", lambda seen: seen.callback("EarlyStopping").min_delta, -50
         ),
-        "callbacks.ema.share": Change("1", lambda seen: seen.callback("MovingAverage").share, 1),
-        "trainer.max_steps": Change("20", lambda seen: seen.trainer.max_steps, 20),
+        "callbacks.ema.share": ("1", lambda seen: seen.callback("MovingAverage").share, 1),
+        "trainer.max_steps": ("20", lambda seen: seen.trainer.max_steps, 20),
     },
     "other arguments of callbacks": {
-        "callbacks.early_stopping.monitor": Change(
+        "callbacks.early_stopping.monitor": (
             "val/bpc", lambda seen: seen.callback("EarlyStopping").monitor, "val/bpc"
         ),
-        "callbacks.early_stopping.check_on_train_epoch_end": Change(
+        "callbacks.early_stopping.check_on_train_epoch_end": (
             "true", lambda seen: seen.callback("EarlyStopping")._check_on_train_epoch_end, True
         ),
     },
@@ -242,8 +224,7 @@ def runs(monkeypatch):
 
     def watched_step(self, batch, index):
         if not seen or seen[-1].module is not self:
-            weights = {name: weight.clone() for name, weight in self.state_dict().items()}
-            seen.append(Seen(self.trainer, self, weights))
+            seen.append(Seen(self.trainer, self))
         now = seen[-1]
         now.batches.append(batch.clone())
         now.threads = torch.get_num_threads()
@@ -287,7 +268,7 @@ def resumable(tmp_path_factory):
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_setting_is_used(name, runs, resumable, train, workplace, monkeypatch):
     monkeypatch.chdir(resumable)
-    base, table = "text", list[str]()
+    base, table = "text", []
     if name == FIELD:
         base, table = FIELD, ["data.path=rows.jsonl", "data.field=a", "data.encoding=utf-8"]
     if not Path("runs", base).exists():
@@ -296,7 +277,7 @@ def test_a_changed_setting_is_used(name, runs, resumable, train, workplace, monk
     rmtree(CHANGED, ignore_errors=True)
     copytree(f"runs/{base}", CHANGED)
     changes = CHANGES[name]
-    typed = [f"{key}={change.value}" for key, change in changes.items()]
+    typed = [f"{key}={value}" for key, (value, _, _) in changes.items()]
     if "trainer.max_steps" not in changes:
         typed.append("trainer.max_steps=6")
     names = {key if key in KEYS else "callbacks" for key in changes}
@@ -305,5 +286,5 @@ def test_a_changed_setting_is_used(name, runs, resumable, train, workplace, monk
     assert ended.status == 0, ended
     in_training = torch.load(f"runs/{base}/checkpoints/last.ckpt")["current_model_state"]
     torch.testing.assert_close(runs[-1].weights, in_training, rtol=0, atol=0)  # not their average
-    for key, change in changes.items():
-        assert change.used(runs[-1]) == change.expected, key
+    for key, (_, used, expected) in changes.items():
+        assert used(runs[-1]) == expected, key

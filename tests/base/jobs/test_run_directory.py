@@ -10,7 +10,7 @@ import pytest
 from filelock import FileLock
 
 from base.errors import InputError
-from base.jobs.run_directory import Run, find
+from base.jobs.run_directory import find
 from base.jobs.run_lock import in_use, lock, release
 from tests.conftest import one_line, refusal
 from tests.stores import make
@@ -35,7 +35,7 @@ def runs(trained):
     ("resume", "name", "words"),
     [
         ("runs/first", "other", "name=other: cannot be combined with resume=runs/first"),
-        pytest.param("x" * 5000, None, "no such checkpoint", id="a name too long"),
+        ("x" * 5000, None, "no such checkpoint"),
         ("loop", None, "resume=loop: no such checkpoint"),
         ("runs/none", None, "no such checkpoint, nor a run in runs/"),
         ("auto", "model", "name=model: has a model but no checkpoint"),
@@ -54,28 +54,20 @@ def test_what_cannot_be_resumed(runs, resume, name, words):
     [
         ("auto", "begun", "runs/begun"),
         ("auto", "first", "runs/first"),
+        ("auto", None, "runs/begun"),  # the newest unfinished
         ("first", None, "runs/first"),
         ("first/checkpoints/last.ckpt", None, "runs/first"),
         ("runs/first/checkpoints/last.ckpt", None, "runs/first"),
+        ("elsewhere", None, "elsewhere"),
+        ("runs/begun", None, "runs/begun"),
     ],
 )
 def test_what_can_be_resumed(runs, resume, name, run):
-    assert run_to_resume(resume, name) == Run(Path(run))
-
-
-@pytest.mark.parametrize("folder", ["elsewhere", "runs/begun"])
-def test_a_run_without_checkpoints_can_be_resumed(runs, folder):
-    assert run_to_resume(folder, None) in (Run(Path(folder)), Run(Path(folder).resolve()))
+    assert run_to_resume(resume, name).directory.resolve() == Path(run).resolve()
 
 
 def test_a_run_without_anything_is_begun_anew(runs):
     assert not run_to_resume("auto", "bare").has_begun
-
-
-def test_the_newest_unfinished_run(runs):
-    assert run_to_resume("auto", None) == Run(Path("runs/begun")), (
-        "not runs/bare, nor what has finished"
-    )
 
 
 @pytest.mark.parametrize(
@@ -113,26 +105,21 @@ def test_processes_on_several_machines_need_a_name(monkeypatch):
     assert "processes on several machines need one directory" in refusal(InputError, new_name, {})
 
 
-@pytest.mark.parametrize("name", ["docs", "book", "last.ckpt"])
-def test_what_is_not_a_model_hides_no_run(trained, name):
-    Path("docs").mkdir()
-    Path("book").write_text("a text")
-    run = Path("runs/first").rename(f"runs/{name}")
-    assert find(name, "model") == run / "checkpoints/best.safetensors"
-    assert run_to_resume(name, None) == Run(run)
-
-
-@pytest.mark.parametrize("name", ["first", "runs/first"])
-def test_the_name_of_a_run_is_that_of_a_folder_elsewhere(trained, name):
-    make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
-    assert find(name, "model") == trained
-    assert run_to_resume(name, None) == Run(Path("runs/first"))
-
-
-def test_a_dot_leads_to_the_folder_elsewhere(trained):
-    make(Path("first"), {"best.safetensors": "", "config.yaml": ""})
-    assert find("./first", "model") == Path("first/best.safetensors")
-    assert run_to_resume("./first", None) in (Run(Path("first")), Run(Path("first").resolve()))
+@pytest.mark.parametrize(("name", "model"), [
+    ("first", "runs/first/checkpoints"), ("runs/first", "runs/first/checkpoints"), ("./first", "first"),
+    # a folder and a file without a model hide no run
+    ("docs", "runs/docs/checkpoints"), ("book", "runs/book/checkpoints"), ("last.ckpt", "runs/last.ckpt/checkpoints"),
+])  # fmt: skip
+def test_the_run_of_a_name_is_found_before_a_folder_elsewhere(trained, name, model):
+    for copy in ("docs", "book", "last.ckpt"):
+        shutil.copytree("runs/first", f"runs/{copy}")
+    make(
+        Path(),
+        {"first/best.safetensors": "", "first/config.yaml": "", "docs/a.md": "", "book": ""},
+    )
+    assert find(name, "model") == Path(model, "best.safetensors")
+    run = run_to_resume(name, None).directory
+    assert run.resolve() == Path(model.removesuffix("/checkpoints")).resolve()
 
 
 def test_a_start_waits_for_a_process_that_only_looks(tmp_path):
@@ -174,7 +161,7 @@ def test_a_run_stays_locked_without_its_lock_file(tmp_path):
     assert subprocess.run(command, timeout=60).returncode == 0
 
 
-@pytest.mark.parametrize("resume", [["resume=auto"], []], ids=["resume=auto", "a new run"])
+@pytest.mark.parametrize("resume", [["resume=auto"], []])
 def test_a_slow_start_overwrites_no_run_that_another_process_has_ended_meanwhile(
     trained, train, monkeypatch, resume
 ):

@@ -21,13 +21,10 @@ FILES = Path("runs/a/checkpoints")
 
 def test_the_best_model_stays_that_of_the_lowest_loss(trained, train, score):
     best = trained.read_bytes()
-    rates = [
-        "optim.lr=1",
-        "optim.muon_lr=1",
-        "optim.cooldown=0",
-        "allow=[optim.lr,optim.muon_lr,optim.cooldown]",
-    ]
-    ended = train("resume=first", "trainer.max_steps=50", *rates, defaults=False)
+    rates = (
+        "optim.lr=1 optim.muon_lr=1 optim.cooldown=0 allow=[optim.lr,optim.muon_lr,optim.cooldown]"
+    )
+    ended = train("resume=first", "trainer.max_steps=50", *rates.split(), defaults=False)
     assert ended.status == 0, ended
     found = summary("first")
     losses = {int(step): loss for step, loss in found["validations"].items()}

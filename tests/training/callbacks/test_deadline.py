@@ -23,65 +23,58 @@ from training.callbacks import deadline
 from training.callbacks.deadline import END_SECONDS, OFF, TIMED_STEPS, Deadline
 from training.machine import Machine
 
+SECONDS_PER_TOKEN = 0.002  # of a validation
+
 
 class Clock:
-    """Steps of a pretended run, by a clock of its own."""
+    """Steps of a pretended run, by a clock of its own; it stands for Lightning's trainer and for the module."""
 
     def __init__(self, monkeypatch, minutes, cooldown, steps_needed=10**9, evaluated=900):
         self.now = 0.0
         # the last validation, and the evaluation unless it is the same
         self.tokens_at_end = 100 + evaluated if evaluated > 100 else 100
-        self.chosen = list[int]()
-        self.validated = list[int]()  # the steps of the validations
-        monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
-        trainer, optim = (
-            SimpleNamespace(val_check_interval="auto"),
-            SimpleNamespace(cooldown=cooldown),
-        )
-        config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
-        self.lightning_module = SimpleNamespace(
-            config=config, machine=Machine("cpu", import_seconds=0.0), history=History()
-        )
-        monkeypatch.setattr(processes, "BEGAN", 0.0)
-        self.callback = Deadline(Run(Path("runs/a")), self.lightning_module, steps_needed, None)  # type: ignore[arg-type]
-        monkeypatch.setattr(
-            self.callback, "save", lambda module, steps, interval: self.chosen.append(steps)
-        )
-        data = SimpleNamespace(
+        self.chosen, self.validated = [], []  # numbers of steps; the steps of the validations
+        trainer = SimpleNamespace(val_check_interval="auto")
+        optim = SimpleNamespace(cooldown=cooldown)
+        self.config = SimpleNamespace(minutes=minutes, optim=optim, trainer=trainer)
+        self.machine, self.history = Machine("cpu", import_seconds=0.0), History()
+        self.asynchronous = self.should_stop = False
+        self.max_steps, self.global_step = -1, 0
+        self.lightning_module = self.fit_loop = self.epoch_loop = self
+        self.datamodule = SimpleNamespace(
             num_validated=100, num_evaluated=lambda steps: evaluated, tokens_per_step=10
         )
-        loop = SimpleNamespace(epoch_loop=self)
-        self.max_steps, self.global_step, self.should_stop = -1, 0, False
-        self.datamodule, self.fit_loop = data, loop
-        self.seconds_per_token = 0.002
+        monkeypatch.setattr(deadline, "time", SimpleNamespace(perf_counter=lambda: self.now))
+        monkeypatch.setattr(processes, "BEGAN", 0.0)
+        monkeypatch.setattr(Deadline, "save", lambda _, __, steps, ___: self.chosen.append(steps))
+        self.callback = Deadline(Run(Path("runs/a")), self, steps_needed, None)
 
     def train(self, seconds_of):
         """Take all steps, `seconds_of` a step each, and validate as Lightning does; return when the run has ended."""
-        module = SimpleNamespace(asynchronous=False, history=History())
         while self.global_step != self.max_steps:
             self.callback.on_train_batch_start()
             self.now += seconds_of(self)
             self.global_step += 1
-            self.callback.on_train_batch_end(self, module)  # type: ignore[arg-type]
+            self.callback.on_train_batch_end(self, self)
             if self.global_step % self.val_check_batch == 0 and self.global_step != self.max_steps:
                 self.callback.on_validation_start()
-                self.now += 100 * self.seconds_per_token
+                self.now += 100 * SECONDS_PER_TOKEN
                 self.callback.on_validation_end(self)
-                module.history.add_validation(self.global_step, 1.0, 1.0)
+                self.history.add_validation(self.global_step, 1.0, 1.0)
                 self.validated.append(self.global_step)
-        return self.now + self.tokens_at_end * self.seconds_per_token + END_SECONDS
+        return self.now + self.tokens_at_end * SECONDS_PER_TOKEN + END_SECONDS
 
 
 # With a cooldown of 1 it is chosen before a validation has been timed.
 @pytest.mark.parametrize(
     ("cooldown", "tolerance", "evaluated"),
-    [(0.5, 5, 900), (0.5, 5, 4900), (0.5, 5, 100), (0.2, 5, 900), (0.0, 5, 900), (1.0, OFF * 600, 900)],
+    [(0.5, 5, 4900), (0.5, 5, 100), (0.2, 5, 900), (0.0, 5, 900), (1.0, OFF * 600, 900)],
 )  # fmt: skip
 def test_the_steps_are_chosen_once_and_fill_the_time(monkeypatch, cooldown, tolerance, evaluated):
     clock = Clock(monkeypatch, 1.0, cooldown, evaluated=evaluated)
     assert 57 < clock.train(lambda _: 0.1) <= 60.5
     (steps,) = clock.chosen
-    at_end = 0.002 * clock.tokens_at_end
+    at_end = SECONDS_PER_TOKEN * clock.tokens_at_end
     training = 60 - END_SECONDS - at_end - 0.2 * len(clock.validated)
     assert steps == clock.global_step and steps == pytest.approx(training / 0.1, abs=tolerance)
 
@@ -103,18 +96,13 @@ def test_validations_are_as_many_as_five_percent_of_the_time_allows(
     assert len({step % while_rates_fall[0] for step in while_rates_fall}) == len(while_rates_fall)
 
 
-@pytest.mark.parametrize(
-    ("steps_needed", "steps"), [(400, 400), (10, 2 * TIMED_STEPS + 2)], ids=["usual", "few"]
-)
-def test_a_run_ends_when_the_text_is_learned(monkeypatch, steps_needed, steps):
+@pytest.mark.parametrize(("steps_needed", "steps"), [(400, 400), (10, 2 * TIMED_STEPS + 2)])
+def test_a_run_ends_when_the_text_is_learned_or_with_its_time(monkeypatch, steps_needed, steps):
     clock = Clock(monkeypatch, 1.0, 0.5, steps_needed)
     clock.train(lambda _: 0.1)
     assert clock.chosen == [steps] and clock.global_step == steps
     most = 0.05 * (steps * 0.1) / 0.2  # five per cent of the time
     assert len(clock.validated) == pytest.approx(most, abs=3)
-
-
-def test_a_text_that_is_not_learned_in_time_ends_with_it(monkeypatch):
     slower = Clock(monkeypatch, 1.0, 0.5, steps_needed=400)
     assert slower.train(lambda _: 0.2) < 61 and slower.global_step < 400
 
@@ -128,7 +116,7 @@ def test_a_machine_that_becomes_slower_or_faster(monkeypatch, begins, before, af
     assert 60 * (1 - 2 * OFF) < ended < 60 * (1 + 2 * OFF)
 
 
-@pytest.mark.parametrize("step", [12, 400], ids=["before the choice", "after it"])
+@pytest.mark.parametrize("step", [12, 400])
 def test_a_profile_costs_its_time_and_no_other_steps(monkeypatch, step):
     clock = Clock(monkeypatch, 1.0, 0.5)
 

@@ -62,9 +62,8 @@ EVERY = ["trainer.max_steps=3", "trainer.val_check_interval=1", "trainer.log_eve
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("key", "every", "recipe"), [
-    pytest.param("state_dict", 1, "optim=adamw model.positions=learned model.bias=true optim.clip=0", id="AdamW"),
-    pytest.param("current_model_state", 2, "optim=muon data.micro_batch=2 callbacks=ema trainer.precision=32-true",
-                 id="averages"),
+    ("state_dict", 1, "optim=adamw model.positions=learned model.bias=true optim.clip=0"),
+    ("current_model_state", 2, "optim=muon data.micro_batch=2 callbacks=ema trainer.precision=32-true"),
 ])  # fmt: skip
 def test_updates_are_those_between_two_checkpoints(train, key, every, recipe):
     assert train("name=a", *EVERY, *recipe.split()).status == 0

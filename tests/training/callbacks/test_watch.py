@@ -80,7 +80,7 @@ def test_texts_are_what_the_model_writes(train, callbacks):
 
 @pytest.mark.parametrize("text", [
     "  two\n\n\n   lines  \n", "\x02\x1b", "<b>&amp;</b> `a` ```\n* x\n# y\n[l](javascript:x)</code></pre>",
-], ids=["white space", "control characters", "markup"])  # fmt: skip
+])  # fmt: skip
 def test_text_comes_through_markdown(text):
     """TensorBoard's own way from Markdown to HTML leaves nothing but what was written."""
     with warnings.catch_warnings():

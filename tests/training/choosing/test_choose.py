@@ -43,6 +43,16 @@ def chosen(tokens, *arguments, seconds=60.0):
         return choose(config, a_text(tokens), Machine("cpu"))
 
 
+def time_steps(monkeypatch, seconds):
+    """Have a step of the default model take so long, and steps of others in proportion."""
+    default = untrained(ModelConfig(), LETTERS.size).flops_per_token()
+
+    def time_step(config, *_):
+        return seconds * untrained(config.model, LETTERS.size).flops_per_token() / default
+
+    monkeypatch.setattr(time_budget, "time_step", time_step)
+
+
 def test_what_a_long_text_gets():
     found = chosen(SHORT_TEXT)
     config = found.config
@@ -68,28 +78,22 @@ def test_what_a_short_text_gets():
 
     def fitted(*arguments, tokens=16_282):
         config = chosen(tokens, *arguments).config
+        trainer = config.trainer
         return (
-            config.trainer.max_steps,
+            trainer.max_steps,
             config.model.dropout,
-            config.trainer.val_check_interval,
+            trainer.val_check_interval,
             [*config.callbacks],
         )
 
     stopping = ["early_stopping"]
     assert fitted() == fitted("model.heads=4") == (230, 0.2, 20, stopping)
-    given = [
-        "trainer.max_steps=900",
-        "model.dropout=0",
-        "trainer.val_check_interval=30",
-        "callbacks=[]",
-    ]
-    assert fitted(*given) == (900, 0, 30, [])
-    assert fitted("callbacks=ema")[-1] == ["ema"] and fitted("trainer.max_steps=900") == (
-        900,
-        0.2,
-        22,
-        [],
+    set_by_hand = (
+        "trainer.max_steps=900 model.dropout=0 trainer.val_check_interval=30 callbacks=[]"
     )
+    assert fitted(*set_by_hand.split()) == (900, 0, 30, [])
+    assert fitted("trainer.max_steps=900") == (900, 0.2, 22, [])
+    assert fitted("callbacks=ema")[-1] == ["ema"]
     assert fitted("model.dim=16", "model.layers=1")[1] == 0, "too small to memorise"
     assert fitted("init_from=runs/a", "model.dropout=0.1")[0] < 230
     assert fitted("data.overfit=300", tokens=300) == (1500, 0, 300, [])
@@ -134,12 +138,7 @@ def test_a_very_short_text_that_fits_into_minutes_is_trained_on_as_without_them(
 
 
 def test_a_run_says_whether_more_time_or_more_text_would_help(monkeypatch):
-    default = untrained(ModelConfig(), LETTERS.size).flops_per_token()
-
-    def time_step(config, *_):
-        return 0.045 * untrained(config.model, LETTERS.size).flops_per_token() / default
-
-    monkeypatch.setattr(time_budget, "time_step", time_step)
+    time_steps(monkeypatch, 0.045)
     hasty = chosen(1_003_854, "minutes=6", "compile=false", seconds=360)
     assert hasty.config.model.dim == 128
     assert hasty.notes[0].startswith("minutes    6: this model learns the text in about ")
@@ -151,17 +150,12 @@ def test_a_run_says_whether_more_time_or_more_text_would_help(monkeypatch):
 
 
 def test_more_time_chooses_larger_models(monkeypatch):
-    default = untrained(ModelConfig(), 96).flops_per_token()
-
-    def time_step(config, *_):
-        return 0.2 * untrained(config.model, 96).flops_per_token() / default
-
     def width(seconds, text=10**9):
         return chosen(
             text, f"minutes={seconds / 60}", *UNCOMPILED, seconds=seconds
         ).config.model.dim
 
-    monkeypatch.setattr(time_budget, "time_step", time_step)
+    time_steps(monkeypatch, 0.2)
     state = torch.random.get_rng_state()
     widths = [width(seconds) for seconds in (10, 60, 600, 6000, 60_000)]
     assert widths == sorted(widths) and widths[0] < ModelConfig.dim < widths[-1]
@@ -177,33 +171,22 @@ def test_more_time_chooses_larger_models(monkeypatch):
     assert compiled.compile == "true" and compiled.model.dim >= width(6000), "a step is faster"
     with pytest.raises(InputError, match="GiB of memory"):
         chosen(
-            10**9,
-            "minutes=1",
-            "compile=false",
-            "model.dim=16384",
-            "model.layers=64",
-            "model.heads=2",
+            10**9, *"minutes=1 compile=false model.dim=16384 model.layers=64 model.heads=2".split()
         )
 
 
 @pytest.mark.parametrize(("machine", "named"), [
     (Machine("cuda", gpu=Gpu("NVIDIA A10", (8, 6))), "cuda NVIDIA A10"), (Machine("mps"), "mps"),
     (Machine("cpu"), "cpu with "),
-], ids=["a GPU", "Apple's GPU", "a CPU"])  # fmt: skip
+])  # fmt: skip
 def test_the_device_is_a_condition_of_a_run(machine, named):
     config = chosen(SHORT_TEXT).config
     assert conditions(config, a_text(SHORT_TEXT), machine)["device"].startswith(named)
 
 
 def test_a_time_that_is_over_still_trains_a_smaller_model(train):
-    given = [
-        "minutes=0.01",
-        "trainer.accelerator=cpu",
-        "watch.pictures=false",
-        "data.batch=4",
-        "compile=false",
-    ]
-    ended = train("name=short", "data.path=book.txt", *given, defaults=False)
+    given = "name=short minutes=0.01 data.path=book.txt data.batch=4 compile=false trainer.accelerator=cpu"
+    ended = train(*given.split(), "watch.pictures=false", defaults=False)
     assert ended.status == 0, ended
     assert summary("short")["steps"] == 1 and "learn next to nothing; allow more time" in ended.out
 
