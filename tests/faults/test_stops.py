@@ -13,7 +13,7 @@ import torch
 from gpt import model_file
 from gpt.checkpoint import is_finite, read_training_checkpoint
 from tests.base.test_progress import Terminal
-from tests.conftest import ROOT, needs_compiler, one_line
+from tests.conftest import ROOT, needs_compiler, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import LIMIT, MUON, TWO, Process, run, run_ranks, start, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same_checkpoints
