@@ -61,11 +61,10 @@ def build_trainer(
     options["strategy"] = "auto" if machine.devices == 1 else DDPStrategy(timeout=timeout)
     environment = TorchElasticEnvironment() if ranks.launched() else LightningEnvironment()
     loggers = config.logger.copy()
-    # purge_step hides what a killed process logged after its last checkpoint
     if "tensorboard" in loggers:
-        loggers["tensorboard"] = loggers["tensorboard"] | {
-            "purge_step": point.step + 1 if point else 0
-        }
+        # hides what a killed process logged after its last checkpoint
+        purge_step = module.start_step + 1 if point else 0
+        loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": purge_step}
     try:
         trainer = L.Trainer(
             **options,
@@ -148,8 +147,7 @@ def compile_step(module: LitGPT, trainer: L.Trainer) -> None:
     except (OSError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        first_line = next(iter(str(error).strip().splitlines()), "")
-        what = one_line(first_line)[:200]
+        what = one_line(error)[:200]
         raise InputError(
             f"compiling failed ({type(error).__name__}: {what}); use compile=false"
         ) from error

@@ -166,8 +166,7 @@ def new_run(config: Config, debug: bool) -> Run:
         raise InputError(f"allow={spell(config.allow)}: only works with resume=")
     name = config.name or new_name(config)
     if ranks.rank() == 0:
-        if config.name is not None:  # a generated name is free
-            check_free(name, debug)
+        check_free(name, debug)
         check_writable(name)
     return Run(RUNS / name)
 
@@ -178,14 +177,10 @@ def check_free(name: str, debug: bool) -> None:
     A `debug` run may replace an earlier one.
     """
     run = _place(name)
-    if debug and run.is_debug:
+    if debug and run.summary.debug:
         return
-    if debug and run.config.exists():
-        raise InputError(
-            f"{run} exists: another run has the name of this preset; rename or remove it"
-        )
-    check_not_begun(name)
-    if run.directory.is_dir() and not run.directory.is_symlink():
+    check_not_begun(run)
+    if run.directory.is_dir():
         # A process that was killed before it wrote config.yaml has left only these files.
         early = (".lock", "train.log", run.overrides.name)
         others = [path for path in run.directory.iterdir() if path.name not in early]
@@ -195,13 +190,12 @@ def check_free(name: str, debug: bool) -> None:
         raise InputError(f"name={name}: {run} exists and is not a run; use another name")
 
 
-def check_not_begun(name: str) -> None:
-    """Raise an `InputError` if there is a run `name`."""
-    run = Run(RUNS / name)
+def check_not_begun(run: Run) -> None:
+    """Raise an `InputError` if the run has begun."""
     if run.config.exists():
-        continues = f"{shlex.quote(f'name={name}')} resume=auto"
+        continues = f"{shlex.quote(f'name={run.name}')} resume=auto"
         raise InputError(
-            f"name={name}: {run} exists; {continues} continues it, another name starts afresh"
+            f"name={run.name}: {run} exists; {continues} continues it, another name starts afresh"
         )
 
 
@@ -256,17 +250,15 @@ def open_directory(
     directory.mkdir(parents=True, exist_ok=True)
     # if two processes start runs of the same name, only one gets the directory
     run_lock.lock(directory)
-    if debug and run.is_debug:
+    if debug and run.summary.debug:
         for entry in set(directory.iterdir()) - {directory / ".lock"}:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
         log.info(f"debug      replaces the earlier run in {run}")
-    elif (
-        not resumed
-    ):  # another process may have created the run before this one locked its directory
-        check_not_begun(run.name)
+    elif not resumed:  # another process may have begun this run before the lock
+        check_not_begun(run)
     run.remove_unfinished()
     for logger in loggers:
         try:

@@ -6,7 +6,7 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -311,24 +311,16 @@ def recording(run: Run, module: LitGPT) -> Iterator[None]:
     After a signal, it also writes the model file of the last checkpoint.
     """
     last = run.checkpoints / "last.ckpt"
-    status = "finished"  # what `write_results` has written
     try:
         yield
-    except Stopped:
-        status = "interrupted"
-        if last.exists() and ranks.rank() == 0:
-            write_model(run.model("last"), read_training_checkpoint(last))
+    except BaseException as error:
+        if ranks.rank() == 0:
+            status = {Stopped: "interrupted", Diverged: "diverged"}.get(type(error), "failed")
+            # What has ended the run is raised rather than a failure to write this.
+            with suppress(OSError):
+                if run.summary.val_loss is None:  # otherwise `write_results` has written it
+                    summary = summarize(module, status, module.global_step, module.history)
+                    run.write_summary(summary)
+                if status == "interrupted" and last.exists():
+                    write_model(run.model("last"), read_training_checkpoint(last))
         raise
-    except Diverged:
-        status = "diverged"
-        raise
-    except BaseException:
-        status = "failed"
-        raise
-    finally:
-        is_written = run.summary.val_loss is not None
-        if status != "finished" and ranks.rank() == 0 and not is_written:
-            summary = summarize(module, status, module.global_step, module.history)
-            # If an error has ended the run, raise it rather than a failure to write the summary.
-            with suppress(OSError) if status == "failed" else nullcontext():
-                run.write_summary(summary)

@@ -113,6 +113,11 @@ def difference(key: str, ours: Any, theirs: Any, whose: str = "run") -> str:
     return f"{key}={spell(ours)} (the {whose} has {stored})"
 
 
+def is_fixed(name: str) -> bool:
+    """Return whether the weights depend on a setting or on the vocabulary, so that it cannot change."""
+    return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
+
+
 def check_unchanged(
     run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]
 ) -> None:
@@ -132,11 +137,7 @@ def check_unchanged(
         before |= {**now, **conditions_of(read_config(run.directory))}
     differing = [name for name in now if before.get(name) != now[name]]
     listed = ", ".join(difference(name, now[name], before.get(name)) for name in differing)
-    fixed = [
-        name
-        for name in differing
-        if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
-    ]
+    fixed = [name for name in differing if is_fixed(name)]
     if fixed:
         advice = f"allow= cannot permit {', '.join(fixed)}"
         if fixed == ["vocabulary"]:
@@ -212,29 +213,18 @@ def load_init_model(config: Config) -> InitModel:
         model = read(path)
     except InputError as error:
         raise InputError(f"init_from: {error}") from None
-    check_trained(config, trained_groups(model.config, model.meta))
-    return InitModel(path, *model)
-
-
-def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
-
-    `groups` contains the settings of the trained model. No weight depends on the window, and none
-    on the context unless the positions are learned: then it must not be longer.
-    """
-    trained = by_key(groups)
+    trained = by_key(trained_groups(model.config, model.meta))
     ours = by_key(config)
-    free = ["model.window", "model.context"]
-    if (
-        trained["model.positions"] == "learned"
-        and ours["model.context"] > trained["model.context"]
-    ):
-        free.remove("model.context")
-    fixed = [
-        key
-        for key in trained
-        if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]
+    # No weight depends on the window, and none on the context unless the positions are learned:
+    # then it must not be longer.
+    free = ["model.window"]
+    if model.config.positions != "learned" or config.model.context <= model.config.context:
+        free.append("model.context")
+    listed = [
+        difference(key, ours[key], value, "model")
+        for key, value in trained.items()
+        if is_fixed(key) and key not in free and ours[key] != value
     ]
-    if fixed:
-        listed = [difference(key, ours[key], trained[key], "model") for key in fixed]
+    if listed:
         raise InputError(f"init_from={config.init_from}: cannot change {', '.join(listed)}")
+    return InitModel(path, *model)

@@ -1,5 +1,6 @@
 """Train one run, from its command to summary.json."""
 
+import logging
 import os
 import threading
 import time
@@ -16,10 +17,9 @@ from base.jobs import run_lock
 from base.jobs.run_directory import Run
 from base.log import log, to_file
 from base.progress import Progress
-from conf.overrides import key_of
 from conf.schema import Config, to_yaml
 from training.begin import find_run, open_directory
-from training.errors import Signals, Stopped, hide_tips, watched
+from training.errors import Signals, Stopped, watched
 from training.launch import check_launch, launch
 from training.machine import find_machine
 from training.resume import (
@@ -76,9 +76,7 @@ def train(
         initial = None
         if config.init_from is not None and point is None:
             initial = load_init_model(config)
-        text, import_seconds = open_text_and_import(
-            run, config, arguments, resumed, point or initial
-        )
+        text, import_seconds = open_text_and_import(run, config, resumed, point or initial)
         machine = find_machine(config, import_seconds)
         # Importing these takes seconds, so a thread has done it while the text was read.
         from data.datamodule import TextDataModule
@@ -127,11 +125,7 @@ def train(
 
 
 def open_text_and_import(
-    run: Run,
-    config: Config,
-    arguments: Sequence[str],
-    resumed: bool,
-    origin: ResumePoint | InitModel | None,
+    run: Run, config: Config, resumed: bool, origin: ResumePoint | InitModel | None
 ) -> tuple["Text", float]:
     """Open the text of a run while a thread imports PyTorch and Lightning, and return the seconds that this took.
 
@@ -148,10 +142,10 @@ def open_text_and_import(
         extra_chars = origin.extra_chars if origin else ""
         text = open_corpus(corpus, config.data, config.model.context, extra_chars)
     except InputError as error:
-        if not resumed or any(key_of(text).startswith("data") for text in arguments):
+        if not resumed:
             raise
         raise InputError(
-            f"{error} (from {run.config}; set data.path= if the text has moved)"
+            f"{error} (if the text of {run} has moved, set data.path= to its new path)"
         ) from None
     if origin:
         text = text.read_before(origin.texts)  # lists what the weights were trained on before
@@ -169,7 +163,8 @@ def import_training(cache: Path) -> float:
     begun = time.perf_counter()
     import_module("training.assemble")
     import_module("training.results")
-    hide_tips()
+    for name in ("lightning.pytorch", "lightning.fabric"):  # hides the tips of Lightning
+        logging.getLogger(name).setLevel(logging.WARNING)
     return time.perf_counter() - begun
 
 

@@ -68,9 +68,12 @@ class Display(L.Callback):
             shown += f"  {speed:,.0f} {self.unit}s/s  {clock(self._seconds_left(trainer))} left"
         if self.bar is not None:
             self.bar.set_description_str(shown, refresh=False)
-        elif trainer.is_global_zero and self._line_is_due():
+            return
+        now = time.perf_counter()
+        interval = min(MAX_LINE_SECONDS, max(LINE_SECONDS, LINE_SHARE * (now - self.began)))
+        if trainer.is_global_zero and now - self.last_line >= interval:
             log.info(f"step {trainer.global_step}/{self._steps(trainer)}  {shown}")
-            self.last_line = time.perf_counter()
+            self.last_line = now
 
     def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
         tokens = trainer.datamodule.num_validated  # type: ignore[attr-defined]
@@ -109,8 +112,3 @@ class Display(L.Callback):
         steps = trainer.global_step - self.first_step
         seconds_per_step = (time.perf_counter() - self.first_ended) / max(1, steps)
         return (self._steps(trainer) - trainer.global_step) * seconds_per_step
-
-    def _line_is_due(self) -> bool:
-        now = time.perf_counter()
-        interval = min(MAX_LINE_SECONDS, max(LINE_SECONDS, LINE_SHARE * (now - self.began)))
-        return now - self.last_line >= interval
