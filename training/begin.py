@@ -17,7 +17,7 @@ from base.errors import InputError, one_line, public
 from base.files import write_text
 from base.jobs import run_lock
 from base.jobs.run_directory import RUNS, Run, Summary, find
-from base.log import log
+from base.log import log, to_file
 from base.options import spell
 from conf.compose import compose, compose_object, read_config
 from conf.keys import with_folders
@@ -86,16 +86,17 @@ def run_to_resume(resume: str, name: str | None) -> Run:
             run = Run(find(None if resume == "auto" else resume, "checkpoint"))
         except InputError as error:
             raise InputError(f"resume={error}") from None
+    status = run.summary.status
     # A run that was killed after its first model and before its first checkpoint loses nothing.
-    was_killed = run.summary.status in ("running", "failed")
+    was_killed = status in ("running", "failed")
     if run.model("best").exists() and not run.has_checkpoint and not was_killed:
         start = shlex.quote(f"init_from={run}")  # resuming would overwrite the model
         raise InputError(
             f"{setting}: has a model but no checkpoint; {start} starts another run from its model"
         )
     # A sweep notes in summary.json that a trial has failed, even if that was before its config.yaml.
-    has_summary = (run.directory / "summary.json").exists() and run.summary.status != "failed"
-    if has_summary and not run.has_begun:
+    has_summary = (run.directory / "summary.json").exists()
+    if has_summary and status != "failed" and not run.has_begun:
         raise InputError(f"{setting}: {run} has lost its config.yaml; use another name")
     return run
 
@@ -259,6 +260,7 @@ def open_directory(
         log.info(f"debug      replaces the earlier run in {run}")
     elif not resumed:  # another process may have begun this run before the lock
         check_not_begun(run)
+    to_file(directory / "train.log")
     run.remove_unfinished()
     for logger in loggers:
         try:

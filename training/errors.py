@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from base import processes, ranks
+from base import ranks
 from base.errors import InputError, RunFailed, is_out_of_memory
 from base.jobs import slurm
 from base.jobs.run_directory import Run
 from base.log import log
-from conf.keys import with_folders
+from conf.keys import train_command
 from gpt.config import OptimConfig
 
 FAR_ABOVE = 10.0  # times its default: so high a learning rate ruins the weights in its first steps
@@ -83,7 +83,7 @@ def resume_hint(run: Run, *changes: str) -> str:
     """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it."""
     if not run.config.exists():
         return "there is no run yet"
-    command = processes.command("python", "train.py", *with_folders([f"resume={run}", *changes]))
+    command = train_command(f"resume={run}", *changes)
     newest = run.checkpoints / "last.ckpt"
     if newest.exists():
         return f"the newest checkpoint is {newest}: {command}"
@@ -93,7 +93,7 @@ def resume_hint(run: Run, *changes: str) -> str:
 class Signals:
     """The signals that ask a run to stop: Ctrl-C, SIGTERM and SLURM's SIGUSR1.
 
-    While a run trains, the callback `StopSignals` stops it after a step, which is saved. Before and
+    While a run trains, the callback `Checkpoints` stops it after a step, which is saved. Before and
     after training there is nothing to save, so the signal itself raises `Stopped`.
     """
 

@@ -12,13 +12,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from base import processes, ranks
+from base import ranks
 from base.errors import InputError, one_line, public, without_folders
 from base.files import atomic, write_text
 from base.jobs.run_directory import Run, Summary
 from base.log import log, to_file
 from base.progress import Progress
-from conf.keys import with_folders
+from conf.keys import train_command, with_folders
 from conf.schema import Config, to_yaml
 from data.batches import num_evaluated, num_validated
 from data.ngrams import baselines
@@ -136,7 +136,7 @@ def finish(run: Run, module: LitGPT, point: ResumePoint) -> None:
         more += ["callbacks=[]", "allow=[callbacks]"]
     longer = steps if steps > point.step else 2 * point.step
     more.append(f"trainer.max_steps={longer}")
-    command = processes.command("python", "train.py", *with_folders([f"resume={run}", *more]))
+    command = train_command(f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     if summary.val_loss is None and ranks.rank() == 0:
         to_file(run.directory / "train.log")
@@ -316,11 +316,11 @@ def recording(run: Run, module: LitGPT) -> Iterator[None]:
     except BaseException as error:
         if ranks.rank() == 0:
             status = {Stopped: "interrupted", Diverged: "diverged"}.get(type(error), "failed")
-            # What has ended the run is raised rather than a failure to write this.
-            with suppress(OSError):
-                if run.summary.val_loss is None:  # otherwise `write_results` has written it
-                    summary = summarize(module, status, module.global_step, module.history)
+            if run.summary.val_loss is None:  # otherwise `write_results` has written it
+                summary = summarize(module, status, module.global_step, module.history)
+                # What has ended the run is raised rather than a failure to write this.
+                with suppress(OSError):
                     run.write_summary(summary)
-                if status == "interrupted" and last.exists():
-                    write_model(run.model("last"), read_training_checkpoint(last))
+            if status == "interrupted" and last.exists():
+                write_model(run.model("last"), read_training_checkpoint(last))
         raise

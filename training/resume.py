@@ -6,21 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import processes
 from base.errors import InputError, nearest, printable
 from base.jobs.run_directory import Run, find
 from base.log import log
 from base.options import spell
 from conf.compose import read_config, trained_groups
-from conf.keys import KEYS, with_folders
+from conf.keys import KEYS, train_command
 from conf.schema import Config, by_key
 from reports.history import History
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from gpt.config import ModelConfig
     from gpt.model import GPT
+    from gpt.model_file import Model
     from gpt.tokenizer import Tokenizer
 
 
@@ -119,7 +116,7 @@ def is_fixed(name: str) -> bool:
 
 
 def check_unchanged(
-    run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]
+    run: Run, now: dict[str, Any], point: ResumePoint | None, allow: list[str]
 ) -> None:
     """Check that a resumed run will match an uninterrupted one, or log how it differs as `allow` permits.
 
@@ -134,16 +131,14 @@ def check_unchanged(
     if point:
         before |= point.conditions
     else:  # only the settings are known, so the rest counts as equal
-        before |= {**now, **conditions_of(read_config(run.directory))}
+        before |= now | conditions_of(read_config(run.directory))
     differing = [name for name in now if before.get(name) != now[name]]
     listed = ", ".join(difference(name, now[name], before.get(name)) for name in differing)
     fixed = [name for name in differing if is_fixed(name)]
     if fixed:
         advice = f"allow= cannot permit {', '.join(fixed)}"
         if fixed == ["vocabulary"]:
-            start = processes.command(
-                "python", "train.py", *with_folders([f"init_from={run}", "data.path=FILE"])
-            )
+            start = train_command(f"init_from={run}", "data.path=FILE")
             advice = f"the vocabulary of a run cannot change; to start a new run from this model: {start}"
         raise InputError(f"resume: cannot change {listed}; {advice}")
     refused = set(differing) - set(allow)
@@ -169,18 +164,16 @@ class InitModel:
     """A trained model from which a new run starts (`init_from=`)."""
 
     path: Path  # the model file
-    config: "ModelConfig"
-    weights: "dict[str, np.ndarray]"
-    meta: dict[str, Any]  # the metadata of the model file, such as the vocabulary and the step
+    contents: "Model"
 
     @property
     def extra_chars(self) -> str:
         """All characters of the model, which the run's vocabulary must have; none if its tokens are bytes."""
-        return self.meta["vocabulary"].get("characters", "")
+        return self.contents.meta["vocabulary"].get("characters", "")
 
     @property
     def texts(self) -> list[Any]:
-        return self.meta["texts"]
+        return self.contents.meta["texts"]
 
     def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
         """Copy the weights of this trained model into the model of a run."""
@@ -192,7 +185,8 @@ class InitModel:
         token_map = torch.arange(tokenizer.size)
         if self.extra_chars:
             token_map = torch.as_tensor(tokenizer.encode(self.extra_chars))
-        copy_weights(model, build(self.config, self.weights), token_map)
+        config, weights, _ = self.contents
+        copy_weights(model, build(config, weights), token_map)
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
         """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
@@ -201,7 +195,7 @@ class InitModel:
         if new:
             more = "…" if len(new) > 20 else ""
             added = f", {len(new)} new characters {new[:20]!r}{more}"
-        return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
+        return f"from       {printable(self.path)}, step {self.contents.meta['step']}{added}"
 
 
 def load_init_model(config: Config) -> InitModel:
@@ -227,4 +221,4 @@ def load_init_model(config: Config) -> InitModel:
     ]
     if listed:
         raise InputError(f"init_from={config.init_from}: cannot change {', '.join(listed)}")
-    return InitModel(path, *model)
+    return InitModel(path, model)

@@ -15,7 +15,7 @@ from base import processes, ranks
 from base.errors import InputError, printable
 from base.jobs import run_lock
 from base.jobs.run_directory import Run
-from base.log import log, to_file
+from base.log import log
 from base.progress import Progress
 from conf.schema import Config, to_yaml
 from training.begin import find_run, open_directory
@@ -47,10 +47,9 @@ def main(arguments: list[str], config: Config) -> int:
     ranks_to_start = check_launch(config)
     if ranks_to_start:
         run_lock.release()  # because rank 0, another process, locks the run
-        naming = list[str]()  # each rank finds the run by its name
-        if not is_named:
-            naming = [f"resume={run}" if resumed else f"name={run.name}"]
-        return launch(ranks_to_start, run, naming)
+        # each rank finds the run by its name
+        naming = f"resume={run}" if resumed else f"name={run.name}"
+        return launch(ranks_to_start, run, [] if is_named else [naming])
     with watched(run) as signals:
         train(run, config, arguments, resumed, signals)
     return 0
@@ -83,7 +82,7 @@ def train(
         from gpt.checkpoint import read_training_checkpoint
         from reports.log_lines import introduce
         from training import results
-        from training.assemble import build_trainer, compile_step
+        from training.assemble import build_callbacks, build_trainer, compile_step
         from training.choosing.choose import choose
         from training.module import LitGPT
 
@@ -100,14 +99,14 @@ def train(
         results.finish(run, module, point)
         return
 
-    to_file(run.directory / "train.log")
     notes = [f"GPU        {machine.note}"] if machine.note else []
     if initial:
         initial.copy_into(module.net, text.tokenizer)
         notes.append(initial.describe(text.tokenizer.vocabulary))
     if not resumed:
         notes += choice.notes
-    trainer, display = build_trainer(run, module, point, choice.steps_needed, signals)
+    display, callbacks = build_callbacks(run, module, point, choice.steps_needed, signals)
+    trainer = build_trainer(run, module, point, callbacks)
     compile_step(module, trainer)
     if ranks.rank() == 0:
         open_directory(run, module.config, text, arguments, resumed, trainer.loggers)

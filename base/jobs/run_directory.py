@@ -225,8 +225,23 @@ def find(name: str | None, need: str) -> Path:
     Raises:
         InputError: there is none.
     """
+    if name is None and need == "model":
+        for run in newest_first("checkpoints/*.safetensors"):
+            if not run.summary.debug:
+                return _model_in(run.directory)
+        start = processes.command("python", "train.py")
+        raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
     if name is None:
-        return _newest_model() if need == "model" else _newest_unfinished()
+        for run in newest_first("config.yaml"):
+            summary = run.summary
+            # With the same settings, a run that has diverged would diverge again.
+            is_unfinished = not summary.debug and summary.status not in ("finished", "diverged")
+            # Rank 0 locks the directory for all ranks, so the others do not ask.
+            if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
+                return _run_at(run.directory, str(run))
+        raise InputError(
+            f"auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
+        )
     path = path_of(name)
     if not os.path.exists(path):  # `Path.exists` may raise
         names = [run.name for run in newest_first("config.yaml")]
@@ -240,14 +255,6 @@ def path_of(name: str) -> Path:
     if os.path.exists(run) and not name.startswith("."):
         return run
     return Path(name)
-
-
-def _newest_model() -> Path:
-    for run in newest_first("checkpoints/*.safetensors"):
-        if not run.summary.debug:
-            return _model_in(run.directory)
-    start = processes.command("python", "train.py")
-    raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
 
 
 def _model_in(path: Path) -> Path:
@@ -273,20 +280,6 @@ def _model_in(path: Path) -> Path:
         if file.is_file():
             return file
     raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
-
-
-def _newest_unfinished() -> Path:
-    """Return the newest unfinished run in whose directory no other process trains."""
-    for run in newest_first("config.yaml"):
-        summary = run.summary
-        # With the same settings, a run that has diverged would diverge again.
-        is_unfinished = not summary.debug and summary.status not in ("finished", "diverged")
-        # Rank 0 locks the directory for all ranks, so the others do not ask.
-        if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
-            return _run_at(run.directory, str(run))
-    raise InputError(
-        f"auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
-    )
 
 
 def _run_at(path: Path, name: str) -> Path:
