@@ -33,13 +33,15 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Appends each message to the file `path`."""
+    """Appends each message to the file `path`, while its directory exists."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
 
     def emit(self, record: logging.LogRecord) -> None:
+        if not self.path.parent.is_dir():
+            return
         try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(f"{_line(record)}\n")
