@@ -74,14 +74,12 @@ def compare(patterns: list[str]) -> str:
     """Return the list of all runs or, if there is a pattern such as `abl-*`, the table of the runs that match it."""
     if not patterns:
         return run_list()
-    (pattern, *others) = patterns
-    if others or "=" in pattern or pattern.startswith("-"):
-        raise InputError(
-            f"--runs: cannot be combined with {' '.join(patterns)}; it accepts a name such as 'abl-*'"
-        )
+    pattern = " ".join(patterns)
     runs = run_directory.matching(pattern)
     if not runs:
-        raise InputError(f"--runs {pattern}: no run in {run_directory.RUNS}/ matches this name")
+        raise InputError(
+            f"--runs {pattern}: no run in {run_directory.RUNS}/ matches this name; give one name, such as 'abl-*'"
+        )
     return as_text(compare_runs(runs))
 
 

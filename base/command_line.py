@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import chain
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -39,7 +38,10 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
     memory ran out, for which `out_of_memory` is the advice; 1 for an `OSError`; 130 for Ctrl-C.
     """
     processes.limit_spinning()  # of threads that wait; before torch is loaded
-    _open_closed_streams()
+    # some job schedulers start processes without standard streams
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
     to_console()
     if isinstance(sys.stdout, io.TextIOWrapper):
         # print ? for a character outside the terminal's encoding
@@ -79,13 +81,6 @@ def main(program: str, work: Callable[[], int | None], *, out_of_memory: str = "
         reason = f"out of memory: {out_of_memory}" if out_of_memory else "out of memory"
     log.error(f"{program}: {one_line(reason)}")
     return status
-
-
-def _open_closed_streams() -> None:
-    """Connect closed standard streams to the null device, because some job schedulers start processes without them."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))
 
 
 def output_path(name: str, option: str, inputs: Iterable[Path], *, overwrite: bool) -> Path:
@@ -203,7 +198,7 @@ def check_combinations(
 
 def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: str) -> list[str]:
     """Skip or replace the characters that a tokenizer does not know, as `--unknown` says, and print them to stderr."""
-    letters = Counter(chain.from_iterable(texts))
+    letters = Counter("".join(texts))
     forms = {letter: letter for letter in letters}  # what each letter becomes, "" if it is dropped
     # What replaces a letter for one tokenizer may be unknown to another, so a last pass drops it.
     replacing = [True, False] if unknown == "replace" else [False]
@@ -212,15 +207,13 @@ def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: st
             forms = {
                 letter: tokenizer.adapt(form, replace=replace) for letter, form in forms.items()
             }
-    changes = Counter(
-        {letter: times for letter, times in letters.items() if forms[letter] != letter}
-    )
     described = []
-    for letter, times in changes.most_common(10):
+    for letter, times in letters.most_common():
         form = f"replaced by {forms[letter]!r}" if forms[letter] else "dropped"
-        described.append(f"{letter!r} {form} ({count(times, 'time')})")
-    if len(changes) > 10:
-        described.append(f"{len(changes) - 10} more")
+        if forms[letter] != letter:
+            described.append(f"{letter!r} {form} ({count(times, 'time')})")
+    if len(described) > 10:
+        described[10:] = [f"{len(described) - 10} more"]
     if described:
         print(f"--unknown {unknown}: {', '.join(described)}", file=sys.stderr)
     table = str.maketrans(forms)

@@ -4,6 +4,7 @@ import difflib
 import os
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import TextIO
 from unicodedata import category
 
@@ -111,12 +112,8 @@ def without_folders(name: str) -> str:
 
 def without_places(note: str) -> str:
     """For what is sent to others: return a line up to the first of its parts, between "; ", that may name a folder."""
-    parts = []
-    for part in printable(note).split("; "):
-        if PLACE.search(part):
-            break
-        parts.append(part)
-    return "; ".join(parts)
+    parts = printable(note).split("; ")
+    return "; ".join(takewhile(lambda part: not PLACE.search(part), parts))
 
 
 def printable(text: object) -> str:

@@ -33,14 +33,14 @@ class _Console(logging.Handler):
 
 
 class _LogFile(logging.Handler):
-    """Appends each message to the file `path`, once its directory exists."""
+    """Appends each message to the file `path`, while its directory exists."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()
         self.path = path
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not self.path.parent.is_dir() or (self.path.exists() and not self.path.is_file()):
+        if not self.path.parent.is_dir():
             return
         try:
             with open(self.path, "a", encoding="utf-8") as file:
@@ -57,7 +57,6 @@ def to_console() -> None:
 
 
 def to_file(path: Path) -> None:
-    """On rank 0, append the log to the file `path`; on every rank, to no other file."""
+    """Append the log to the file `path`, and to no other file."""
     log.handlers[:] = [handler for handler in log.handlers if not isinstance(handler, _LogFile)]
-    if ranks.rank() == 0:
-        log.addHandler(_LogFile(path))
+    log.addHandler(_LogFile(path))

@@ -8,6 +8,7 @@ from typing import Any
 
 from base.errors import InputError, most_similar
 from base.options import allowed
+from base.processes import command
 from conf.schema import Config, SearchConfig
 
 CONF = Path(__file__).parent
@@ -104,6 +105,11 @@ def add_folder(name: str) -> None:
 def with_folders(arguments: Iterable[str]) -> list[str]:
     """Return the arguments of a command to which the presets of this command's `--config-dir` are available."""
     return [*(f"--config-dir={folder}" for folder in FOLDERS), *arguments]
+
+
+def train_command(*arguments: str) -> str:
+    """Return a command of train.py to print, to which the presets of this command are available."""
+    return command("python", "train.py", *with_folders(arguments))
 
 
 def groups() -> dict[str, list[str]]:

@@ -17,7 +17,7 @@ from base.errors import InputError, is_out_of_memory, one_line
 from base.jobs.run_directory import Run
 from base.progress import Progress
 from data.datamodule import ENDLESS
-from training.callbacks.checkpoints import AtomicCheckpointIO, Checkpoints, StopSignals
+from training.callbacks.checkpoints import AtomicCheckpointIO, Checkpoints
 from training.callbacks.deadline import Deadline
 from training.callbacks.display import Display
 from training.callbacks.metrics import Metrics
@@ -30,13 +30,9 @@ from training.resume import ResumePoint
 
 
 def build_trainer(
-    run: Run, module: LitGPT, point: ResumePoint | None, steps_needed: float, signals: Signals
-) -> tuple[L.Trainer, Display]:
-    """Return Lightning's Trainer for a run, and the callback that shows progress.
-
-    With `minutes`, the run takes at most `steps_needed` steps.
-    """
-    display, callbacks = build_callbacks(run, module, point, steps_needed, signals)
+    run: Run, module: LitGPT, point: ResumePoint | None, callbacks: list[L.Callback]
+) -> L.Trainer:
+    """Return Lightning's Trainer for a run."""
     config = module.config
     machine = module.machine
     options: dict[str, Any] = vars(config.trainer).copy()
@@ -61,13 +57,12 @@ def build_trainer(
     options["strategy"] = "auto" if machine.devices == 1 else DDPStrategy(timeout=timeout)
     environment = TorchElasticEnvironment() if ranks.launched() else LightningEnvironment()
     loggers = config.logger.copy()
-    # purge_step hides what a killed process logged after its last checkpoint
     if "tensorboard" in loggers:
-        loggers["tensorboard"] = loggers["tensorboard"] | {
-            "purge_step": point.step + 1 if point else 0
-        }
+        # hides what a killed process logged after its last checkpoint
+        purge_step = point.step + 1 if point else 0
+        loggers["tensorboard"] = loggers["tensorboard"] | {"purge_step": purge_step}
     try:
-        trainer = L.Trainer(
+        return L.Trainer(
             **options,
             callbacks=callbacks,
             logger=instantiate("logger", loggers, save_dir=str(run)),
@@ -78,7 +73,6 @@ def build_trainer(
         )
     except (MisconfigurationException, ValueError) as error:
         raise InputError(f"trainer: {error}") from None
-    return trainer, display
 
 
 def build_callbacks(
@@ -88,12 +82,12 @@ def build_callbacks(
 
     The display comes first, so that it announces the work of the other callbacks after a
     validation. `Watch` comes before `MovingAverage`, which restores the weights. `Checkpoints`
-    comes after all callbacks whose state it saves, and `stops` comes last.
+    comes last: it saves the state of all others, and after a signal it ends the run. With
+    `minutes`, the run takes at most `steps_needed` steps.
     """
     config = module.config
     text = module.text
-    stops = StopSignals(signals)
-    checkpoints = Checkpoints(run.checkpoints, config.trainer.checkpoint_minutes, stops)
+    checkpoints = Checkpoints(run.checkpoints, config.trainer.checkpoint_minutes, signals)
     deadline = None
     if config.trainer.max_steps == "auto":
         deadline = Deadline(run, module, steps_needed, checkpoints)
@@ -109,7 +103,7 @@ def build_callbacks(
         point.change_arguments(config.callbacks, users_callbacks)
         if not any(isinstance(callback, WeightAveraging) for callback in users_callbacks):
             point.drop_average()
-    return display, [*callbacks, *users_callbacks, checkpoints, stops]
+    return display, [*callbacks, *users_callbacks, checkpoints]
 
 
 def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: Any) -> list[Any]:
@@ -148,8 +142,7 @@ def compile_step(module: LitGPT, trainer: L.Trainer) -> None:
     except (OSError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        first_line = next(iter(str(error).strip().splitlines()), "")
-        what = one_line(first_line)[:200]
+        what = one_line(error)[:200]
         raise InputError(
             f"compiling failed ({type(error).__name__}: {what}); use compile=false"
         ) from error

@@ -17,7 +17,7 @@ from base.errors import InputError, one_line, public
 from base.files import write_text
 from base.jobs import run_lock
 from base.jobs.run_directory import RUNS, Run, Summary, find
-from base.log import log
+from base.log import log, to_file
 from base.options import spell
 from conf.compose import compose, compose_object, read_config
 from conf.keys import with_folders
@@ -86,16 +86,17 @@ def run_to_resume(resume: str, name: str | None) -> Run:
             run = Run(find(None if resume == "auto" else resume, "checkpoint"))
         except InputError as error:
             raise InputError(f"resume={error}") from None
+    status = run.summary.status
     # A run that was killed after its first model and before its first checkpoint loses nothing.
-    was_killed = run.summary.status in ("running", "failed")
+    was_killed = status in ("running", "failed")
     if run.model("best").exists() and not run.has_checkpoint and not was_killed:
         start = shlex.quote(f"init_from={run}")  # resuming would overwrite the model
         raise InputError(
             f"{setting}: has a model but no checkpoint; {start} starts another run from its model"
         )
     # A sweep notes in summary.json that a trial has failed, even if that was before its config.yaml.
-    has_summary = (run.directory / "summary.json").exists() and run.summary.status != "failed"
-    if has_summary and not run.has_begun:
+    has_summary = (run.directory / "summary.json").exists()
+    if has_summary and status != "failed" and not run.has_begun:
         raise InputError(f"{setting}: {run} has lost its config.yaml; use another name")
     return run
 
@@ -166,8 +167,7 @@ def new_run(config: Config, debug: bool) -> Run:
         raise InputError(f"allow={spell(config.allow)}: only works with resume=")
     name = config.name or new_name(config)
     if ranks.rank() == 0:
-        if config.name is not None:  # a generated name is free
-            check_free(name, debug)
+        check_free(name, debug)
         check_writable(name)
     return Run(RUNS / name)
 
@@ -178,14 +178,10 @@ def check_free(name: str, debug: bool) -> None:
     A `debug` run may replace an earlier one.
     """
     run = _place(name)
-    if debug and run.is_debug:
+    if debug and run.summary.debug:
         return
-    if debug and run.config.exists():
-        raise InputError(
-            f"{run} exists: another run has the name of this preset; rename or remove it"
-        )
-    check_not_begun(name)
-    if run.directory.is_dir() and not run.directory.is_symlink():
+    check_not_begun(run)
+    if run.directory.is_dir():
         # A process that was killed before it wrote config.yaml has left only these files.
         early = (".lock", "train.log", run.overrides.name)
         others = [path for path in run.directory.iterdir() if path.name not in early]
@@ -195,13 +191,12 @@ def check_free(name: str, debug: bool) -> None:
         raise InputError(f"name={name}: {run} exists and is not a run; use another name")
 
 
-def check_not_begun(name: str) -> None:
-    """Raise an `InputError` if there is a run `name`."""
-    run = Run(RUNS / name)
+def check_not_begun(run: Run) -> None:
+    """Raise an `InputError` if the run has begun."""
     if run.config.exists():
-        continues = f"{shlex.quote(f'name={name}')} resume=auto"
+        continues = f"{shlex.quote(f'name={run.name}')} resume=auto"
         raise InputError(
-            f"name={name}: {run} exists; {continues} continues it, another name starts afresh"
+            f"name={run.name}: {run} exists; {continues} continues it, another name starts afresh"
         )
 
 
@@ -256,17 +251,16 @@ def open_directory(
     directory.mkdir(parents=True, exist_ok=True)
     # if two processes start runs of the same name, only one gets the directory
     run_lock.lock(directory)
-    if debug and run.is_debug:
+    if debug and run.summary.debug:
         for entry in set(directory.iterdir()) - {directory / ".lock"}:
             if entry.is_dir() and not entry.is_symlink():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
         log.info(f"debug      replaces the earlier run in {run}")
-    elif (
-        not resumed
-    ):  # another process may have created the run before this one locked its directory
-        check_not_begun(run.name)
+    elif not resumed:  # another process may have begun this run before the lock
+        check_not_begun(run)
+    to_file(directory / "train.log")
     run.remove_unfinished()
     for logger in loggers:
         try:

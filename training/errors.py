@@ -1,7 +1,7 @@
 """The errors that end a run early (divergence, a signal, too little memory, a lost process), and how to continue."""
 
-import logging
 import os
+import re
 import signal
 import threading
 import warnings
@@ -9,12 +9,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from base import processes, ranks
+from base import ranks
 from base.errors import InputError, RunFailed, is_out_of_memory
 from base.jobs import slurm
 from base.jobs.run_directory import Run
 from base.log import log
-from conf.keys import with_folders
+from conf.keys import train_command
 from gpt.config import OptimConfig
 
 FAR_ABOVE = 10.0  # times its default: so high a learning rate ruins the weights in its first steps
@@ -34,6 +34,12 @@ IGNORED = (  # the beginnings of warnings that do not concern the user, as regul
     "Your `IterableDataset` has `__len__` defined",
     # Batch k is a function of (seed, k), so the loader has no state to restore.
     "You're resuming from a checkpoint that ended before",
+)
+
+# what gloo and NCCL say when another process (rank) of the run has died or does not answer
+LOST_RANK = (
+    "Connection (closed|reset) by peer|[Tt]imed out|caused pair closure"
+    "|ncclRemoteError|NCCL communicator was aborted|collective operation timeout"
 )
 
 
@@ -73,24 +79,11 @@ class Stopped(SystemExit):
         self.reason = f"stopped by {signal.Signals(number).name}{when}"
 
 
-def is_lost_process(error: BaseException) -> bool:
-    """Return whether `error` means that another process (rank) of the run has died or does not answer."""
-    gloo = (
-        "Connection closed by peer",
-        "Connection reset by peer",
-        "Timed out",
-        "timed out",
-        "caused pair closure",
-    )
-    nccl = ("ncclRemoteError", "NCCL communicator was aborted", "collective operation timeout")
-    return isinstance(error, RuntimeError) and any(word in str(error) for word in (*gloo, *nccl))
-
-
 def resume_hint(run: Run, *changes: str) -> str:
     """Return the end of an error message: the newest checkpoint of a run, and the command that continues from it."""
     if not run.config.exists():
         return "there is no run yet"
-    command = processes.command("python", "train.py", *with_folders([f"resume={run}", *changes]))
+    command = train_command(f"resume={run}", *changes)
     newest = run.checkpoints / "last.ckpt"
     if newest.exists():
         return f"the newest checkpoint is {newest}: {command}"
@@ -100,7 +93,7 @@ def resume_hint(run: Run, *changes: str) -> str:
 class Signals:
     """The signals that ask a run to stop: Ctrl-C, SIGTERM and SLURM's SIGUSR1.
 
-    While a run trains, the callback `StopSignals` stops it after a step, which is saved. Before and
+    While a run trains, the callback `Checkpoints` stops it after a step, which is saved. Before and
     after training there is nothing to save, so the signal itself raises `Stopped`.
     """
 
@@ -130,8 +123,11 @@ def watched(run: Run) -> Iterator[Signals]:
     """
     signals = Signals()
     previous = signals.catch()
+    previous_hook = threading.excepthook
+    threading.excepthook = hide_failed_writes
     try:
-        with quiet_lightning():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "|".join(IGNORED))
             yield signals
     except Stopped as stopped:
         log.info(f"{stopped.reason}; {resume_hint(run)}")
@@ -145,33 +141,14 @@ def watched(run: Run) -> Iterator[Signals]:
     except (RuntimeError, MemoryError) as error:
         if is_out_of_memory(error):
             raise InputError(LOWER) from error
-        if not ranks.launched() or not is_lost_process(error):
+        if not ranks.launched() or not re.search(LOST_RANK, str(error)):
             raise
         lost = "another process of this run has died or does not answer"
         raise RunFailed(f"{lost}; {resume_hint(run)}") from error
     finally:
+        threading.excepthook = previous_hook
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-@contextmanager
-def quiet_lightning() -> Iterator[None]:
-    """Context manager that hides harmless warnings, and failed writes in TensorBoard's threads."""
-    previous_hook = threading.excepthook
-    threading.excepthook = hide_failed_writes
-    try:
-        with warnings.catch_warnings():
-            for text in IGNORED:
-                warnings.filterwarnings("ignore", text)
-            yield
-    finally:
-        threading.excepthook = previous_hook
-
-
-def hide_tips() -> None:
-    """Hide Lightning's tips. Call it after Lightning is loaded, which shows them."""
-    for name in ("lightning.pytorch", "lightning.fabric"):
-        logging.getLogger(name).setLevel(logging.WARNING)
 
 
 def hide_failed_writes(failure: "threading.ExceptHookArgs") -> None:

@@ -29,10 +29,12 @@ def check_launch(config: Config) -> int:
     launched = ranks.launched()
     if launched:
         ranks_here, machines = launched
-        if trainer.devices != "auto" and devices != ranks_here:
-            raise _set_by_launcher("devices", trainer.devices, f"{ranks_here} ranks per machine")
-        if trainer.num_nodes not in ("auto", machines):
-            raise _set_by_launcher("num_nodes", trainer.num_nodes, f"{machines} machines")
+        is_equal = trainer.devices == "auto" or devices == ranks_here
+        if not is_equal or trainer.num_nodes not in ("auto", machines):
+            raise InputError(
+                f"trainer.devices={spell(trainer.devices)}, trainer.num_nodes={trainer.num_nodes}: torchrun or srun "
+                f"started {ranks_here} ranks on each of {machines} machines; leave these keys out"
+            )
         devices = ranks_here * machines
     elif trainer.num_nodes not in ("auto", 1):
         hint = "start the program on every machine, with torchrun or srun (docs/cluster.md)"
@@ -51,12 +53,6 @@ def check_launch(config: Config) -> int:
     return devices if is_to_launch else 0
 
 
-def _set_by_launcher(key: str, value: Any, what: str) -> InputError:
-    return InputError(
-        f"trainer.{key}={spell(value)}: torchrun or srun started {what}; leave this key out"
-    )
-
-
 def check_same_start(start: dict[str, Any]) -> None:
     """Raise an `InputError` in every process (rank) if `start` differs between two of them."""
     from torch import distributed
@@ -66,15 +62,12 @@ def check_same_start(start: dict[str, Any]) -> None:
     (first, expected), *others = everyone
     for rank, (machine, reported) in enumerate(others, start=1):
         for name, value in expected.items():
-            if reported.get(name) == value or _may_differ(name, value):
-                continue
-            same = (
-                "use equal GPUs" if name == "device" else f"see the same text and the same {RUNS}/"
-            )
-            raise InputError(
-                f"{name}: rank {rank} on {machine} has {spell(reported.get(name))}, rank 0 on {first} has "
-                f"{spell(value)}: all machines must {same}"
-            )
+            other = reported.get(name)
+            if other != value and not _may_differ(name, value):
+                raise InputError(
+                    f"{name}: rank {rank} on {machine} has {spell(other)}, rank 0 on {first} has {spell(value)}: "
+                    f"all machines must see the same text and the same {RUNS}/, and have equal GPUs"
+                )
 
 
 def _may_differ(name: str, value: Any) -> bool:

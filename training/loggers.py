@@ -25,7 +25,6 @@ class Curves(TensorBoardLogger):
         }
         super().__init__(save_dir, **options)
         self.validation = TensorBoardLogger(save_dir, **options, sub_dir="validation")
-        self.folders = Path(save_dir), Path(save_dir, "validation")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log the metrics of a step: `val/…` to the subdirectory `validation`, all others to the run directory."""
@@ -42,7 +41,8 @@ class Curves(TensorBoardLogger):
         super().save()
         self.validation.experiment.flush()
         if ranks.rank() == 0:
-            for folder in self.folders:
+            for logger in (self, self.validation):
+                folder = Path(logger.log_dir)
                 for path in (*folder.glob("events.out.tfevents.*"), folder):
                     sync(path)
 

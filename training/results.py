@@ -6,19 +6,19 @@ import shutil
 import statistics
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from base import processes, ranks
+from base import ranks
 from base.errors import InputError, one_line, public, without_folders
 from base.files import atomic, write_text
 from base.jobs.run_directory import Run, Summary
 from base.log import log, to_file
 from base.progress import Progress
-from conf.keys import with_folders
+from conf.keys import train_command, with_folders
 from conf.schema import Config, to_yaml
 from data.batches import num_evaluated, num_validated
 from data.ngrams import baselines
@@ -137,7 +137,7 @@ def finish(run: Run, module: LitGPT, point: ResumePoint) -> None:
         more += ["callbacks=[]", "allow=[callbacks]"]
     longer = steps if steps > point.step else 2 * point.step
     more.append(f"trainer.max_steps={longer}")
-    command = processes.command("python", "train.py", *with_folders([f"resume={run}", *more]))
+    command = train_command(f"resume={run}", *more)
     log.info(f"{run} is finished: step {point.step} of {steps}; {command} continues it")
     if summary.val_loss is None and ranks.rank() == 0:
         to_file(run.directory / "train.log")
@@ -311,24 +311,16 @@ def recording(run: Run, module: LitGPT) -> Iterator[None]:
     After a signal, it also writes the model file of the last checkpoint.
     """
     last = run.checkpoints / "last.ckpt"
-    status = "finished"  # what `write_results` has written
     try:
         yield
-    except Stopped:
-        status = "interrupted"
-        if last.exists() and ranks.rank() == 0:
-            write_model(run.model("last"), read_training_checkpoint(last))
+    except BaseException as error:
+        if ranks.rank() == 0:
+            status = {Stopped: "interrupted", Diverged: "diverged"}.get(type(error), "failed")
+            if run.summary.val_loss is None:  # otherwise `write_results` has written it
+                summary = summarize(module, status, module.global_step, module.history)
+                # What has ended the run is raised rather than a failure to write this.
+                with suppress(OSError):
+                    run.write_summary(summary)
+            if status == "interrupted" and last.exists():
+                write_model(run.model("last"), read_training_checkpoint(last))
         raise
-    except Diverged:
-        status = "diverged"
-        raise
-    except BaseException:
-        status = "failed"
-        raise
-    finally:
-        is_written = run.summary.val_loss is not None
-        if status != "finished" and ranks.rank() == 0 and not is_written:
-            summary = summarize(module, status, module.global_step, module.history)
-            # If an error has ended the run, raise it rather than a failure to write the summary.
-            with suppress(OSError) if status == "failed" else nullcontext():
-                run.write_summary(summary)

@@ -6,21 +6,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from base import processes
 from base.errors import InputError, nearest, printable
 from base.jobs.run_directory import Run, find
 from base.log import log
 from base.options import spell
 from conf.compose import read_config, trained_groups
-from conf.keys import KEYS, with_folders
+from conf.keys import KEYS, train_command
 from conf.schema import Config, by_key
 from reports.history import History
 
 if TYPE_CHECKING:
-    import numpy as np
-
-    from gpt.config import ModelConfig
     from gpt.model import GPT
+    from gpt.model_file import Model
     from gpt.tokenizer import Tokenizer
 
 
@@ -113,8 +110,13 @@ def difference(key: str, ours: Any, theirs: Any, whose: str = "run") -> str:
     return f"{key}={spell(ours)} (the {whose} has {stored})"
 
 
+def is_fixed(name: str) -> bool:
+    """Return whether the weights depend on a setting or on the vocabulary, so that it cannot change."""
+    return name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
+
+
 def check_unchanged(
-    run: Run, now: Mapping[str, Any], point: ResumePoint | None, allow: list[str]
+    run: Run, now: dict[str, Any], point: ResumePoint | None, allow: list[str]
 ) -> None:
     """Check that a resumed run will match an uninterrupted one, or log how it differs as `allow` permits.
 
@@ -129,20 +131,14 @@ def check_unchanged(
     if point:
         before |= point.conditions
     else:  # only the settings are known, so the rest counts as equal
-        before |= {**now, **conditions_of(read_config(run.directory))}
+        before |= now | conditions_of(read_config(run.directory))
     differing = [name for name in now if before.get(name) != now[name]]
     listed = ", ".join(difference(name, now[name], before.get(name)) for name in differing)
-    fixed = [
-        name
-        for name in differing
-        if name == "vocabulary" or (name in KEYS and KEYS[name].on_resume == "fixed")
-    ]
+    fixed = [name for name in differing if is_fixed(name)]
     if fixed:
         advice = f"allow= cannot permit {', '.join(fixed)}"
         if fixed == ["vocabulary"]:
-            start = processes.command(
-                "python", "train.py", *with_folders([f"init_from={run}", "data.path=FILE"])
-            )
+            start = train_command(f"init_from={run}", "data.path=FILE")
             advice = f"the vocabulary of a run cannot change; to start a new run from this model: {start}"
         raise InputError(f"resume: cannot change {listed}; {advice}")
     refused = set(differing) - set(allow)
@@ -168,18 +164,16 @@ class InitModel:
     """A trained model from which a new run starts (`init_from=`)."""
 
     path: Path  # the model file
-    config: "ModelConfig"
-    weights: "dict[str, np.ndarray]"
-    meta: dict[str, Any]  # the metadata of the model file, such as the vocabulary and the step
+    contents: "Model"
 
     @property
     def extra_chars(self) -> str:
         """All characters of the model, which the run's vocabulary must have; none if its tokens are bytes."""
-        return self.meta["vocabulary"].get("characters", "")
+        return self.contents.meta["vocabulary"].get("characters", "")
 
     @property
     def texts(self) -> list[Any]:
-        return self.meta["texts"]
+        return self.contents.meta["texts"]
 
     def copy_into(self, model: "GPT", tokenizer: "Tokenizer") -> None:
         """Copy the weights of this trained model into the model of a run."""
@@ -191,7 +185,8 @@ class InitModel:
         token_map = torch.arange(tokenizer.size)
         if self.extra_chars:
             token_map = torch.as_tensor(tokenizer.encode(self.extra_chars))
-        copy_weights(model, build(self.config, self.weights), token_map)
+        config, weights, _ = self.contents
+        copy_weights(model, build(config, weights), token_map)
 
     def describe(self, vocabulary: dict[str, Any]) -> str:
         """Return a line for the log: the file and the step of this trained model, and characters that are new to it."""
@@ -200,7 +195,7 @@ class InitModel:
         if new:
             more = "…" if len(new) > 20 else ""
             added = f", {len(new)} new characters {new[:20]!r}{more}"
-        return f"from       {printable(self.path)}, step {self.meta['step']}{added}"
+        return f"from       {printable(self.path)}, step {self.contents.meta['step']}{added}"
 
 
 def load_init_model(config: Config) -> InitModel:
@@ -212,29 +207,18 @@ def load_init_model(config: Config) -> InitModel:
         model = read(path)
     except InputError as error:
         raise InputError(f"init_from: {error}") from None
-    check_trained(config, trained_groups(model.config, model.meta))
-    return InitModel(path, *model)
-
-
-def check_trained(config: Config, groups: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise an `InputError` if a run that starts from a trained model changes a setting on which the weights depend.
-
-    `groups` contains the settings of the trained model. No weight depends on the window, and none
-    on the context unless the positions are learned: then it must not be longer.
-    """
-    trained = by_key(groups)
+    trained = by_key(trained_groups(model.config, model.meta))
     ours = by_key(config)
-    free = ["model.window", "model.context"]
-    if (
-        trained["model.positions"] == "learned"
-        and ours["model.context"] > trained["model.context"]
-    ):
-        free.remove("model.context")
-    fixed = [
-        key
-        for key in trained
-        if KEYS[key].on_resume == "fixed" and key not in free and ours[key] != trained[key]
+    # No weight depends on the window, and none on the context unless the positions are learned:
+    # then it must not be longer.
+    free = ["model.window"]
+    if model.config.positions != "learned" or config.model.context <= model.config.context:
+        free.append("model.context")
+    listed = [
+        difference(key, ours[key], value, "model")
+        for key, value in trained.items()
+        if is_fixed(key) and key not in free and ours[key] != value
     ]
-    if fixed:
-        listed = [difference(key, ours[key], trained[key], "model") for key in fixed]
+    if listed:
         raise InputError(f"init_from={config.init_from}: cannot change {', '.join(listed)}")
+    return InitModel(path, model)

@@ -1,5 +1,6 @@
 """Train one run, from its command to summary.json."""
 
+import logging
 import os
 import threading
 import time
@@ -14,12 +15,11 @@ from base import processes, ranks
 from base.errors import InputError, printable
 from base.jobs import run_lock
 from base.jobs.run_directory import Run
-from base.log import log, to_file
+from base.log import log
 from base.progress import Progress
-from conf.overrides import key_of
 from conf.schema import Config, to_yaml
 from training.begin import find_run, open_directory
-from training.errors import Signals, Stopped, hide_tips, watched
+from training.errors import Signals, Stopped, watched
 from training.launch import check_launch, launch
 from training.machine import find_machine
 from training.resume import (
@@ -47,10 +47,9 @@ def main(arguments: list[str], config: Config) -> int:
     ranks_to_start = check_launch(config)
     if ranks_to_start:
         run_lock.release()  # because rank 0, another process, locks the run
-        naming = list[str]()  # each rank finds the run by its name
-        if not is_named:
-            naming = [f"resume={run}" if resumed else f"name={run.name}"]
-        return launch(ranks_to_start, run, naming)
+        # each rank finds the run by its name
+        naming = f"resume={run}" if resumed else f"name={run.name}"
+        return launch(ranks_to_start, run, [] if is_named else [naming])
     with watched(run) as signals:
         train(run, config, arguments, resumed, signals)
     return 0
@@ -76,16 +75,14 @@ def train(
         initial = None
         if config.init_from is not None and point is None:
             initial = load_init_model(config)
-        text, import_seconds = open_text_and_import(
-            run, config, arguments, resumed, point or initial
-        )
+        text, import_seconds = open_text_and_import(run, config, resumed, point or initial)
         machine = find_machine(config, import_seconds)
         # Importing these takes seconds, so a thread has done it while the text was read.
         from data.datamodule import TextDataModule
         from gpt.checkpoint import read_training_checkpoint
         from reports.log_lines import introduce
         from training import results
-        from training.assemble import build_trainer, compile_step
+        from training.assemble import build_callbacks, build_trainer, compile_step
         from training.choosing.choose import choose
         from training.module import LitGPT
 
@@ -102,14 +99,14 @@ def train(
         results.finish(run, module, point)
         return
 
-    to_file(run.directory / "train.log")
     notes = [f"GPU        {machine.note}"] if machine.note else []
     if initial:
         initial.copy_into(module.net, text.tokenizer)
         notes.append(initial.describe(text.tokenizer.vocabulary))
     if not resumed:
         notes += choice.notes
-    trainer, display = build_trainer(run, module, point, choice.steps_needed, signals)
+    display, callbacks = build_callbacks(run, module, point, choice.steps_needed, signals)
+    trainer = build_trainer(run, module, point, callbacks)
     compile_step(module, trainer)
     if ranks.rank() == 0:
         open_directory(run, module.config, text, arguments, resumed, trainer.loggers)
@@ -127,11 +124,7 @@ def train(
 
 
 def open_text_and_import(
-    run: Run,
-    config: Config,
-    arguments: Sequence[str],
-    resumed: bool,
-    origin: ResumePoint | InitModel | None,
+    run: Run, config: Config, resumed: bool, origin: ResumePoint | InitModel | None
 ) -> tuple["Text", float]:
     """Open the text of a run while a thread imports PyTorch and Lightning, and return the seconds that this took.
 
@@ -148,10 +141,10 @@ def open_text_and_import(
         extra_chars = origin.extra_chars if origin else ""
         text = open_corpus(corpus, config.data, config.model.context, extra_chars)
     except InputError as error:
-        if not resumed or any(key_of(text).startswith("data") for text in arguments):
+        if not resumed:
             raise
         raise InputError(
-            f"{error} (from {run.config}; set data.path= if the text has moved)"
+            f"{error} (if the text of {run} has moved, set data.path= to its new path)"
         ) from None
     if origin:
         text = text.read_before(origin.texts)  # lists what the weights were trained on before
@@ -169,7 +162,8 @@ def import_training(cache: Path) -> float:
     begun = time.perf_counter()
     import_module("training.assemble")
     import_module("training.results")
-    hide_tips()
+    for name in ("lightning.pytorch", "lightning.fabric"):  # hides the tips of Lightning
+        logging.getLogger(name).setLevel(logging.WARNING)
     return time.perf_counter() - begun
 
 

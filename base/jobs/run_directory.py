@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shlex
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -142,10 +143,9 @@ class Run:
             stored = json.loads(self.overrides.read_text("utf-8"))
         except (OSError, ValueError):
             return None
-        is_list = isinstance(stored, list) and all(
-            isinstance(argument, str) and "=" in argument for argument in stored
-        )
-        return stored if is_list else None
+        if not fits(stored, list[str], {}) or not all("=" in argument for argument in stored):
+            return None
+        return stored
 
     @property
     def checkpoints(self) -> Path:
@@ -176,10 +176,6 @@ class Run:
         """The trials of a sweep that have begun or failed to."""
         return [Run(file.parent) for file in sorted(self.directory.glob("*/summary.json"))]
 
-    @property
-    def is_debug(self) -> bool:
-        return self.summary.debug
-
 
 def newest_first(pattern: str) -> list[Run]:
     """Return the runs that contain a file matching `pattern`, the newest first."""
@@ -198,13 +194,9 @@ def newest_first(pattern: str) -> list[Run]:
 def check_name(name: str) -> None:
     """Raise an `InputError` unless `name` is NAME or, for a trial of a sweep, SWEEP/TRIAL."""
     parts = name.split("/")
-    is_name = len(parts) <= 2
-    for part in parts:
-        if part.startswith(".") or "\\" in part or not part.isprintable():
-            is_name = False
-        if not 0 < len(os.fsencode(part)) <= 200:
-            is_name = False
-    if not is_name:
+    # a part that begins with a dot is hidden or, such as "..", elsewhere
+    is_name = all(re.fullmatch(r"[^.\\][^\\]*", part) and part.isprintable() for part in parts)
+    if not is_name or len(parts) > 2 or max(len(os.fsencode(part)) for part in parts) > 200:
         raise InputError(
             f"name={name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
         )
@@ -233,8 +225,23 @@ def find(name: str | None, need: str) -> Path:
     Raises:
         InputError: there is none.
     """
+    if name is None and need == "model":
+        for run in newest_first("checkpoints/*.safetensors"):
+            if not run.summary.debug:
+                return _model_in(run.directory)
+        start = processes.command("python", "train.py")
+        raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
     if name is None:
-        return _newest_model() if need == "model" else _newest_unfinished()
+        for run in newest_first("config.yaml"):
+            summary = run.summary
+            # With the same settings, a run that has diverged would diverge again.
+            is_unfinished = not summary.debug and summary.status not in ("finished", "diverged")
+            # Rank 0 locks the directory for all ranks, so the others do not ask.
+            if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
+                return _run_at(run.directory, str(run))
+        raise InputError(
+            f"auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
+        )
     path = path_of(name)
     if not os.path.exists(path):  # `Path.exists` may raise
         names = [run.name for run in newest_first("config.yaml")]
@@ -248,14 +255,6 @@ def path_of(name: str) -> Path:
     if os.path.exists(run) and not name.startswith("."):
         return run
     return Path(name)
-
-
-def _newest_model() -> Path:
-    for run in newest_first("checkpoints/*.safetensors"):
-        if not run.is_debug:
-            return _model_in(run.directory)
-    start = processes.command("python", "train.py")
-    raise InputError(f"no run in {RUNS}/ yet; make one with `{start}`, or name a model file")
 
 
 def _model_in(path: Path) -> Path:
@@ -281,20 +280,6 @@ def _model_in(path: Path) -> Path:
         if file.is_file():
             return file
     raise InputError(f"{path}: has no model file ({' or '.join(map(str, files))})")
-
-
-def _newest_unfinished() -> Path:
-    """Return the newest unfinished run in whose directory no other process trains."""
-    for run in newest_first("config.yaml"):
-        # With the same settings, a run that has diverged would diverge again.
-        has_ended = run.summary.status in ("finished", "diverged")
-        is_unfinished = not (run.is_debug or has_ended)
-        # Rank 0 locks the directory for all ranks, so the others do not ask.
-        if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
-            return _run_at(run.directory, str(run))
-    raise InputError(
-        f"auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
-    )
 
 
 def _run_at(path: Path, name: str) -> Path:

@@ -15,11 +15,7 @@ STOPS = tuple(
 
 def time_is_up(signal_number: int | None) -> bool:
     """Return whether a signal (None: no signal) announces the time limit of a SLURM job."""
-    return (
-        signal_number is not None
-        and signal_number == getattr(signal, "SIGUSR1", None)
-        and "SLURM_JOB_ID" in os.environ
-    )
+    return signal_number == getattr(signal, "SIGUSR1", 0) and "SLURM_JOB_ID" in os.environ
 
 
 def requeue() -> None:

@@ -28,38 +28,6 @@ def any_rank(trainer: L.Trainer, decision: bool) -> bool:
     return trainer.strategy.reduce_boolean_decision(decision, all=False)
 
 
-class StopSignals(L.Callback):
-    """Ends training after a signal: the step is finished and saved, then `Stopped` is raised.
-
-    After a step, the callback `Checkpoints` saves and calls `stop_if_asked`. After a validation,
-    `on_validation_end` does.
-    """
-
-    def __init__(self, signals: Signals) -> None:
-        self.signals = signals
-
-    def on_train_start(self, *_: Any, **__: Any) -> None:
-        self.signals.catch()  # a second time, because Lightning has replaced the handlers
-        self.signals.training = True
-
-    on_sanity_check_start = on_train_start
-
-    def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self.signals.training = False
-
-    def on_validation_end(self, trainer: L.Trainer, *_: Any) -> None:
-        if (
-            trainer.global_step != trainer.max_steps
-        ):  # after the last step, `train` raises `Stopped`
-            self.stop_if_asked(trainer)
-
-    def stop_if_asked(self, trainer: L.Trainer) -> None:
-        """Raise `Stopped` if any process (rank) has received a signal. All processes must call this method."""
-        if any_rank(trainer, self.signals.received is not None):
-            # None: only another rank has received one, and it is not known which
-            raise Stopped(self.signals.received or signal.SIGTERM, trainer.global_step)
-
-
 class Checkpoints(L.Callback):
     """Saves the checkpoint `last.ckpt` after every validation, and renames the old `last.ckpt` to `previous.ckpt`.
 
@@ -67,17 +35,24 @@ class Checkpoints(L.Callback):
     process (rank) has received a signal. Several GPUs decide together whether to save, but only
     after steps whose losses have been fetched, which happens at least every `MAX_PENDING` steps.
     If the validation loss is the lowest so far, `AtomicCheckpointIO` also writes the model to
-    `best.safetensors`.
+    `best.safetensors`. After a signal, `Stopped` is raised when the step or the validation is saved.
     """
 
-    def __init__(self, directory: Path, minutes: float, stops: StopSignals) -> None:
+    def __init__(self, directory: Path, minutes: float, signals: Signals) -> None:
         self.directory = directory
-        self.stops = stops
+        self.signals = signals
         self.seconds = 60 * minutes  # between two saves
         self.due_at = math.inf  # time.monotonic() of the next save, known when training starts
 
-    def on_train_start(self, *_: Any) -> None:
+    def on_train_start(self, *_: Any, **__: Any) -> None:
+        self.signals.catch()  # a second time, because Lightning has replaced the handlers
+        self.signals.training = True
         self.due_at = time.monotonic() + min(FIRST_SECONDS, self.seconds)
+
+    on_sanity_check_start = on_train_start
+
+    def teardown(self, *_: Any, **__: Any) -> None:
+        self.signals.training = False
 
     def on_train_batch_end(self, trainer: L.Trainer, pl_module: Any, *_: Any) -> None:
         step = trainer.global_step
@@ -86,20 +61,24 @@ class Checkpoints(L.Callback):
         if trainer.world_size > 1 and pl_module.pending_losses:
             return  # a GPU still computes these steps, and a reduction would wait for them
         # A single reduction: `stop_if_asked` makes another only after a save.
-        if any_rank(
-            trainer, self.stops.signals.received is not None or time.monotonic() >= self.due_at
-        ):
+        if any_rank(trainer, self.signals.received is not None or time.monotonic() >= self.due_at):
             self.save(trainer)
-            self.stops.stop_if_asked(trainer)
+            self.stop_if_asked(trainer)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        if trainer.sanity_checking:  # before the first step
-            return
-        # A callback such as EarlyStopping has ended the run; after the last step, `Metrics` does.
-        pl_module.history.stopped_early = (
-            trainer.should_stop and trainer.global_step != trainer.max_steps
-        )
-        self.save(trainer)
+        is_last = trainer.global_step == trainer.max_steps
+        if not trainer.sanity_checking:  # not before the first step
+            # A callback such as EarlyStopping has ended the run; after the last step, `Metrics` does.
+            pl_module.history.stopped_early = trainer.should_stop and not is_last
+            self.save(trainer)
+        if not is_last:  # after the last step, `train` raises `Stopped`
+            self.stop_if_asked(trainer)
+
+    def stop_if_asked(self, trainer: L.Trainer) -> None:
+        """Raise `Stopped` if any process (rank) has received a signal. All processes must call this method."""
+        if any_rank(trainer, self.signals.received is not None):
+            # None: only another rank has received one, and it is not known which
+            raise Stopped(self.signals.received or signal.SIGTERM, trainer.global_step)
 
     def save(self, trainer: L.Trainer) -> None:
         """Save a checkpoint after the latest step. All processes (ranks) must call this method."""

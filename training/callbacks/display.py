@@ -63,14 +63,21 @@ class Display(L.Callback):
 
     def show_step(self, trainer: L.Trainer, loss: float, speed: float | None) -> None:
         """Show the training loss in nats per token, and the tokens per second, None if they are unknown."""
+        now = time.perf_counter()
         shown = f"loss {in_nats(loss)}"
         if speed is not None:
-            shown += f"  {speed:,.0f} {self.unit}s/s  {clock(self._seconds_left(trainer))} left"
+            # all steps of this process count, so that a slow one counts little
+            steps = max(1, trainer.global_step - self.first_step)
+            seconds_per_step = (now - self.first_ended) / steps
+            seconds_left = (self._steps(trainer) - trainer.global_step) * seconds_per_step
+            shown += f"  {speed:,.0f} {self.unit}s/s  {clock(seconds_left)} left"
         if self.bar is not None:
             self.bar.set_description_str(shown, refresh=False)
-        elif trainer.is_global_zero and self._line_is_due():
+            return
+        interval = min(MAX_LINE_SECONDS, max(LINE_SECONDS, LINE_SHARE * (now - self.began)))
+        if trainer.is_global_zero and now - self.last_line >= interval:
             log.info(f"step {trainer.global_step}/{self._steps(trainer)}  {shown}")
-            self.last_line = time.perf_counter()
+            self.last_line = now
 
     def on_validation_start(self, trainer: L.Trainer, *_: Any) -> None:
         tokens = trainer.datamodule.num_validated  # type: ignore[attr-defined]
@@ -103,14 +110,3 @@ class Display(L.Callback):
         if trainer.max_steps > 0 or self.deadline is None:
             return trainer.max_steps
         return self.deadline.fitting(trainer)
-
-    def _seconds_left(self, trainer: L.Trainer) -> float:
-        """Return how long the steps left will take, by all steps of this process, so that a slow one counts little."""
-        steps = trainer.global_step - self.first_step
-        seconds_per_step = (time.perf_counter() - self.first_ended) / max(1, steps)
-        return (self._steps(trainer) - trainer.global_step) * seconds_per_step
-
-    def _line_is_due(self) -> bool:
-        now = time.perf_counter()
-        interval = min(MAX_LINE_SECONDS, max(LINE_SECONDS, LINE_SHARE * (now - self.began)))
-        return now - self.last_line >= interval

@@ -13,7 +13,6 @@ from conf.schema import Config
 from data.text import Text
 from gpt.model import GPT
 from gpt.optim import lr_at
-from reports.history import History
 from reports.tensorboard import layout
 from training.callbacks.display import Display
 from training.choosing.hardware import peak_flops
@@ -112,30 +111,23 @@ class Metrics(L.Callback):
         }
         if trainer.loggers:
             values |= updates
-            values["perf/memory_gib"] = max_memory(module.device) / 2**30
-        speed = self._speed(module.history)
-        if speed is not None:
+            memory = processes.max_memory()
+            if module.asynchronous:
+                memory = torch.cuda.max_memory_allocated(module.device)
+            values["perf/memory_gib"] = memory / 2**30
+        speed = None
+        history = module.history
+        seconds_before, steps_before = self.timed_at_log
+        self.timed_at_log = history.step_seconds, history.timed_steps
+        if history.timed_steps > steps_before:
+            tokens = (history.timed_steps - steps_before) * self.tokens_per_step
+            speed = tokens / (history.step_seconds - seconds_before)
             values["perf/chars_per_s"] = speed / tokens_per_character
-            if module.history.peak_flops:
-                values["perf/mfu"] = speed * self.flops_per_token / module.history.peak_flops
+            if history.peak_flops:
+                values["perf/mfu"] = speed * self.flops_per_token / history.peak_flops
         for logger in trainer.loggers:
             logger.log_metrics(values, step=step)
         self.display.show_step(trainer, loss, speed)
-
-    def _speed(self, history: History) -> float | None:
-        """Return the tokens per second of the steps since the last call; None: none was timed."""
-        seconds_before, steps_before = self.timed_at_log
-        self.timed_at_log = history.step_seconds, history.timed_steps
-        seconds = history.step_seconds - seconds_before
-        steps = history.timed_steps - steps_before
-        return steps * self.tokens_per_step / seconds if steps else None
-
-
-def max_memory(device: torch.device) -> float:
-    """Return the largest memory so far in bytes: of a GPU, or of this process."""
-    if device.type == "cuda":
-        return torch.cuda.max_memory_allocated(device)
-    return processes.max_memory()
 
 
 def group_of(name: str) -> str:
@@ -166,14 +158,11 @@ def relative_updates(before: dict[str, Tensor], model: GPT) -> dict[str, float]:
     """
     if not before:
         return {}
-    weights: dict[str, list[Tensor]] = {}
-    moves: dict[str, list[Tensor]] = {}
     parameters = dict(model.named_parameters())
-    for name, old in before.items():
-        parameter = parameters[name]
-        weights.setdefault(group_of(name), []).append(old.float())
-        moves.setdefault(group_of(name), []).append((parameter.detach() - old).float())
-    ratios = [get_total_norm(moves[group]) / get_total_norm(weights[group]) for group in weights]
-    names = [f"update/{group}" for group in weights]
+    ratios: dict[str, Tensor] = {}
+    for kind in dict.fromkeys(map(group_of, before)):
+        weights = {name: old.float() for name, old in before.items() if group_of(name) == kind}
+        moves = [parameters[name].detach() - old for name, old in weights.items()]
+        ratios[f"update/{kind}"] = get_total_norm(moves) / get_total_norm(weights.values())
     # a single GPU synchronization
-    return dict(zip(names, torch.stack(ratios).tolist(), strict=True))
+    return dict(zip(ratios, torch.stack([*ratios.values()]).tolist(), strict=True))
