@@ -124,7 +124,6 @@ def test_profile_records_the_last_steps(train, options, steps):
     assert int(row) == 3 * steps * linear, "a product forward and two backward"
 
 
-<<<<<<< HEAD
 @pytest.mark.parametrize(("steps", "recorded"), [
     ({0: 20}, [10, 11, 12]), ({0: 12}, [9, 10, 11]), ({0: 2}, [0, 1]),
     # resumed
@@ -134,24 +133,6 @@ def test_profile_records_the_last_steps(train, options, steps):
 ])  # fmt: skip
 def test_profile_records_steps_as_fast_as_most(monkeypatch, steps, recorded):
     """`steps` is the number of steps that a run has from a step on (-1: not chosen yet)."""
-=======
-# The number of steps that a run has from a step on (-1: not chosen yet), and which are recorded.
-PROFILED = {
-    "known": ({0: 20}, [10, 11, 12]),
-    "a short run": ({0: 12}, [9, 10, 11]),
-    "shorter than what is recorded": ({0: 2}, [0, 1]),
-    "resumed at its end": ({499: 500}, [499]),
-    "minutes": ({0: -1, 50: 60}, [10, 11, 12]),
-    "minutes, a short run": ({0: -1, 4: 9}, [6, 7, 8]),
-    "minutes, chosen at its end": ({0: -1, 6: 8}, [6, 7]),
-    "minutes, over": ({0: -1, 6: 6}, []),
-}
-
-
-@pytest.mark.parametrize("kind", PROFILED)
-def test_profile_records_steps_as_fast_as_most(monkeypatch, kind):
-    steps, recorded = PROFILED[kind]
->>>>>>> e93t2
     recorder = Mock()
     said = []
     monkeypatch.setattr(profiler, "profile", lambda **_: recorder)
