@@ -87,5 +87,6 @@ if __name__ == "__main__":
     status = cli()
     if run.is_importing():  # such as after Ctrl-C
         os._exit(status)
-    gc.freeze()  # skip Python's search for reference cycles at exit, which takes over a second
+    if status == 0:  # after a failure, the search ends the threads of torch.distributed
+        gc.freeze()  # skip Python's search for reference cycles at exit, which takes over a second
     sys.exit(status)

@@ -1,11 +1,11 @@
-"""The TensorBoard logger of a run, in which validation curves have another colour than training curves."""
+"""The loggers of a run: CSV, and TensorBoard, in which validation curves have another colour than training curves."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.loggers import TensorBoardLogger
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 
 from base import ranks
 from base.errors import public
@@ -25,6 +25,7 @@ class Curves(TensorBoardLogger):
         }
         super().__init__(save_dir, **options)
         self.validation = TensorBoardLogger(save_dir, **options, sub_dir="validation")
+        self.folders = Path(save_dir), Path(save_dir, "validation")
 
     def log_metrics(self, metrics: Mapping[str, float], step: int | None = None) -> None:
         """Log the metrics of a step: `val/…` to the subdirectory `validation`, all others to the run directory."""
@@ -41,8 +42,7 @@ class Curves(TensorBoardLogger):
         super().save()
         self.validation.experiment.flush()
         if ranks.rank() == 0:
-            for logger in (self, self.validation):
-                folder = Path(logger.log_dir)
+            for folder in self.folders:
                 for path in (*folder.glob("events.out.tfevents.*"), folder):
                     sync(path)
 
@@ -50,6 +50,13 @@ class Curves(TensorBoardLogger):
         """Close the event files. `status` is how the run ended, in Lightning's words, such as `success`."""
         super().finalize(status)
         self.validation.experiment.close()
+
+
+class Csv(CSVLogger):
+    """Lightning's CSV logger, which writes to the subdirectory `csv` of the run directory, `save_dir`."""
+
+    def __init__(self, save_dir: str) -> None:
+        super().__init__(save_dir, name="csv")
 
 
 def boards(trainer: L.Trainer) -> list[TensorBoardLogger]:

@@ -27,6 +27,7 @@ import torch.distributed.run
 from torch.distributed.elastic.multiprocessing.subprocess_handler import subprocess_handler
 
 import train as train_script
+from base import processes
 from base.jobs import run_lock
 from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
 from tests.faults import faults
@@ -193,7 +194,7 @@ def begin(variables, command):
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.argv = command
-    train_script.STARTED = time.perf_counter()
+    processes.BEGAN = time.perf_counter()
 
 
 def _run(place, variables, argv, fault, files, torchrun, long):

@@ -131,7 +131,7 @@ CHANGES = {
         "data.split": ("[0.5,0.25,0.25]", rows_from("validation"), 65 * 15),
         "data.val_tokens": ("50", lambda seen: seen.trainer.datamodule.num_validated, 50),
         "data.cache_dir": ("elsewhere", lambda seen: any(Path("elsewhere").iterdir()), True),
-        "logger": ("csv", lambda seen: [type(logger).__name__ for logger in seen.trainer.loggers], ["CSVLogger"]),
+        "logger": ("csv", lambda seen: [type(logger).__name__ for logger in seen.trainer.loggers], ["Csv"]),
         "watch.sample_length": (
             "7", lambda seen: {len(text) for _, texts in seen.module.history.samples.entries for *_, text in texts}, {7}
         ),
