@@ -87,6 +87,6 @@ if __name__ == "__main__":
     status = cli()
     if run.is_importing():  # such as after Ctrl-C
         os._exit(status)
-    if status == 0:  # after a failure, the search ends the threads of torch.distributed
+    if status == 0 or not ranks.launched():  # a rank that fails leaves threads, which the search ends
         gc.freeze()  # skip Python's search for reference cycles at exit, which takes over a second
     sys.exit(status)
