@@ -87,6 +87,8 @@ if __name__ == "__main__":
     status = cli()
     if run.is_importing():  # such as after Ctrl-C
         os._exit(status)
-    if status == 0 or not ranks.launched():  # a rank that fails leaves threads, which the search ends
-        gc.freeze()  # skip Python's search for reference cycles at exit, which takes over a second
+    # Skip Python's search for reference cycles at exit, which takes over a second. But a rank that
+    # fails leaves threads, which the search ends.
+    if status == 0 or not ranks.launched():
+        gc.freeze()
     sys.exit(status)
