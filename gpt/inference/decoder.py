@@ -23,7 +23,7 @@ from gpt.inference.weights import Array, Block, Layer, Weights
 from gpt.positions import rotary_tables, sinusoidal_table
 
 CHUNK = 256  # tokens worth reading at once
-SPARE = 64  # slots by which the caches grow at least, because all keys and values are copied
+SPARE = 256  # slots by which the caches grow at least, because all keys and values are copied
 MAX_SCORES = 2**24  # attention scores in memory at once while a long text is read
 
 
