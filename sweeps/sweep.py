@@ -41,9 +41,8 @@ class Trial:
 
     run: Run
     overrides: list[str]  # the settings as on the command line, such as `optim.lr=0.01`
-    varied: dict[
-        str, str
-    ]  # by key, in alphabetical order, the printable values that differ between trials
+    # by key, in alphabetical order, the printable values that differ between trials
+    varied: dict[str, str]
     outcome: str | None = None  # how it ended in this or an earlier command, such as `finished`
 
     @property
@@ -276,7 +275,7 @@ def run_sweep(
     proposals: Iterator[Trial],
     total: int,
     workers: int,
-    tell: Callable[[Trial], object] = bool,
+    tell: Callable[[Trial], object] | None = None,
 ) -> int:
     """Run the trials that `proposals` yields, at most `workers` at the same time, and log and compare the results.
 
@@ -329,7 +328,8 @@ def run_sweep(
                 trial, worker = running.pop(process)
                 free.append(worker)
                 trial.outcome, line = ending(trial.run, process.returncode, bool(received))
-                tell(trial)
+                if tell:
+                    tell(trial)
                 compared = compare()
                 log.info(f"{label(trial)}: {line}")
     finally:

@@ -63,7 +63,7 @@ class Weights:
 
             self.xp = torch
         # Of queries and keys, the two channels that are rotated together become adjacent: the
-        # decoder multiplies them as one complex number, which saves 7 % of the time of one text. The
+        # decoder multiplies them as one complex number, which saves 6 % of the time of one text. The
         # products of queries and keys do not depend on the order.
         R = config.rotary_dims
         order = np.arange(3 * config.dim).reshape(3, config.heads, -1)  # (3, H, D)

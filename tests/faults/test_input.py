@@ -13,13 +13,14 @@ WRONG = {  # what is typed, and what is said of it
     # a value that its key does not accept: of another type, not a number, out of range, not one of
     # the choices
     "model.heads=0": "model.heads=0: must be", "model.heads=1.5": "model.heads=1.5: must be", "seed=null": "seed=null:",
-    "seed=''": "seed=", "optim.lr=nan": "optim.lr=nan: must be",
-    "optim.lr=1e999": "optim.lr", "model.bias=maybe": "model.bias=maybe",
-    "data.split=x": "data.split=x: must be",
+    "seed=[1]": "seed=[1]: must be", "seed=''": "seed=", "optim.lr=nan": "optim.lr=nan: must be",
+    "optim.lr=1e999": "optim.lr", "model.dropout=1": "model.dropout=1: must be", "model.bias=maybe": "model.bias=maybe",
+    "data.split=x": "data.split=x: must be", "data.split=[1,two]": "data.split", "data.split=[2,2,2]": "data.split=[2",
+    "data.split=[1,0,0]": "the first two above 0", "model.norm=nonsense": "model.norm=nonsense: must be",
     "logger={a:1}": "logger",
     "--multirum": "--multirum: no such flag; nearest: --multirun; must be key=value or one of",
     # no key=value, or not as Hydra means it; the nearest right names: tests/conf/test_overrides.py
-    "~model.heads": "cannot be removed", "model@trainer=small": "no such key",
+    "~model.heads": "cannot be removed", "~trainer": "cannot be removed", "model@trainer=small": "no such key",
     "model.heads=a b (": """; put text in quotes: 'model.heads="a b ("'""",
     "data=book.txt": "or for a text data.path=FILE",
     "data.path=a${.txt": "data.path: ", "": "must be key=value", "--help=1": "--help=1",
@@ -43,9 +44,12 @@ WRONG = {  # what is typed, and what is said of it
     # groups of presets
     "experiment=nanogpt_gp": "nearest: nanogpt_gpu",
     "debug=fsat": "debug=fsat: must be one of fast, overfit, profile; n",
-"model=null": "model=null: must be one of auto",
+    "callbacks=null": "callbacks=null: must be one of auto", "model=null": "model=null: must be one of auto",
     "model=/etc/passwd": "model=/etc/passwd: must be one of auto", "model=../data/stdlib": "must be one of auto",
-("hparams_search=nope",): "must be one of default",
+    "callbacks=3": "callbacks=3: must be one of", ("hparams_search=nope",): "must be one of default",
+    ("callbacks=ema", "callbacks.ema._target_=os.system"): "must be the option of a preset",
+    ("callbacks=ema", "callbacks.ema=${oc.create:{_target_:os.getcwd}}"): "must be the option of a preset",
+    ("logger=wandb", "logger.wandb.project=[[{_target_:os.getcwd}]]"): "names a class",
     "callbacks.ema=3": "must be the option of a preset", "seed={a: true}": "seed={a:true}: must be a whole number",
     "+trainer.strategy=ddp": "is not accepted; use trainer.devices", "+trainer.min_steps=0": "at least 1, or null",
     "trainer.more.inference_mode=3": "trainer.more.inference_mode=3: must be true or false, or null",
@@ -53,7 +57,7 @@ WRONG = {  # what is typed, and what is said of it
     **{typed: "exists; leave the + out" for typed in ("+model.heads=8", "++data.path=x", "+data=stdlib")},
     "data.path=book.txt,book.txt": "'data.path=[book.txt,book.txt]'",
     # contradictory
-"data.micro_batch=3": "must divide data.batch=8",
+    "data.micro_batch=3": "must divide data.batch=8",
     "optim.min_lr=1": "at most optim.lr", "optim.betas=[0.9]": "must be two numbers",
     ("minutes=1", "trainer.max_steps=5"): "minutes=1: ", ("minutes=1", "optim=nanogpt"): "needs optim.schedule=",
     "data.encoding=klingon": "must be an encoding", "trainer.devices=0": "trainer.devices=0",
