@@ -34,7 +34,6 @@ from tests.faults import faults
 from training import results
 from training.callbacks import watch
 
-Fault = tuple[Any, ...]  # a function of tests/faults/faults.py and its arguments
 SCRIPT = str(ROOT / "train.py")
 LIMIT = 150.0  # seconds for a run of two, of which a quiet machine takes a tenth
 MUON = "model.dropout=0.1 data.micro_batch=2 optim.clip=0.5 trainer.precision=bf16-mixed".split()

@@ -104,7 +104,16 @@ def test_of_a_long_prompt_only_the_end_is_read(config):
 def test_a_long_text_is_read_in_pieces_that_fit(config, monkeypatch):
     most = 2 * config.heads * config.context * 3
     monkeypatch.setattr(gpt.inference.decoder, "MAX_SCORES", most)
+    mask = Decoder.mask
+    scores = []  # of each piece
+
+    def recorded(decoder, T):
+        scores.append(config.heads * T * (min(decoder.end, config.attention_window) + T))
+        return mask(decoder, T)
+
+    monkeypatch.setattr(Decoder, "mask", recorded)
     same(Decoder(weights(config)).read(text(config)[None])[0], expected(config))
+    assert max(scores) <= most and len(scores) > 1
 
 
 @pytest.mark.parametrize(
