@@ -1,3 +1,4 @@
+import errno
 import importlib.util
 import json
 import os
@@ -8,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -19,7 +21,7 @@ from gpt.model import GPT
 from gpt.tokenizer import CharTokenizer, tokenizer_from
 from reports.card import public_setting
 from reports.guessing_game import game_passages
-from tests.conftest import ROOT, needs, summary
+from tests.conftest import ROOT, needs, one_line, summary
 from tests.model_files import write_model_file
 from tests.reference.models import fill
 from tests.stores import make
@@ -121,6 +123,15 @@ def test_a_folder_is_written(checkpoint, export, folder):
     assert {"README.md", "model.safetensors"} < set(os.listdir(folder))
     card = Path(folder, "README.md").read_text("utf-8")
     assert card.startswith("---\nlibrary_name: transformers\n")
+
+
+def test_a_folder_is_whole_or_not_there(checkpoint, export, monkeypatch):
+    before = sorted(os.listdir())
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr("base.files.os.replace", Mock(side_effect=full))
+    ended = export("first", "--to", "hf", "other")
+    one_line(ended, 1, "No space left on device", program="export.py")
+    assert sorted(os.listdir()) == before
 
 
 def test_the_card_of_a_run_and_less_without_it(trained, export):

@@ -13,7 +13,7 @@ import torch
 from base import cgroups, processes
 from base.errors import InputError
 from tests.conf.test_defaults import compose
-from tests.conftest import refusal
+from tests.conftest import needs_compiler, refusal
 from tests.stores import make
 from training.choosing import hardware
 from training.choosing.choose import with_defaults
@@ -138,7 +138,6 @@ def test_compiling_pays_in_long_runs(complete, asked, device, saved, chosen):
 
 @pytest.mark.parametrize(("missing", "module", "name", "found"), [
     ("C++ compiler my-compiler", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir"),
-    ("working C++ compiler (my-compiler: no cc1)", subprocess, "run", Mock(returncode=1, stderr="no cc1")),
 ])  # fmt: skip
 def test_nothing_is_compiled_without_what_it_needs(complete, missing, module, name, found):
     complete.setattr(module, name, lambda *_, **__: found)
@@ -151,6 +150,20 @@ def test_nothing_is_compiled_without_what_it_needs(complete, missing, module, na
 def test_nothing_is_compiled_where_nobody_tried_it(complete):
     complete.setattr(sys, "platform", "darwin")
     assert hardware.choose_compile("auto", "cpu", 1e9, 20.0)[0] == "false"
+
+
+def test_a_compiler_that_fails_is_a_missing_one(tmp_path, monkeypatch):
+    needs_compiler()
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'cc1plus: not found' >&2\nexit 1\n")
+    broken.chmod(0o755)
+    # not cached
+    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)
+    monkeypatch.setenv("CXX", str(broken))
+    chosen, why = hardware.choose_compile("auto", "cpu", 1e9, 20.0)
+    assert chosen == "false" and "working C++ compiler" in why and "cc1plus: not found" in why
+    said = refusal(InputError, hardware.choose_compile, "true", "cpu", 1e9, 20.0)
+    assert said.startswith("compile=true: ") and said.endswith("use compile=false")
 
 
 @pytest.mark.parametrize(("flags", "precision"), [
