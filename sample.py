@@ -35,7 +35,7 @@ from base.jobs.run_directory import find
 from base.options import unescaped
 from base.progress import Progress, count, hidden
 from data.novelty import Copy, longest_copies, repeats, skipped
-from gpt.inference.continuation import Continuation, beginning, find_stop, readable
+from gpt.inference.continuation import Continuation, find_stop, readable
 from gpt.inference.generate import TEMPERATURE, SamplingParams, generate_many, stream
 from gpt.inference.weights import Weights, load_weights
 from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
@@ -88,24 +88,21 @@ class Sampler:
     def encode(self, prompt: str) -> np.ndarray:
         """Return the tokens that the model continues, (T0,): a prompt after the end mark, if any.
 
-        Without an end mark, `beginning` replaces an empty prompt: a model needs at least one token.
+        A model needs at least one token, so the tokenizer's default prompt stands for none.
         """
-        if self.end or not prompt:
-            prompt = beginning(self.tokenizer, self.end) + prompt
-        return self.tokenizer.encode(prompt)
+        return self.tokenizer.encode(self.end + prompt or self.tokenizer.default_prompt)
 
-    def continuations(self, rows: list[tuple[str, int]]) -> Iterator[list[Continuation]]:
+    def continuations(self, rows: Sequence[tuple[str, int]]) -> Iterator[list[Continuation]]:
         """Continue all prompts of `rows`, pairs (prompt, seed), in one batch; yield the texts so far after each token.
 
         It is the same list each time; the last time all of them have ended.
         """
         options = self.options
         params = SamplingParams(options.temperature, options.top_k, options.top_p, options.min_p)
-        stops = [*options.stop]
+        stops = dict.fromkeys(options.stop, options.keep_stop)
         if self.stops_at_end:
-            stops.append(self.end)
-        kept = options.stop if options.keep_stop else []
-        texts = [Continuation(self.tokenizer, stops, prompt, kept) for prompt, _ in rows]
+            stops[self.end] = False
+        texts = [Continuation(self.tokenizer, stops, prompt) for prompt, _ in rows]
         encoded = [self.encode(prompt) for prompt, _ in rows]  # (T0,) each
         seeds = [seed for _, seed in rows]
         for tokens in stream(self.weights, encoded, options.num_chars, params, seeds):
@@ -135,9 +132,7 @@ class Sampler:
         """Yield the samples of `rows` in the parts in which they are completed."""
         done = 0
         with Progress("writing", len(rows) * self.options.num_chars) as bar:
-            for texts in generate_many(
-                lambda part: self.continuations(rows[part]), len(rows), self.weights, bar.update
-            ):
+            for texts in generate_many(self.continuations, rows, self.weights, bar.update):
                 yield self.samples(rows[done : done + len(texts)], texts)
                 done += len(texts)
 

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from data.text import Text
-from gpt.inference.continuation import complete_documents, readable
+from gpt.inference.continuation import complete_documents
 
 PROMPT = 200  # maximum tokens of a prompt
 ATTENDED = 30  # tokens of the passage whose attention is plotted
@@ -42,8 +42,7 @@ def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, s
     decode = text.tokenizer.decode
     if text.documents is None:
         return decode(given), decode(written)
-    end = text.documents.rule.end
-    return "", readable(complete_documents(decode(written), end), end)
+    return "", complete_documents(decode(written), text.documents.rule.end)
 
 
 def prompts(text: Text) -> Tensor:

@@ -63,6 +63,8 @@ class CharTokenizer:
         self.size = len(self.characters)  # number of tokens, V
         self.dtype: type[np.unsignedinteger] = np.uint8 if self.size <= 256 else np.uint16
         self.names = list(self.characters)  # each token as text
+        # a prompt for none: a model needs at least one token
+        self.default_prompt = "\n" if "\n" in self.characters else self.characters[0]
         self.vocabulary: dict[str, Any] = {"kind": "char", "characters": self.characters}
         utf8_bytes = 1 + np.searchsorted([0x80, 0x800, 0x10000], self._points, side="right")
         self.token_sizes = np.stack((np.ones(self.size, np.int64), utf8_bytes), axis=1)  # (V, 2)
@@ -165,6 +167,7 @@ class ByteTokenizer:
     dtype: type[np.unsignedinteger] = np.uint8
     # such as a and \xff
     names = [chr(value) if value < 128 else f"\\x{value:02x}" for value in range(256)]
+    default_prompt = "\n"
     vocabulary: dict[str, Any] = {"kind": "byte"}
     # Bytes 10xxxxxx continue a character, so they count as 0 characters.
     # (256, 2)

@@ -18,7 +18,7 @@ from conf.compose import quoted, read_config
 from conf.keys import LAUNCH, PATHS
 from conf.schema import PLUGINS, Config, by_key
 from gpt.facts import facts
-from gpt.inference.continuation import beginning, complete_documents, readable
+from gpt.inference.continuation import complete_documents
 from gpt.inference.generate import TEMPERATURE, generate
 from gpt.model import GPT
 from gpt.tokenizer import tokenizer_from
@@ -51,10 +51,11 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
             split = "; validation and test are files of their own"
     tokenizer = tokenizer_from(meta["vocabulary"])
     documents = meta["documents"]
-    end = documents["end"] if documents else ""
-    prompt = tokenizer.encode(beginning(tokenizer, end))
+    prompt = tokenizer.encode(documents["end"] if documents else tokenizer.default_prompt)
     tokens = generate(model, prompt, 400, temperature=TEMPERATURE, seed=0)[len(prompt) :]
-    sample = readable(complete_documents(tokenizer.decode(tokens.numpy()), end), end).strip("\n")
+    sample = tokenizer.decode(tokens.numpy())
+    if documents:
+        sample = complete_documents(sample, documents["end"])
     template = Template(TEMPLATE.read_text("utf-8"), trim_blocks=True, keep_trailing_newline=True)
     return template.render(
         hf=hf,
@@ -63,7 +64,7 @@ def card(model: GPT, meta: Mapping[str, Any], file: Path, *, hf: bool = False) -
         rows=[(key, escape(value)) for key, value in rows(model, meta, summary, split)],
         command=command,
         temperature=f"{TEMPERATURE:g}",
-        sample=fenced(sample),
+        sample=fenced(sample.strip("\n")),
     )
 
 

@@ -208,8 +208,8 @@ def test_every_text_is_cut_where_its_first_stop_is_complete(stops, prompt):
                 begin = place - max(map(len, complete))
                 end = place
                 break
-        for kept, cut in (([], max(before, begin)), (stops, end)):
-            growing = Continuation(tokenizer, stops, prompt, kept)
+        for is_kept, cut in ((False, max(before, begin)), (True, end)):
+            growing = Continuation(tokenizer, dict.fromkeys(stops, is_kept), prompt)
             shown = ""
             for token in tokenizer.encode(text).tolist():
                 growing.add(token)
@@ -273,7 +273,7 @@ def test_an_end_mark_may_begin_in_the_prompt(workplace, sample, monkeypatch, arg
 
 
 def test_a_document_may_begin_in_the_prompt():
-    whole = Continuation(CharTokenizer("\nabc"), ["\n\n"], "b\n\na\n")
+    whole = Continuation(CharTokenizer("\nabc"), {"\n\n": False}, "b\n\na\n")
     whole.add(0)
     assert last_document("b\n\na\n", whole, "\n\n") == "a"
 

@@ -1,23 +1,9 @@
 """Turn generated tokens into text: whole characters, stop strings, ends of documents."""
 
 import codecs
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from gpt.tokenizer import Tokenizer
-
-
-def beginning(tokenizer: Tokenizer, end: str) -> str:
-    """Return the prompt if none is given: the end mark of documents, a line break, or the first token."""
-    if end:
-        return end
-    return "\n" if "\n" in tokenizer.names else tokenizer.names[0]
-
-
-def complete_documents(text: str, end: str) -> str:
-    """Return the text up to its last end mark, or all of it if no document is complete."""
-    if not end:
-        return text
-    return text.rpartition(end)[0] or text
 
 
 def readable(text: str, end: str) -> str:
@@ -25,6 +11,12 @@ def readable(text: str, end: str) -> str:
     if end != "\x03":
         return text
     return text.replace(end, "\n\n")
+
+
+def complete_documents(text: str, end: str) -> str:
+    """Return the documents that are complete, or all of the text if none is, in readable form."""
+    complete = text.rpartition(end)[0]
+    return readable(complete or text, end)
 
 
 def find_stop(prompt: str, text: str, stop: str) -> int | None:
@@ -42,19 +34,13 @@ class Continuation:
     The prompt must end with a complete character, because the first byte is decoded without it.
     """
 
-    def __init__(
-        self,
-        tokenizer: Tokenizer,
-        stops: list[str],
-        prompt: str = "",
-        kept_stops: Sequence[str] = (),
-    ) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Mapping[str, bool], prompt: str = "") -> None:
         self.tokenizer = tokenizer
-        self.stops = stops
-        self.kept_stops = kept_stops  # those of which the text keeps what is not in the prompt
+        self.stops = stops  # and whether the text keeps what is not in the prompt
         self.before = prompt  # text before `undecided` in which a stop string may begin
         self.pieces: list[str] = []  # final text
-        self.undecided = ""  # text that may be the beginning of a stop string
+        self.undecided = ""  # its end, in which a stop string may begin
+        self.max_undecided = max(map(len, stops), default=1) - 1
         # the stop strings that ended the text: then no token may follow
         self.stopped_by: list[str] = []
         self.stop_in_prompt = 0  # characters of the prompt that belong to the stop string
@@ -67,24 +53,19 @@ class Continuation:
     def add(self, token: int) -> None:
         """Append a token; one that completes a stop string ends the text before it or, if it is kept, after it."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
-        positions: list[int] = []
+        positions: dict[str, int] = {}
         for stop in self.stops:
             position = find_stop(self.before, self.undecided, stop)
             if position is not None:
-                self.stopped_by.append(stop)
-                positions.append(position)
+                positions[stop] = position
         if positions:
-            first = min(positions)
+            self.stopped_by = list(positions)
+            first = min(positions.values())
             self.stop_in_prompt = max(0, -first)
-            if set(self.stopped_by) <= set(self.kept_stops):
-                first += len(self.stopped_by[positions.index(first)])
-            self.undecided = self.undecided[: max(0, first)]
+            if not all(self.stops[stop] for stop in positions):
+                self.undecided = self.undecided[: max(0, first)]
             return
-        read = self.before + self.undecided
-        begun = [  # lengths of the beginnings of stop strings with which the text ends
-            n for stop in self.stops for n in range(1, len(stop)) if read.endswith(stop[:n])
-        ]
-        final = len(self.undecided) - max(begun, default=0)  # characters in no stop string
+        final = len(self.undecided) - self.max_undecided  # characters in no stop string
         if final > 0:
             self.pieces.append(self.undecided[:final])
             self.undecided = self.undecided[final:]

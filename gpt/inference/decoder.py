@@ -42,8 +42,7 @@ class Decoder:
         self.config = config
         self.xp = weights.xp
         self.window = config.attention_window
-        self.norm_eps = weights.to_array(NORM_EPS)
-        self.qk_eps = weights.to_array(self.xp.finfo(weights.dtype).eps)  # as in torch
+        self.qk_eps = self.xp.finfo(weights.dtype).eps  # as in torch
         # With QK-norm, scores are at most sqrt(2 D), because with key_offset the halves of a key come
         # from two normalised keys. If that is below 60, their exponentials cannot overflow without
         # their maximum subtracted, which would make a text 6 % slower.
@@ -67,8 +66,8 @@ class Decoder:
         """Read a prompt (T,) for each text, of any length >= 1, and return the logits after it: (B, V) float64."""
         lengths = np.array(list(map(len, prompts)))  # (B,)
         longest = int(lengths.max())
-        padded = [np.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts]
-        self.tokens = np.array(padded)  # (B, longest)
+        # (B, longest)
+        self.tokens = np.array([np.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
         attended = min(longest, self.window)
         self._make_room(attended)
         self.end = attended
@@ -82,29 +81,26 @@ class Decoder:
     def read(self, tokens: np.ndarray) -> np.ndarray:
         """Read the next T >= 0 tokens of all texts and return the logits after each: (B, T) -> (B, T, V) float64."""
         config = self.config
-        S = self.window
         B, T = tokens.shape
         logits = np.empty((B, T, len(self.weights.embedding)))  # (B, T, V)
         start = 0
         while start < T:
-            length = min(T - start, max(S, CHUNK))  # most scores of a longer chunk would be masked
+            length = min(
+                T - start, max(self.window, CHUNK)
+            )  # most scores of a longer chunk would be masked
             if config.absolute:
-                self._restart_full()
+                full = np.flatnonzero(self.end - self.start == config.context)  # indices of texts
+                if len(full) > 0:
+                    first = self.tokens.shape[1] - config.context // 2
+                    self._replace(full, self.tokens[full, first:])
                 longest = self.end - int(self.start.min())  # tokens of the longest text
                 length = min(length, config.context - longest)
-            scores = B * config.heads * (min(self.end, S) + length)  # of a token
+            scores = B * config.heads * (min(self.end, self.window) + length)  # of a token
             length = min(length, max(1, MAX_SCORES // scores))
             chunk = slice(start, start + length)
             logits[:, chunk] = self._forward(tokens[:, chunk])
             start += length
         return logits
-
-    def _restart_full(self) -> None:
-        """Read the last `context // 2` tokens of texts without free positions again, from position 0."""
-        T = self.config.context
-        full = np.flatnonzero(self.end - self.start == T)  # indices of texts
-        if len(full) > 0:
-            self._replace(full, self.tokens[full, self.tokens.shape[1] - T // 2 :])
 
     def _replace(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Read `tokens` in place of the texts `rows`, and return the logits after each: (n,), (n, T) -> (n, T, V)."""
@@ -113,7 +109,7 @@ class Decoder:
         length = min(part.end, self.end)
         slots = slice(self.end - length, self.end + 1)
         slots_of_part = slice(part.end - length, part.end + 1)
-        self.keys_values[:, :, rows, :, slots] = part.keys_values[:, :, :, :, slots_of_part]
+        self.keys_values[:, :, rows, :, slots] = part.keys_values[..., slots_of_part, :]
         self.mlp_outputs[:, rows] = part.mlp_outputs
         self.embedding[rows] = part.embedding
         self.start[rows] = self.end - part.end + part.start
@@ -150,12 +146,11 @@ class Decoder:
             h = self.norm(block.norm2, x)  # (N, C)
             x = x + self.mlp(block, h, self.mlp_outputs[i])  # (N, C)
         logits = self.weights.head(self.norm(self.weights.norm, x))  # (N, V)
-        logits = logits.reshape(B, T, -1)  # (B, T, V)
         self.end += T
         if self.config.absolute:
             tokens = np.concatenate((self.tokens, tokens), axis=1)
             self.tokens = tokens[:, -self.config.context :]
-        return self.xp.asarray(logits, device="cpu")
+        return self.xp.asarray(logits.reshape(B, T, -1), device="cpu")  # (B, T, V)
 
     def rotation(self, positions: np.ndarray) -> Array | None:
         """Return e^(i angle) for rotary positions: (B, T) -> (B, 1, T, R/2)."""
@@ -221,8 +216,7 @@ class Decoder:
         keys[:, :, self.end : end, :kept] = k[..., :kept]
         keys[:, :, self.end + moved : end + moved, kept:] = k[..., kept:]
         values[:, :, self.end : end] = qkv[:, 2 * H :]
-        attended = slice(self.oldest, end)  # M slots
-        k, v = cache[..., attended, :]  # 2 x (B, H, M, D)
+        k, v = cache[..., self.oldest : end, :]  # 2 x (B, H, M, D)
 
         scores = q * D**-0.5 @ k.swapaxes(2, 3)  # (B, H, T, M)
         if mask is not None:
@@ -251,10 +245,10 @@ class Decoder:
         """Return layer norm or RMS norm with its gain and bias, as `NORMS`: (N, C) -> (N, C)."""
         if self.config.norm == "layernorm":
             x = x - x @ self.average[x.shape[-1]]
-        x = self.rms_norm(x, self.norm_eps) * layer.weight
+        x = self.rms_norm(x, NORM_EPS) * layer.weight
         return x if layer.bias is None else x + layer.bias
 
-    def rms_norm(self, x: Array, eps: Array) -> Array:
+    def rms_norm(self, x: Array, eps: float) -> Array:
         """Return RMS norm without a gain: (..., C) -> (..., C)."""
         mean_square = x * x @ self.average[x.shape[-1]]  # (..., 1)
         return x / self.xp.sqrt(mean_square + eps)

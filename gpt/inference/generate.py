@@ -10,7 +10,6 @@ from threading import Event
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-from numpy.typing import ArrayLike
 from threadpoolctl import threadpool_limits
 
 from base.options import check, option
@@ -107,7 +106,7 @@ def stream(
     """
     generators = []
     for prompt, seed in zip(prompts, seeds, strict=True):
-        checksum = zlib.crc32(prompt.astype("<i8").tobytes())
+        checksum = zlib.crc32(prompt.astype("<i8").data)
         generators.append(np.random.default_rng([seed, checksum]))
     decoder = Decoder(weights, len(prompts))
     logits = decoder.begin(prompts)  # (B, V)
@@ -120,14 +119,14 @@ def stream(
 
 
 def generate_many(
-    work: Callable[[slice], Iterator[Result]],
-    rows: int,
+    work: Callable[[Any], Iterator[Result]],
+    rows: Sequence[Any],
     weights: Weights,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> Iterator[Result]:
-    """Call `work` for slices of `rows` texts that fit into memory, and yield the last result of each, in order.
+    """Call `work` for parts of `rows`, one row a text, that fit into memory, and yield its last results in order.
 
-    With NumPy the slices run in parallel threads, with torch one after the other. `work` yields
+    With NumPy the parts run in parallel threads, with torch one after the other. `work` yields
     after each token; `progress` then gets the number of new tokens, possibly in another thread.
     """
     config = weights.config
@@ -135,41 +134,38 @@ def generate_many(
     cache_bytes = 2 * config.layers * config.attention_window * config.dim * weights.dtype.itemsize
     # Only NumPy: on MPS torch aborts the process if two threads use it.
     threads = cores() if weights.xp is np else 1
-    if str(weights.device).startswith("cuda"):
+    if "cuda" in str(weights.device):
         free, _ = weights.xp.cuda.mem_get_info(weights.device)
         # A quarter of the free memory, because reading a prompt copies the cache, and logits need
         # memory, too.
-        max_rows = min(MAX_ROWS_GPU, free // 4 // cache_bytes)  # of a part
+        max_rows = min(MAX_ROWS_GPU, free // 4 // cache_bytes)
     else:
         max_rows = min(MAX_ROWS, MAX_CACHE // cache_bytes)
-    worthwhile = min(threads, rows // MIN_ROWS)  # parts with enough texts for a thread
-    needed = math.ceil(rows / max(1, max_rows))  # parts that fit into memory
-    parts = max(worthwhile, needed)
-    size = math.ceil(rows / parts)  # texts of each part but the last
-    slices = [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+    size = max(MIN_ROWS, math.ceil(len(rows) / threads))  # texts of each part but the last
+    size = max(1, min(size, max_rows))
+    parts = [rows[start : start + size] for start in range(0, len(rows), size)]
     stopped = Event()
 
-    def last_result(part: slice) -> Any:
+    def last_result(part: Sequence[Any]) -> Any:
         result = None
         for result in work(part):  # noqa: B007
             if stopped.is_set():
                 break
-            progress(part.stop - part.start)
+            progress(len(part))
         return result
 
     # One BLAS thread per part: in matrix products this small, more of them would only wait for
     # each other.
     with threadpool_limits(1, "blas"), ThreadPoolExecutor(threads) as pool:
         try:
-            yield from pool.map(last_result, slices)
+            yield from pool.map(last_result, parts)
         finally:  # after Ctrl-C, or when no more results are read
             stopped.set()
-            pool.shutdown(cancel_futures=True)
 
 
 def generate(
     model: "GPT",
-    tokens: "ArrayLike | torch.Tensor",
+    tokens: "np.typing.ArrayLike | torch.Tensor",
     count: int,
     *,
     seed: int | None = None,
@@ -199,7 +195,8 @@ def generate(
 
     prompt = torch.as_tensor(tokens, dtype=torch.int64, device="cpu")  # (T0,) or (B, T0)
     prompts = torch.atleast_2d(prompt)  # (B, T0)
-    if prompts.shape[1] == 0:
+    B, T0 = prompts.shape
+    if T0 == 0:
         raise ValueError("prompt: is empty, must contain at least one token")
     if count < 0:
         raise ValueError(f"count={count}: must be a whole number, at least 0")
@@ -209,15 +206,14 @@ def generate(
     if seed is None:
         seed = secrets.randbits(32)
 
-    B, T0 = prompts.shape
     texts = np.pad(prompts.numpy(), ((0, 0), (0, count)))  # (B, T0 + count)
 
-    def work(part: slice) -> Iterator[None]:
-        seeds = range(seed + part.start, seed + part.stop)
+    def work(part: Sequence[int]) -> Iterator[None]:
+        seeds = [seed + row for row in part]
         sampled = stream(weights, list(texts[part, :T0]), count, sampling, seeds)
         for k, tokens in enumerate(sampled, T0):
             texts[part, k] = tokens
             yield
 
-    list(generate_many(work, B, weights))  # fills `texts`
+    list(generate_many(work, range(B), weights))  # fills `texts`
     return torch.from_numpy(texts).view(*prompt.shape[:-1], -1)  # (..., T0 + count)

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from gpt import model_file
 from gpt.config import ModelConfig
@@ -19,7 +18,7 @@ Array = Any  # numpy.ndarray or torch.Tensor
 class Layer(NamedTuple):
     """The weight and bias of a linear layer or of a norm."""
 
-    weight: Array  # (in, out), transposed from `nn.Linear`, or (1, C)
+    weight: Array  # (in, out), transposed from `nn.Linear`, or (C,)
     bias: Array | None  # (out,) or (C,)
 
     def __call__(self, x: Array) -> Array:
@@ -41,7 +40,7 @@ class Block(NamedTuple):
     norm2: Layer
     up: Layer
     down: Layer
-    taps: list[Array]  # K - 1 times (1, 1, C)
+    taps: list[Array]  # K - 1 times (C,)
 
 
 class Weights:
@@ -75,8 +74,7 @@ class Weights:
         self.blocks: list[Block] = []
         for i in range(config.layers):
             layers = [self.layer(f"blocks.{i}.{name}") for name in LAYERS]
-            names = [f"blocks.{i}.mlp.taps.{tap}" for tap in range(config.conv_taps - 1)]
-            taps = [state[name][None, None] for name in names]
+            taps = [state[f"blocks.{i}.mlp.taps.{tap}"] for tap in range(config.conv_taps - 1)]
             self.blocks.append(Block._make([*layers, taps]))
         self.norm = self.layer("norm")
         self.head = self.layer("embedding" if config.tied else "head")
@@ -84,9 +82,9 @@ class Weights:
     def layer(self, name: str) -> Layer:
         """Return the layer with a name of the model, such as `blocks.0.mlp.up`."""
         weight = self.state[f"{name}.weight"].swapaxes(0, -1)  # (in, out), or (C,) of a norm
-        return Layer(self.xp.atleast_2d(weight), self.state.get(f"{name}.bias"))
+        return Layer(weight, self.state.get(f"{name}.bias"))
 
-    def to_array(self, values: ArrayLike) -> Array:
+    def to_array(self, values: Array) -> Array:
         """Return values as an array or tensor like the weights, in their precision."""
         return self.xp.asarray(values, dtype=self.dtype, device=self.device)
 

@@ -96,7 +96,7 @@ def test_only_numpy_runs_in_several_threads(library, most, monkeypatch):
         running.remove(part.start)
         yield list(range(part.start, part.stop))
 
-    assert sum(generate_many(write, 20, weights), []) == list(range(20))
+    assert sum(generate_many(write, range(20), weights), []) == list(range(20))
     assert max(counts) == most
 
 
