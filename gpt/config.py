@@ -126,7 +126,7 @@ class ModelConfig:
         T = self.context
         if self.absolute:
             # Where T tokens are stored and another comes, only the last T // 2 are kept
-            # (`Decoder._restart_full`).
+            # (`Decoder.read`).
             forgotten = T - T // 2  # by each restart
             restarts = math.ceil(max(0, length - T) / forgotten)
             return restarts * forgotten

@@ -272,6 +272,13 @@ def test_an_end_mark_may_begin_in_the_prompt(workplace, sample, monkeypatch, arg
     assert (line["text"], line["ended"]) == END_MARKS[arguments]
 
 
+def test_of_two_stops_that_end_together_the_one_that_is_not_kept_cuts_the_text():
+    text = Continuation(CharTokenizer("\nabx"), {"ab\n": True, "\n": False})
+    for token in text.tokenizer.encode("xab\n").tolist():
+        text.add(token)
+    assert text.text == "xab" and text.stopped_by == ["ab\n", "\n"]
+
+
 def test_a_document_may_begin_in_the_prompt():
     whole = Continuation(CharTokenizer("\nabc"), {"\n\n": False}, "b\n\na\n")
     whole.add(0)

@@ -36,7 +36,8 @@ class Continuation:
 
     def __init__(self, tokenizer: Tokenizer, stops: Mapping[str, bool], prompt: str = "") -> None:
         self.tokenizer = tokenizer
-        self.stops = stops  # and whether the text keeps what is not in the prompt
+        # stop string -> whether the text keeps it, without what is in the prompt
+        self.stops = stops
         self.before = prompt  # text before `undecided` in which a stop string may begin
         self.pieces: list[str] = []  # final text
         self.undecided = ""  # its end, in which a stop string may begin
@@ -53,17 +54,17 @@ class Continuation:
     def add(self, token: int) -> None:
         """Append a token; one that completes a stop string ends the text before it or, if it is kept, after it."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
-        positions: dict[str, int] = {}
-        for stop in self.stops:
-            position = find_stop(self.before, self.undecided, stop)
-            if position is not None:
-                positions[stop] = position
-        if positions:
-            self.stopped_by = list(positions)
-            first = min(positions.values())
-            self.stop_in_prompt = max(0, -first)
-            if not all(self.stops[stop] for stop in positions):
-                self.undecided = self.undecided[: max(0, first)]
+        end = len(self.undecided)
+        for stop, is_kept in self.stops.items():
+            begin = find_stop(self.before, self.undecided, stop)
+            if begin is None:
+                continue
+            self.stopped_by.append(stop)
+            self.stop_in_prompt = max(self.stop_in_prompt, -begin)
+            if not is_kept:
+                end = min(end, max(0, begin))
+        if self.stopped_by:
+            self.undecided = self.undecided[:end]
             return
         final = len(self.undecided) - self.max_undecided  # characters in no stop string
         if final > 0:

@@ -42,7 +42,6 @@ class Decoder:
         self.config = config
         self.xp = weights.xp
         self.window = config.attention_window
-        self.qk_eps = self.xp.finfo(weights.dtype).eps  # as in torch
         # With QK-norm, scores are at most sqrt(2 D), because with key_offset the halves of a key come
         # from two normalised keys. If that is below 60, their exponentials cannot overflow without
         # their maximum subtracted, which would make a text 6 % slower.
@@ -85,9 +84,8 @@ class Decoder:
         logits = np.empty((B, T, len(self.weights.embedding)))  # (B, T, V)
         start = 0
         while start < T:
-            length = min(
-                T - start, max(self.window, CHUNK)
-            )  # most scores of a longer chunk would be masked
+            # most scores of a longer chunk would be masked
+            length = min(T - start, max(self.window, CHUNK))
             if config.absolute:
                 full = np.flatnonzero(self.end - self.start == config.context)  # indices of texts
                 if len(full) > 0:
@@ -123,7 +121,8 @@ class Decoder:
     def _make_room(self, length: int) -> None:
         """Make the caches longer if they have no slots for `length` more tokens; drop keys that are out of reach."""
         *shape, slots, D = self.keys_values.shape
-        if self.end + length < slots:  # one more is for offset keys
+        needed = self.end + length + 1  # the last one for offset keys
+        if needed <= slots:
             return
         dropped = self.oldest
         empty = self.weights.zeros(*shape, max(length, SPARE), D)  # (layers, 2, B, H, added, D)
@@ -200,11 +199,11 @@ class Decoder:
         qkv = qkv.swapaxes(1, 2)  # (B, 3H, T, D)
         qk = qkv[:, : 2 * H]  # (B, 2H, T, D), both in one operation: two take a text 7 % longer
         if self.config.qk_norm:
-            qk = self.rms_norm(qk, self.qk_eps)
+            qk = self.rms_norm(qk, self.xp.finfo(qk.dtype).eps)  # as in torch
         if rotation is not None:
             # Neighbouring channels are the real and the imaginary part of a complex number.
             R = 2 * rotation.shape[-1]
-            pairs = qk[..., :R].view(rotation.dtype)  # (B, 2H, T, R/2)
+            pairs = qk[..., :R].view(rotation.dtype)  # (B, 2H, T, R/2), no copy
             pairs *= rotation
         q = qk[:, :H]  # (B, H, T, D)
         k = qk[:, H:]  # (B, H, T, D)
@@ -212,13 +211,13 @@ class Decoder:
         keys, values = cache  # 2 x (B, H, slots, D)
         end = self.end + k.shape[2]
         kept = D - D // 2  # channels that key_offset does not move to the next slot
-        moved = self.config.key_offset
+        offset = int(self.config.key_offset)  # slots
         keys[:, :, self.end : end, :kept] = k[..., :kept]
-        keys[:, :, self.end + moved : end + moved, kept:] = k[..., kept:]
+        keys[:, :, self.end + offset : end + offset, kept:] = k[..., kept:]
         values[:, :, self.end : end] = qkv[:, 2 * H :]
         k, v = cache[..., self.oldest : end, :]  # 2 x (B, H, M, D)
 
-        scores = q * D**-0.5 @ k.swapaxes(2, 3)  # (B, H, T, M)
+        scores = (q * D**-0.5) @ k.swapaxes(2, 3)  # (B, H, T, M)
         if mask is not None:
             scores = scores + mask  # (B, H, T, M)
         if not self.bounded:
@@ -250,7 +249,7 @@ class Decoder:
 
     def rms_norm(self, x: Array, eps: float) -> Array:
         """Return RMS norm without a gain: (..., C) -> (..., C)."""
-        mean_square = x * x @ self.average[x.shape[-1]]  # (..., 1)
+        mean_square = (x * x) @ self.average[x.shape[-1]]  # (..., 1)
         return x / self.xp.sqrt(mean_square + eps)
 
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from gpt.model import GPT
 
-# the default: the text then repeats itself about as often as the training text does
+# the default of sample.py: a text then repeats itself about as often as the training text does
 TEMPERATURE = 0.9
 MIN_ROWS = 8  # fewer texts are not worth another thread
 MAX_ROWS = 64  # largest batch of texts in a thread
@@ -60,23 +60,22 @@ class SamplingParams:
 
 def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
     """Return the distributions from which to sample the next token of B texts: (B, V) -> (B, V) float64."""
+    V = logits.shape[-1]
     if params.temperature == 0:
-        return np.eye(logits.shape[-1])[logits.argmax(-1)]  # (B, V)
-    # Make the largest logit 0 first: dividing by a tiny temperature then yields -inf for the
-    # others instead of NaN.
+        return np.eye(V)[logits.argmax(-1)]  # (B, V)
+    # Make the largest logit 0 first: `min_p` relies on it, and dividing by a tiny temperature then
+    # yields -inf for the others instead of NaN.
     with np.errstate(over="ignore"):
         logits = (logits - logits.max(-1, keepdims=True)) / params.temperature  # (B, V)
     if params.top_k is not None or params.top_p < 1:
         order = np.argsort(-logits, axis=-1, kind="stable")  # (B, V)
         ranked = np.take_along_axis(logits, order, -1)  # (B, V), the largest first
-        if params.top_k is not None:
-            ranked[:, params.top_k :] = -np.inf
-        if params.top_p < 1:
-            total = np.exp(ranked).cumsum(-1)  # (B, V)
-            # Remove a token if the tokens ranked before it already reach top_p. The first token
-            # always stays.
-            reached = total[:, :-1] >= params.top_p * total[:, -1:]  # (B, V - 1)
-            ranked[:, 1:][reached] = -np.inf
+        ranked[:, params.top_k or V :] = -np.inf
+        total = np.exp(ranked).cumsum(-1)  # (B, V)
+        # Remove a token if the tokens ranked before it already reach top_p. The first token always
+        # stays.
+        reached = total[:, :-1] >= params.top_p * total[:, -1:]  # (B, V - 1)
+        ranked[:, 1:][reached] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)
     if params.min_p > 0:
         logits[logits < np.log(params.min_p)] = -np.inf
@@ -127,7 +126,7 @@ def generate_many(
     """Call `work` for parts of `rows`, one row a text, that fit into memory, and yield its last results in order.
 
     With NumPy the parts run in parallel threads, with torch one after the other. `work` yields
-    after each token; `progress` then gets the number of new tokens, possibly in another thread.
+    after each token; `progress` then gets the number of texts, possibly in another thread.
     """
     config = weights.config
     # of one text
@@ -193,10 +192,12 @@ def generate(
     """
     import torch
 
+    if isinstance(tokens, list):
+        tokens = np.array(tokens)  # torch converts a list of arrays slowly, with a warning
     prompt = torch.as_tensor(tokens, dtype=torch.int64, device="cpu")  # (T0,) or (B, T0)
     prompts = torch.atleast_2d(prompt)  # (B, T0)
     B, T0 = prompts.shape
-    if T0 == 0:
+    if prompts.numel() == 0:
         raise ValueError("prompt: is empty, must contain at least one token")
     if count < 0:
         raise ValueError(f"count={count}: must be a whole number, at least 0")

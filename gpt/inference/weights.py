@@ -104,7 +104,7 @@ def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[s
 
 
 def weights_of(model: "GPT") -> Weights:
-    """Return the weights of a model, on NumPy on a CPU: float64 stays, all other dtypes become float32."""
+    """Return the weights of a model, NumPy arrays on a CPU: float64 stays, all other dtypes become float32."""
     import torch
 
     state: dict[str, Array] = {}
