@@ -286,7 +286,9 @@ def caller(cli, capsys):
             status = cli(list(arguments))
         except SystemExit as stop:  # a signal has stopped it
             status = int(stop.code or 0)
-        return Ended(status, *capsys.readouterr())
+        # printed commands have the path of the program, because the workplace is another folder
+        printed = (text.replace(f"python {ROOT}/", "python ") for text in capsys.readouterr())
+        return Ended(status, *printed)
 
     return call
 

@@ -157,7 +157,7 @@ def test_the_page_hparams_has_a_row_for_a_run(trained):
     start = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info
     assert start.hparams["model.dim"].number_value == 32
     assert start.hparams["optim.name"].string_value == "muon"
-    (loss,) = found.Scalars("best/val_loss")
+    (loss,) = found.Scalars("val/best_loss")
     assert loss.value == pytest.approx(summary("first")["val_loss"])
 
 
