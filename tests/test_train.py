@@ -23,7 +23,7 @@ from gpt.checkpoint import CHECKPOINT_FORMAT, load_checkpoint
 from gpt.config import OptimConfig
 from gpt.evaluation import evaluate, window_batches
 from gpt.optim import lr_at
-from tests.conftest import board, last, needs, needs_compiler, one_line, summary
+from tests.conftest import board, from_here, last, needs, needs_compiler, one_line, summary
 from tests.faults import faults, processes
 from tests.model_files import nats_of
 from tests.reference.models import fill
@@ -34,7 +34,7 @@ def test_a_run_leaves_what_it_promises(train, monkeypatch):
     ended = train("name=first")
     run = Path("runs/first")
     assert (ended.status, ended.err) == (0, "")
-    assert ended.out == (run / "train.log").read_text()
+    assert ended.out == from_here((run / "train.log").read_text())
     assert os.listdir("runs") == ["first"]
     assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= set(os.listdir(run))
     names = {"best.safetensors", "last.ckpt", "last.safetensors", "previous.ckpt"}
