@@ -42,6 +42,7 @@ from gpt.tokenizer import Tokenizer, UnknownCharacter, tokenizer_from
 
 TRIES = 3  # texts that --new tries for each one that it should write
 MAX_LISTED = 20  # texts whose longest copies are printed one by one
+ABOUT_STOP = r"the whole TEXT of --stop, in which \n is a line break and \\ a backslash"
 MAX_SHOWN = 80  # characters of a copy in a line
 
 
@@ -103,6 +104,9 @@ class Sampler:
         if self.stops_at_end:
             stops[self.end] = False
         texts = [Continuation(self.tokenizer, stops, prompt) for prompt, _ in rows]
+        if options.output and not options.json:
+            for text in texts:
+                text.utf8.errors = "surrogateescape"  # a file gets the bytes as they are
         encoded = [self.encode(prompt) for prompt, _ in rows]  # (T0,) each
         seeds = [seed for _, seed in rows]
         for tokens in stream(self.weights, encoded, options.num_chars, params, seeds):
@@ -338,6 +342,8 @@ def sample(options: argparse.Namespace) -> None:
     with output as out:
         print(f"{checkpoint}, step {meta['step']}, --seed {options.seed}", file=sys.stderr)
         novelties = write(sampler, rows, out)
+    if options.output:
+        print(f"wrote {printable(options.output)}", file=sys.stderr)
     if novelties:  # `--novelty`, unless the training text is too long
         sampler.print_novelty(novelties)
 
@@ -445,9 +451,12 @@ def adapt(prompts: Sequence[str], unknown: str, tokenizer: Tokenizer) -> list[st
 def write(sampler: Sampler, rows: list[tuple[str, int]], out: TextIO) -> list[Novelty]:
     """Write each text when it is complete, a single one while it grows; return what `Sampler.compare` does."""
     options = sampler.options
+    reached = f"reached --num-chars {options.num_chars} before"
     if len(rows) == 1 and not options.json and not options.new:
         ((prompt, seed),) = rows
         text = sampler.show(prompt, seed, out)
+        if options.stop and not text.stopped_by:
+            print(f"the text {reached} {ABOUT_STOP}", file=sys.stderr)
         return sampler.compare(sampler.samples(rows, [text]))
     parts = sampler.generate_new(rows) if options.new else sampler.generate(rows)
     separated = sampler.document != "line" or options.no_stop  # otherwise each text is one line
@@ -469,9 +478,9 @@ def write(sampler: Sampler, rows: list[tuple[str, int]], out: TextIO) -> list[No
             with hidden():
                 out.write(line + "\n")
                 out.flush()
-    if num_cut and sampler.stops_at_end:
-        reached = f"reached --num-chars {options.num_chars} before the end of a {sampler.document}"
-        print(f"{num_cut:,} of {count(written, 'text')} {reached}", file=sys.stderr)
+    if num_cut and (sampler.stops_at_end or options.stop):
+        end = f"the end of a {sampler.document}" if sampler.stops_at_end else ABOUT_STOP
+        print(f"{num_cut:,} of {count(written, 'text')} {reached} {end}", file=sys.stderr)
     return novelties
 
 

@@ -28,6 +28,8 @@ from base.options import NAMES
 from base.progress import count, discard
 
 REFUSAL_SECONDS = 5.0  # seconds that other ranks wait for rank 0 to print its error first
+# advice for words without an option
+ABOUT_WORDS = {"sample.py": "; is --prompt missing?", "score.py": "; is --compare missing?"}
 ABOUT_UNKNOWN = "--unknown skip drops it, --unknown replace uses the nearest"
 
 
@@ -115,7 +117,9 @@ def writing_to(
         device = path.exists() and not path.is_file()
         if not device:
             path = stack.enter_context(atomic(path))
-        file = stack.enter_context(open(path, "w", encoding="utf-8", newline=""))
+        file = stack.enter_context(
+            open(path, "w", encoding="utf-8", errors="surrogateescape", newline="")
+        )
     except OSError as error:
         error.filename = name  # not the resolved or the temporary path
         raise InputError(f"{option} {describe_os_error(error)}") from None
@@ -141,10 +145,11 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> Any:
         """Print `message` with advice, such as the nearest option, on one line, and exit with status 2."""
-        words = message.partition("unrecognized arguments: ")[2].split()
-        unknown = words[0].partition("=")[0] if words else ""
-        flags = [flag for flag in self._option_string_actions if flag.startswith("--")]
-        self.exit(2, f"{self.prog}: {one_line(message)}{nearest(unknown, flags)}\n")
+        unknown = re.split(r"[\s=]", message.partition("unrecognized arguments: ")[2])[0]
+        advice = nearest(unknown, self._option_string_actions)
+        if unknown and not unknown.startswith("-"):
+            advice += ABOUT_WORDS.get(self.prog, "")
+        self.exit(2, f"{self.prog}: {one_line(message)}{advice}\n")
 
 
 class _PrintVersions(argparse.Action):

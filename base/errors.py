@@ -10,7 +10,12 @@ from unicodedata import category
 
 HIDDEN = "***"  # replaces a password or a token
 # What nanoGPT and transformers call options of sample.py.
-ELSEWHERE = {"start": "prompt", "max_new_tokens": "num-chars", "temp": "temperature"}
+ELSEWHERE = {
+    "start": "prompt",
+    "max_new_tokens": "num-chars",
+    "tokens": "num-chars",
+    "temp": "temperature",
+}
 # In a URL. A password may contain anything up to the last @, even what a URL must quote, such as / and spaces.
 USER = r"[^/?#,\[\]\s:]*"
 PASSWORD = r"[^?#,\[\]\r\n]*"

@@ -24,17 +24,25 @@ BEGAN = time.perf_counter() - time.process_time()
 
 
 def command(program: str, *arguments: object) -> str:
-    """Return a command to print, quoted for a shell; `program` is that of `.venv` if this process runs there."""
+    """Return a command to print, quoted for a shell; `program` is that of `.venv` if this process runs there.
+
+    From another folder, a script such as train.py has the path with which this process was started.
+    """
     folder = "Scripts" if sys.platform == "win32" else "bin"
     local = Path(".venv", folder, program)
     if local.exists() and sys.prefix == os.path.abspath(".venv"):
         program = str(local)
-    return " ".join([program, *map(shlex.quote, map(str, arguments))])
+    words = list(map(str, arguments))
+    script = os.path.join(os.path.dirname(sys.argv[0]), words[0])
+    if not os.path.exists(words[0]) and os.path.isfile(script):
+        words[0] = script
+    return f"{program} {shlex.join(words)}"
 
 
 def watch(folder: Path) -> str:
     """Return the log line that says how to watch the runs in a folder."""
-    return f"watch      {command('tensorboard', '--logdir', folder.resolve())}"
+    tensorboard = command("tensorboard", "--logdir", folder.resolve())
+    return f"watch      {tensorboard}\n           and open http://localhost:6006/#custom_scalars"
 
 
 def elapsed() -> float:

@@ -55,8 +55,8 @@ def _check_minutes(config: Config) -> None:
     steps = config.trainer.max_steps
     if steps != "auto":
         raise InputError(
-            f"{minutes}: chooses trainer.max_steps, but trainer.max_steps={steps} is set; set "
-            "minutes=null to keep these steps, or trainer.max_steps=auto to keep the minutes"
+            f"{minutes}: cannot be combined with trainer.max_steps={steps}; leave one out or, if a "
+            "preset sets it, override it: minutes=null or trainer.max_steps=auto"
         )
     if config.optim.schedule != "trapezoid":
         raise InputError(

@@ -77,6 +77,8 @@ class Encoder:
         characters = "".join(map(chr, np.flatnonzero(self.seen)))
         if end == END and END in characters:
             way = "remove it, or set data.documents=line or paragraph"
+            if self.corpus.encoding is None:
+                way = "leave data.documents out"  # bytes need not have lines
             raise InputError(f"{name}: contains U+0003, the end mark of documents; {way}")
         if not characters:
             raise InputError(f"{name}: is empty: 0 characters")

@@ -70,7 +70,9 @@ def share_of(number: int, whole: int) -> str:
 
 def duration(seconds: float) -> tuple[str, str]:
     """Return a duration as text and the unit of its first number, such as ("12:05", "minutes")."""
-    unit = "minutes" if seconds < 3599.5 else "hours"  # `clock` rounds
+    if seconds < 59.5:  # `clock` rounds
+        return f"{seconds:.0f}", "s"
+    unit = "minutes" if seconds < 3599.5 else "hours"
     return clock(seconds), unit
 
 

@@ -176,14 +176,17 @@ class ByteTokenizer:
     )
 
     def pack(self, text: str) -> np.ndarray:
-        """Return the UTF-8 bytes of the text, (N,) uint8, or raise `UnknownCharacter` for a lone surrogate."""
+        """Return the UTF-8 bytes of the text, (N,) uint8, or raise `UnknownCharacter` for a lone surrogate.
+
+        A surrogate with which Python replaces a byte that is not UTF-8 (`surrogateescape`) is that byte.
+        """
         try:
-            return np.frombuffer(text.encode("utf-8"), np.uint8)
+            return np.frombuffer(text.encode("utf-8", "surrogateescape"), np.uint8)
         except UnicodeEncodeError as error:
             raise UnknownCharacter(text[error.start], error.start) from None
 
     def encode(self, text: str) -> np.ndarray:
-        """Return the UTF-8 bytes of the text, (N,) int64, or raise `UnknownCharacter` for a lone surrogate."""
+        """Return the UTF-8 bytes of the text, (N,) int64, as `pack` does."""
         return self.pack(text).astype(np.int64)
 
     def canonical(self, text: str) -> str:

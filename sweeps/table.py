@@ -240,7 +240,9 @@ def run_list() -> str:
     rows = [["name", "status", "steps", "loss", "mode", "text"]]
     for run in reversed(newest_first("summary.json")):
         summary = run.summary
-        row = [run.name, status_of(run), str(summary.steps or ""), figure(summary.val_loss)]
+        losses = [loss for loss in (summary.validations or {}).values() if isinstance(loss, float)]
+        loss = summary.val_loss or min(losses, default=None)
+        row = [run.name, status_of(run), str(summary.steps or ""), figure(loss)]
         row += [summary.mode or "", summary.text or ""]
         rows.append([printable(cell) for cell in row])
     if len(rows) == 1:

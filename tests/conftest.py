@@ -91,6 +91,11 @@ def less_progress(err):
     )
 
 
+def from_here(text):
+    """Drop the path of the program from printed commands, which have it because the workplace is another folder."""
+    return text.replace(f"python {ROOT}/", "python ")
+
+
 def refusal(error, call, *given, **named):
     """The one line that a call raises."""
     with pytest.raises(error) as caught:
@@ -286,7 +291,7 @@ def caller(cli, capsys):
             status = cli(list(arguments))
         except SystemExit as stop:  # a signal has stopped it
             status = int(stop.code or 0)
-        return Ended(status, *capsys.readouterr())
+        return Ended(status, *map(from_here, capsys.readouterr()))
 
     return call
 

@@ -12,7 +12,7 @@ from tests.conftest import one_line
 from tests.stores import make
 from tests.test_score import TEXT, write
 
-# Ten errors, word for word, which stand for the others.
+# Nine errors, word for word, which stand for the others.
 MESSAGES = {
     "train.py model.head=8": "model.head: no such key; nearest: model.heads",
     "train.py model.heads=3": (
@@ -32,9 +32,6 @@ MESSAGES = {
     "train.py name=first": (
         "name=first: runs/first exists; name=first resume=auto continues it, another name starts "
         "afresh"
-    ),
-    "train.py resume=frist": (
-        "resume=frist: no such checkpoint, nor a run in runs/; nearest: first"
     ),
     "sample.py --temperature -1": (
         "argument --temperature: -1: must be a number, at least 0 and at most 1000"
@@ -76,7 +73,10 @@ PARTS = {  # what the line has in it, in parts where the words between them do n
     "sample.py first --seed=99999999999999999999999": "at most",
     "sample.py first --device=cuda:99": "--device cuda:99", "sample.py first --device=meta": "must be cpu",
     "sample.py first --prompt=a\udcff": "U+DCFF at position 1",
-    "sample.py first ROMEO:": "unrecognized|ROMEO:",
+    "sample.py first ROMEO:": "unrecognized|ROMEO:|; is --prompt missing?",
+    "sample.py first --tokens 5": "nearest: --num-chars",
+    "score.py first first text.txt": "text.txt; is --compare missing?",
+    "train.py resume=frist": "resume=frist: no such checkpoint, nor a run in /|/runs/; nearest: first",
     "score.py first": "--split",
     "score.py first book.txt --split test": "text file|--split",
     "score.py alone.st --split test": "run directory",

@@ -185,7 +185,11 @@ def test_a_stop_ends_a_text_before_or_after_it(trained, sample):
     assert sample(*given).out == f"{whole[:end]}\n"
     assert sample(*given, "--keep-stop").out == f"{whole[: end + 3]}\n"
     assert sample(*settings, "--stop", r"\n").out == whole.partition("\n")[0] + "\n"
-    assert sample(*settings, "--stop", "\0").out == f"{whole}\n"
+    never = sample(*settings, "--stop", "\0")
+    assert never.out == f"{whole}\n"
+    assert "\nthe text reached --num-chars 800 before the whole TEXT of --stop" in never.err
+    two = sample(*settings, "--stop", "\0", "--num-samples", "2")
+    assert "\n2 of 2 texts reached --num-chars 800 before the whole TEXT of --stop" in two.err
 
 
 def test_escapes_of_a_stop():
@@ -393,7 +397,7 @@ def test_copies_of_a_long_text_are_not_searched(trained, sample, monkeypatch):
 def test_output_replaces_a_file_only_if_told_to_and_follows_a_link(trained, sample):
     settings = ["--num-chars", "30", "--seed", "2", "--prompt", "The"]
     printed = sample(*settings)
-    assert sample(*settings, "--output", "out.txt") == (0, "", printed.err)
+    assert sample(*settings, "--output", "out.txt") == (0, "", f"{printed.err}wrote out.txt\n")
     Path("link.txt").symlink_to("out.txt")
     into_link = ["--num-chars", "9", "--seed", "3", "--output", "link.txt"]
     refused(sample(*into_link), "--output link.txt: already exists")
@@ -401,6 +405,21 @@ def test_output_replaces_a_file_only_if_told_to_and_follows_a_link(trained, samp
     assert sample(*into_link, "--overwrite").status == 0
     assert Path("link.txt").is_symlink()
     assert Path("out.txt").read_text("utf-8") == sample(*into_link[:4]).out
+
+
+DOCUMENTS = {(): b"\n\n\xe2\x82\n", ("paragraph", "\n\n"): b"\n"}  # and how the text ends
+
+
+@pytest.mark.parametrize("documents", DOCUMENTS)
+def test_the_output_of_a_byte_model_is_its_bytes(workplace, sample, monkeypatch, documents):
+    tune = b"MThd\x00\xff\xc3\xa9\x90<\xe2\x82"
+    tokens = np.array([*tune, *b"\n\n\xe2\x82"])
+    monkeypatch.setattr("sample.stream", lambda *_: tokens[:, None])
+    write("m.st", ByteTokenizer(), *documents)
+    whole = tune + DOCUMENTS[documents]
+    assert sample("m.st", "--output", "a.mid").status == 0
+    assert Path("a.mid").read_bytes() == whole
+    assert sample("m.st").out == whole.decode(errors="replace")
 
 
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from gpt.checkpoint import CHECKPOINT_FORMAT, load_checkpoint
 from gpt.config import OptimConfig
 from gpt.evaluation import evaluate, window_batches
 from gpt.optim import lr_at
-from tests.conftest import board, last, needs, needs_compiler, one_line, summary
+from tests.conftest import board, from_here, last, needs, needs_compiler, one_line, summary
 from tests.faults import faults, processes
 from tests.model_files import nats_of
 from tests.reference.models import fill
@@ -34,7 +34,7 @@ def test_a_run_leaves_what_it_promises(train, monkeypatch):
     ended = train("name=first")
     run = Path("runs/first")
     assert (ended.status, ended.err) == (0, "")
-    assert ended.out == (run / "train.log").read_text()
+    assert ended.out == from_here((run / "train.log").read_text())
     assert os.listdir("runs") == ["first"]
     assert {"config.yaml", "checkpoints", "train.log", "summary.json"} <= set(os.listdir(run))
     names = {"best.safetensors", "last.ckpt", "last.safetensors", "previous.ckpt"}
@@ -157,7 +157,7 @@ def test_the_page_hparams_has_a_row_for_a_run(trained):
     start = HParamsPluginData.FromString(metadata.plugin_data.content).session_start_info
     assert start.hparams["model.dim"].number_value == 32
     assert start.hparams["optim.name"].string_value == "muon"
-    (loss,) = found.Scalars("best/val_loss")
+    (loss,) = found.Scalars("val/best_loss")
     assert loss.value == pytest.approx(summary("first")["val_loss"])
 
 

@@ -34,6 +34,8 @@ IGNORED = (  # the beginnings of warnings that do not concern the user, as regul
     "Your `IterableDataset` has `__len__` defined",
     # Batch k is a function of (seed, k), so the loader has no state to restore.
     "You're resuming from a checkpoint that ended before",
+    # A run that stopped early continues with callbacks=[], which it says itself.
+    "Be aware that when using `ckpt_path`, callbacks",
 )
 
 # what gloo and NCCL say when another process (rank) of the run has died or does not answer
@@ -91,7 +93,7 @@ def resume_hint(run: Run, *changes: str) -> str:
 
 
 class Signals:
-    """The signals that ask a run to stop: Ctrl-C, SIGTERM and SLURM's SIGUSR1.
+    """The signals that ask a run to stop: `slurm.STOPS`.
 
     While a run trains, the callback `Checkpoints` stops it after a step, which is saved. Before and
     after training there is nothing to save, so the signal itself raises `Stopped`.

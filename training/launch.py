@@ -8,6 +8,7 @@ from typing import Any
 
 from base import ranks
 from base.errors import InputError
+from base.jobs import slurm
 from base.jobs.run_directory import RUNS, Run
 from base.log import log
 from base.options import spell
@@ -100,7 +101,7 @@ def launch(devices: int, run: Run, naming: list[str]) -> int:
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
         max_restarts=0,
-        signals_to_handle="SIGINT,SIGTERM,SIGHUP,SIGQUIT,SIGUSR1",
+        signals_to_handle=",".join(stop.name for stop in slurm.STOPS),
         shutdown_timeout=SAVE_SECONDS,
     )
     try:

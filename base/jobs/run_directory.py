@@ -245,7 +245,9 @@ def find(name: str | None, need: str) -> Path:
     path = path_of(name)
     if not os.path.exists(path):  # `Path.exists` may raise
         names = [run.name for run in newest_first("config.yaml")]
-        raise InputError(f"{name}: no such {need}, nor a run in {RUNS}/{nearest(name, names)}")
+        raise InputError(
+            f"{name}: no such {need}, nor a run in {RUNS.resolve()}/{nearest(name, names)}"
+        )
     return _model_in(path) if need == "model" else _run_at(path, name)
 
 

@@ -7,9 +7,13 @@ import subprocess
 from base.errors import one_line
 from base.log import log
 
-# The signals that stop a run or a sweep. SLURM sends SIGUSR1 before the time limit of a job.
+# The signals that stop a run or a sweep. SLURM sends SIGUSR1 before the time limit of a job. When a
+# terminal closes it sends SIGHUP, which `nohup` has a program ignore.
 STOPS = tuple(
-    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGUSR1") if hasattr(signal, name)
+    getattr(signal, name)
+    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+    if hasattr(signal, name)
+    and (name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
 )
 
 

@@ -7,6 +7,7 @@ from unittest.mock import Mock
 
 import pytest
 
+from base import processes
 from base.command_line import main
 from base.errors import InputError, redacted
 from base.log import log, to_console, to_file
@@ -82,3 +83,10 @@ def test_no_log_line_has_a_password_or_a_byte_that_utf_8_cannot_write(tmp_path, 
         to_console()
     line = "to read all: 'data.path=https://***@a.org/caf\ufffd/**/*'\n"
     assert capsys.readouterr().out == path.read_text("utf-8") == line
+
+
+def test_a_printed_command_works_in_the_folder_in_which_it_is_printed(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "argv", [str(ROOT / "train.py")])
+    for folder, script in ((ROOT, "score.py"), (tmp_path, ROOT / "score.py")):
+        monkeypatch.chdir(folder)
+        assert processes.command("python", "score.py", "a b").endswith(f"python {script} 'a b'")

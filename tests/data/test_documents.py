@@ -258,7 +258,7 @@ FEW = {  # the content of a.txt, options, and of the refusal
     "an end mark in bytes": (
         "ab\x03" * 9 + "c" * 999 + "%",
         {"documents": "%", "tokenizer": "byte"},
-        "a.txt: contains",
+        r"a.txt: contains U\+0003, the end mark of documents; leave data.documents out$",
     ),
 }
 

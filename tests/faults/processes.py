@@ -29,7 +29,7 @@ from torch.distributed.elastic.multiprocessing.subprocess_handler import subproc
 import train as train_script
 from base import processes
 from base.jobs import run_lock
-from tests.conftest import ROOT, TINY, Ended, board, less_progress, tiny
+from tests.conftest import ROOT, TINY, Ended, board, from_here, less_progress, tiny
 from tests.faults import faults
 from training import results
 from training.callbacks import watch
@@ -113,7 +113,9 @@ class Process:
             raise AssertionError(f"did not end within {timeout} s: {self.wait()}")
         if self.ended is None:
             out, err = (file.read_text("utf-8", "replace") for file in self.files)
-            self.ended = Ended(self.process.exitcode, out, less_progress(err))
+            self.ended = Ended(
+                self.process.exitcode, from_here(out), from_here(less_progress(err))
+            )
             for file in self.files:
                 file.unlink()
         return self.ended

@@ -85,7 +85,7 @@ WRONG = {  # what is typed, and what is said of it
     "-m model.heads=2,3 model.dim=48,32": "model.heads=3: must divide model.dim=32",
     "-m data.batch=8,9 trainer.devices=2": "data.batch=9: must be a multiple of 2 devices",
     "-m seed=1,2 model.context=20,20000": "model.context", "-m seed=1,2 name=a/b": "must not contain a slash",
-    "-m seed=1,2 init_from=nothing": "nothing: no such model, nor a run in runs/",
+    "-m seed=1,2 init_from=nothing": "nothing: no such model, nor a run in /",
     "-m init_from=first model.dim=32,64": "cannot change model.dim=64 (the model has 32)",
     "-m seed=1,2 debug=fast": "debug: only works for one run", "-m seed=range(4,4)": "range(4,4): has no values",
     "-m seed=1,2 workers=1,2": "workers: must have one value",

@@ -2,7 +2,7 @@ import pytest
 
 from base.jobs.run_directory import Summary
 from gpt.config import ModelConfig
-from gpt.facts import facts, rounded
+from gpt.facts import duration, facts, rounded
 
 SUMMARY = Summary(
     val_loss=1.25, last_val_loss=1.3, best_step=40, parameters=812_288,
@@ -24,6 +24,12 @@ SUMMARY = Summary(
 )
 def test_large_numbers_are_written_in_full(number, digits, shown):
     assert rounded(number, digits) == shown
+
+
+def test_the_unit_of_a_duration():
+    durations = {0.4: "0 s", 59.4: "59 s", 59.5: "1:00 minutes", 3599.4: "59:59 minutes"}
+    durations[3599.5] = "1:00:00 hours"
+    assert [" ".join(duration(seconds)) for seconds in durations] == list(durations.values())
 
 
 def test_each_fact_of_a_run_is_a_sentence_without_folders():

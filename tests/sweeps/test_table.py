@@ -196,13 +196,20 @@ def test_runs_are_listed_with_the_newest_last(workplace, train):
     assert train("--runs", defaults=False).out == "no run in runs/ yet\n"
     runs = {
         "second": {"status": "finished", "steps": 1200, "val_loss": 0.92734, "text": "book.txt"},
-        "sweep/a\x1b": {"status": "diverged", "steps": 10, "val_loss": None, "text": None},
+        "sweep/a\x1b": {
+            "status": "diverged",
+            "steps": 10,
+            "val_loss": None,
+            "text": None,
+            "validations": {"5": 3.5, "9": 4.5, "10": None},
+        },
         "first": {"status": "running"},
     }
     for age, (name, content) in enumerate(runs.items()):
         file = make(Path("runs", name), {"summary.json": json.dumps(content)}) / "summary.json"
         os.utime(file, (10 - age, 10 - age))
     assert [line.split() for line in train("--runs", defaults=False).out.splitlines()] == [
-        ["name", "status", "steps", "loss", "mode", "text"], ["first", "killed"], ["sweep/a\ufffd", "diverged", "10"],
+        ["name", "status", "steps", "loss", "mode", "text"], ["first", "killed"],
+        ["sweep/a\ufffd", "diverged", "10", "3.5000"],
         ["second", "finished", "1200", "0.9273", "book.txt"],
     ]  # fmt: skip

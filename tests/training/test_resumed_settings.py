@@ -263,7 +263,6 @@ def resumable(tmp_path_factory):
     return folder
 
 
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.usefixtures("as_before")
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_setting_is_used(name, runs, resumable, train, workplace, monkeypatch):

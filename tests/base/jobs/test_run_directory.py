@@ -37,7 +37,7 @@ def runs(trained):
         ("runs/first", "other", "name=other: cannot be combined with resume=runs/first"),
         ("x" * 5000, None, "no such checkpoint"),
         ("loop", None, "resume=loop: no such checkpoint"),
-        ("runs/none", None, "no such checkpoint, nor a run in runs/"),
+        ("runs/none", None, "no such checkpoint, nor a run in /"),
         ("auto", "model", "name=model: has a model but no checkpoint"),
         ("auto", "lost", "has lost its config.yaml"),
         ("runs/sweep", None, "resume=runs/sweep/TRIAL for one trial"),

@@ -209,7 +209,6 @@ EARLY = [
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize(
     ("stopping", "validations"), [(["callbacks=stop_at"], 1), (EARLY, 2)], ids=["any", "early"]
 )
