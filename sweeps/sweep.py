@@ -300,7 +300,7 @@ def run_sweep(
             log.info(f"{label(trial)}: {trial.outcome} before")
     compared = compare()
     received: list[int] = []
-    for stop in slurm.STOPS:  # not restored: the process ends with the sweep
+    for stop in slurm.stops():  # not restored: the process ends with the sweep
         signal.signal(stop, lambda number, _: received.append(number))
     passed = 0  # number of signals that were passed on to the trials
     gpus = gpus_for(workers)

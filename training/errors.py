@@ -3,10 +3,12 @@
 import os
 import re
 import signal
+import stat
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from base import ranks
@@ -14,6 +16,7 @@ from base.errors import InputError, RunFailed, is_out_of_memory
 from base.jobs import slurm
 from base.jobs.run_directory import Run
 from base.log import log
+from base.progress import discard
 from conf.keys import train_command
 from gpt.config import OptimConfig
 
@@ -93,7 +96,7 @@ def resume_hint(run: Run, *changes: str) -> str:
 
 
 class Signals:
-    """The signals that ask a run to stop: `slurm.STOPS`.
+    """The signals that ask a run to stop: `slurm.stops`.
 
     While a run trains, the callback `Checkpoints` stops it after a step, which is saved. Before and
     after training there is nothing to save, so the signal itself raises `Stopped`.
@@ -105,9 +108,16 @@ class Signals:
 
     def catch(self) -> dict[int, Any]:
         """Install the handler, and return the previous handlers by signal."""
-        return {number: signal.signal(number, self._receive) for number in slurm.STOPS}
+        return {number: signal.signal(number, self._receive) for number in slurm.stops()}
 
     def _receive(self, number: int, frame: Any) -> None:
+        if number == getattr(
+            signal, "SIGHUP", 0
+        ):  # a terminal that has closed takes no more lines
+            for out in (sys.stdout, sys.stderr):
+                with suppress(OSError):  # in tests a stream may have no file descriptor
+                    if stat.S_ISCHR(os.fstat(out.fileno()).st_mode):
+                        discard(out)
         if not self.training:
             self.received = number
             raise Stopped(number)

@@ -7,14 +7,18 @@ import subprocess
 from base.errors import one_line
 from base.log import log
 
-# The signals that stop a run or a sweep. SLURM sends SIGUSR1 before the time limit of a job. When a
-# terminal closes it sends SIGHUP, which `nohup` has a program ignore.
-STOPS = tuple(
-    getattr(signal, name)
-    for name in ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-    if hasattr(signal, name)
-    and (name != "SIGHUP" or signal.getsignal(signal.SIGHUP) != signal.SIG_IGN)
-)
+
+def stops() -> list[signal.Signals]:
+    """Return the signals that stop a run or a sweep.
+
+    SLURM sends SIGUSR1 before the time limit of a job. A terminal that closes sends SIGHUP, which
+    `nohup` has a program ignore.
+    """
+    names = ["SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1"]
+    found = [getattr(signal, name) for name in names if hasattr(signal, name)]
+    return [
+        stop for stop in found if stop.name != "SIGHUP" or signal.getsignal(stop) != signal.SIG_IGN
+    ]
 
 
 def time_is_up(signal_number: int | None) -> bool:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -15,14 +17,16 @@ from gpt.checkpoint import is_finite, read_training_checkpoint
 from tests.base.test_progress import Terminal
 from tests.conftest import ROOT, needs_compiler, one_line, summary
 from tests.faults import faults
-from tests.faults.processes import LIMIT, MUON, TWO, Process, run, run_ranks, start, wait_for
+from tests.faults.processes import JOB, LIMIT, MUON, TWO, Process, run, run_ranks, start, wait_for
 from tests.faults.test_resume import assert_as_if_never_touched, assert_same_checkpoints
 
 CHECKPOINTS = Path("runs/cut/checkpoints")
 TERM = pytest.param(signal.SIGTERM, 19, marks=pytest.mark.promise)
 
 
-@pytest.mark.parametrize(("number", "step"), [(signal.SIGINT, 13), TERM, (signal.SIGUSR1, 20)])
+@pytest.mark.parametrize(
+    ("number", "step"), [(signal.SIGINT, 13), TERM, (signal.SIGUSR1, 20), (signal.SIGHUP, 16)]
+)
 def test_a_stop_finishes_the_step_and_saves(number, step, whole, workplace):
     ended = run("name=cut", *MUON, fault=(faults.at_step, step, number))
     name = signal.Signals(number).name
@@ -128,6 +132,36 @@ def test_a_terminal_shows_that_pytorch_loads_and_ctrl_c_ends_that_at_once(workpl
     assert terminal.process.returncode == 130, shown
     assert "Traceback" not in shown
     assert not Path("runs").exists()
+
+
+LONG = [
+    "name=cut",
+    *JOB,
+    "compile=false",
+    "trainer.max_steps=1000",
+    "trainer.val_check_interval=100",
+]
+
+
+def test_a_run_is_saved_when_its_terminal_closes(workplace):
+    terminal = Terminal(str(ROOT / "train.py"), *LONG)
+    terminal.until("validation loss")
+    os.close(terminal.ours)
+    terminal.process.send_signal(signal.SIGHUP)
+    assert terminal.process.wait(LIMIT) == 129
+    saved = torch.load("runs/cut/checkpoints/last.ckpt")["global_step"]
+    said = Path("runs/cut/train.log").read_text()
+    assert 100 <= saved < 1000 and f"stopped by SIGHUP after step {saved}; the newest" in said
+
+
+def test_with_nohup_a_run_goes_on(workplace):
+    command = ["nohup", sys.executable, str(ROOT / "train.py"), *LONG]
+    with open("night.out", "w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+    wait_for(Path("runs/cut/checkpoints/last.ckpt").exists)
+    process.send_signal(signal.SIGHUP)
+    assert process.wait(LIMIT) == 0
+    assert summary("cut")["steps"] == 1000
 
 
 def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace):
