@@ -151,7 +151,7 @@ def test_a_run_is_saved_when_its_terminal_closes(workplace):
     assert terminal.process.wait(LIMIT) == 129
     saved = torch.load("runs/cut/checkpoints/last.ckpt")["global_step"]
     said = Path("runs/cut/train.log").read_text()
-    assert 100 <= saved < 1000 and f"stopped by SIGHUP after step {saved}; the newest" in said
+    assert 30 <= saved < 300 and f"stopped by SIGHUP after step {saved}; the newest" in said
 
 
 def test_with_nohup_a_run_goes_on(workplace):
@@ -161,7 +161,7 @@ def test_with_nohup_a_run_goes_on(workplace):
     wait_for(Path("runs/cut/checkpoints/last.ckpt").exists)
     process.send_signal(signal.SIGHUP)
     assert process.wait(LIMIT) == 0
-    assert summary("cut")["steps"] == 1000
+    assert summary("cut")["steps"] == 300
 
 
 def test_ctrl_c_in_the_terminal_is_passed_on_to_both(workplace):
