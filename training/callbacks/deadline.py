@@ -119,6 +119,7 @@ class Deadline(L.Callback):
             why = f"the learning rate falls from step {step:,} on"
             if self._seconds_left() > 0 and self.cooldown < 1:
                 steps = math.ceil(step / (1 - self.cooldown))
+            self.steps_needed = math.inf  # from here on, only the time shortens the run
         trainer.fit_loop.epoch_loop.max_steps = steps  # which `trainer.max_steps` returns
         trainer.should_stop = steps == step
         # Only once, because validations at multiples of a later interval would be uneven. `_interval`

@@ -76,8 +76,7 @@ def choose_by_text(
     if is_short:
         usual = rules.steps_for(tokens, rules.share_of_steps(config, tokens))
         trainer = fill(trainer, max_steps=usual)
-        interval = rules.interval_for(trainer.max_steps, usual)
-        trainer = fill(trainer, val_check_interval=interval)
+        trainer = fill(trainer, val_check_interval=rules.interval_for(trainer.max_steps, usual))
     trainer = with_defaults(trainer)
     tokens_seen = trainer.max_steps * default.data.batch * model.context
     if is_short and config.model.dropout == "auto":
@@ -114,14 +113,13 @@ def describe_time(
 ) -> Iterator[str]:
     """Yield lines about what was chosen for the time limit, and why."""
     minutes = f"minutes    {config.minutes:g}"
-    step_seconds = budget.seconds / budget.steps_in_time
     seen = min(budget.tokens_needed, budget.tokens_in_time)
     if budget.tokens_needed <= budget.tokens_in_time:
-        training = budget.steps_needed * step_seconds / time_budget.TRAINING_SHARE
+        training = budget.steps_needed * budget.step_seconds / time_budget.TRAINING_SHARE
         time, unit = duration(processes.elapsed() + training)
         yield f"{minutes}: this model learns the text in about {time} {unit}"
     else:
-        yield f"{minutes}: a step takes about {rounded(1000 * step_seconds, 3)} ms here"
+        yield f"{minutes}: a step takes about {rounded(1000 * budget.step_seconds, 3)} ms here"
     if budget.limit:
         yield f"size       {chosen.model.dim} wide: {budget.limit}"
     if config.model.dropout == "auto" and chosen.model.dropout:

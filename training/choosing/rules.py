@@ -56,8 +56,7 @@ def share_of_steps(config: Config, tokens: int) -> float:
 
 def steps_for(tokens: int, share: float) -> int:
     """Return a `share` of the steps of a short text, a multiple of 10: they grow with the square root of U."""
-    scale = (tokens / SHORT_TEXT) ** 0.5
-    steps = TrainerConfig.max_steps * scale * share
+    steps = TrainerConfig.max_steps * share * (tokens / SHORT_TEXT) ** 0.5
     return max(1, round(steps / 10)) * 10
 
 

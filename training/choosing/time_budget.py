@@ -80,7 +80,7 @@ class Budget:
     config: Config  # without `auto`, except for the steps
     limit: str  # why the model is not larger; "" if its size is set
     why_compiled: str  # or why not
-    seconds: float  # of training
+    step_seconds: float
     tokens_in_time: float
     tokens_needed: float  # more would not lower the loss
 
@@ -110,18 +110,17 @@ def fit(config: Config, default: Config, text: Text, machine: Machine) -> Budget
     token_seconds = step_seconds / tokens_of_step(default)
     seconds = TRAINING_SHARE * (ends_at - processes.elapsed())
 
-    needed = tokens_needed(config, model, tokens)
-    training_seconds = min(seconds, needed * token_seconds)
+    training_seconds = min(seconds, tokens_needed(config, model, tokens) * token_seconds)
     compiled, why_compiled = hardware.choose_compile(default, machine, training_seconds)
     if compiled == "true":
         seconds -= hardware.compiling_seconds(default, machine)
         token_seconds *= hardware.compiled_fraction(default, machine)
-    in_time = max(1.0, seconds / token_seconds)
 
     limit = ""
     if config.model.layers == config.model.heads == config.model.dim == "auto":
-        model, limit = largest_model(default, text, machine, in_time)
-        in_time /= relative_seconds(model, default.model, text)
+        model, limit = largest_model(default, text, machine, seconds / token_seconds)
+        token_seconds *= relative_seconds(model, default.model, text)
+    in_time = max(1.0, seconds / token_seconds)
     if config.model.dropout == "auto" and config.data.overfit is None:
         model = replace(model, dropout=rules.dropout_for(model, tokens, in_time))
     needed = tokens_needed(config, model, tokens)
@@ -130,7 +129,9 @@ def fit(config: Config, default: Config, text: Text, machine: Machine) -> Budget
     if config.data.batch == "auto" and is_long and seen <= rules.FEW_EPOCHS * tokens:
         data = replace(data, batch=2 * data.batch)
     chosen = replace(default, model=model, data=data, compile=compiled)
-    return Budget(chosen, limit, why_compiled, seconds, in_time, needed)
+    return Budget(
+        chosen, limit, why_compiled, token_seconds * tokens_of_step(chosen), in_time, needed
+    )
 
 
 def largest_model(
