@@ -1,3 +1,4 @@
+import csv
 import json
 import subprocess
 import sys
@@ -63,6 +64,24 @@ def test_the_estimate_is_near_the_peak_of_a_step():
             shape,
             peak,
         )
+
+
+def test_the_estimate_is_near_each_measured_peak():
+    with open(ROOT / "docs/experiments/memory.csv", newline="") as file:
+        rows = list(csv.DictReader(file))
+    precisions = {"fp32": "32-true", "bf16": "bf16-mixed"}
+    compiled = {"no": "false", "yes": "true"}
+    for row in rows:
+        shape = (
+            "model.layers={layers} model.dim={width} model.heads={heads} model.context={context} "
+        )
+        shape += (
+            f"trainer.precision={precisions[row['precision']]} compile={compiled[row['compiled']]}"
+        )
+        config = compose(settings(shape.format(**row)))
+        *_, peak = row.values()
+        estimate = int(row["batch"]) * memory.step_memory(config, 65, "cpu") / 2**20
+        assert 1 / 1.3 < estimate / int(peak) < 1.3, (row, estimate)
 
 
 CONFIG = compose(settings(""))
