@@ -76,11 +76,9 @@ class Clock:
 )
 def test_the_steps_are_chosen_once_and_fill_the_time(monkeypatch, cooldown, evaluated):
     clock = Clock(monkeypatch, 1.0, cooldown, evaluated=evaluated)
-    assert 57 < clock.train(lambda _: 0.1) <= 60.5
+    assert 59 < clock.train(lambda _: 0.1) <= 60.5
     (steps,) = clock.chosen
-    at_end = SECONDS_PER_TOKEN * clock.tokens_at_end
-    training = 60 - END_SECONDS - at_end - 0.2 * len(clock.validated)
-    assert steps == clock.global_step == pytest.approx(training / 0.1, abs=5)
+    assert steps == clock.global_step
     assert clock.chosen_at == [pytest.approx((1 - cooldown) * steps, abs=1)]
     sizes = [len(value) for value in vars(clock.callback).values() if isinstance(value, Sized)]
     assert max(sizes) <= 2, "the times of single steps are not kept"
@@ -93,7 +91,7 @@ def test_validations_are_as_many_as_five_percent_of_the_time_allows(
     minutes, step_seconds, expected, monkeypatch
 ):
     clock = Clock(monkeypatch, minutes, 0.5)
-    clock.train(lambda _: step_seconds)
+    assert clock.train(lambda _: step_seconds) <= 60 * minutes + 0.5
     (steps,) = clock.chosen
     assert abs(len(clock.validated) - expected) <= 2
     assert 0.2 * len(clock.validated) < 0.06 * 60 * minutes
@@ -110,8 +108,6 @@ def test_a_run_ends_when_the_text_is_learned_or_with_its_time(monkeypatch, steps
     assert clock.chosen == [steps] and clock.global_step == steps
     most = 0.05 * (steps * 0.1) / 0.2  # five per cent of the time
     assert len(clock.validated) == pytest.approx(most, abs=3)
-    slower = Clock(monkeypatch, 1.0, 0.5, steps_needed=400)
-    assert slower.train(lambda _: 0.2) < 61 and slower.global_step < 400
 
 
 @pytest.mark.parametrize("begins", [12, 27, 33, 48])
@@ -150,6 +146,14 @@ SMALL = (
 ).split()
 
 
+def assert_as_with_steps(train):
+    """The run runs/timed has come to the weights of a run whose number of steps was set."""
+    given = repeating(read_config(Path("runs/timed")))
+    again = train("name=steps", *given, "callbacks=[]", "model.dropout=0", defaults=False)
+    assert again.status == 0, again
+    assert_same_weights("timed", "steps")
+
+
 @pytest.mark.promise
 @pytest.mark.slow
 def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train, monkeypatch):
@@ -169,11 +173,7 @@ def test_a_run_ends_in_its_time_with_the_weights_of_as_many_steps(train, monkeyp
     )
     assert summary("timed")["steps"] == steps == int(said.replace(",", "")) > 100
     assert 3 < ended.out.count("validation loss") < 15, "at equal times"
-    again = train(
-        "name=steps", *repeating(config), "callbacks=[]", "model.dropout=0", defaults=False
-    )
-    assert again.status == 0, again
-    assert_same_weights("timed", "steps")
+    assert_as_with_steps(train)
     assert "is finished" in train("resume=timed", defaults=False).out
 
 
@@ -195,11 +195,7 @@ def test_a_run_that_is_stopped_after_the_choice_keeps_its_steps(train, monkeypat
     assert last("timed")["global_step"] < steps
     assert train("resume=timed", defaults=False).status == 0
     assert summary("timed")["steps"] == read_config(Path("runs/timed")).trainer.max_steps == steps
-    again = train(
-        "name=steps", *repeating(config), "callbacks=[]", "model.dropout=0", defaults=False
-    )
-    assert again.status == 0, again
-    assert_same_weights("timed", "steps")
+    assert_as_with_steps(train)
 
 
 class StopAt(L.Callback):

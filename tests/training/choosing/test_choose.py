@@ -58,13 +58,12 @@ def test_what_a_short_text_gets(row):
     ] == expected  # fmt: skip
 
 
-@pytest.mark.parametrize("steps", [1_000, 4_000, 100_000])
-def test_all_ranks_choose_alike(steps):
+def test_all_ranks_choose_alike():
     """However slow their machines are."""
-    machines = [Machine("cpu", 2, import_seconds=seconds) for seconds in (1.0, 7.0, 40.0)]
-    given = ("trainer.devices=2", f"trainer.max_steps={steps}", "trainer.precision=32-true")
-    first, *others = (chosen(10**9, *given, machine=machine) for machine in machines)
-    assert others == [first, first]
+    machines = [Machine("cpu", 2, import_seconds=seconds) for seconds in (1.0, 40.0)]
+    given = ("trainer.devices=2", "trainer.max_steps=4000", "trainer.precision=32-true")
+    first, second = (chosen(10**9, *given, machine=machine) for machine in machines)
+    assert first == second
 
 
 @pytest.mark.parametrize(("machine", "named"), [
