@@ -92,8 +92,20 @@ _BEGUN = time.perf_counter(), _used_elsewhere()
 
 
 def busy_cores() -> float:
-    """Return how many of our cores other processes have used since this process began (on Linux, otherwise 0)."""
-    return max(0.0, (_used_elsewhere() - _BEGUN[1]) / (time.perf_counter() - _BEGUN[0]))
+    """Return how many of our cores other processes use (on Linux, otherwise 0).
+
+    If they were busy since this process began, another second shows whether they still are.
+    """
+    busy = _busy_since(*_BEGUN)
+    if busy < 0.5:
+        return busy
+    now = time.perf_counter(), _used_elsewhere()
+    time.sleep(1)
+    return _busy_since(*now)
+
+
+def _busy_since(began: float, used: float) -> float:
+    return max(0.0, (_used_elsewhere() - used) / (time.perf_counter() - began))
 
 
 def limit_spinning() -> None:

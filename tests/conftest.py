@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import sys
+import sysconfig
 import tempfile
 import time
 import uuid
@@ -140,10 +141,11 @@ def needs(*packages, extra="export"):
 
 
 def needs_compiler():
-    from training.choosing.hardware import missing_to_compile
-
-    if lacking := missing_to_compile():
-        missing(f"{lacking}, to compile")
+    compiler = os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        missing(f"no C++ compiler {compiler}")
+    if not Path(sysconfig.get_path("include"), "Python.h").exists():
+        missing("no Python.h")
 
 
 @pytest.hookimpl(trylast=True)

@@ -2,6 +2,7 @@
 
 import pkgutil
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
@@ -22,9 +23,9 @@ from training.callbacks.deadline import Deadline
 from training.callbacks.display import Display
 from training.callbacks.metrics import Metrics
 from training.callbacks.watch import Watch
-from training.choosing.hardware import compiled_marker
+from training.choosing.choose import AS_CONFIGURED
 from training.errors import Signals
-from training.module import LitGPT
+from training.module import LitGPT, conditions
 from training.profiler import StepProfiler
 from training.resume import ResumePoint
 
@@ -122,10 +123,14 @@ def instantiate(group: str, plugins: Mapping[str, Mapping[str, Any]], **more: An
     return instances
 
 
-def compile_step(module: LitGPT, trainer: L.Trainer) -> None:
-    """Compile the training step of `module` with torch.compile unless `compile=false`."""
-    if module.config.compile == "false":
-        return
+def compile_step(module: LitGPT, trainer: L.Trainer, asked: str, why: str) -> str:
+    """Compile the training step of `module` unless `compile=false`, and return what was done, and why.
+
+    If `auto` was `asked` for and compiling fails, the run goes on without it.
+    """
+    config = module.config
+    if config.compile == "false":
+        return f"not compiled ({why or AS_CONFIGURED})"
     device = trainer.strategy.root_device
     # so that a compiled run draws the same random numbers
     same_random = torch.random.fork_rng([device.index] if device.type == "cuda" else [])
@@ -134,15 +139,15 @@ def compile_step(module: LitGPT, trainer: L.Trainer) -> None:
             # as `fit` does later
             trainer.precision_plugin.convert_module(module).to(device)
             with trainer.precision_plugin.train_step_context():
-                module.compile_training_step(module.config.data.rows(module.machine.devices))
-        # so that later runs know that the compiled code is in the cache
-        marker = compiled_marker(module.config, module.machine)
-        marker.parent.mkdir(parents=True, exist_ok=True)
-        marker.touch()
+                module.compile_training_step(config.data.rows(module.machine.devices))
     except (OSError, RuntimeError) as error:
         if is_out_of_memory(error):
             raise
-        what = one_line(error)[:200]
-        raise InputError(
-            f"compiling failed ({type(error).__name__}: {what}); use compile=false"
-        ) from error
+        what = f"compiling failed ({type(error).__name__}: {one_line(error)[:200]})"
+        if asked == "true":
+            raise InputError(f"compile=true: {what}; use compile=false") from error
+        module.zero_grad()
+        module.config = replace(config, compile="false")
+        module.conditions = conditions(module.config, module.text, module.machine)
+        return f"not compiled, because {what}"
+    return f"compiled ({why or AS_CONFIGURED})"

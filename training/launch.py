@@ -15,7 +15,7 @@ from base.options import spell
 from base.progress import Progress
 from conf.schema import Config
 from training.errors import resume_hint
-from training.machine import choose_accelerator, choose_devices, look, number_of
+from training.machine import choose_accelerator, choose_devices, number_of, visible_gpus
 
 SAVE_SECONDS = 120  # seconds for the ranks to save and end after a signal, before they are killed
 
@@ -44,12 +44,12 @@ def check_launch(config: Config) -> int:
         way = "use trainer.devices=1, or trainer.max_steps=N instead of minutes"
         raise InputError(f"minutes={config.minutes:g}: needs one device; {way}")
     is_to_launch = devices > 1 and not launched
-    # Otherwise `find_machine` checks them later, because `look` loads PyTorch, which takes seconds.
+    # Otherwise `find_machine` checks them later, because looking loads PyTorch, which takes seconds.
     if is_to_launch or trainer.accelerator not in ("auto", "cpu"):
         with Progress("loading PyTorch", patience=0):
-            hardware = look()
-        device, _ = choose_accelerator(trainer.accelerator, hardware)  # raises if there is none
-        choose_devices(trainer.devices, device, len(hardware.gpus))  # raises if there are fewer
+            gpus = len(visible_gpus())
+        device, _ = choose_accelerator(trainer.accelerator, gpus)  # raises if there is none
+        choose_devices(trainer.devices, device, gpus)  # raises if there are fewer
     config.data.rows(devices)  # raises if the batch cannot be shared out
     return devices if is_to_launch else 0
 

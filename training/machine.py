@@ -1,7 +1,6 @@
 """Find the devices of this machine, and decide which of them a run uses. Loads torch only when it looks for them."""
 
 import os
-import shutil
 import subprocess
 from dataclasses import dataclass
 
@@ -11,38 +10,13 @@ from base.options import spell
 from base.progress import count
 from conf.schema import Config
 
-PAGE = "docs/cluster.md says what to install"
-# The oldest driver for a version of CUDA. Source: NVIDIA's CUDA toolkit release notes, table
-# "minor version compatibility".
-OLDEST_DRIVER = {"12": 525, "13": 580}
-# the compute capability from which a GPU multiplies in bf16; torch emulates it below
-BF16_FROM = (8, 0)
-
 
 @dataclass(frozen=True)
 class Gpu:
     """What CUDA says about a GPU."""
 
     name: str  # such as Tesla T4
-    capability: tuple[int, int]  # its compute capability, such as (7, 5)
-
-    @property
-    def has_bf16(self) -> bool:
-        return self.capability >= BF16_FROM
-
-
-@dataclass(frozen=True)
-class Hardware:
-    """What PyTorch and the system say about the accelerators of this machine."""
-
-    gpus: tuple[Gpu, ...] = ()  # those that CUDA sees
-    # for which this build of PyTorch has kernels, such as sm_80
-    architectures: tuple[str, ...] = ()
-    pytorch: str = ""  # version of PyTorch, such as 2.13.0+cpu
-    cuda: str | None = None  # version of CUDA with which PyTorch was built
-    # version of the NVIDIA driver, if CUDA sees no GPU although one is there
-    driver: str | None = None
-    has_mps: bool = False  # whether this is a Mac with Apple's GPU
+    has_bf16: bool  # whether it multiplies in bf16, which torch emulates on older ones
 
 
 @dataclass(frozen=True)
@@ -70,109 +44,54 @@ def number_of(devices: int | str | list[int]) -> int:
     return 1 if devices == "auto" else int(devices)
 
 
-def look() -> Hardware:
-    """Return what this machine has. It is torch that looks, so the first call loads it."""
+def visible_gpus() -> list[Gpu]:
+    """Return the GPUs that CUDA sees. The first call loads torch."""
     import torch
 
-    num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    names = [torch.cuda.get_device_name(index) for index in range(num_gpus)]
-    capabilities = [torch.cuda.get_device_capability(index) for index in range(num_gpus)]
-    return Hardware(
-        gpus=tuple(map(Gpu, names, capabilities)),
-        architectures=tuple(torch.cuda.get_arch_list()) if num_gpus else (),
-        pytorch=torch.__version__,
-        cuda=torch.version.cuda,
-        driver=None if num_gpus else nvidia_driver(),
-        has_mps=torch.backends.mps.is_available(),
-    )
+    number = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    return [
+        Gpu(torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index) >= (8, 0))
+        for index in range(number)
+    ]
 
 
-def nvidia_driver() -> str | None:
-    """Return the version of the NVIDIA driver, or None if no NVIDIA GPU is there or all are hidden on purpose."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or not shutil.which("nvidia-smi"):
-        return None
-    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+def has_nvidia_gpu() -> bool:
+    """Return whether nvidia-smi finds a GPU, unless the user has hidden all of them."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return False
     try:
-        answer = subprocess.run(
-            command, capture_output=True, text=True, check=True, timeout=20
-        ).stdout
+        found = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=20)
     except (OSError, subprocess.SubprocessError):
-        return None
-    version = answer.partition("\n")[0].strip()
-    return version if version[:1].isdecimal() else None  # it may be a message instead
+        return False
+    return found.stdout.startswith("GPU ")
 
 
-def has_kernels(capability: tuple[int, int], architectures: tuple[str, ...]) -> bool:
-    """Return whether a GPU runs one of the kernels of a build of PyTorch.
+def why_unusable() -> str:
+    """Return what torch says if an operation on the GPU fails, and the page that helps, or "" if it works."""
+    import torch
 
-    Machine code (`sm_80`) runs on GPUs of the same major version, PTX (`compute_80`) on all later
-    ones.
-    """
-    versions = _versions(architectures)
-    if not versions:
-        return True  # AMD's GPUs have other names
-    for kind, major, minor in versions:
-        if kind == "sm" and major == capability[0] and minor <= capability[1]:
-            return True
-        if kind == "compute" and (major, minor) <= capability:
-            return True
-    return False
+    try:
+        torch.ones(1, device="cuda").item()
+    except (AssertionError, RuntimeError) as error:
+        first = str(error).partition("\n")[0]
+        return f"{first}; docs/cluster.md says what to install"
+    return ""
 
 
-def _versions(architectures: tuple[str, ...]) -> list[tuple[str, int, int]]:
-    versions = []
-    for architecture in architectures:
-        # sm_90a -> ("sm", 9, 0)
-        kind, _, digits = architecture.rstrip("af").partition("_")
-        if kind in ("sm", "compute") and digits.isdecimal():
-            versions.append((kind, int(digits) // 10, int(digits) % 10))
-    return versions
-
-
-def why_unusable(hardware: Hardware) -> str:
-    """Return a line about a GPU that this PyTorch cannot use, or "" if there is none."""
-    if hardware.gpus:
-        gpu = hardware.gpus[0]
-        if has_kernels(gpu.capability, hardware.architectures):
-            return ""
-        major, minor = gpu.capability
-        versions = sorted((major, minor) for _, major, minor in _versions(hardware.architectures))
-        low, low_minor = versions[0]
-        high, high_minor = versions[-1]
-        kernels = (
-            f"PyTorch {hardware.pytorch} has kernels for {low}.{low_minor} to {high}.{high_minor}"
-        )
-        return f"{gpu.name} has compute capability {major}.{minor}, but {kernels}; {PAGE}"
-    if hardware.driver is None:
-        return ""
-    if hardware.cuda is None:
-        there = f"there is a GPU of NVIDIA (driver {hardware.driver})"
-        return f"{there}, but PyTorch {hardware.pytorch} was built without CUDA; {PAGE}"
-    built = f"PyTorch {hardware.pytorch}, which was built for CUDA {hardware.cuda}"
-    oldest = OLDEST_DRIVER.get(hardware.cuda.partition(".")[0], 0)
-    if int(hardware.driver.partition(".")[0]) < oldest:
-        return (
-            f"NVIDIA's driver {hardware.driver} is too old for {built} and needs {oldest}; {PAGE}"
-        )
-    return f"CUDA does not start with NVIDIA's driver {hardware.driver} and {built}; {PAGE}"
-
-
-def choose_accelerator(accelerator: str, hardware: Hardware) -> tuple[str, str]:
+def choose_accelerator(accelerator: str, gpus: int) -> tuple[str, str]:
     """Return the kind of device that `trainer.accelerator` selects (cuda, mps or cpu), and a note about it."""
-    problem = why_unusable(hardware)
-    has_cuda = bool(hardware.gpus) and not problem
-    untried = "Apple's GPU (MPS) is untried; trainer.accelerator=cpu is tested"
-    if accelerator == "auto":
-        return ("cuda", "") if has_cuda else ("cpu", problem)
     if accelerator == "cpu":
         return "cpu", ""
-    if accelerator in ("gpu", "cuda") and has_cuda:
+    if gpus and accelerator != "mps":
         return "cuda", ""
-    if accelerator in ("gpu", "mps") and hardware.has_mps:
-        return "mps", untried
-    present = ["cuda"] * has_cuda + ["mps"] * hardware.has_mps + ["cpu"]
-    reason = problem or f"this machine has only {', '.join(present)}"
-    raise InputError(f"trainer.accelerator={accelerator}: {reason}")
+    problem = why_unusable() if has_nvidia_gpu() else ""
+    if accelerator == "auto":
+        return "cpu", problem
+    import torch
+
+    if accelerator in ("gpu", "mps") and torch.backends.mps.is_available():
+        return "mps", "Apple's GPU (MPS) is untried; trainer.accelerator=cpu is tested"
+    raise InputError(f"trainer.accelerator={accelerator}: {problem or 'this machine has none'}")
 
 
 def choose_devices(devices: int | str | list[int], device: str, present: int) -> int | list[int]:
@@ -205,9 +124,10 @@ def choose_devices(devices: int | str | list[int], device: str, present: int) ->
 
 def find_machine(config: Config, import_seconds: float) -> Machine:
     """Return the devices that the run uses, and make this process use its own GPU."""
-    hardware = look()
-    device, note = choose_accelerator(config.trainer.accelerator, hardware)
-    local = choose_devices(config.trainer.devices, device, len(hardware.gpus))
+    accelerator = config.trainer.accelerator
+    gpus = visible_gpus()
+    device, note = choose_accelerator(accelerator, len(gpus))
+    local = choose_devices(config.trainer.devices, device, len(gpus))
     launched = ranks.launched()  # (ranks on this machine, machines), or None
     nodes = launched[1] if launched else 1
     gpu = None
@@ -215,19 +135,13 @@ def find_machine(config: Config, import_seconds: float) -> Machine:
         import torch
 
         index = local[ranks.local_rank()] if isinstance(local, list) else ranks.local_rank()
-        gpu = hardware.gpus[index]
+        gpu = gpus[index]
         # before anything asks for memory: each context on GPU 0 costs 0.5 GB there
         torch.cuda.set_device(index)
-    return Machine(device, local, nodes, gpu, len(hardware.gpus), note, import_seconds)
-
-
-def describe(machine: Machine, config: Config) -> str:
-    """Return the kind of device for the log, and the setting that would use all GPUs, if the run accepts it."""
-    if machine.device != "cuda" or machine.gpus == 1:
-        return machine.device
-    used = f"{number_of(machine.local)} of {machine.gpus} GPUs"
-    can_share = config.data.batch % (machine.gpus * (config.data.micro_batch or 1)) == 0
-    is_free = config.trainer.devices == "auto" and config.minutes is None and not ranks.launched()
-    if is_free and can_share:
-        used += f"; trainer.devices={machine.gpus} uses all"
-    return f"cuda ({used})"
+        note = why_unusable()
+        if note and accelerator != "auto":
+            raise InputError(f"trainer.accelerator={accelerator}: {note}")
+        if note:
+            gpu, gpus, device = None, [], "cpu"
+            local = choose_devices(config.trainer.devices, device, 0)
+    return Machine(device, local, nodes, gpu, len(gpus), note, import_seconds)

@@ -150,9 +150,14 @@ def write_results(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
 
     `contents` is the last checkpoint. Raises `Diverged` at the end if the losses show it.
     """
-    config = module.config
     text = module.text
     history = History.of(contents["history"])
+    if (
+        module.config.trainer.max_steps == "auto"
+    ):  # another callback ended the run before the choice
+        module.config = ended_by_callback(module.config, contents["global_step"], history)
+        write_text(run.config, to_yaml(module.config))
+    config = module.config
     tokens_seen = contents["global_step"] * config.data.batch * config.model.context
     evaluated = num_evaluated(len(text.validation), tokens_seen, config.data.val_tokens)
     best, last = evaluate_models(run, module, contents, evaluated)

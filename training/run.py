@@ -107,11 +107,12 @@ def train(
         notes += choice.notes
     display, callbacks = build_callbacks(run, module, point, choice.steps_needed, signals)
     trainer = build_trainer(run, module, point, callbacks)
-    compile_step(module, trainer)
+    compiling = compile_step(module, trainer, config.compile, choice.why_compiled)
     if ranks.rank() == 0:
         open_directory(run, module.config, text, arguments, resumed, trainer.loggers)
         parameters = module.net.num_parameters()
-        introduce(run, module.config, text, choice.machine, parameters, notes)
+        machine_line = f"{choice.machine}, {compiling}"
+        introduce(run, module.config, text, machine_line, parameters, notes)
     data = TextDataModule(text, module.config.data, module.config.model.context, config.seed)
     with results.recording(run, module):
         display.show("setting up" if machine.devices == 1 else "waiting for the other processes")

@@ -1,8 +1,8 @@
-"""Machines that people have, pretended, and what a run does on each."""
+"""On pretended machines: which devices a run uses, and what it says of each."""
 
 import subprocess
 import time
-from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,82 +11,99 @@ from base import processes
 from base.errors import InputError, is_out_of_memory
 from tests.conf.test_defaults import compose
 from tests.conftest import refusal
-from tests.training.choosing.test_choose import a_text
+from tests.training.choosing.test_time_budget import a_text
 from training import launch, machine
 from training.begin import compose_resumed
 from training.choosing import hardware, time_budget
-from training.choosing.choose import choose, with_constants
-from training.choosing.time_budget import SHORT_TEXT
+from training.choosing.choose import choose
+from training.choosing.rules import SHORT_TEXT
 from training.launch import _may_differ
-from training.machine import (
-    Gpu,
-    Hardware,
-    Machine,
-    choose_accelerator,
-    choose_devices,
-    has_kernels,
-)
+from training.machine import Gpu, Machine, choose_accelerator, choose_devices
 from training.resume import is_other_gpu
 
-CUDA_13 = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120", "compute_120")  # of torch 2.13
-T4, H200 = Gpu("Tesla T4", (7, 5)), Gpu("NVIDIA H200", (9, 0))
-GPU_BUILD = {"architectures": CUDA_13, "pytorch": "2.13.0+cu130", "cuda": "13.0"}
-CPU_BUILD = {"pytorch": "2.13.0+cpu"}
+T4 = Gpu("Tesla T4", False)
+H200 = Gpu("NVIDIA H200", True)
+OLD_DRIVER = RuntimeError("The NVIDIA driver is too old (found version 12040).\nUpdate it")
+NO_KERNEL = RuntimeError("CUDA error: no kernel image is available\nCUDA kernel errors might")
+CPU_BUILD = AssertionError("Torch not compiled with CUDA enabled")
 
-# What is there; then the device, what the line about the machine begins with, and what the run says
-# of a GPU that it cannot use.
+# The GPUs that CUDA sees, the number that nvidia-smi finds, and the error of an operation; then what
+# the line about the machine begins with.
 MACHINES = {
-    "a CPU": (Hardware(**CPU_BUILD), "cpu", "cpu, ", ""),
-    "one H200": (Hardware((H200,), **GPU_BUILD), "cuda", "cuda, bf16-mixed (the GPU has bf16)", ""),
-    "two T4s": (Hardware((T4, T4), **GPU_BUILD), "cuda",
-                "cuda (1 of 2 GPUs; trainer.devices=2 uses all), 32-true (the GPU has no bf16)", ""),
-    "three GPUs": (Hardware((T4,) * 3, **GPU_BUILD), "cuda", "cuda (1 of 3 GPUs), 32", ""),
-    "a P100": (Hardware((Gpu("Tesla P100", (6, 0)),), **GPU_BUILD), "cpu", "cpu, ",
-               "Tesla P100 has compute capability 6.0, but PyTorch 2.13.0+cu130 has kernels for 7.5 to 12.0"),
-    "a CPU build": (Hardware(driver="550.54", **CPU_BUILD), "cpu", "cpu, ",
-                    "there is a GPU of NVIDIA (driver 550.54), but PyTorch 2.13.0+cpu was built without CUDA; "),
-    "an old driver": (Hardware(driver="550.54", **GPU_BUILD), "cpu", "cpu, ",
-                      "NVIDIA's driver 550.54 is too old for PyTorch 2.13.0+cu130, which was built for CUDA 13.0"),
+    "a CPU": ([], 0, CPU_BUILD, "cpu, "),
+    "one H200": ([H200], 1, None, "cuda, bf16-mixed (the GPU has bf16)"),
+    "two T4s": ([T4] * 2, 2, None,
+                "cuda (1 of 2 GPUs: trainer.devices), 32-true (the GPU has no bf16)"),
+    "a GPU too old for PyTorch": ([T4], 1, NO_KERNEL, "cpu, "),
+    "a CPU build": ([], 1, CPU_BUILD, "cpu, "),
+    "an old driver": ([], 1, OLD_DRIVER, "cpu, "),
 }  # fmt: skip
 
 
+@pytest.fixture
+def pretend(monkeypatch):
+    """Pretends a machine: the GPUs that CUDA sees, the number that nvidia-smi finds, the error of an operation."""
+
+    def pretend(gpus, number, error=None):
+        answer = SimpleNamespace(stdout="GPU 0: a name (UUID: GPU-1)\n" * number)
+
+        def operation(*shape, device=None, **named):
+            if device == "cuda" and error:
+                raise error
+            return ones(*shape, **named)
+
+        monkeypatch.setattr(machine, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(launch, "visible_gpus", lambda: gpus)
+        monkeypatch.setattr(subprocess, "run", lambda *_, **__: answer)
+        monkeypatch.setattr(torch, "ones", operation)
+        monkeypatch.setattr(torch.cuda, "set_device", used.append)
+        monkeypatch.setattr(hardware, "available", lambda _: 16 * 2**30)
+        return used
+
+    used, ones = [], torch.ones
+    return pretend
+
+
 @pytest.mark.parametrize("name", MACHINES)
-def test_what_the_first_command_does_on_a_machine(name, monkeypatch):
-    there, device, line, note = MACHINES[name]
-    monkeypatch.setattr(machine, "look", lambda: there)
-    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
-    monkeypatch.setattr(hardware, "available", lambda device: 16 * 2**30)
+def test_what_the_first_command_does_on_a_machine(name, monkeypatch, pretend):
+    gpus, number, error, line = MACHINES[name]
+    pretend(gpus, number, error)
     config = compose(["threads=1"])
-    found = machine.find_machine(config, 1.0)
-    choice = choose(config, a_text(SHORT_TEXT), found)
-    assert (found.device, found.devices, found.local) == (device, 1, 1)
-    assert choice.machine.startswith(line)
-    assert found.note.startswith(note) and bool(found.note) is bool(note)
+    used = machine.find_machine(config, 1.0)
+    choice = choose(config, a_text(SHORT_TEXT), used)
+    assert line.startswith(used.device) and choice.machine.startswith(line)
+    assert used.devices == used.local == 1
     trainer = choice.config.trainer
     assert trainer.devices == trainer.num_nodes == trainer.accelerator == "auto", (
         "resuming elsewhere decides anew"
     )
-    if note:
-        said = refusal(InputError, choose_accelerator, "gpu", there)
-        assert said.startswith(f"trainer.accelerator=gpu: {note}")
+    note = ""
+    if number and error:
+        first, *_ = str(error).splitlines()
+        note = f"{first}; docs/cluster.md says what to install"
+    assert used.note == note
+    if used.device == "cpu":
+        said = refusal(InputError, machine.find_machine, compose(["trainer.accelerator=gpu"]), 1.0)
+        assert said == f"trainer.accelerator=gpu: {note or 'this machine has none'}"
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        pretend([], number, error)
+        assert machine.find_machine(config, 1.0).note == "", "the GPUs are hidden"
 
 
-def test_apple_s_gpu_is_used_only_if_asked_for():
-    device, note = choose_accelerator("mps", Hardware(has_mps=True))
+def test_a_run_says_why_it_uses_no_gpu(pretend, train):
+    pretend([], 1, OLD_DRIVER)
+    ended = train("trainer.accelerator=auto", "trainer.max_steps=1", "trainer.precision=32-true")
+    assert ended.status == 0, ended
+    assert "\nGPU        The NVIDIA driver is too old (found version 12040).; docs/" in ended.out
+
+
+def test_apple_s_gpu_is_used_only_if_asked_for(pretend, monkeypatch):
+    pretend([], 0, CPU_BUILD)
+    assert refusal(InputError, choose_accelerator, "mps", 0).endswith("this machine has none")
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    device, note = choose_accelerator("mps", 0)
     assert device == "mps" and "untried" in note
-    assert choose_accelerator("auto", Hardware(has_mps=True)) == ("cpu", "")
-    assert refusal(InputError, choose_accelerator, "mps", Hardware()).endswith(
-        "this machine has only cpu"
-    )
-
-
-@pytest.mark.parametrize(("capability", "architectures", "runs"), [
-    ((7, 5), CUDA_13, True), ((8, 9), CUDA_13, True), ((6, 0), CUDA_13, False), ((7, 0), CUDA_13, False),
-    ((9, 0), ("sm_90a",), True), ((12, 1), CUDA_13, True), ((13, 0), CUDA_13, True), ((10, 3), ("sm_90",), False),
-    ((9, 4), ("gfx942",), True),
-])  # fmt: skip
-def test_which_gpus_a_build_has_kernels_for(capability, architectures, runs):
-    assert has_kernels(capability, architectures) is runs
+    assert choose_accelerator("auto", 0) == ("cpu", "")
 
 
 # trainer.devices, device, GPUs, and what is used or said
@@ -106,10 +123,8 @@ def test_which_devices_a_run_uses(devices, device, gpus, expected):
         assert choose_devices(devices, device, gpus) == expected
 
 
-def test_each_rank_uses_its_own_gpu(monkeypatch):
-    used = []
-    monkeypatch.setattr(machine, "look", lambda: Hardware((H200,) * 4, **GPU_BUILD))
-    monkeypatch.setattr(torch.cuda, "set_device", used.append)
+def test_each_rank_uses_its_own_gpu(pretend, monkeypatch):
+    used = pretend([H200] * 4, 4)
     for name, value in {
         "RANK": 6,
         "LOCAL_RANK": 2,
@@ -117,8 +132,8 @@ def test_each_rank_uses_its_own_gpu(monkeypatch):
         "LOCAL_WORLD_SIZE": 4,
     }.items():
         monkeypatch.setenv(name, str(value))
-    found = machine.find_machine(compose([]), 1.0)
-    assert (found.devices, found.local, found.nodes, used) == (8, 4, 2, [2])
+    each = machine.find_machine(compose([]), 1.0)
+    assert (each.devices, each.local, each.nodes, used) == (8, 4, 2, [2])
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
     said = refusal(InputError, machine.find_machine, compose([]), 1.0)
     assert said == "torchrun or srun started 8 ranks here: this machine has 4 GPUs"
@@ -133,7 +148,7 @@ def test_bf16_that_is_set_needs_a_gpu_that_has_it():
 COMPILED = [  # what a run on a GPU chooses; a slower card saves more
     (H200, ["trainer.max_steps=1500"], "false"), (H200, ["model=base", "trainer.max_steps=100000"], "true"),
     # an unknown one is like a T4
-    (Gpu("A new one", (9, 0)), ["model=small", "trainer.max_steps=20000"], "true"),
+    (Gpu("A new one", True), ["model=small", "trainer.max_steps=20000"], "true"),
     (T4, ["minutes=1"], "false"), (T4, ["minutes=10"], "true"),
 ]  # fmt: skip
 
@@ -141,18 +156,12 @@ COMPILED = [  # what a run on a GPU chooses; a slower card saves more
 @pytest.mark.parametrize(("gpu", "arguments", "expected"), COMPILED)
 def test_a_gpu_compiles_if_that_saves_more_than_it_costs(gpu, arguments, expected, monkeypatch):
     monkeypatch.setattr(hardware, "available", lambda device: 1e15)
-    monkeypatch.setattr(hardware, "missing_to_compile", lambda: "")
+    monkeypatch.setattr(hardware.sys, "platform", "linux")
     monkeypatch.setattr(time_budget, "time_step", lambda *_: 0.003)
     monkeypatch.setattr(processes, "BEGAN", time.perf_counter())
     config = compose(["threads=1", *arguments])
-    found = choose(config, a_text(10**9), Machine("cuda", gpu=gpu, gpus=1))
-    assert found.config.compile == expected
-
-
-def test_compiled_code_is_known_by_its_device():
-    config = compose(["threads=1", "trainer.precision=32-true", "data.batch=8"])
-    machines = [Machine("cpu"), Machine("cuda", gpu=T4), Machine("cuda", gpu=H200)]
-    assert len({hardware.compiled_marker(config, each) for each in machines}) == 3
+    choice = choose(config, a_text(10**9), Machine("cuda", gpu=gpu, gpus=1))
+    assert choice.config.compile == expected
 
 
 def test_another_gpu_of_a_resumed_run_is_another_only_to_the_bit():
@@ -175,15 +184,6 @@ def test_memory_that_runs_out_is_recognised(message):
     assert is_out_of_memory(RuntimeError(message)) and not is_out_of_memory(RuntimeError("a bug"))
 
 
-def test_the_driver_is_asked_only_for_a_gpu_that_is_not_hidden(monkeypatch):
-    monkeypatch.setattr(machine.shutil, "which", lambda name: f"/usr/bin/{name}")
-    answer = subprocess.CompletedProcess([], 0, "550.54.15\n550.54.15\n")
-    monkeypatch.setattr(machine.subprocess, "run", lambda *_, **__: answer)
-    assert machine.nvidia_driver() == "550.54.15"
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert machine.nvidia_driver() is None
-
-
 @pytest.mark.parametrize("number", ["2", "4"])
 def test_a_run_of_two_devices_can_be_resumed_by_any_number_of_ranks(monkeypatch, number):
     for name, value in {"RANK": "0", "WORLD_SIZE": number, "LOCAL_WORLD_SIZE": number}.items():
@@ -191,21 +191,10 @@ def test_a_run_of_two_devices_can_be_resumed_by_any_number_of_ranks(monkeypatch,
     assert compose_resumed([], compose(["trainer.devices=2"])).trainer.devices == "auto"
 
 
-@pytest.mark.parametrize(("minutes", "number"), [(None, 1), (5.0, 3)])
-def test_without_a_time_limit_compiling_depends_on_no_clock(minutes, number):
-    config = with_constants(compose(["threads=1"]), "32-true", 1)
-    config = replace(config, minutes=minutes)
-    estimates = {
-        hardware.compiling_seconds(config, Machine("cpu", import_seconds=seconds))
-        for seconds in (1.0, 7.0, 40.0)
-    }
-    assert len(estimates) == number
-
-
 @pytest.mark.parametrize(("arguments", "said"), [
     ("trainer.devices=4", "trainer.devices=4: this machine has 2 GPUs"),
     ("trainer.devices=2 minutes=1", "minutes=1: needs one device"),
 ])  # fmt: skip
-def test_devices_that_cannot_be_are_said_before_any_process_starts(monkeypatch, arguments, said):
-    monkeypatch.setattr(launch, "look", lambda: Hardware((T4, T4), **GPU_BUILD))
+def test_devices_that_cannot_be_are_said_before_any_process_starts(pretend, arguments, said):
+    pretend([T4] * 2, 2)
     assert refusal(InputError, launch.check_launch, compose(arguments.split())).startswith(said)

@@ -1,3 +1,4 @@
+import csv
 import json
 import subprocess
 import sys
@@ -63,6 +64,19 @@ def test_the_estimate_is_near_the_peak_of_a_step():
             shape,
             peak,
         )
+
+
+def test_the_estimate_is_near_each_measured_peak():
+    table = (ROOT / "docs/experiments/memory.csv").read_text()
+    _, *rows = csv.reader(table.splitlines())
+    names = {"fp32": "32-true", "bf16": "bf16-mixed", "no": "false", "yes": "true"}
+    for layers, width, heads, context, batch, precision, compiled, _, peak in rows:
+        shape = (
+            f"model.layers={layers} model.dim={width} model.heads={heads} model.context={context} "
+        )
+        shape += f"trainer.precision={names[precision]} compile={names[compiled]}"
+        row_bytes = memory.step_memory(compose(settings(shape)), 65, "cpu")
+        assert 1 / 1.3 < int(batch) * row_bytes / 2**20 / int(peak) < 1.3, shape
 
 
 CONFIG = compose(settings(""))

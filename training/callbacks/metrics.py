@@ -35,7 +35,9 @@ class Metrics(L.Callback):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: Any) -> None:
         history = pl_module.history
-        peak = peak_flops(pl_module.device, str(trainer.precision))
+        device = pl_module.device
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+        peak = peak_flops(name, str(trainer.precision))
         history.peak_flops = peak and peak * trainer.world_size
         self.flops_per_token = pl_module.net.flops_per_token()
         self.start_step = trainer.global_step

@@ -1,21 +1,14 @@
 """What the hardware decides: precision, threads, torch.compile, and whether a run fits into its memory."""
 
-import hashlib
 import math
 import os
 import re
-import shutil
-import subprocess
 import sys
-import sysconfig
-from functools import cache
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import torch
 
 from base import cgroups, processes, ranks
-from base.errors import InputError, one_line
+from base.errors import InputError
 from conf.schema import Config
 from gpt.attention import MIN_BLOCK, is_explicit
 from gpt.model import untrained
@@ -24,24 +17,21 @@ from training.machine import Machine, number_of
 # A compiled step takes this fraction of an uncompiled one's time: the faster the matrix products,
 # the more of the step is what compiling fuses (docs/experiments.md).
 COMPILED = {"bf16-mixed": 0.7, "32-true": 0.82}
-# Compiling takes a multiple of the seconds in which PyTorch and Lightning are imported, which
-# depend on the CPU in the same way: without, and with the compiled code in torch's cache.
-COLD, WARM = 3.2, 0.3
-# The same on a GPU, where the step is a CUDA graph with and without compiling, and seconds
-# (docs/results.md, an H200; the fraction is an estimate).
-COMPILED_ON_GPU = 0.55
-COLD_ON_GPU, WARM_ON_GPU = 33.0, 3.0
+COMPILED_ON_GPU = 0.55  # an estimate: there the step is a CUDA graph, compiled or not
+# Compiling takes about this multiple of the seconds in which PyTorch and Lightning are imported,
+# which depend on the CPU in the same way, or on a GPU so many seconds (docs/results.md, an H200).
+COMPILING = 3.2
+COMPILING_ON_GPU = 33.0
 # FLOP/s of two laptop cores; a constant, so that every CPU makes the same choice
 LAPTOP_FLOPS = 1.5e11
 # fraction of its peak FLOP/s that a GPU reaches in an uncompiled step (docs/results.md, an H200)
 REACHED = 0.1
 
 LOADED_BYTES = 0.45 * 2**30  # of PyTorch and Lightning
-# How many fp32 numbers a training step needs (docs/experiments/memory.csv): per position and
-# channel, what each layer stores for its backward pass and what one backward pass needs; per score
-# of explicit attention, likewise; per logit.
-CHANNEL, CHANNELS_ONCE, SCORE, SCORES_ONCE, LOGIT = 28, 20, 1, 2, 3
-COMPILED_CHANNEL, BF16_CHANNEL, BF16_SCORE = 0.66, 0.74, 0.5  # fractions of them
+# How many fp32 numbers a training step stores (docs/experiments/memory.csv): per position and
+# channel for the backward pass of a layer, and per logit.
+CHANNEL, LOGIT = 28, 3
+FUSED = 0.66  # fraction of them in a compiled step, and in one in bf16
 # Dense TFLOP/s by CUDA's device name: bf16 with fp32 accumulation, and fp32 without TF32. Data
 # sheets print twice the bf16 figure, for sparse matrices. None: the device has no bf16, or several
 # official figures exist. Source: NVIDIA's data sheets H100 (2023), H200, HGX B200, A100, A10, L4,
@@ -94,29 +84,39 @@ def choose_precision(precision: str, machine: Machine) -> tuple[str, str]:
     return "32-true", "bf16 is untested on this device"
 
 
-def choose_compile(compiled: str, device: str, saved: float, cost: float) -> tuple[str, str]:
-    """Return whether to use torch.compile, as the string `true` or `false`, and the reason, "" if it is set.
+def choose_compile(config: Config, machine: Machine, seconds: float) -> tuple[str, str]:
+    """Return whether to use torch.compile, `true` or `false`, and the reason, "" if it is set.
 
-    Compiling takes about `cost` seconds, and saves about `saved` seconds of training.
+    Training takes `seconds` if it is not compiled.
     """
-    if compiled == "false":
-        return compiled, ""
-    if compiled == "auto" and sys.platform != "linux":
+    if os.environ.get("TORCH_COMPILE_DISABLE") == "1":
+        return "false", "TORCH_COMPILE_DISABLE=1"
+    if config.compile != "auto":
+        return config.compile, ""
+    if sys.platform != "linux":
         return "false", "not tested on this system"
-    missing = missing_to_compile() if device in ("cpu", "cuda") else ""
-    if missing and compiled == "true":
-        raise InputError(f"compile={compiled}: there is no {missing}; use compile=false")
-    if compiled == "true":
-        return compiled, ""
-    if missing:
-        return "false", f"there is no {missing}"
+    cost = compiling_seconds(config, machine)
+    saved = (1 - compiled_fraction(config, machine)) * seconds
     pays = "true" if saved > cost else "false"
     return pays, f"takes about {cost:.0f} s, saves {max(0.0, saved):.0f} s of training"
 
 
-def compiled_fraction(precision: str, device: str) -> float:
+def compiled_fraction(config: Config, machine: Machine) -> float:
     """Return which fraction of the time of an uncompiled step a compiled one takes."""
-    return COMPILED_ON_GPU if device == "cuda" else COMPILED[precision]
+    return COMPILED_ON_GPU if machine.device == "cuda" else COMPILED[config.trainer.precision]
+
+
+def compiling_seconds(config: Config, machine: Machine) -> float:
+    """Return about how long torch.compile takes, judging by how long importing PyTorch took.
+
+    Without a time limit it is a constant, so that the same command trains the same bits, and all
+    ranks alike.
+    """
+    if machine.device == "cuda":
+        return COMPILING_ON_GPU
+    if config.minutes is None:
+        return COMPILING * Machine.import_seconds
+    return COMPILING * machine.import_seconds
 
 
 def choose_threads(threads: int | str) -> tuple[int | str, str]:
@@ -132,100 +132,30 @@ def choose_threads(threads: int | str) -> tuple[int | str, str]:
         if ranks.launched():
             return threads, ""
         cores = processes.cores()
-        busy = processes.busy_cores()
         is_set = "OMP_NUM_THREADS" in os.environ  # by the user, so it stays
-        taken = 0 if is_set else int(busy + 0.5)
-        threads = max(1, cores - taken)
+        busy = 0.0 if is_set else processes.busy_cores()
+        threads = max(1, cores - int(busy + 0.5))
         if threads < cores:
             why = f"other programs use {busy:.1f} of {cores} cores"
     torch.set_num_threads(threads)
     return threads, why
 
 
-@cache
-def missing_to_compile() -> str:
-    """Return what this machine lacks for torch.compile, a working C++ compiler or Python.h, or "" if it has both."""
-    usual = "clang++" if sys.platform == "darwin" else "g++"
-    compiler = os.environ.get("CXX") or usual  # the one that Inductor uses
-    if not shutil.which(compiler):
-        return f"C++ compiler {compiler}"
-    include = sysconfig.get_path("include")
-    if not Path(include, "Python.h").exists():
-        return "Python.h, from a package such as python3-dev"
-    with TemporaryDirectory() as folder:
-        source = Path(folder, "try.cpp")
-        source.write_text("#include <cmath>\n#include <Python.h>\n")
-        command = [
-            compiler,
-            "-shared",
-            "-fPIC",
-            f"-I{include}",
-            str(source),
-            "-o",
-            str(source.with_suffix(".so")),
-        ]
-        attempt = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if attempt.returncode:
-        return f"working C++ compiler ({compiler}: {one_line(attempt.stderr)[:100] or 'failed'})"
-    return ""
-
-
-def compiled_marker(config: Config, machine: Machine) -> Path:
-    """Return the path of a marker file in torch's cache, which exists if this training step was compiled before."""
-    trainer = config.trainer
-    rows = config.data.rows(machine.devices)  # windows in a forward pass on a device
-    shape = (
-        vars(config.model),
-        rows,
-        trainer.precision,
-        trainer.deterministic,
-        torch.get_num_threads(),
-    )
-    device = machine.gpu or torch.backends.cpu.get_cpu_capability()
-    name = hashlib.sha256(
-        repr((shape, torch.__version__, device, sys.version)).encode()
-    ).hexdigest()[:16]
-    return Path(os.environ.get("TORCHINDUCTOR_CACHE_DIR", ""), f"chargpt-{name}")
-
-
-def compiling_seconds(config: Config, machine: Machine) -> float:
-    """Return about how long torch.compile takes, judging by how long importing PyTorch took.
-
-    Without a time limit it is a constant, so that the same command trains the same bits, and all
-    ranks alike.
-    """
-    is_warm = config.minutes is not None and compiled_marker(config, machine).exists()
-    if machine.device == "cuda":
-        return WARM_ON_GPU if is_warm else COLD_ON_GPU
-    if config.minutes is None:
-        return COLD * Machine.import_seconds
-    # However fast the import was, count a second: compiling always takes some time.
-    return (WARM if is_warm else COLD) * max(1.0, machine.import_seconds)
-
-
 def estimated_flops(machine: Machine, precision: str) -> float:
     """Return about how many FLOP/s an uncompiled training step reaches; a GPU that is not in `TFLOPS` is like a T4."""
     if machine.gpu is None:
         return LAPTOP_FLOPS
-    peak = peak_of(machine.gpu.name, precision) or peak_of("Tesla T4", "32-true")
-    assert peak
+    peak = peak_flops(machine.gpu.name, precision) or 8.1e12  # that of a T4
     return REACHED * peak * machine.devices
 
 
-def peak_flops(device: torch.device, precision: str) -> float | None:
-    """Return the peak FLOP/s of `device` for matrix products, according to the table `TFLOPS`, or None if unknown."""
-    if device.type != "cuda":
-        return None
-    return peak_of(torch.cuda.get_device_name(device), precision)
-
-
-def peak_of(name: str, precision: str) -> float | None:
-    """Return the peak FLOP/s of a GPU, or None if `TFLOPS` does not have it."""
+def peak_flops(name: str, precision: str) -> float | None:
+    """Return the peak FLOP/s of a GPU for matrix products, or None if `TFLOPS` does not have it."""
     for pattern, (bf16, fp32) in TFLOPS.items():
         # the whole name, because a MIG slice is slower
         if re.fullmatch(rf"(NVIDIA )?({pattern})", name):
             tflops = bf16 if precision == "bf16-mixed" else fp32
-            return None if tflops is None else tflops * 1e12
+            return tflops and tflops * 1e12
     return None
 
 
@@ -238,22 +168,19 @@ def check_memory(config: Config, vocabulary: int, machine: Machine) -> None:
     rows = config.data.rows(machine.devices)  # windows in a forward pass on a device
     memory = available(machine.device)
     if machine.device == "cpu":
-        processes_here = number_of(machine.local)  # they share the memory of this machine
-        memory = memory / processes_here - LOADED_BYTES
+        # the processes here share the memory of this machine
+        memory = memory / number_of(machine.local) - LOADED_BYTES
     row_bytes = step_memory(config, vocabulary, machine.device)
-    numbers = 4 * untrained(model, vocabulary).num_parameters()  # weights, gradients, two moments
-    state_bytes = 4 * numbers  # in fp32
+    # weights, gradients and two moments in fp32
+    state_bytes = 16 * untrained(model, vocabulary).num_parameters()
     needed = state_bytes + rows * row_bytes
     if needed <= memory:
         return
-    micro_batches = [
-        part
-        for part in range(1, rows)
-        if rows % part == 0 and state_bytes + part * row_bytes <= memory
-    ]
     lower = f"lower model.dim={model.dim}, model.layers={model.layers} or model.context={model.context}"
-    if micro_batches:
-        lower = f"use data.micro_batch={max(micro_batches)}"
+    fitting = (memory - state_bytes) / row_bytes
+    parts = [part for part in range(1, rows) if rows % part == 0 and part <= fitting]
+    if parts:
+        lower = f"use data.micro_batch={parts[-1]}"
     there = f"there are {max(0.0, memory) / 2**30:,.1f}"
     raise InputError(
         f"a step needs about {needed / 2**30:,.1f} GiB of memory, but {there}; {lower}"
@@ -266,17 +193,14 @@ def step_memory(config: Config, vocabulary: int, device: str) -> float:
     T = model.context
     # With a window, each block of queries attends to its own and the previous block of keys.
     keys = min(T, 2 * max(model.window or T, MIN_BLOCK))
-    channels = (CHANNEL * model.layers + CHANNELS_ONCE) * T * model.dim
+    numbers = CHANNEL * (model.layers + 1) * T * model.dim
     if config.compile == "true":
-        channels *= COMPILED_CHANNEL
-    scores = 0.0
+        numbers *= FUSED
     if is_explicit(model, T, keys, device, training=True):
-        scores = (SCORE * model.layers + SCORES_ONCE) * model.heads * T * keys
+        numbers += (model.layers + 2) * model.heads * T * keys  # attention scores
     if config.trainer.precision == "bf16-mixed":
-        channels *= BF16_CHANNEL
-        scores *= BF16_SCORE
-    numbers = channels + scores + LOGIT * T * vocabulary
-    return 4 * numbers  # in fp32
+        numbers *= FUSED
+    return 4 * (numbers + LOGIT * T * vocabulary)  # in fp32
 
 
 def available(device: str) -> float:

@@ -1,11 +1,8 @@
 import math
 import os
-import shutil
-import subprocess
 import sys
-import sysconfig
 from dataclasses import replace
-from unittest.mock import Mock
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,25 +10,10 @@ import torch
 from base import cgroups, processes
 from base.errors import InputError
 from tests.conf.test_defaults import compose
-from tests.conftest import needs_compiler, refusal
 from tests.stores import make
 from training.choosing import hardware
-from training.choosing.choose import with_defaults
+from training.choosing.choose import with_constants
 from training.machine import Machine
-
-
-@pytest.fixture
-def complete(tmp_path, monkeypatch):
-    """A Linux machine with a compiler and Python's headers."""
-    monkeypatch.setattr(sys, "platform", "linux")
-    monkeypatch.setenv("CXX", "my-compiler")
-    monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-    (tmp_path / "Python.h").touch()
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    # not cached
-    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)
-    monkeypatch.setattr(subprocess, "run", lambda command, **_: Mock(returncode=0))
-    return monkeypatch
 
 
 @pytest.fixture
@@ -49,6 +31,31 @@ def test_other_programs_keep_their_cores(four_cores, busy, threads):
     number, why = hardware.choose_threads("auto")
     assert number == threads
     assert why == f"other programs use {busy:.1f} of 4 cores" * (threads < 4)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the load is known on Linux")
+@pytest.mark.parametrize(("so_far", "in_a_second", "busy", "looks"), [
+    (0, 100, 0, 0), (10**9, 0, 0, 1), (10**9, 1.6, 1.6, 1),
+], ids=["quiet", "a load that has ended", "a load"])  # fmt: skip
+def test_a_load_counts_if_it_goes_on(tmp_path, monkeypatch, so_far, in_a_second, busy, looks):
+    clock = SimpleNamespace(now=1e9, slept=[], perf_counter=lambda: clock.now)
+
+    def sleep(seconds):
+        clock.slept.append(seconds)
+        clock.now += seconds
+        use(so_far + in_a_second)
+
+    def use(seconds):
+        ticks = round(seconds * os.sysconf("SC_CLK_TCK"))
+        number = min(os.sched_getaffinity(0))
+        (tmp_path / "stat").write_text(f"cpu{number} {ticks} 0 0 7 0 0 0\n")
+
+    clock.sleep = sleep
+    use(so_far)
+    monkeypatch.setattr(processes, "STAT", tmp_path / "stat")
+    monkeypatch.setattr(processes, "time", clock)
+    assert processes.busy_cores() == pytest.approx(busy, abs=0.05)
+    assert clock.slept == [1] * looks
 
 
 def test_threads_that_are_typed_stored_or_set_are_taken(four_cores):
@@ -128,42 +135,26 @@ def test_control_groups_limit_cores_and_memory(
     assert hardware.available("cpu") == min(memory, there)
 
 
-@pytest.mark.parametrize(("asked", "device", "saved", "chosen"), [
-    ("auto", "cpu", 31.0, "true"), ("auto", "cpu", 19.0, "false"), ("auto", "cuda", 19.0, "false"),
-    ("false", "cpu", 1e9, "false"), ("true", "cpu", 1.0, "true"),
-])  # fmt: skip
-def test_compiling_pays_in_long_runs(complete, asked, device, saved, chosen):
-    assert hardware.choose_compile(asked, device, saved, 20.0)[0] == chosen
+COMPILING = [  # asked for, seconds of training, TORCH_COMPILE_DISABLE; what is chosen
+    ("auto", 200, "", "true"), ("auto", 100, "", "false"),
+    ("false", 1e9, "", "false"), ("true", 1, "", "true"),
+    ("auto", 1e9, "1", "false"), ("true", 1e9, "1", "false"),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("missing", "module", "name", "found"), [
-    ("C++ compiler my-compiler", shutil, "which", None), ("Python.h", sysconfig, "get_path", "no/dir"),
-])  # fmt: skip
-def test_nothing_is_compiled_without_what_it_needs(complete, missing, module, name, found):
-    complete.setattr(module, name, lambda *_, **__: found)
-    chosen, why = hardware.choose_compile("auto", "cpu", 1e9, 20.0)
-    assert chosen == "false" and missing in why
-    said = refusal(InputError, hardware.choose_compile, "true", "cpu", 1e9, 20.0)
-    assert said.startswith("compile=true: ") and missing in said and "use compile=false" in said
+@pytest.mark.parametrize(("asked", "seconds", "disabled", "chosen"), COMPILING)
+def test_compiling_pays_in_long_runs(monkeypatch, asked, seconds, disabled, chosen):
+    monkeypatch.setattr(sys, "platform", "linux")
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", disabled)
+    config = with_constants(compose([f"compile={asked}"]), "32-true", 1)
+    choice, why = hardware.choose_compile(config, Machine("cpu"), seconds)
+    assert choice == chosen
+    assert bool(why) == (asked == "auto" or disabled == "1")
 
 
-def test_nothing_is_compiled_where_nobody_tried_it(complete):
-    complete.setattr(sys, "platform", "darwin")
-    assert hardware.choose_compile("auto", "cpu", 1e9, 20.0)[0] == "false"
-
-
-def test_a_compiler_that_fails_is_a_missing_one(tmp_path, monkeypatch):
-    needs_compiler()
-    broken = tmp_path / "broken"
-    broken.write_text("#!/bin/sh\necho 'cc1plus: not found' >&2\nexit 1\n")
-    broken.chmod(0o755)
-    # not cached
-    monkeypatch.setattr(hardware, "missing_to_compile", hardware.missing_to_compile.__wrapped__)
-    monkeypatch.setenv("CXX", str(broken))
-    chosen, why = hardware.choose_compile("auto", "cpu", 1e9, 20.0)
-    assert chosen == "false" and "working C++ compiler" in why and "cc1plus: not found" in why
-    said = refusal(InputError, hardware.choose_compile, "true", "cpu", 1e9, 20.0)
-    assert said.startswith("compile=true: ") and said.endswith("use compile=false")
+def test_nothing_is_compiled_where_nobody_tried_it(monkeypatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert hardware.choose_compile(compose([]), Machine("cpu"), 1e9)[0] == "false"
 
 
 @pytest.mark.parametrize(("flags", "precision"), [
@@ -182,27 +173,18 @@ def test_precision_that_is_set_is_taken_and_apple_s_gpu_has_one():
 
 @pytest.mark.parametrize(
     ("name", "peak"),
-    [("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None)],
+    [("NVIDIA H100 80GB HBM3", 989.4e12), ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None), ("", None)],
 )
-def test_a_gpu_is_known_by_its_whole_name(monkeypatch, name, peak):
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: name)
-    assert hardware.peak_flops(torch.device("cuda"), "bf16-mixed") == peak
+def test_a_gpu_is_known_by_its_whole_name(name, peak):
+    assert hardware.peak_flops(name, "bf16-mixed") == peak
 
 
 def test_the_memory_of_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (2**30 - 2**20, 2**40))
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: 2**20)
     assert hardware.available("cuda") == 2**30, "what other programs leave"
-    large = compose(
-        [
-            "threads=1",
-            "trainer.precision=32-true",
-            "model.layers=24",
-            "model.heads=2",
-            "model.dim=2048",
-        ]
-    )
-    filled = replace(large, model=with_defaults(large.model), data=with_defaults(large.data))
+    large = compose(["model.layers=24", "model.heads=2", "model.dim=2048"])
+    filled = replace(with_constants(large, "32-true", 1), compile="false")
     with pytest.raises(
         InputError, match=r"GiB of memory, but there are 1\.0; lower model\.dim=2048"
     ):
