@@ -1,5 +1,6 @@
 """Write the results of a run: evaluated models, samples, report.html and, also when it ends early, summary.json."""
 
+import math
 import platform
 import shlex
 import shutil
@@ -34,7 +35,7 @@ from reports import log_lines
 from reports.card import repeating
 from reports.history import History
 from reports.run_page import page
-from training.callbacks.deadline import ended_by_callback
+from training.callbacks.deadline import with_steps
 from training.callbacks.watch import written
 from training.errors import Diverged, Stopped
 from training.loggers import log_result
@@ -121,8 +122,7 @@ def finish(run: Run, module: LitGPT, point: ResumePoint) -> None:
     run.remove_unfinished()
     config = module.config
     steps = config.trainer.max_steps
-    if steps == "auto":  # it was killed before `Deadline` stored the number
-        module.config = config = ended_by_callback(config, point.step, point.history)
+    if steps == "auto":  # it was killed before `write_results` stored the number
         steps = point.step
     if point.step > steps:
         raise InputError(
@@ -152,13 +152,14 @@ def write_results(run: Run, module: LitGPT, contents: dict[str, Any]) -> None:
     """
     text = module.text
     history = History.of(contents["history"])
-    if (
-        module.config.trainer.max_steps == "auto"
-    ):  # another callback ended the run before the choice
-        module.config = ended_by_callback(module.config, contents["global_step"], history)
+    step = contents["global_step"]
+    # Another callback may have ended a run with `minutes` before its steps were chosen.
+    if module.config.trainer.max_steps == "auto":
+        interval = math.ceil(step / max(1, history.validations.seen))
+        module.config = with_steps(module.config, step, interval)
         write_text(run.config, to_yaml(module.config))
     config = module.config
-    tokens_seen = contents["global_step"] * config.data.batch * config.model.context
+    tokens_seen = step * config.data.batch * config.model.context
     evaluated = num_evaluated(len(text.validation), tokens_seen, config.data.val_tokens)
     best, last = evaluate_models(run, module, contents, evaluated)
     samples, copies = write_samples(module, best.model)

@@ -15,7 +15,6 @@ from base.log import log
 from base.progress import count
 from conf.schema import Config, to_yaml
 from data.datamodule import ENDLESS
-from reports.history import History
 from training.callbacks.checkpoints import Checkpoints
 from training.choosing.choose import fill
 from training.choosing.rules import MAX_VALIDATIONS, MIN_VALIDATIONS
@@ -39,11 +38,6 @@ def with_steps(config: Config, steps: int, interval: int) -> Config:
     """Return `config` with the number of steps and, unless it is set, the interval of validations."""
     trainer = fill(config.trainer, val_check_interval=interval)
     return replace(config, trainer=replace(trainer, max_steps=steps))
-
-
-def ended_by_callback(config: Config, step: int, history: History) -> Config:
-    """Return the configuration of a run that ended before the choice: the steps taken, with as many validations."""
-    return with_steps(config, step, math.ceil(step / max(1, history.validations.seen)))
 
 
 class Deadline(L.Callback):

@@ -113,8 +113,9 @@ def describe_time(
 ) -> Iterator[str]:
     """Yield lines about what was chosen for the time limit, and why."""
     minutes = f"minutes    {config.minutes:g}"
-    seen = min(budget.tokens_needed, budget.tokens_in_time)
-    if budget.tokens_needed <= budget.tokens_in_time:
+    size = time_budget.tokens_of_step(chosen)
+    steps = min(budget.steps_needed, budget.steps_in_time)
+    if steps == budget.steps_needed:
         training = budget.steps_needed * budget.step_seconds / time_budget.TRAINING_SHARE
         time, unit = duration(processes.elapsed() + training)
         yield f"{minutes}: this model learns the text in about {time} {unit}"
@@ -123,12 +124,12 @@ def describe_time(
     if budget.limit:
         yield f"size       {chosen.model.dim} wide: {budget.limit}"
     if config.model.dropout == "auto" and chosen.model.dropout:
-        yield f"dropout    {chosen.model.dropout:g}, because the run reads {epochs(seen / tokens)}"
+        yield f"dropout    {chosen.model.dropout:g}, because the run reads {epochs(steps * size / tokens)}"
     if config.optim.lr == "auto" and chosen.optim.lr != OptimConfig.lr:
         yield f"rate       {chosen.optim.lr:g} instead of {OptimConfig.lr:g}, because the steps are few"
     if budget.steps_in_time < MIN_STEPS:
-        steps = int(budget.steps_in_time)
-        yield f"{minutes}: {count(steps, 'step')} will learn next to nothing; allow more time"
+        few = count(int(steps), "step")
+        yield f"{minutes}: {few} will learn next to nothing; allow more time"
 
 
 def fill(config: Any, **values: Any) -> Any:

@@ -16,6 +16,7 @@ START_SHARE = 0.25
 LEARNING = ((10.0, 0.2, 28.0), (3.0, 0.2, 20.0), (0.5, 0.1, 14.0), (0.0, 0.0, 20.0))
 # A text that is read less often needs no dropout, and a long run on it reads larger batches.
 FEW_EPOCHS = 10.0
+MANY_EPOCHS = 14.0  # one that is read less often needs a dropout of 0.1 at most
 DOUBLED_FROM = 4000  # steps of which half, with twice the batch, reach at least as low a loss
 # of a run on a short text, or with a time limit
 MIN_VALIDATIONS = 12
@@ -46,7 +47,10 @@ def learning(model: ModelConfig, tokens: int) -> tuple[float, float]:
 
 def dropout_for(model: ModelConfig, tokens: int, tokens_seen: float) -> float:
     """Return the dropout of a model that reads `tokens_seen` tokens, repetitions included."""
-    return learning(model, tokens)[0] if tokens_seen > FEW_EPOCHS * tokens else 0.0
+    dropout, _ = learning(model, tokens)
+    if tokens_seen <= FEW_EPOCHS * tokens:
+        return 0.0
+    return dropout if tokens_seen >= MANY_EPOCHS * tokens else min(0.1, dropout)
 
 
 def share_of_steps(config: Config, tokens: int) -> float:

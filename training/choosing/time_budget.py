@@ -81,16 +81,8 @@ class Budget:
     limit: str  # why the model is not larger; "" if its size is set
     why_compiled: str  # or why not
     step_seconds: float
-    tokens_in_time: float
-    tokens_needed: float  # more would not lower the loss
-
-    @property
-    def steps_in_time(self) -> float:
-        return self.tokens_in_time / tokens_of_step(self.config)
-
-    @property
-    def steps_needed(self) -> float:
-        return self.tokens_needed / tokens_of_step(self.config)
+    steps_in_time: float
+    steps_needed: float  # more would not lower the loss
 
 
 def tokens_of_step(config: Config) -> int:
@@ -129,9 +121,8 @@ def fit(config: Config, default: Config, text: Text, machine: Machine) -> Budget
     if config.data.batch == "auto" and is_long and seen <= rules.FEW_EPOCHS * tokens:
         data = replace(data, batch=2 * data.batch)
     chosen = replace(default, model=model, data=data, compile=compiled)
-    return Budget(
-        chosen, limit, why_compiled, token_seconds * tokens_of_step(chosen), in_time, needed
-    )
+    size = tokens_of_step(chosen)
+    return Budget(chosen, limit, why_compiled, token_seconds * size, in_time / size, needed / size)
 
 
 def largest_model(
@@ -141,9 +132,13 @@ def largest_model(
 
     The default model reads `tokens_in_time` tokens in the time.
     """
+    files = [yaml.safe_load(file.read_text("utf-8")) for file in CONF.glob("model/*.yaml")]
+    # the presets that set only the size
+    sizes = [ModelConfig(**size) for size in files if size.keys() == {"layers", "heads", "dim"}]
+    sizes.sort(key=lambda size: size.layers * size.dim**2)
     chosen, *larger = (
         replace(default.model, layers=size.layers, heads=size.heads, dim=size.dim)
-        for size in (*SMALLER, *presets())
+        for size in SMALLER + sizes
     )
     usable = rules.usable_weights(len(text.train))
     for model in larger:
@@ -175,12 +170,3 @@ def tokens_needed(config: Config, model: ModelConfig, tokens: int) -> float:
         return math.inf
     _, epochs = rules.learning(model, tokens)
     return rules.share_of_steps(config, tokens) * epochs * tokens
-
-
-def presets() -> list[ModelConfig]:
-    """Return the presets of `model=` that set only layers, heads and width, from small to large."""
-    files = [yaml.safe_load(file.read_text("utf-8")) for file in CONF.glob("model/*.yaml")]
-    sizes = [
-        ModelConfig(**values) for values in files if values.keys() == {"layers", "heads", "dim"}
-    ]
-    return sorted(sizes, key=lambda size: size.layers * size.dim**2)

@@ -44,7 +44,8 @@ SHORT = [
     (16_282, "model.dim=16 model.layers=1", 230, 0, 20, STOPPING),  # too small to memorise
     (16_282, f"init_from={DEMO}", 60, 0.1, 5, STOPPING),
     (300, "data.overfit=300", 1500, 0, 300, []),
-    (136_000, "", 670, 0.2, 56, STOPPING), (138_000, "", 670, 0, 56, STOPPING),  # fewer than ten epochs
+    (68_000, "", 470, 0.2, 40, STOPPING),
+    (136_000, "", 670, 0.1, 56, STOPPING), (138_000, "", 670, 0, 56, STOPPING),  # fewer than ten epochs
 ]  # fmt: skip
 
 
