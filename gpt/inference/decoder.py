@@ -42,6 +42,7 @@ class Decoder:
         self.config = config
         self.xp = weights.xp
         self.window = config.attention_window
+        self.qk_eps = self.xp.finfo(weights.dtype).eps  # as in torch
         # With QK-norm, scores are at most sqrt(2 D), because with key_offset the halves of a key come
         # from two normalised keys. If that is below 60, their exponentials cannot overflow without
         # their maximum subtracted, which would make a text 6 % slower.
@@ -199,7 +200,7 @@ class Decoder:
         qkv = qkv.swapaxes(1, 2)  # (B, 3H, T, D)
         qk = qkv[:, : 2 * H]  # (B, 2H, T, D), both in one operation: two take a text 7 % longer
         if self.config.qk_norm:
-            qk = self.rms_norm(qk, self.xp.finfo(qk.dtype).eps)  # as in torch
+            qk = self.rms_norm(qk, self.qk_eps)
         if rotation is not None:
             # Neighbouring channels are the real and the imaginary part of a complex number.
             R = 2 * rotation.shape[-1]
