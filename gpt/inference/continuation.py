@@ -15,14 +15,13 @@ def readable(text: str, end: str) -> str:
 
 def complete_documents(text: str, end: str) -> str:
     """Return the documents that are complete, or all of the text if none is, in readable form."""
-    complete = text.rpartition(end)[0]
-    return readable(complete or text, end)
+    return readable(text.rpartition(end)[0] or text, end)
 
 
 def find_stop(prompt: str, text: str, stop: str) -> int | None:
     """Return where the first `stop` that ends in `text` begins: below 0 in the prompt, None if there is none."""
-    first = max(0, len(prompt) - len(stop) + 1)  # an earlier one would end in the prompt
-    position = (prompt + text).find(stop, first)
+    # one that begins earlier would end in the prompt
+    position = (prompt + text).find(stop, max(0, len(prompt) - len(stop) + 1))
     if position < 0:
         return None
     return position - len(prompt)

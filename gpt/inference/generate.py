@@ -86,10 +86,9 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
 def sample_tokens(probs: np.ndarray, numbers: np.ndarray) -> np.ndarray:
     """Return one token for each distribution and random number in [0, 1): (B, V), (B,) -> (B,) int64."""
     total = probs.cumsum(-1)  # (B, V)
-    # (B, 1), scaled because rounding moves the sum from 1
-    number = numbers[:, None] * total[:, -1:]
-    # (B,), the first token up to which the probabilities sum to more than the number
-    return (total <= number).sum(-1)
+    # (B,), the first token up to which the probabilities sum to more than the number, which is
+    # scaled because rounding moves the sum from 1
+    return (total <= numbers[:, None] * total[:, -1:]).sum(-1)
 
 
 def stream(
@@ -210,8 +209,8 @@ def generate(
     texts = np.pad(prompts.numpy(), ((0, 0), (0, count)))  # (B, T0 + count)
 
     def work(part: Sequence[int]) -> Iterator[None]:
-        seeds = [seed + row for row in part]
-        sampled = stream(weights, list(texts[part, :T0]), count, sampling, seeds)
+        given = list(texts[part, :T0])
+        sampled = stream(weights, given, count, sampling, [seed + row for row in part])
         for k, tokens in enumerate(sampled, T0):
             texts[part, k] = tokens
             yield
