@@ -53,7 +53,7 @@ class Continuation:
     def add(self, token: int) -> None:
         """Append a token; one that completes a stop string ends the text before it or, if it is kept, after it."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
-        end = len(self.undecided)
+        end = len(self.undecided)  # also the end of a kept stop, which the token has completed
         for stop, is_kept in self.stops.items():
             begin = find_stop(self.before, self.undecided, stop)
             if begin is None:
@@ -65,7 +65,8 @@ class Continuation:
         if self.stopped_by:
             self.undecided = self.undecided[:end]
             return
-        final = len(self.undecided) - self.max_undecided  # characters in no stop string
+        # leading characters in which no stop string can begin any more
+        final = len(self.undecided) - self.max_undecided
         if final > 0:
             self.pieces.append(self.undecided[:final])
             self.undecided = self.undecided[final:]

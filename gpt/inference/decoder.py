@@ -85,29 +85,36 @@ class Decoder:
         config = self.config
         B, T = tokens.shape
         logits = np.empty((B, T, len(self.weights.embedding)))  # (B, T, V)
-        start = 0
-        while start < T:
+        done = 0
+        while done < T:
             # most scores of a longer chunk would be masked
-            length = min(T - start, max(self.window, CHUNK))
+            length = min(T - done, max(self.window, CHUNK))
             if config.absolute:
                 full = np.flatnonzero(self.end - self.start == config.context)  # indices of texts
                 if len(full) > 0:
+                    # With [-(context // 2) :], a context of 1 would read all tokens.
                     first = self.tokens.shape[1] - config.context // 2
                     self._replace(full, self.tokens[full, first:])
                 longest = self.end - int(self.start.min())  # tokens of the longest text
                 length = min(length, config.context - longest)
-            scores = B * config.heads * (min(self.end, self.window) + length)  # of a token
+            # of one token, at most
+            scores = B * config.heads * (min(self.end, self.window) + length)
             length = min(length, max(1, MAX_SCORES // scores))
-            chunk = slice(start, start + length)
+            chunk = slice(done, done + length)
             logits[:, chunk] = self._forward(tokens[:, chunk])
-            start += length
+            done += length
         return logits
 
     def _replace(self, rows: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-        """Read `tokens` in place of the texts `rows`, and return the logits after each: (n,), (n, T) -> (n, T, V)."""
+        """Read `tokens` in place of the texts `rows`, and return the logits after each: (n,), (n, T) -> (n, T, V).
+
+        Another decoder reads them, from position 0; its caches are copied so that they end in the
+        same slot as ours. `self.tokens` stays.
+        """
         part = Decoder(self.weights, len(rows))
         logits = part.read(tokens)  # (n, T, V)
-        length = min(part.end, self.end)
+        length = min(part.end, self.end)  # slots: either may have dropped old ones
+        # one slot more, because it has half of the last key (key_offset)
         kept = part.keys_values[..., part.end - length : part.end + 1, :]
         self.keys_values[:, :, rows, :, self.end - length : self.end + 1] = kept
         self.mlp_outputs[:, rows] = part.mlp_outputs
@@ -134,7 +141,10 @@ class Decoder:
         self.start -= dropped
 
     def _forward(self, tokens: np.ndarray) -> np.ndarray:
-        """Return the logits of the next token at each position, as `GPT.logits`: (B, T) -> (B, T, V)."""
+        """Return the logits of the next token at each position, as `GPT.logits`: (B, T) -> (B, T, V).
+
+        The keys, values and outputs of the blocks are appended to the caches, in place.
+        """
         B, T = tokens.shape
         self._make_room(T)
         positions = self.end - self.start[:, None] + np.arange(T)  # (B, T)

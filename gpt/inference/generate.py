@@ -122,7 +122,7 @@ def generate_many(
     weights: Weights,
     progress: Callable[[int], Any] = lambda tokens: None,
 ) -> Iterator[Result]:
-    """Call `work` for parts of `rows`, one row a text, that fit into memory, and yield its last results in order.
+    """Call `work` for parts of `rows`, one row a text, that fit into memory, and yield the last result for each part.
 
     With NumPy the parts run in parallel threads, with torch one after the other. `work` yields
     after each token; `progress` then gets the number of texts, possibly in another thread.

@@ -96,7 +96,7 @@ class Weights:
 
 
 def load_weights(path: str | Path, device: str = "cpu") -> tuple[Weights, dict[str, Any]]:
-    """Return the weights of a model file, on a CPU without loading torch, and its `Description`."""
+    """Return the weights of a model file and its `Description`; on a CPU, torch is not loaded."""
     config, state, meta = model_file.read(path)
     if device == "cpu":
         return Weights(config, state), meta
