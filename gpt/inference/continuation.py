@@ -74,7 +74,7 @@ class Continuation:
 
     def close(self) -> None:
         """Make all text final, with U+FFFD for an incomplete last character."""
-        if not self.stopped_by:
+        if not self.stopped_by:  # otherwise the text ends before an incomplete character
             self.undecided += self.utf8.decode(b"", final=True)
         self.pieces.append(self.undecided)
         self.undecided = ""

@@ -95,9 +95,10 @@ class Decoder:
                     # With [-(context // 2) :], a context of 1 would read all tokens.
                     first = self.tokens.shape[1] - config.context // 2
                     self._replace(full, self.tokens[full, first:])
-                longest = self.end - int(self.start.min())  # tokens of the longest text
+                # tokens of the longest text, which is no longer full
+                longest = self.end - int(self.start.min())
                 length = min(length, config.context - longest)
-            # of one token, at most
+            # Attention scores of each token of the chunk, at most: their memory limits it, too.
             scores = B * config.heads * (min(self.end, self.window) + length)
             length = min(length, max(1, MAX_SCORES // scores))
             chunk = slice(done, done + length)

@@ -211,9 +211,10 @@ def generate(
     def work(part: Sequence[int]) -> Iterator[None]:
         given = list(texts[part, :T0])
         sampled = stream(weights, given, count, sampling, [seed + row for row in part])
-        for k, tokens in enumerate(sampled, T0):
-            texts[part, k] = tokens
-            yield
+        for k, column in enumerate(sampled, T0):
+            texts[part, k] = column  # (texts of the part,)
+            yield  # a token of each is done
 
-    list(generate_many(work, range(B), weights))  # fills `texts`
+    # `list` runs `work` for all parts, which fills `texts`
+    list(generate_many(work, range(B), weights))
     return torch.from_numpy(texts).view(*prompt.shape[:-1], -1)  # (..., T0 + count)

@@ -65,7 +65,8 @@ class Weights:
         # decoder multiplies them as one complex number, which saves 6 % of the time of one text. The
         # products of queries and keys do not depend on the order.
         R = config.rotary_dims
-        order = np.arange(3 * config.dim).reshape(3, config.heads, -1)  # (3, H, D)
+        # (3, H, D), for each channel the row of `qkv.weight` that it had
+        order = np.arange(3 * config.dim).reshape(3, config.heads, -1)
         pairs = np.arange(R).reshape(2, -1).T.reshape(-1)  # (R,): 0, R/2, 1, R/2 + 1, ...
         order[:2, :, :R] = order[:2, :, pairs]
         for name, value in state.items():
