@@ -53,7 +53,8 @@ class Continuation:
     def add(self, token: int) -> None:
         """Append a token; one that completes a stop string ends the text before it or, if it is kept, after it."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
-        end = len(self.undecided)  # also the end of a kept stop, which the token has completed
+        # also the end of a kept stop: a token adds a character at most, the last of the stop
+        end = len(self.undecided)
         for stop, is_kept in self.stops.items():
             begin = find_stop(self.before, self.undecided, stop)
             if begin is None:

@@ -52,7 +52,7 @@ class Decoder:
         self.end = 0  # the slot of the next token
         # (B,), of the first token of each text; below 0 if it was dropped
         self.start = np.zeros(rows, np.int64)
-        self.tokens = np.zeros((rows, 0), np.int64)  # (B, up to `context`), the last ones
+        self.tokens = np.zeros((rows, 0), np.int64)  # (B, tokens), at least the last `context`
         # The caches: (layers, 2, B, H, slots, D), keys and values in the order of the text. With
         # key_offset, the last D // 2 channels of a key are stored in the next slot: see
         # `gpt.attention.offset_keys`.
@@ -70,6 +70,7 @@ class Decoder:
         longest = int(lengths.max())
         # (B, longest)
         self.tokens = np.array([np.pad(prompt, (longest - len(prompt), 0)) for prompt in prompts])
+        # All prompts will end in slot `attended`, where `_replace` copies those of each length.
         attended = min(longest, self.window)
         self._make_room(attended)
         self.end = attended

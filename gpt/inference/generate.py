@@ -59,7 +59,7 @@ class SamplingParams:
 
 
 def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
-    """Return the distributions from which to sample the next token of B texts: (B, V) -> (B, V) float64."""
+    """Return the distributions from which to sample the next token of B texts: (B, V) float64 -> (B, V)."""
     V = logits.shape[-1]
     if params.temperature == 0:
         return np.eye(V)[logits.argmax(-1)]  # (B, V)
@@ -73,7 +73,7 @@ def probabilities(logits: np.ndarray, params: SamplingParams) -> np.ndarray:
         ranked[:, params.top_k or V :] = -np.inf
         total = np.exp(ranked).cumsum(-1)  # (B, V)
         # Remove a token if the tokens ranked before it already reach top_p. The first token always
-        # stays.
+        # stays, and with top_p = 1 all that top_k has left.
         reached = total[:, :-1] >= params.top_p * total[:, -1:]  # (B, V - 1)
         ranked[:, 1:][reached] = -np.inf
         np.put_along_axis(logits, order, ranked, -1)

@@ -63,7 +63,7 @@ class Weights:
             self.xp = torch
         # Of queries and keys, the two channels that are rotated together become adjacent: the
         # decoder multiplies them as one complex number, which saves 6 % of the time of one text. The
-        # products of queries and keys do not depend on the order.
+        # products of queries and keys do not depend on the order, and key_offset moves other channels.
         R = config.rotary_dims
         # (3, H, D), for each channel the row of `qkv.weight` that it had
         order = np.arange(3 * config.dim).reshape(3, config.heads, -1)
