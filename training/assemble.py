@@ -145,7 +145,8 @@ def compile_step(module: LitGPT, trainer: L.Trainer, asked: str, why: str) -> st
             raise
         what = f"compiling failed ({type(error).__name__}: {one_line(error)[:200]})"
         if asked == "true":
-            raise InputError(f"compile=true: {what}; use compile=false") from error
+            way = "use compile=false, and 'allow=[compile]' to resume with it"
+            raise InputError(f"compile=true: {what}; {way}") from error
         module.zero_grad()
         module.config = replace(config, compile="false")
         module.conditions = conditions(module.config, module.text, module.machine)

@@ -63,7 +63,8 @@ class Deadline(L.Callback):
         self.end_seconds = max(END_SECONDS, END_SHARE * module.machine.import_seconds)
         self.steps_needed = steps_needed
         self.chooses_interval = config.trainer.val_check_interval == "auto"
-        self.seconds_per_token = 0.0  # of the last validation
+        # the time of evaluating a token in the last validation, as a fraction of that of a step
+        self.evaluating = 0.0
         self.begin_timing()
 
     def begin_timing(self) -> None:
@@ -78,7 +79,9 @@ class Deadline(L.Callback):
 
     def on_validation_end(self, trainer: Any, *_: Any) -> None:
         seconds = time.perf_counter() - self.validation_began
-        self.seconds_per_token = seconds / trainer.datamodule.num_validated
+        if self.timed:
+            step_seconds = self._per_step(trainer)
+            self.evaluating = seconds / trainer.datamodule.num_validated / step_seconds
 
     def on_train_batch_start(self, *_: Any) -> None:
         self.step_began = time.perf_counter()
@@ -155,8 +158,7 @@ class Deadline(L.Callback):
             return steps
         minutes = steps * self._per_step(trainer) / 60
         validations = min(MAX_VALIDATIONS, max(MIN_VALIDATIONS, minutes))
-        validation_seconds = trainer.datamodule.num_validated * self.seconds_per_token
-        shortest = validation_seconds / (VALIDATING * self._per_step(trainer))
+        shortest = trainer.datamodule.num_validated * self.evaluating / VALIDATING
         return max(1, math.ceil(steps / validations), int(shortest))
 
     def _seconds_left(self) -> float:
@@ -189,5 +191,5 @@ class Deadline(L.Callback):
             evaluated = data.num_evaluated(step + max(0, int(steps)))
             if evaluated > data.num_validated:  # otherwise the last validation is the evaluation
                 tokens += evaluated
-            steps = (left - tokens * self.seconds_per_token) / per_step
+            steps = left / per_step - tokens * self.evaluating
         return step + max(0, int(min(steps, self.steps_needed - step)))

@@ -98,9 +98,9 @@ def choose_by_time(config: Config, default: Config, text: Text, machine: Machine
     """Choose what trains best within `minutes`; a run that has learned the text ends earlier."""
     budget = time_budget.fit(config, default, text, machine)
     chosen = budget.config
-    # A text that is learned before the time is over is learned better at the default rate
-    # (docs/experiments.md).
-    if budget.steps_needed > budget.steps_in_time:
+    # A text that is learned before the time is over, or by a trained model, is learned better at
+    # the default rate (docs/experiments.md).
+    if budget.steps_needed > budget.steps_in_time and not config.init_from:
         rate, warmup = rules.schedule_for(chosen.optim.name, budget.steps_in_time)
         optim = with_defaults(fill(config.optim, lr=rate, warmup=warmup))
         chosen = replace(chosen, optim=optim)

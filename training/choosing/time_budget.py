@@ -93,7 +93,7 @@ def fit(config: Config, default: Config, text: Text, machine: Machine) -> Budget
     """Choose what suits the time limit where `config` has `auto`; in `default` a default stands there."""
     assert config.minutes
     tokens = len(text.train)
-    model, data = default.model, default.data
+    model = default.model
     ends_at = 60 * config.minutes
     timed = replace(default, compile="false")
     hardware.check_memory(timed, text.tokenizer.size, machine)
@@ -118,11 +118,21 @@ def fit(config: Config, default: Config, text: Text, machine: Machine) -> Budget
     needed = tokens_needed(config, model, tokens)
     seen = min(in_time, needed)
     is_long = seen >= rules.DOUBLED_FROM * tokens_of_step(default)
+    chosen = replace(default, model=model, compile=compiled)
     if config.data.batch == "auto" and is_long and seen <= rules.FEW_EPOCHS * tokens:
-        data = replace(data, batch=2 * data.batch)
-    chosen = replace(default, model=model, data=data, compile=compiled)
+        doubled = replace(chosen, data=replace(chosen.data, batch=2 * chosen.data.batch))
+        chosen = doubled if fits(doubled, text, machine) else chosen
     size = tokens_of_step(chosen)
     return Budget(chosen, limit, why_compiled, token_seconds * size, in_time / size, needed / size)
+
+
+def fits(config: Config, text: Text, machine: Machine) -> bool:
+    """Return whether a step of the configured model fits into the memory."""
+    try:
+        hardware.check_memory(config, text.tokenizer.size, machine)
+    except InputError:
+        return False
+    return True
 
 
 def largest_model(
@@ -148,9 +158,7 @@ def largest_model(
             return chosen, "a larger model needs a longer text"
         if tokens_in_time < least * relative_seconds(model, default.model, text):
             return chosen, "a larger model needs more time"
-        try:
-            hardware.check_memory(replace(default, model=model), text.tokenizer.size, machine)
-        except InputError:
+        if not fits(replace(default, model=model), text, machine):
             return chosen, "a larger model needs more memory"
         chosen = model
     return chosen, "no preset is larger"

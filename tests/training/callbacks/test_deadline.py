@@ -124,7 +124,7 @@ def test_a_slower_machine_shortens_a_run_and_a_faster_one_does_not_lengthen_it(
     if cooldown < 1:  # otherwise the first choice knows of no validation
         assert len(clock.chosen) == 1 or after > before
     if after >= before:
-        assert ended > 59
+        assert ended > 58  # the validations of this clock do not become slower
 
 
 @pytest.mark.parametrize("step", [12, 400])
