@@ -138,8 +138,8 @@ LONG = [
     "name=cut",
     *JOB,
     "compile=false",
-    "trainer.max_steps=1000",
-    "trainer.val_check_interval=100",
+    "trainer.max_steps=300",
+    "trainer.val_check_interval=30",
 ]
 
 
