@@ -128,8 +128,7 @@ def describe_time(
     if config.optim.lr == "auto" and chosen.optim.lr != OptimConfig.lr:
         yield f"rate       {chosen.optim.lr:g} instead of {OptimConfig.lr:g}, because the steps are few"
     if budget.steps_in_time < MIN_STEPS:
-        few = count(int(steps), "step")
-        yield f"{minutes}: {few} will learn next to nothing; allow more time"
+        yield f"{minutes}: {count(int(steps), 'step')} will learn next to nothing; allow more time"
 
 
 def fill(config: Any, **values: Any) -> Any:

@@ -32,11 +32,6 @@ def block_weights(model: ModelConfig) -> int:
     return sum(parameter.numel() for parameter in untrained(model, 1).blocks.parameters())
 
 
-def usable_weights(tokens: int) -> float:
-    """Return how many weights a text of U tokens can use."""
-    return 2e6 * (tokens / 1e6) ** 0.36
-
-
 def learning(model: ModelConfig, tokens: int) -> tuple[float, float]:
     """Return the dropout of a model that reads a text often, and after how many epochs it has learned it."""
     weights = block_weights(model)

@@ -150,7 +150,8 @@ def largest_model(
         replace(default.model, layers=size.layers, heads=size.heads, dim=size.dim)
         for size in SMALLER + sizes
     )
-    usable = rules.usable_weights(len(text.train))
+    # the weights that a text of this length can use
+    usable = 2e6 * (len(text.train) / 1e6) ** 0.36
     for model in larger:
         weights = rules.block_weights(model)
         least = TOKENS_PER_WEIGHT[model.dim > ModelConfig.dim] * weights
