@@ -111,9 +111,8 @@ class Signals:
         return {number: signal.signal(number, self._receive) for number in slurm.stops()}
 
     def _receive(self, number: int, frame: Any) -> None:
-        if number == getattr(
-            signal, "SIGHUP", 0
-        ):  # a terminal that has closed takes no more lines
+        # A terminal that has closed takes no more lines.
+        if number == getattr(signal, "SIGHUP", 0):
             for out in (sys.stdout, sys.stderr):
                 with suppress(OSError):  # in tests a stream may have no file descriptor
                     if stat.S_ISCHR(os.fstat(out.fileno()).st_mode):

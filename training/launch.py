@@ -101,7 +101,7 @@ def launch(devices: int, run: Run, naming: list[str]) -> int:
         rdzv_endpoint="127.0.0.1:0",
         local_addr="127.0.0.1",
         max_restarts=0,
-        signals_to_handle=",".join(stop.name for stop in slurm.stops()),
+        signals_to_handle=",".join(["SIGQUIT", *(stop.name for stop in slurm.stops())]),
         shutdown_timeout=SAVE_SECONDS,
     )
     try:

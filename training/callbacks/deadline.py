@@ -99,11 +99,13 @@ class Deadline(L.Callback):
         if self.chooses_interval and trainer.max_steps < 0:
             # Lightning validates after each step whose number is a multiple of `val_check_batch`.
             since = trainer.global_step - pl_module.history.validated_step
-            is_due = self.timed and since >= self._interval(trainer, self.fitting(trainer))
-            trainer.val_check_batch = 1 if is_due else ENDLESS
-        if self._is_due(trainer) and pl_module.asynchronous:
+            validates = self.timed and since >= self._interval(trainer, self.fitting(trainer))
+            trainer.val_check_batch = 1 if validates else ENDLESS
+        is_due = self._is_due(trainer)
+        if is_due and pl_module.asynchronous:
             torch.cuda.synchronize(pl_module.device)  # wait for the steps that are still queued
-        if self._is_due(trainer):
+            is_due = self._is_due(trainer)
+        if is_due:
             self._choose(trainer)
 
     def _choose(self, trainer: Any) -> None:
