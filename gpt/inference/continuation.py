@@ -53,7 +53,7 @@ class Continuation:
     def add(self, token: int) -> None:
         """Append a token; one that completes a stop string ends the text before it or, if it is kept, after it."""
         self.undecided += self.utf8.decode(self.tokenizer.utf8([token]))
-        # also the end of a kept stop: a token adds a character at most, the last of the stop
+        # also the end of a kept stop, whose last character the token has just added
         end = len(self.undecided)
         for stop, is_kept in self.stops.items():
             begin = find_stop(self.before, self.undecided, stop)

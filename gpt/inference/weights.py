@@ -40,7 +40,7 @@ class Block(NamedTuple):
     norm2: Layer
     up: Layer
     down: Layer
-    taps: list[Array]  # K - 1 times (1, 1, C): with (C,), a text takes 2 % longer
+    taps: list[Array]  # K - 1 times (1, 1, C), for the same reason as a norm's (1, C)
 
 
 class Weights:
