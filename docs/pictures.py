@@ -271,8 +271,6 @@ def renew_demo() -> None:
 
 def main() -> None:
     """Make them all."""
-    from playwright.sync_api import sync_playwright
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -283,6 +281,8 @@ def main() -> None:
         "--quick", action="store_true", help="tiny runs in a temporary folder, to test this script"
     )
     given = parser.parse_args()
+    from playwright.sync_api import sync_playwright
+
     os.chdir(tempfile.mkdtemp() if given.quick else ROOT)
     for folder in (IMAGES, DEMO.parent):
         folder.mkdir(parents=True, exist_ok=True)
