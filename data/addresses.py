@@ -10,7 +10,7 @@ import aiohttp
 import fsspec
 from fsspec.callbacks import Callback
 
-from base.errors import InputError, nearest, one_line, printable
+from base.errors import InputError, one_line, printable
 from base.log import log
 from base.progress import Progress
 from data.cache import make_once
@@ -66,16 +66,13 @@ def _download(address: str, sha256: str, target: Path, progress: Progress) -> No
         is_local = getattr(error, "filename", None) == str(target)
         if is_local or getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT):
             raise
-        raise InputError(_reason(error, address), f"data.path={printable(address)}") from error
+        raise InputError(_reason(error), f"data.path={printable(address)}") from error
 
 
-def _reason(error: Exception, address: str) -> str:
-    """Say why the file at an address cannot be downloaded."""
+def _reason(error: Exception) -> str:
+    """Say why a file cannot be downloaded."""
     if isinstance(error, ImportError) and "s3fs" in str(error):
         return "needs s3fs: pip install -c constraints.txt -e '.[s3]'"
-    if "Protocol not known" in str(error):
-        kind, _, _ = address.partition("://")
-        return f"unknown kind of address{nearest(kind, sorted(fsspec.available_protocols()))}"
     if isinstance(error, FileNotFoundError):
         return "no such file or bucket; an address names one file, not a folder or a glob"
     if isinstance(error, PermissionError) or getattr(error, "status", None) in (401, 403):

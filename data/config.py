@@ -95,12 +95,9 @@ class DataConfig:
         except LookupError:
             known = "an encoding of Python, such as utf-8, utf-16, latin-1, cp1252"
             raise InputError(f"data.encoding={self.encoding}: must be {known}") from None
-        if self.documents == "":
-            raise InputError(
-                f"data.documents=: must be {', '.join(DOCUMENT_ENDS)}, a separator of documents, or null"
-            )
-        if self.field == "":
-            raise InputError("data.field=: must be the name of a field, or null")
+        for key in ("documents", "field"):
+            if getattr(self, key) == "":
+                raise InputError(f"data.{key}=: must not be empty")
         if self.field is not None and self.documents is not None:
             raise InputError(
                 f"data.field={self.field}: each row is a document; leave data.documents out"

@@ -1,7 +1,6 @@
 """Load training batches and validation windows for Lightning."""
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from itertools import count
 from typing import Any
 
@@ -22,7 +21,6 @@ from data.batches import (
 from data.config import DataConfig
 from data.text import Text
 from gpt.evaluation import window_batches
-from gpt.windows import EvaluationWindows
 
 ENDLESS = 2**40  # batches: more than any run trains on
 RESIDENT = 0.25  # maximum fraction of a GPU's free memory for the training text
@@ -93,21 +91,19 @@ class TextDataModule(L.LightningDataModule):
         trained = steps * self.tokens_per_step
         return num_evaluated(len(self.text.validation), trained, self.config.val_tokens)
 
-    @cached_property  # finding the documents of a list takes time
-    def validation_windows(self) -> EvaluationWindows:
-        return self.text.evaluated.windows(self.context, most=self.num_validated)
-
     def val_dataloader(self) -> DataLoader:
         """Return a loader of this device's share of the validation windows, in the same order in every validation."""
         assert self.trainer is not None
         trainer = self.trainer
+        text = self.text.evaluated
+        windows = text.windows(self.context, most=self.num_validated)  # takes time in a list
 
-        def windows() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        def batches() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             return window_batches(
-                self.text.evaluated,
-                self.validation_windows,
+                text,
+                windows,
                 rank=trainer.global_rank,
                 ranks=trainer.world_size,
             )
 
-        return DataLoader(_Batches(windows), batch_size=None)
+        return DataLoader(_Batches(batches), batch_size=None)

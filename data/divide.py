@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import IO
 
 from base.options import unescaped
@@ -53,12 +54,7 @@ class DocumentStats:
 
 
 def documents(
-    file: IO[bytes],
-    label: str,
-    rule: DocumentRule,
-    encoding: str | None,
-    tick: Tick = no_tick,
-    option: str = "data.encoding=",
+    file: IO[bytes], label: str, rule: DocumentRule, encoding: str | None, tick: Tick = no_tick
 ) -> Iterator[tuple[int, str]]:
     """Yield pairs (line in which the document begins or, in JSON and Parquet, number of its row; document) of a file.
 
@@ -73,7 +69,17 @@ def documents(
             # with the byte tokenizer, a character is a byte
             yield number, text if encoding else text.encode().decode("latin-1")
         return
-    yield from divide(decode(file, label, encoding, tick, option), rule, encoding)
+    texts = decode(file, label, encoding, tick)
+    if rule.kind == "file":
+        yield 1, "".join(texts)
+    elif rule.kind == "part":
+        separator = rule.name if encoding else rule.name.encode().decode("latin-1")
+        yield from _parts(texts, separator)
+    elif rule.kind == "line":
+        for line, text in enumerate(lines(texts), 1):
+            yield line, text.removesuffix("\r")
+    else:
+        yield from _paragraphs(lines(texts))
 
 
 def parts(
@@ -82,43 +88,23 @@ def parts(
     rule: DocumentRule | None,
     encoding: str | None,
     tick: Tick = no_tick,
-    option: str = "data.encoding=",
 ) -> list[tuple[int, str]]:
     """Return the `documents` of a file that are not blank or, without a rule, the whole text as one pair (1, text)."""
     if rule is None:
-        return [(1, "".join(decode(file, label, encoding, tick, option)))]
-    pairs = documents(file, label, rule, encoding, tick, option)
+        return [(1, "".join(decode(file, label, encoding, tick)))]
+    pairs = documents(file, label, rule, encoding, tick)
     return [(line, text) for line, text in pairs if text.strip()]
 
 
-def divide(
-    texts: Iterable[str], rule: DocumentRule, encoding: str | None = "utf-8"
-) -> Iterator[tuple[int, str]]:
-    """Divide a file, given in parts, by any rule but that of rows: see `documents`."""
-    if rule.kind == "file":
-        yield 1, "".join(texts)
-    elif rule.kind == "part":
-        separator = rule.name if encoding else rule.name.encode().decode("latin-1")
-        yield from _parts(texts, separator)
-    elif rule.kind == "line":
-        yield from ((line, text.removesuffix("\r")) for line, text in enumerate(lines(texts), 1))
-    else:
-        yield from _paragraphs(enumerate(lines(texts), 1))
-
-
-def _paragraphs(numbered: Iterable[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+def _paragraphs(texts: Iterable[str]) -> Iterator[tuple[int, str]]:
+    """Yield pairs (line in which it begins, paragraph) of the lines of a file."""
     paragraph: list[str] = []
-    begin = 1
-    for line, text in numbered:
+    for line, text in enumerate(chain(texts, [""]), 1):  # a blank line ends the last one, too
         if text and not text.isspace():
-            if not paragraph:
-                begin = line
             paragraph.append(text)
         elif paragraph:
-            yield begin, "\n".join(paragraph).removesuffix("\r")
+            yield line - len(paragraph), "\n".join(paragraph).removesuffix("\r")
             paragraph = []
-    if paragraph:
-        yield begin, "\n".join(paragraph).removesuffix("\r")
 
 
 def _parts(texts: Iterable[str], separator: str) -> Iterator[tuple[int, str]]:

@@ -133,11 +133,7 @@ def entries(path: str) -> list[str]:
     is_list = path.startswith("[") and path.endswith("]")
     if not is_list or os.path.exists(os.path.expanduser(path)):
         return [path]
-    names = [name.strip() for name in path[1:-1].split(",")]
-    if not all(names):
-        form = "the list has an empty name; write 'data.path=[a.txt,b.txt]'"
-        raise InputError(form, f"data.path={printable(path)}")
-    return names
+    return [name.strip() for name in path[1:-1].split(",")]
 
 
 def split_fragment(entry: str) -> tuple[str, str, str]:
@@ -188,24 +184,19 @@ def _find(path: str, config: DataConfig, notes: list[str]) -> list[SourceFile]:
         return _sources([Path(expanded)], Path(expanded).parent)
     if os.path.exists(expanded):
         raise InputError("is neither a file nor a directory", key)
+    if "," in path and not glob.has_magic(path):
+        whole = shlex.quote(f"data.path=[{printable(path)}]")
+        way = f"for one text: {whole}; for a run on each: add -m"
+        raise InputError("no such file or directory", key, way)
     if not glob.has_magic(path):
-        raise InputError(f"no such file or directory{_alternative(path)}", key)
+        missing = Path(expanded)
+        names = [path.name for path in missing.parent.glob("*")]
+        alternative = printable(nearest(missing.name, names, missing.suffix))
+        raise InputError(f"no such file or directory{alternative}", key)
     files = _matches(expanded, notes)
     if not files:
         raise InputError("no file matches", key)
     return files
-
-
-def _alternative(path: str) -> str:
-    """Return the end of an error line: what a path that does not exist may have meant, or ""."""
-    if "," in path:
-        whole = shlex.quote(f"data.path=[{printable(path)}]")
-        return f"; for one text: {whole}; for a run on each: add -m"
-    expanded = Path(os.path.expanduser(path))
-    folder = expanded.parent
-    if not path or not folder.is_dir() or not os.access(folder, os.R_OK):
-        return ""
-    return printable(nearest(expanded.name, os.listdir(folder), expanded.suffix))
 
 
 def _is_apart(folder: Path) -> bool:
@@ -297,7 +288,7 @@ def _listed(names: list[str], config: DataConfig, notes: list[str]) -> list[Sour
 
 def unzipped(source: SourceFile) -> list[SourceFile]:
     """Return each file in a zip file, or [source] if it is not one."""
-    if suffix(source.place) != ".zip":
+    if suffix(source.label) != ".zip":
         return [source]
     with readable(source.label):
         refuse_pointer(source.path, source.label)
@@ -318,8 +309,8 @@ def _preferred(
     A note counts the others, and ends with the `way` to read them.
     """
     preferred = TABLES if config.field is not None else (".txt",)
-    chosen = [source for source in files if suffix(source.place) in preferred]
-    kinds = Counter(suffix(source.place) for source in files)
+    chosen = [source for source in files if suffix(source.label) in preferred]
+    kinds = Counter(suffix(source.label) for source in files)
     others = Counter({kind: n for kind, n in kinds.items() if kind not in preferred})
     if not chosen or not others:
         return list(files)
@@ -349,7 +340,7 @@ def without_binary(corpus: Corpus, with_field: bool) -> Corpus:
         files = list(group)
         chosen = []
         for source in files:
-            is_table = with_field and suffix(source.place) in TABLES
+            is_table = with_field and suffix(source.label) in TABLES
             if corpus.python:
                 is_text = source.path.read_bytes().isascii()
             else:
@@ -362,7 +353,7 @@ def without_binary(corpus: Corpus, with_field: bool) -> Corpus:
     notes = corpus.notes
     if binary and not corpus.python:
         notes += (f"left out {count(len(binary), 'binary file')}: {_some(binary)}",)
-    tables = [source for source in texts if suffix(source.place) in TABLES]
+    tables = [source for source in texts if suffix(source.label) in TABLES]
     if tables and not with_field:
         what = "with the syntax of its table; data.field=NAME reads a field of each row"
         notes += (f"{tables[0].label} is read as plain text, {what}",)

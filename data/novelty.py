@@ -40,7 +40,10 @@ def longest_copies(texts: Sequence[np.ndarray], trained: np.ndarray) -> list[Cop
             # A window that begins in this chunk may reach beyond it.
             chunk = Hashed(trained[begin : begin + size + longest - 1], forward, inverses)
             for i, text in enumerate(hashed):
-                copies[i] = _longer_copy(copies[i], text, chunk, size)
+                longer = _copy_above(copies[i].length, text, chunk, size)
+                while longer is not None:
+                    copies[i] = longer
+                    longer = _copy_above(longer.length, text, chunk, size)
             progress.update(min(size, len(trained) - begin))
             begin += size
             size = min(2 * size, max_size)
@@ -71,19 +74,10 @@ class Hashed:
         return self.known[k]
 
 
-def _longer_copy(copy: Copy, text: Hashed, chunk: Hashed, size: int) -> Copy:
-    """Return the longest of `copy` and the copies that begin in a chunk's first `size` tokens."""
-    longest = copy
-    while longest.length < len(text.tokens):
-        longer = _copy_above(longest.length, text, chunk, size)
-        if longer is None:
-            break
-        longest = longer
-    return longest
-
-
 def _copy_above(length: int, text: Hashed, chunk: Hashed, size: int) -> Copy | None:
     """Return a copy of more than `length` tokens that begins in the first `size` tokens of a chunk, if there is one."""
+    if length == len(text.tokens):
+        return None
     hashes, upper = text.windows(length + 1)  # 2 x (windows of the text,)
     chunk_hashes, chunk_upper = chunk.windows(length + 1)  # 2 x (windows of the chunk,)
 
@@ -125,17 +119,13 @@ def repeats(documents: Sequence[np.ndarray], trained: np.ndarray, end: np.ndarra
     width = trained.itemsize
     # an end mark before the first document, too
     joined = np.concatenate((end.astype(trained.dtype), trained)).tobytes()
-
-    def contains(passage: bytes) -> bool:
-        place = joined.find(passage)
-        while place > 0 and place % width:  # within a token
-            place = joined.find(passage, place + 1)
-        return place >= 0
-
     contained: list[bool] = []
     for document in documents:
-        marked = np.concatenate((end, document, end)).astype(trained.dtype)
-        contained.append(len(document) > 0 and contains(marked.tobytes()))
+        marked = np.concatenate((end, document, end)).astype(trained.dtype).tobytes()
+        place = joined.find(marked)
+        while place > 0 and place % width:  # within a token
+            place = joined.find(marked, place + 1)
+        contained.append(len(document) > 0 and place >= 0)
     return contained
 
 

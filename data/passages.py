@@ -12,20 +12,25 @@ ATTENDED = 30  # tokens of the passage whose attention is plotted
 SEARCHED = 2**12  # tokens of validation in which the line where this passage begins is searched
 
 
-def prompt(text: Text, at: float = 0.5) -> Tensor:
-    """Return a prompt of at most `PROMPT` tokens from the validation split: (T0,) int64.
+def prompts(text: Text) -> Tensor:
+    """Return two prompts of at most `PROMPT` tokens from different parts of the validation split: (2, T0) int64.
 
-    It begins about at the fraction `at` of the split. If the text is divided into documents, the
-    prompt is only an end mark, after which a model begins a document.
+    If the text is divided into documents, each is only an end mark, after which a model begins a
+    document.
     """
-    if text.documents:
-        return torch.from_numpy(text.tokenizer.encode(text.documents.rule.end))
-    begin = int(len(text.validation) * at)
-    tokens = text.validation[begin : begin + PROMPT]
-    starts = _line_starts(text, tokens)
-    if len(starts) > 1:
-        tokens = tokens[starts[0] : starts[-1]]  # whole lines
-    return torch.from_numpy(tokens.astype("int64"))
+    if text.end is not None:
+        return torch.from_numpy(text.end.astype("int64")).repeat(2, 1)
+    passages: list[np.ndarray] = []
+    for fraction in (0.25, 0.75):
+        begin = int(len(text.validation) * fraction)
+        tokens = text.validation[begin : begin + PROMPT]
+        starts = _line_starts(text, tokens)
+        if len(starts) > 1:
+            tokens = tokens[starts[0] : starts[-1]]  # whole lines
+        passages.append(tokens)
+    length = min(map(len, passages))
+    together = np.stack([tokens[-length:] for tokens in passages])  # (2, T0)
+    return torch.from_numpy(together.astype("int64"))
 
 
 def _line_starts(text: Text, tokens: np.ndarray) -> list[int]:
@@ -43,14 +48,6 @@ def as_shown(text: Text, given: np.ndarray, written: np.ndarray) -> tuple[str, s
     if text.documents is None:
         return decode(given), decode(written)
     return "", complete_documents(decode(written), text.documents.rule.end)
-
-
-def prompts(text: Text) -> Tensor:
-    """Return two prompts of the same length, from different parts of the validation split: (2, T0) int64."""
-    first = prompt(text, 0.25)
-    second = prompt(text, 0.75)
-    length = min(len(first), len(second))
-    return torch.stack((first[-length:], second[-length:]))  # (2, T0)
 
 
 def passage(text: Text, length: int) -> Tensor:

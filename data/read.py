@@ -14,7 +14,6 @@ from functools import lru_cache, partial
 from itertools import chain
 from pathlib import Path, PurePath
 from typing import IO, Any
-from urllib.parse import urlsplit
 
 from base.errors import InputError, one_line, printable
 
@@ -26,13 +25,11 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
 FORMATTED = (b"{\\rtf", b"%PDF-")
 LFS = b"version https://git-lfs.github.com/spec/"
 SAVE = "save it as plain text (.txt) in the program that opens it"
-# What makes text or a table of a file, by suffix.
+# What else to do with a file that is not text, by suffix.
 WAYS = {
     ".parquet": "data.field=NAME reads one of its columns",
     ".tar": "unpack it and name its folder",
     ".tgz": "unpack it and name its folder",
-    ".xlsx": "save its sheet as CSV, which data.field=NAME reads",
-    ".sqlite": "export a table as CSV, which data.field=NAME reads",
 }
 # Bytes read at a time. Even in UTF-32, a chunk is below the 128 KiB from which on glibc returns freed
 # memory to the system, whose page faults would cost a fifth of the time of encoding.
@@ -63,16 +60,11 @@ class SourceFile:
     split: str = ""  # the split to which the file belongs if data.validation is set, otherwise ""
 
     @property
-    def place(self) -> str:
-        """The file's path or the path of its address, with its path inside a zip file appended if it is in one."""
-        place = urlsplit(self.address).path if self.address else str(self.path)
-        return f"{place}/{self.member}" if self.member else place
-
-    @property
     def label(self) -> str:
-        """The file's place for messages, which an address begins."""
-        member = f"/{self.member}" if self.member else ""
-        return printable((self.address or str(self.path)) + member)
+        """The file's path or its address without a query, with its path inside a zip file appended if it is in one."""
+        address, *_ = re.split("[?#]", self.address)
+        place = address or str(self.path)
+        return printable(f"{place}/{self.member}" if self.member else place)
 
     @contextmanager
     def open(self) -> Iterator[IO[bytes]]:
@@ -83,7 +75,21 @@ class SourceFile:
                 stored = stack.enter_context(archive(self.path).open(self.member))
             else:
                 stored = stack.enter_context(open(self.path, "rb"))
-            yield stack.enter_context(unpacked(stored, self.place))
+            module = COMPRESSED.get(PurePath(self.label.lower()).suffix)
+            if module is None:
+                yield stored
+                return
+            try:
+                library: Any = importlib.import_module(module)
+            except ImportError:
+                raise InputError(f"{self.label}: needs {module}: pip install {module}") from None
+            # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError. `except ()`
+            # catches nothing.
+            own_error: Any = getattr(library, "LZMAError", None) or getattr(library, "ZstdError", ())
+            try:
+                yield stack.enter_context(library.open(stored))
+            except own_error as error:
+                raise EOFError(one_line(error)) from None  # which `readable` reports
 
 
 def refuse_pointer(path: Path, label: str) -> None:
@@ -108,27 +114,6 @@ def readable(label: str) -> Iterator[None]:
         raise InputError(f"{what}; it may be damaged, encrypted or have a wrong name") from None
 
 
-@contextmanager
-def unpacked(file: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-    """Context manager that yields `file`, decompressed while it is read if `name` ends with .gz, .bz2, .xz or .zst."""
-    module = COMPRESSED.get(PurePath(name.lower()).suffix)
-    if module is None:
-        yield file
-        return
-    try:
-        library: Any = importlib.import_module(module)
-    except ImportError:
-        raise InputError(f"{printable(name)}: needs {module}: pip install {module}") from None
-    # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError. `except ()`
-    # catches nothing.
-    library_error: Any = getattr(library, "LZMAError", None) or getattr(library, "ZstdError", ())
-    try:
-        with library.open(file) as content:
-            yield content
-    except library_error as error:
-        raise EOFError(one_line(error)) from None  # which `readable` reports
-
-
 def archive(path: Path) -> zipfile.ZipFile:
     """Return the zip file `path`, opened for reading and cached, so that the list of files in it is read only once."""
     stat = path.stat()
@@ -142,8 +127,6 @@ def _archive(path: Path, *_: int) -> zipfile.ZipFile:
 
 def suffix(name: str) -> str:
     """Return the lower-case suffix of a file name, ignoring a compression suffix: .txt for both a.txt and a.txt.gz."""
-    if "://" in name:
-        name = urlsplit(name).path
     path = PurePath(name.lower())
     if path.suffix in COMPRESSED:
         path = path.with_suffix("")
@@ -159,17 +142,12 @@ def chunks(file: IO[bytes]) -> Iterator[bytes]:
 
 
 def decode(
-    file: IO[bytes],
-    name: str,
-    encoding: str | None,
-    tick: Tick = no_tick,
-    option: str = "data.encoding=",
+    file: IO[bytes], label: str, encoding: str | None, tick: Tick = no_tick
 ) -> Iterator[str]:
-    """Yield the text of a file in chunks, without byte order marks and with LF line ends.
+    """Yield the text of the file `label` in chunks, without byte order marks and with LF line ends.
 
     `encoding=None` reads bytes: each becomes the character whose code point is its value, and
-    nothing is changed. `name` is the file's, and `option` how the command line sets its encoding,
-    both for messages.
+    nothing is changed.
     """
     if encoding is None:
         for chunk in chunks(file):
@@ -181,7 +159,7 @@ def decode(
         b"a".decode(encoding, "replace")
         codec = codecs.getincrementaldecoder(encoding)()
     except (LookupError, UnicodeError):
-        raise InputError(f"{option}{encoding}: is not an encoding of text files") from None
+        raise InputError(f"data.encoding={encoding}: is not an encoding of text files") from None
     decoder = io.IncrementalNewlineDecoder(codec, translate=True)
     offset = 0  # bytes read
     line = 1
@@ -192,26 +170,28 @@ def decode(
             offset += len(chunk)
             text = decoder.decode(chunk, final=not chunk)
             if at_start and chunk:
-                check_beginning(chunk, name, encoding, option, is_decoded=True)
+                check_beginning(chunk, label, encoding, is_decoded=True)
             line += text.count("\n")
             text = text.replace("\ufeff", "")
             tick(chunk, text)
             yield text
     except UnicodeDecodeError as error:
         if offset == len(chunk):  # at the start
-            check_beginning(chunk, name, encoding, option, is_decoded=False)
+            check_beginning(chunk, label, encoding, is_decoded=False)
         # `error.object` may begin with the end of the previous chunk. It ends where reading stopped.
         byte = offset - len(error.object) + error.start
         line += error.object[: error.start].decode(encoding, "ignore").count("\n")
-        what = (
-            f"{printable(name)}: byte {byte:,} (line {line:,}) is not {encoding} ({error.reason})"
-        )
-        raise WrongEncoding(what, advice=_about_damage(chunk, encoding, option)) from None
+        advice = "name its encoding with data.encoding=NAME, such as cp1252 or utf-16"
+        decoded = chunk.decode(encoding, "replace")
+        places = len(re.findall("\N{REPLACEMENT CHARACTER}+", decoded))
+        letters = sum(not character.isascii() for character in decoded) - places
+        if places <= 1 or letters > 10 * places:
+            advice = f"one damaged place in text that is otherwise {encoding}, or else {advice}"
+        reason = f"{label}: byte {byte:,} (line {line:,}) is not {encoding} ({error.reason})"
+        raise WrongEncoding(reason, advice=advice) from None
     except UnicodeError as error:  # UTF-16 without a byte order mark
-        raise WrongEncoding(
-            f"{printable(name)}: is not {encoding} ({error})",
-            advice=f"name its encoding: {option}NAME",
-        ) from None
+        advice = "name its encoding: data.encoding=NAME"
+        raise WrongEncoding(f"{label}: is not {encoding} ({error})", advice=advice) from None
 
 
 def is_binary(source: SourceFile, encoding: str | None) -> bool:
@@ -242,37 +222,18 @@ def lines(texts: Iterable[str]) -> Iterator[str]:
         yield last
 
 
-def _about_damage(chunk: bytes, encoding: str, option: str) -> str:
-    advice = f"name its encoding with {option}NAME, such as cp1252 or utf-16"
-    text = chunk.decode(encoding, "replace")
-    places = len(re.findall("\N{REPLACEMENT CHARACTER}+", text))
-    letters = sum(not character.isascii() for character in text) - places
-    if places <= 1 or letters > 10 * places:
-        return f"one damaged place in text that is otherwise {encoding}, or else {advice}"
-    return advice
-
-
-def check_beginning(
-    chunk: bytes, name: str, encoding: str, option: str, *, is_decoded: bool
-) -> None:
+def check_beginning(chunk: bytes, label: str, encoding: str, *, is_decoded: bool) -> None:
     """Raise an `InputError` if a file that begins with `chunk` is not text in this encoding."""
-    label = printable(name)
     if codecs.lookup(encoding).name.startswith(("utf-16", "utf-32")):
         return  # NUL bytes are normal
     for mark, true in MARKS.items():
         if chunk.startswith(mark):
-            raise WrongEncoding(f"{label}: is not {encoding}", advice=f"use {option}{true}")
-    half = len(chunk) // 2
-    for first, true in ((0, "utf-16-be"), (1, "utf-16-le")):
-        zeros = chunk[first::2].count(0)
-        if half and zeros > 0.4 * half and chunk.count(0) - zeros < 0.1 * half:
-            what = f"{label}: is not {encoding}: every second byte is NUL"
-            raise WrongEncoding(what, advice=f"if it is text: {option}{true}")
+            raise WrongEncoding(f"{label}: is not {encoding}", advice=f"use data.encoding={true}")
     controls = sum(map(chunk.decode("latin-1").count, CONTROLS))
     is_binary = controls > len(chunk) * (0.05 if is_decoded else 0.01)
     is_tar = chunk[257:262] == b"ustar"
     if is_binary or is_tar or chunk.startswith(FORMATTED):
-        kind = ".tar" if is_tar else suffix(name)
+        kind = ".tar" if is_tar else suffix(label)
         raise NotText(f"{label}: is not plain text", advice=WAYS.get(kind, SAVE))
 
 

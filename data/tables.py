@@ -10,7 +10,7 @@ from typing import IO, Any
 from base.errors import InputError, nearest, one_line, printable
 from base.options import unescaped
 from data.config import END
-from data.read import WAYS, Tick, decode, lines, no_tick, suffix
+from data.read import Tick, decode, lines, no_tick, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
 TEMPLATE = re.compile(r"\{\{|\}\}|\{([^{}]+)\}")  # a brace of the text, or a field
@@ -31,8 +31,8 @@ def fields(
     """
     kind = suffix(label)
     if kind not in TABLES:
-        reason = f"data.field={printable(field)}: reads *{', *'.join(TABLES)}, but not {label}"
-        raise InputError(reason, advice=WAYS.get(kind, ""))
+        reason = f"reads *{', *'.join(TABLES)}, but not {label}"
+        raise InputError(reason, f"data.field={printable(field)}")
     names = [name for name in TEMPLATE.findall(field) if name]
     pattern = TEMPLATE.sub(lambda part: "{}" if part[1] else part[0], unescaped(field))
     known = set[str]()  # names of fields that rows have

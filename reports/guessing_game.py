@@ -87,7 +87,7 @@ def read_texts(source: str, rule: DocumentRule | None) -> list[str]:
     try:
         corpus = without_binary(find(DataConfig(path=source, field=field)), field is not None)
         for source_file in corpus.files:
-            dividing = rule if rule and rule.divides(source_file.place) else None
+            dividing = rule if rule and rule.divides(source_file.label) else None
             with source_file.open() as file:
                 pairs = parts(file, source_file.label, dividing, corpus.encoding)
                 texts += [text for _, text in pairs]

@@ -188,7 +188,11 @@ def read_file(
         # of lines, for example, the file is one text, which contains its end marks
         if rule and not options.per_document and not rule.divides(label):
             rule = None
-        pairs = parts(file, label, rule, encoding, file_hash.update, option="--encoding ")
+        try:
+            pairs = parts(file, label, rule, encoding, file_hash.update)
+        except InputError as error:
+            message = str(error).replace("data.encoding=", "--encoding ")
+            raise InputError(message) from None
     sha256, text_hash = file_hash.finish()
     return ScoredText(pairs, rule, sha256, [text_hash])
 
