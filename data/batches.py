@@ -52,16 +52,11 @@ def epoch_starts_in_circle(length: int, seed: int, epoch: int, context: int) -> 
     successive phases are then spread evenly, too: independent ones would leave some tokens unread
     for many epochs.
     """
-    windows = circle_windows(length, context)
+    windows = math.ceil(length / context)
     first_phase = np.random.default_rng(seed).random()
     phase = (first_phase + epoch * GOLDEN_RATIO) % 1
     order = np.random.default_rng([seed, epoch]).permutation(windows)
     return ((phase + order) * length / windows).astype(np.int64)
-
-
-def circle_windows(length: int, context: int) -> int:
-    """Return the number of windows that cover a circle of `length` tokens."""
-    return -(-length // context)
 
 
 def at_documents(
@@ -95,19 +90,14 @@ class TrainingWindows:
     def starts(self, step: int, steps: int = 1) -> np.ndarray:
         """Return where the windows of `steps` steps begin: (steps * batch,) int64.
 
-        The first of them is step `steps * step` of the run. A `ValueError` is raised if the text
-        is too short for a window.
+        The first of them is step `steps * step` of the run.
         """
         length = len(self.tokens)
-        if length <= self.context:
-            raise ValueError(
-                f"{length} tokens are too few for a window of {self.context} tokens and its targets"
-            )
         if self.end is None:
             per_epoch = windows_per_epoch(length, self.context)
             starts_of = epoch_starts
         else:
-            per_epoch = circle_windows(length, self.context)
+            per_epoch = math.ceil(length / self.context)
             starts_of = epoch_starts_in_circle
         # Batches are consecutive slices of one sequence, so several are one batch of more windows.
         batch = steps * self.batch
@@ -138,11 +128,10 @@ def on_device(
 ) -> "np.ndarray | torch.Tensor":
     """Return a copy of the tokens of a text, (N,), on a GPU, or `tokens` itself if it would need over `max_bytes`."""
     # torch cannot gather uint16 on CUDA, so such tokens become int32.
-    dtype, token_bytes = (np.uint8, 1) if tokens.dtype == np.uint8 else (np.int32, 4)
-    if len(tokens) * token_bytes > max_bytes:
+    dtype = np.dtype("uint8" if tokens.dtype == np.uint8 else "int32")
+    if len(tokens) * dtype.itemsize > max_bytes:
         return tokens
-    torch_dtype = torch.uint8 if token_bytes == 1 else torch.int32
-    resident = torch.empty(len(tokens), dtype=torch_dtype, device=device)
+    resident = torch.empty(len(tokens), dtype=getattr(torch, dtype.name), device=device)
     for start in range(0, len(tokens), COPIED):
         piece = np.array(tokens[start : start + COPIED], dtype)  # a copy: `tokens` is read-only
         resident[start : start + COPIED] = torch.from_numpy(piece)

@@ -100,10 +100,7 @@ class TextDataModule(L.LightningDataModule):
 
         def batches() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
             return window_batches(
-                text,
-                windows,
-                rank=trainer.global_rank,
-                ranks=trainer.world_size,
+                text, windows, rank=trainer.global_rank, ranks=trainer.world_size
             )
 
         return DataLoader(_Batches(batches), batch_size=None)

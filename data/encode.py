@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from base.errors import InputError, nearest, printable
+from base.errors import InputError, nearest
 from base.progress import Progress, count
 from data.cache import make_once
 from data.config import DOCUMENT_ENDS, END
@@ -76,14 +76,10 @@ class Encoder:
         name = self.corpus.name
         characters = "".join(map(chr, np.flatnonzero(self.seen)))
         if end == END and END in characters:
-            way = "remove it, or set data.documents=line or paragraph"
-            if self.corpus.encoding is None:
-                way = "leave data.documents out"  # bytes need not have lines
+            way = "remove it, or leave data.documents out"
             raise InputError(f"{name}: contains U+0003, the end mark of documents; {way}")
-        if not characters:
-            raise InputError(f"{name}: is empty: 0 characters")
-        if len(characters) == 1:
-            what = f"holds only one distinct character, {characters!r}"
+        if len(characters) < 2:
+            what = f"holds {count(len(characters), 'distinct character')}"
             raise InputError(f"{name}: {what}: there is nothing to learn")
         if self.corpus.encoding is None:
             return ByteTokenizer()
@@ -310,7 +306,7 @@ def _check_distinct(
     if distinct >= least:
         return
     key = "data.field" if rule.kind == "row" else "data.documents"
-    value = printable(rule.name.replace("\n", r"\n").replace("\t", r"\t") or rule.kind)
+    value = repr(rule.name)[1:-1] or rule.kind  # a line break as \n
     found = f"{count(documents, 'document')}, {distinct:,} different"
     way = f"at least {least} different ones are needed"
     if rule.kind == "part":  # a misspelled kind counts as a separator

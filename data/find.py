@@ -177,7 +177,7 @@ def _find(path: str, config: DataConfig, notes: list[str]) -> list[SourceFile]:
     if os.path.isdir(expanded):
         files = _walk(Path(expanded), notes)
         if not files:
-            raise InputError("the directory holds no files", key)
+            raise InputError("the directory holds no files that can be read", key)
         everything = shlex.quote(f"data.path={glob.escape(path).rstrip('/')}/**/*")
         return _preferred(files, config, notes, f"to read all: {everything}")
     if os.path.isfile(expanded):
@@ -211,32 +211,22 @@ def _is_apart(folder: Path) -> bool:
 
 def _walk(root: Path, notes: list[str], without: Iterable[str] = ()) -> list[SourceFile]:
     """Return each file in and below `root` that is not hidden, in a folder in `without` or in one that `_is_apart`."""
-    closed = list[str]()
-    apart = list[str]()
+    left_out = list[str]()
     paths = list[Path]()
     for folder, subfolders, files in os.walk(
-        root, onerror=lambda error: closed.append(os.fsdecode(error.filename))
+        root, onerror=lambda error: left_out.append(os.fsdecode(error.filename))
     ):
-        if not os.access(folder, os.X_OK):  # names can be listed, but files cannot be opened
-            closed.append(folder)
-            subfolders.clear()
-            continue
         for name in [*subfolders]:
             if name.startswith(".") or name in without:
                 subfolders.remove(name)  # so `os.walk` does not enter it
             elif _is_apart(Path(folder, name)):
                 subfolders.remove(name)
-                apart.append(name)
+                left_out.append(name)
         visible = [Path(folder, name) for name in files if not name.startswith(".")]
         paths += filter(os.path.isfile, visible)
-    if str(root) in closed:
-        raise InputError(f"{printable(root)}: cannot be read: permission denied")
-    if closed:
-        what = f"left out {count(len(closed), 'folder')} that cannot be read"
-        notes.append(f"{what}: {_some(closed)}")
-    if apart:
-        what = f"left out {count(len(apart), 'folder')} of runs or environments"
-        notes.append(f"{what}: {_some(apart)}; name one to read it")
+    if left_out:
+        what = f"left out {count(len(left_out), 'folder')} (runs, environments or closed)"
+        notes.append(f"{what}: {_some(left_out)}; name one to read it")
     return _sources(paths, root)
 
 
@@ -250,8 +240,7 @@ def _matches(pattern: str, notes: list[str]) -> list[SourceFile]:
     if not root.is_dir():
         return []
     below = os.path.relpath(pattern, root)
-    # Of `a*/**`, which walks all of the folder, what is left out may have nothing to do with `a*`.
-    sources = _walk(root, notes if below.startswith("**") else [])
+    sources = _walk(root, notes)
     from fsspec.utils import glob_translate  # in a few runs; Python 3.13 has it, too
 
     try:
@@ -294,11 +283,10 @@ def unzipped(source: SourceFile) -> list[SourceFile]:
         refuse_pointer(source.path, source.label)
         members = archive(source.path).infolist()
     names = {info.filename for info in members if not info.is_dir()}  # one may occur twice
-    if not names:
+    visible = sorted(name for name in names if "/." not in f"/{name}")
+    if not visible:
         raise InputError(f"{source.label}: the zip file holds no files")
-    hidden = {name for name in names if "/." in f"/{name}"}
-    chosen = sorted(names - hidden or hidden)  # hidden files only if all are hidden
-    return [replace(source, name=f"{source.name}/{name}", member=name) for name in chosen]
+    return [replace(source, name=f"{source.name}/{name}", member=name) for name in visible]
 
 
 def _preferred(
@@ -309,9 +297,14 @@ def _preferred(
     A note counts the others, and ends with the `way` to read them.
     """
     preferred = TABLES if config.field is not None else (".txt",)
-    chosen = [source for source in files if suffix(source.label) in preferred]
-    kinds = Counter(suffix(source.label) for source in files)
-    others = Counter({kind: n for kind, n in kinds.items() if kind not in preferred})
+    chosen = list[SourceFile]()
+    others = Counter[str]()
+    for source in files:
+        kind = suffix(source.label)
+        if kind in preferred:
+            chosen.append(source)
+        else:
+            others[kind] += 1
     if not chosen or not others:
         return list(files)
     kind = "*.txt file"

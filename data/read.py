@@ -85,7 +85,9 @@ class SourceFile:
                 raise InputError(f"{self.label}: needs {module}: pip install {module}") from None
             # lzma and zstd have their own kind of error; gzip and bz2 raise an OSError. `except ()`
             # catches nothing.
-            own_error: Any = getattr(library, "LZMAError", None) or getattr(library, "ZstdError", ())
+            own_error: Any = getattr(library, "LZMAError", None) or getattr(
+                library, "ZstdError", ()
+            )
             try:
                 yield stack.enter_context(library.open(stored))
             except own_error as error:

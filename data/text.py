@@ -179,16 +179,10 @@ def _overfitted(text: Text, length: int, context: int) -> Text:
     part = train[:length]  # of training, and all of validation and test
 
     characters_of = text.tokenizer.token_sizes[:, 0]  # (V,), characters of each token
-    held_out = int(characters_of[part].sum())
-    characters = {
-        "train": int(characters_of[train].sum()),
-        "validation": held_out,
-        "test": held_out,
-    }
+    arrays: dict[str, Any] = {"train": train, "validation": part, "test": part}
+    characters = {split: int(characters_of[tokens].sum()) for split, tokens in arrays.items()}
     texts: list[TextRead] = [{**text.texts[0], "split": ""}]  # because no text is held out
-    return replace(
-        text, train=train, validation=part, test=part, characters=characters, texts=texts
-    )
+    return replace(text, **arrays, characters=characters, texts=texts)
 
 
 def check_lengths(
@@ -203,8 +197,6 @@ def check_lengths(
     for split, tokens in arrays.items():
         if len(tokens) >= least_of[split]:
             continue
-        if config.validation is not None:
-            name = printable(config.path if split == "train" else getattr(config, split))
         unit = "bytes" if config.tokenizer == "byte" else "characters"
         reason = f"{split} holds {len(tokens):,} {unit} but needs at least {least_of[split]:,}"
         if split != "test":

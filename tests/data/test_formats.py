@@ -58,12 +58,6 @@ def test_a_compressed_file_is_its_content(tmp_path, opened, compressed, tokenize
     assert packed.train.tolist() == plain.train.tolist()
 
 
-def test_a_compressed_text_is_one_of_a_folder(tmp_path, compressed):
-    suffix, content = compressed
-    make(tmp_path, {f"d/a.txt.{suffix}": content, "d/b.md": "never"})
-    assert names(corpus(tmp_path / "d")) == [f"a.txt.{suffix}"]
-
-
 @pytest.mark.parametrize("harm", ["cut", "not compressed"])
 def test_a_compressed_file_that_is_damaged_is_named(tmp_path, opened, compressed, harm):
     suffix, content = compressed
@@ -109,8 +103,6 @@ ZIPPED = zipped({"a.txt": TEXT})
 LISTED = ZIPPED.index(b"PK\1\2")
 OFFICE = zipped({"word/document.xml": "<a/>"})
 PDF = b"%PDF-1.5\n" + PICTURE
-TABLE = "export a table as CSV, which data.field=NAME reads$"
-SHEET = "save its sheet as CSV, which data.field=NAME reads$"
 
 
 def harmed(places, value):
@@ -129,8 +121,7 @@ REFUSED = {  # a file's content, and of the refusal
     "empty.zip": (zipped({}), ".*holds no files"),
     "a.rtf": (b"{\\rtf1 " + TEXT.encode() + b"}", ": .*is not plain text; save it as plain text"),
     "a.pdf": (PDF, ": .*is not plain text; save it as plain text"),
-    "a.docx": (OFFICE, ": .*is not plain text; save it"), "a.epub": (OFFICE, ": .*is not plain text; save it"),
-    "a.xlsx": (OFFICE, f": .*{SHEET}"), "a.sqlite": (OFFICE, f": .*{TABLE}"),
+    "a.docx": (OFFICE, ": .*is not plain text; save it"),
     "a.png": (PICTURE, ": .*is not plain text; save it"),
     "a.tar": (b"x" * 257 + b"ustar\0" + b"y" * 300, ".*unpack it and name its folder"),
     "model.zip": (b"version https://git-lfs.github.com/spec/v1\n", ".*run git lfs pull"),
@@ -146,25 +137,8 @@ REFUSED = {  # a file's content, and of the refusal
 )
 def test_a_file_that_cannot_be_read_is_named_for_what_it_is(tmp_path, opened, name, content, said):
     make(tmp_path, {name: content})
-    assert re.match(f"{name}{said}", refusal(InputError, opened, name))
-
-
-@pytest.mark.parametrize("encoding", ["latin-1", "cp1252"])  # the first decodes every byte
-def test_no_encoding_makes_a_picture_a_text(tmp_path, opened, encoding):
-    make(tmp_path, {"a.png": PICTURE})
-    message = refusal(NotText, opened, "a.png", encoding=encoding)
-    assert message.startswith("a.png: is not plain text")
-
-
-def test_the_bytes_of_a_picture_can_be_read(tmp_path):
-    make(tmp_path, {"a.png": PICTURE})
-    found = corpus(tmp_path / "a.png", tokenizer="byte")
-    assert "".join(found.read(found.files[0])).encode("latin-1") == PICTURE
-
-
-def test_a_text_may_be_called_pdf(tmp_path, opened):
-    make(tmp_path, {"pdf.pdf": TEXT})
-    assert opened("pdf.pdf").notes == ()
+    for encoding in ("utf-8", "cp1252", "latin-1"):  # the last decodes every byte
+        assert re.match(f"{name}{said}", refusal(InputError, opened, name, encoding=encoding))
 
 
 def test_a_directory_says_what_it_leaves_out(tmp_path, opened):
@@ -187,7 +161,8 @@ def test_a_directory_says_what_it_leaves_out(tmp_path, opened):
 
 def test_where_all_is_pictures_the_first_is_refused(tmp_path, opened):
     make(tmp_path / "pictures", {"a.png": PICTURE, "b.png": PICTURE})
-    assert len(corpus(tmp_path / "pictures/a*.png").files) == 1
+    bytes_of = corpus("pictures/a*.png", tokenizer="byte")
+    assert "".join(bytes_of.read(*bytes_of.files)).encode("latin-1") == PICTURE
     assert refusal(NotText, opened, "pictures").startswith("pictures/a.png: is not plain text")
 
 
@@ -227,13 +202,10 @@ def tree(value):
 FIELDS = {  # a file's suffix and content, data.field, and the texts that it leads to
     "a list": ("json", tree(CHAT), "messages.text", SAID),
     "a list on one line": ("json", json.dumps(CHAT), "messages.text", SAID),
-    "a list of rows": ("json", tree(CHAT), "messages: {from}: {text}", SPOKEN),
     "lists in an array": ("json", tree([CHAT, {"messages": []}, CHAT]), "messages.text", SAID * 2),
     "lists in lines": ("jsonl", lines({}, CHAT), "messages: {from}: {text}", ["", *SPOKEN]),
-    "a list deep inside": ("json", tree({"a": {"list": [CHAT]}}), "a.list: {name}", ["Zorb"]),
     "lines in json": ("json", "\n" + lines(CHAT, {}), "name", ["Zorb", ""]),
     "numbers": ("jsonl", lines({"n": 7}, {"n": 0.5}), "n", ["7", "0.5"]),
-    "a number in a template": ("jsonl", lines({"n": 7, "t": "x"}), "{n}: {t}", ["7: x"]),
     "a key with a dot in a row": ("jsonl", lines({"a.b": "x", "a": {"b": "y"}}, {"a": {"b": "z"}}), "a.b", ["x", "z"]),
     "a field that comes late": ("jsonl", lines(*[{"a": ""}] * 1001, {"b": "x"}), "b", [""] * 1001 + ["x"]),
     "a template that begins with text": (
@@ -252,8 +224,6 @@ FIELDS = {  # a file's suffix and content, data.field, and the texts that it lea
 HERE = {"type": "text", "text": "here"}
 LOOK = [{"type": "text", "text": "look"}, HERE]
 ROWS = {  # rows of a table, data.field, and the texts that it leads to
-    "columns": ([{"of": {"id": "1", "text": "x"}}], "{of.id}. {of.text}", ["1. x"]),
-    "text first": ([{"text": "x"}], "Text: {text}", ["Text: x"]),
     "a list of rows beside columns of the same names": (
         [{"from": "x", "text": "y", "m": [{"from": "ann", "text": "hi"}]}], "m: {from}: {text}", ["ann: hi"],
     ),
@@ -263,7 +233,6 @@ ROWS = {  # rows of a table, data.field, and the texts that it leads to
     "messages": ([{"m": [{"role": "user", "content": "hi"}, {"role": "bot"}]}], "m", ["user: hi\nbot: "]),
     "parts of a message": ([{"parts": [{"role": "user", "content": LOOK}]}], "parts", ["user: look\nhere"]),
     "conversations": ([{"said": [{"from": "human", "value": "1\r\n2\r"}]}], "said", ["human: 1\n2\n"]),
-    "a key with a dot": ([{"a.b": "x", "a": {"b": "no"}}], "a.b", ["x"]),
 }  # fmt: skip
 
 
@@ -285,32 +254,25 @@ REFUSALS = {  # a file's suffix and content, data.field, and of the refusal
         "a.json: data.field=messages.txt: no such field; nearest: messages.text; the fields are "
         "messages, messages.actor, messages.from, messages.id, messages.tags, messages.text, name$",
     ),
-    "name in a template": ("json", tree(CHAT), "messages: {from}: {txt}", "=txt: no such field; nearest: text; "),
     "list of a template": ("json", tree(CHAT), "mesages: {from}: {text}", "=from: no such field; .* messages, name$"),
-    "column at the end": ("csv", "id,text\n1,a,\n", "txt", "a.csv: data.field=txt: no such field; nearest: text; "),
     "column": ("csv", "id;text\n1;a\n", "{id}: {txt}", "a.csv: data.field=txt: no such field; nearest: text; "),
     "object": (
         "json", tree([CHAT, {"messages": [{"text": {}}]}]), "messages.text",
         "a.json, row 5: data.field must lead to text",
     ),
-    "speaker without a value": ("json", tree(CHAT), "messages", "must lead to text, texts or messages, not to dict"),
     "blank lines": ("jsonl", '\n\n{"text": {}}\n', "text", "a.jsonl, line 3: data.field must lead to text"),
     "a text": ("txt", "a\nb\n", "text", r"data.field=text: reads \*.csv, \*.tsv, .*, but not a.txt"),
-    "a sheet": ("xlsx", "PK", "text", "data.field=text: .*a.xlsx; save its sheet as CSV"),
     "an end mark": ("csv", 'text\n"a\nb\x03"' + 200 * "\nb", "text", "a.csv, line 2: contains U"),
-    "an end mark in JSON": ("json", '[{"text": "a\\u0003"}]', "text", "a.json, row 1: contains U"),
     "too many values": ("csv", "text\na\nb, c\n", "text", "a.csv, line 3: has more fields"),
     "an open quote": ("csv", 'text\n"a', "text", "a.csv, line 2: cannot be read as a table: "),
     "a field over rows": (
         "tsv", 'id\ttext\n1\t"a\n2\tb"\n3\tc\n', "text", "a.tsv, line 2: begins a field that spans several rows",
     ),
     "cut JSON": ("json", '[{"text": "a"}', "text", "line 1: is not JSON: .*; write an object on each line"),
-    "objects over lines": ("json", '{\n"a": "a"}\n{\n"a": "b"}', "a", "line 1: is not JSON: .*; write an object"),
     "a cut line": ("jsonl", "{", "text", "a.jsonl, line 1: is not JSON: "),
     "a list": ("jsonl", "[]", "text", "a.jsonl, line 1: is not an object"),
     "half a character": ("jsonl", r'{"text": "\ud800"}', "text", "a.jsonl, line 1: .*surrogates not allowed"),
     "encoding": ("jsonl", '{"a": "\xe9"}', "a", "is not utf-8 .*data.encoding=(?!.*JSON)"),
-    "no end": ("jsonl", lines({"text": "a"}), "{text", "={text: no such field; nearest: text;"),
     "format": ("jsonl", lines({"text": "a"}), "{text:>9}", "=text:>9: no such field; nearest: text;"),
 }  # fmt: skip
 

@@ -69,7 +69,7 @@ WRONG = {  # what is typed, and what is said of it
     ("model.dim=131072", "model.heads=1024"): "lower model.dim=131072, model.layers=2 or",
     # texts, names and runs; more in tests/data/ and tests/base/jobs/
 "data.path=": "data.path=",
-    "data.path=ascii16.txt": "every second byte is NUL; if it is text: data.encoding=utf-16-be",
+    "data.path=ascii16.txt": "ascii16.txt: is not plain text; save it as plain text",
     ("data.path=half.txt", "data.encoding=utf-16"): "one damaged place in text that is otherwise utf-16",
     "data.path=many": "many: ",
     "model.context=30000": "model.context=30000", "data.cache_dir=book.txt": "data.cache_dir",
