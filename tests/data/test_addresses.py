@@ -134,7 +134,8 @@ def test_the_length_of_a_compressed_transfer_is_not_that_of_the_file(tmp_path, s
 NO_FILE = "no such file or bucket; an address names one file"
 UNREADABLE = {
     "WEB/none": NO_FILE, "WEB/": NO_FILE, "WEB": NO_FILE, "WEB/*.txt": NO_FILE, "s3://no-such-bucket/a.txt": NO_FILE,
-    "S3": NO_FILE, "S3/dir": NO_FILE, "S3/*.txt": NO_FILE, "s33://books/a.txt": "cannot be downloaded: Protocol not known",
+    "S3": NO_FILE, "S3/dir": NO_FILE, "S3/*.txt": NO_FILE,
+    "s33://books/a.txt": "cannot be downloaded: Protocol not known",
     "WEB/401?token=hunter2": "access is denied$", "WEB/403": "access is denied$",
     "WEB/500?X-Amz-Signature=hunter2": r"cannot be downloaded: 500, .*=\*\*\*",
     "http://ann:hunter2@127.0.0.1:9/a": "cannot be downloaded: Cannot connect",
@@ -158,7 +159,6 @@ def send_half(path, target, callback):
 
 FULL = os.strerror(errno.ENOSPC)
 STORES = {  # what downloads a file there
-    "access": (PermissionError("no"), "data.path=ftp://a/b/c: access is denied$"),
     "s3fs": (ImportError("Install s3fs to access S3"), r"needs s3fs: pip install .*\[s3\]'$"),
     "anything": (RuntimeError("a\nb"), "cannot be downloaded: a b$"),
     "full": (OSError(errno.ENOSPC, FULL), f"cache/[0-9a-f]{{64}}: {FULL}; data.cache_dir= sets"),

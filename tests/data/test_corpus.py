@@ -64,19 +64,11 @@ UNDECODABLE = {  # content, encoding, what is wrong and what helps
     "cp1252": ("né\nñ".encode("cp1252"), "utf-8", "byte 1 (line 1) is not utf-8", NAMES),
     "cut or cp1252": (b"ab\n" * 65_536 + b"caf\xe9", "utf-8", "byte 196,611 (line 65,537)", NAMES),
     "Cyrillic": (RUSSIAN.encode("cp1251"), "utf-8", "byte 0 (line 1)", NAMES),
-    "Chinese": (CHINESE.encode("gbk"), "utf-8", "byte 0 (line 1)", NAMES),
     "cut Chinese": (CHINESE.encode("gbk")[:-2], "gbk", "byte 222 (line 9) is not gbk", NAMES),
     "UTF-16 without a mark": (b"a\0b\0", "utf-16", "is not utf-16", "data.encoding=NAME"),
     "UTF-32": ("wide".encode("utf-32"), "utf-8", "is not utf-8", "use data.encoding=utf-32"),
     "UTF-16": ("wide".encode("utf-16"), "utf-8", "is not utf-8", "use data.encoding=utf-16"),
-    "UTF-8": ("größe".encode(), "ascii", "byte 2", NAMES),
     "cut UTF-8": (RUSSIAN.encode()[:-2], "utf-8", "byte 366 (line 9)", DAMAGED),
-    "damaged UTF-16": (
-        RUSSIAN.encode("utf-16") + b"\x00\xd8x\x00",
-        "utf-16",
-        "byte 416 (line 10)",
-        DAMAGED,
-    ),
     "bytes": (b"6162", "hex", "data.encoding=hex", "is not an encoding of text files"),
     **{
         f"damaged after {at}": (
@@ -142,7 +134,6 @@ VISIBLE = ["a.TXT", "b.txt", "e.md", "sub/c.txt", "sub/deep/d.txt", "sub/g.md"]
     ("typed", "files"),
     [
         ("c.txt", ["c.txt"]),
-        ("./*.txt", ["c.txt"]),
         (".", ["c.txt", "deep/d.txt"]),
         ("*", ["c.txt", "g.md"]),
         ("~", ["a.TXT", "b.txt", "sub/c.txt", "sub/deep/d.txt"]),
@@ -209,7 +200,6 @@ NOT_THERE = {  # what is typed, and of the refusal
     "pipe": "neither a file nor a directory",
     "*books": "no file matches",
     "nosuch/**/*.txt": "no file matches",
-    "gone.txt": "no such file or directory",
     "a\0b": "no such file or directory",
     "two\nlines": "no such file or directory",
 }

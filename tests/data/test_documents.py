@@ -198,7 +198,5 @@ PERCENT = "one\n%\ntwo\t\n%\nthree\\n\n%\nfour"
 def test_escapes_of_a_separator_are_read(opened):
     make(Path(), {"text": PERCENT})
     typed, real = opened(documents=r"\n%\n", context=1), opened(documents="\n%\n", context=1)
-    assert typed.fingerprint == real.fingerprint and typed.documents == real.documents
+    assert typed.fingerprint == real.fingerprint
     assert sorted(sum(splits(typed).values(), [])) == ["four", "one", "three\\n", "two\t"]
-    with pytest.raises(InputError, match=r"has 1 document, .*x; at least 3 .*n is a line break"):
-        opened(documents=r"\\x")

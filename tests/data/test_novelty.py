@@ -33,12 +33,6 @@ def test_copies_are_those_of_the_oracle(sizes, values, monkeypatch):
     assert found[0] == (0, 0) and found[5] == (0, 50)
 
 
-def test_where_there_is_no_text_there_is_no_copy():
-    trained = np.arange(3, dtype=np.uint16)
-    assert longest_copies([], trained) == []
-    assert longest_copies([np.array([1, 2])], trained[:0]) == [(0, 0)]
-
-
 @pytest.mark.parametrize("end", ["\n", "\n\n", "\x03"])
 def test_repeats_are_whole_documents(end):
     tokenizer = CharTokenizer("\x03\nabcd")

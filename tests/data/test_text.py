@@ -9,11 +9,9 @@ import pytest
 import data.encode
 from base.errors import InputError
 from conf.keys import CONF
-from data.config import DataConfig
 from data.find import split_fragment
 from data.read import CHUNK
 from data.split import SPLITS, split_by_file, split_by_position
-from data.text import open_text
 from gpt.tokenizer import ByteTokenizer
 from reports.log_lines import describe_documents
 from tests.conf.test_defaults import compose
@@ -245,16 +243,6 @@ def test_what_changes_the_arrays_changes_the_fingerprint(tmp_path, opened):
     assert len({opened(folder, context=1).sha256 for folder in FOLDERS}) == 4
 
 
-def test_the_version_of_python_is_in_the_fingerprint_of_its_library(tmp_path, monkeypatch):
-    make(tmp_path, {"lib/a.py": random_text(1000)})
-    monkeypatch.setattr("sysconfig.get_paths", lambda: {"stdlib": str(tmp_path / "lib")})
-    fingerprints = set()
-    for version in ("3.11.0", "3.11.1"):
-        monkeypatch.setattr("platform.python_version", lambda version=version: version)
-        fingerprints.add(open_text(DataConfig(cache_dir=str(tmp_path)), 16).fingerprint)
-    assert len(fingerprints) == 2
-
-
 def test_a_text_that_has_changed_or_a_cache_that_has_lost_a_file_is_read_again(tmp_path, opened):
     make(tmp_path, {"text": random_text(1000)})
     first = opened()
@@ -283,9 +271,6 @@ REFUSED = {  # files, settings, and of the refusal
     "short test": (
         {"text": "ab" * 50}, {"split": [0.89, 0.1, 0.01]}, "text: test holds 1 characters.*at least 2",
     ),
-    "short bytes": (
-        {"text": "é" * 500 + "a"}, {"context": 60, "tokenizer": "byte"}, "text: validation holds 50 bytes",
-    ),
     "files that were left out": (
         {"text/sample.txt": "one line\n", "text/a.md": "# a" * 99}, {},
         "text: validation holds .*name a longer text.* 1 .md; to read all: 'data.path=text/\\*\\*/\\*'$",
@@ -302,7 +287,9 @@ REFUSED = {  # files, settings, and of the refusal
         {"text": "a\nb\n", "c.txt": " \n\n"}, {"validation": "c.txt", "documents": "line"},
         r"text \(validation\): has 0 documents",
     ),
-    "few documents": ({"text": "abc\nabc\nde\n"}, {"documents": "line"}, "text: has 3 documents, 2 different .*at least 3"),
+    "few documents": (
+        {"text": "abc\nabc\nde\n"}, {"documents": "line"}, "text: has 3 documents, 2 different .*at least 3",
+    ),
     "few parts": ({"text": "a\nb\n"}, {"documents": "\n%\n"}, r"text: has 1 document, .*data.documents=\\n%\\n; "),
     "few files": (
         {"text": "abc\n"}, {"documents": "file"}, "text: .*; leave data.documents out.*data.validation=NAME$",
@@ -312,7 +299,8 @@ REFUSED = {  # files, settings, and of the refusal
     "a field without a path": ({}, {"field": "a", "path": None}, "data.field=a: needs data.path="),
     "a field and documents": ({}, {"field": "a", "documents": "file"}, "data.field=a: "),
     "an end mark": (
-        {"text": "ab\x03" * 9 + "c" * 999 + "%"}, {"documents": "%"}, r"text: contains U\+0003, .*leave data.documents out$",
+        {"text": "ab\x03" * 9 + "c" * 999 + "%"}, {"documents": "%"},
+        r"text: contains U\+0003, .*leave data.documents out$",
     ),
 }  # fmt: skip
 
