@@ -78,17 +78,13 @@ class TextDataModule(L.LightningDataModule):
         return DataLoader(_EndlessBatches(batches), batch_size=None)
 
     @property
-    def tokens_per_step(self) -> int:
-        return self.config.batch * self.context  # over all devices
-
-    @property
     def num_validated(self) -> int:
         """How many tokens each validation evaluates, over all devices."""
         return num_validated(len(self.text.validation), self.config.val_tokens)
 
     def num_evaluated(self, steps: int) -> int:
         """Return how many tokens are evaluated after a run of `steps` steps."""
-        trained = steps * self.tokens_per_step
+        trained = steps * self.config.batch * self.context
         return num_evaluated(len(self.text.validation), trained, self.config.val_tokens)
 
     def val_dataloader(self) -> DataLoader:

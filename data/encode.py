@@ -76,7 +76,7 @@ class Encoder:
         name = self.corpus.name
         characters = "".join(map(chr, np.flatnonzero(self.seen)))
         if end == END and END in characters:
-            way = "remove it, or leave data.documents out"
+            way = "remove it, or set neither data.documents nor data.field"
             raise InputError(f"{name}: contains U+0003, the end mark of documents; {way}")
         if len(characters) < 2:
             what = f"holds {count(len(characters), 'distinct character')}"

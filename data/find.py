@@ -36,7 +36,8 @@ STDLIB_WITHOUT = {
 }  # fmt: skip
 # In the name of a file, the split that it belongs to.
 ROLE = re.compile(r"(?:^|[/._-])(train|valid|validation|val|dev|test)(?=[/._-]|$)", re.IGNORECASE)
-RULER = re.compile(r"([!-/:-@\[-`{-~])\1{4}")  # five equal ASCII punctuation marks in a row
+# In a line of Python: a comment alone, or five equal ASCII punctuation marks in a row.
+RULER = re.compile(r"^\s*#|([!-/:-@\[-`{-~])\1{4}")
 
 
 @dataclass(frozen=True)
@@ -63,24 +64,16 @@ class Corpus:
     def read(self, source: SourceFile, tick: Tick = no_tick) -> Iterator[str]:
         """Yield the text of a file in chunks; each byte is a character if `encoding` is None."""
         with source.open() as file:
+            texts = decode(file, source.label, self.encoding, tick)
             if self.python:
-                code = file.read()
-                tick(code, None)
-                yield without_rulers(code.decode("ascii").replace("\r\n", "\n"))
+                yield without_rulers("".join(texts).replace("\r\n", "\n"))
             else:
-                yield from decode(file, source.label, self.encoding, tick)
+                yield from texts
 
 
 def without_rulers(source: str) -> str:
-    """Return Python source without comment lines and lines with a `RULER`: five equal punctuation marks in a row.
-
-    A model trained with these lines writes endless rows of dashes.
-    """
-    lines = []
-    for line in source.split("\n"):
-        is_comment = line.lstrip().startswith("#")
-        if not is_comment and not RULER.search(line):
-            lines.append(line)
+    """Return Python source without each `RULER`: a model trained with these lines writes endless rows of dashes."""
+    lines = [line for line in source.split("\n") if not RULER.search(line)]
     return "\n".join(lines)
 
 
@@ -113,10 +106,8 @@ def find(config: DataConfig) -> Corpus:
 def _stdlib(encoding: str | None, cache: Path) -> Corpus:
     """Return the default text: the source files of the running Python's standard library."""
     root = Path(sysconfig.get_paths()["stdlib"])
-    # some Pythons store it in a zip file
-    sources = _walk(root, [], STDLIB_WITHOUT) if root.is_dir() else []
     files = []
-    for source in sources:
+    for source in _walk(root, [], STDLIB_WITHOUT):  # none if a Python stores it in a zip file
         # `_sysconfigdata` says how this Python was built
         if source.name.endswith(".py") and not source.name.startswith("_sysconfigdata"):
             files.append(source)
@@ -153,8 +144,8 @@ def _texts(path: str, config: DataConfig, notes: list[str]) -> list[SourceFile]:
     found = _find(path, config, notes)
     files = []
     for source in found:
-        members = unzipped(source)
-        files += _preferred(members, config, notes, f"unpack {source.label} to read all")
+        way = f"unpack {source.label} to read all"
+        files += _preferred(unzipped(source), config, notes, way)
     if len(found) == 1:  # the names in it need not say from which zip file they come
         files = [replace(source, name=source.member or source.name) for source in files]
     return files
@@ -237,8 +228,6 @@ def _matches(pattern: str, notes: list[str]) -> list[SourceFile]:
     if "**" not in pattern:
         matches = {Path(match) for match in glob.glob(pattern) if os.path.isfile(match)}
         return _sources(matches, root)
-    if not root.is_dir():
-        return []
     below = os.path.relpath(pattern, root)
     sources = _walk(root, notes)
     from fsspec.utils import glob_translate  # in a few runs; Python 3.13 has it, too

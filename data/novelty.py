@@ -88,19 +88,15 @@ def _copy_above(length: int, text: Hashed, chunk: Hashed, size: int) -> Copy | N
     candidates = candidates[np.isin(chunk_hashes[candidates], hashes)]
     for place in candidates:
         for begin in np.flatnonzero(hashes == chunk_hashes[place]):
-            common = _common(text.tokens[begin:], chunk.tokens[place:])
+            one = text.tokens[begin:]
+            other = chunk.tokens[place:]
+            common = min(len(one), len(other))  # tokens that are equal from the beginning on
+            differing = np.flatnonzero(one[:common] != other[:common])
+            if len(differing):
+                common = int(differing[0])
             if common > length:  # otherwise, different windows have the same hash
                 return Copy(int(begin), common)
     return None
-
-
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Return how many tokens two texts have in common from their beginning on."""
-    length = min(len(one), len(other))
-    differing = np.flatnonzero(one[:length] != other[:length])
-    if len(differing):
-        return int(differing[0])
-    return length
 
 
 @lru_cache(maxsize=4)

@@ -24,7 +24,6 @@ COMPRESSED = {".gz": "gzip", ".bz2": "bz2", ".xz": "lzma", ".zst": ZSTD}
 # How files begin that are not plain text though most of their bytes may be ASCII.
 FORMATTED = (b"{\\rtf", b"%PDF-")
 LFS = b"version https://git-lfs.github.com/spec/"
-SAVE = "save it as plain text (.txt) in the program that opens it"
 # What else to do with a file that is not text, by suffix.
 WAYS = {
     ".parquet": "data.field=NAME reads one of its columns",
@@ -236,7 +235,8 @@ def check_beginning(chunk: bytes, label: str, encoding: str, *, is_decoded: bool
     is_tar = chunk[257:262] == b"ustar"
     if is_binary or is_tar or chunk.startswith(FORMATTED):
         kind = ".tar" if is_tar else suffix(label)
-        raise NotText(f"{label}: is not plain text", advice=WAYS.get(kind, SAVE))
+        way = WAYS.get(kind, "save it as plain text (.txt) in the program that opens it")
+        raise NotText(f"{label}: is not plain text", advice=way)
 
 
 MARKS = {

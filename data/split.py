@@ -38,7 +38,7 @@ def split_files(
         how = f"each divided {percent} into training, validation and test"
     else:
         names = [source.name for source in corpus.files]
-        alike = dict(zip(names, hashes, strict=True)) if is_by_file(corpus) else {}
+        alike = {} if corpus.python else dict(zip(names, hashes, strict=True))
         size_of = dict(zip(names, sizes, strict=True))
         split_of = split_by_file(size_of, shares, alike)
         parts = [[(split_of[name], 0, size)] for name, size in size_of.items()]

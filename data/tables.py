@@ -9,7 +9,6 @@ from typing import IO, Any
 
 from base.errors import InputError, nearest, one_line, printable
 from base.options import unescaped
-from data.config import END
 from data.read import Tick, decode, lines, no_tick, suffix
 
 TABLES = (".csv", ".tsv", ".jsonl", ".ndjson", ".json", ".parquet")
@@ -47,8 +46,6 @@ def fields(
     for line, row in rows:
         try:
             for text in _texts(row, field, names, pattern, known):
-                if END in text:
-                    raise ValueError("contains U+0003, the end mark of documents; remove it")
                 text.encode()  # raises if it has half of a surrogate pair
                 texts += 1
                 text = text.replace("\r\n", "\n").replace("\r", "\n")

@@ -260,7 +260,6 @@ REFUSALS = {  # a file's suffix and content, data.field, and of the refusal
     ),
     "blank lines": ("jsonl", '\n\n{"text": {}}\n', "text", "a.jsonl, line 3: data.field must lead to text"),
     "a text": ("txt", "a\nb\n", "text", r"data.field=text: reads \*.csv, \*.tsv, .*, but not a.txt"),
-    "an end mark": ("csv", 'text\n"a\nb\x03"' + 200 * "\nb", "text", "a.csv, line 2: contains U"),
     "too many values": ("csv", "text\na\nb, c\n", "text", "a.csv, line 3: has more fields"),
     "an open quote": ("csv", 'text\n"a', "text", "a.csv, line 2: cannot be read as a table: "),
     "a field over rows": (

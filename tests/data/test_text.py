@@ -300,7 +300,7 @@ REFUSED = {  # files, settings, and of the refusal
     "a field and documents": ({}, {"field": "a", "documents": "file"}, "data.field=a: "),
     "an end mark": (
         {"text": "ab\x03" * 9 + "c" * 999 + "%"}, {"documents": "%"},
-        r"text: contains U\+0003, .*leave data.documents out$",
+        r"text: contains U\+0003, .*set neither data.documents nor data.field$",
     ),
 }  # fmt: skip
 
