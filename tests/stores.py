@@ -37,34 +37,24 @@ def make(folder, documents):
 
 
 class Bucket:
+    """An empty bucket of the server that the variables of AWS in the environment name."""
+
     def __init__(self, server, name):
         import boto3
 
         self.server, self.name, self.address = server, name, f"s3://{name}"
-        keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret"}
-        self.client = boto3.client("s3", "us-east-1", endpoint_url=server.url, **keys)
+        self.client = boto3.client("s3")
         self.client.create_bucket(Bucket=name)
 
     def put(self, documents):
         for name, content in documents.items():
             self.client.put_object(Bucket=self.name, Key=name, Body=content)
 
-    def environment(self):
-        keys = {
-            "AWS_ACCESS_KEY_ID": "key",
-            "AWS_SECRET_ACCESS_KEY": "secret",
-            "AWS_DEFAULT_REGION": "us-east-1",
-        }
-        return {"AWS_ENDPOINT_URL": self.server.url, **keys}
-
 
 def differing(documents):
-    """Texts of different lengths and words, by name."""
-    rng, made = random.Random(0), {}
-    for number in range(documents):
-        words = [
-            "".join(rng.choices("abcdefghijklmnopqrstuvwxyzé", k=rng.randint(2, 9)))
-            for _ in range(50)
-        ]
-        made[f"{number:02}.txt"] = " ".join(rng.choices(words, k=rng.randint(160, 1500)))
-    return made
+    """Texts of different lengths and characters, by name."""
+    rng = random.Random(0)
+    return {
+        f"{number:02}.txt": "".join(rng.choices("abcdefgh é\n", k=2000 + number))
+        for number in range(documents)
+    }
