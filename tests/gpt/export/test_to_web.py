@@ -9,54 +9,34 @@ import numpy as np
 import pytest
 import torch
 
-from gpt.export.to_web import about, facts
 from gpt.export.to_web import write as write_page
-from gpt.tokenizer import tokenizer_from
+from gpt.tokenizer import ByteTokenizer, CharTokenizer, tokenizer_from
 from tests.conftest import pages
-from tests.model_files import filled
+from tests.model_files import about, filled
 from tests.reference import model as naive
 from tests.reference import sampling
 from tests.reference.attention import softmax
 from tests.reference.losses import surprisal
 from tests.reference.models import ALL, CHOICES, name, tiny
 from tests.reports.test_run_page import report
-from tests.test_score import TEXT, contrasts
-from tests.test_score import write as write_model
+from tests.test_score import contrasts
 
 CHARACTERS = "\n aebcd.é😀"
 PHONE = {"viewport": {"width": 360, "height": 740}, "has_touch": True, "is_mobile": True}
 pytestmark = pytest.mark.slow
-SLIDING = tiny(
-    conv_taps=4, key_offset=True, token_shift=True, heads=3, positions="rotary", qk_norm=True
-)
-RENEWED = tiny(
-    conv_taps=3,
-    key_offset=True,
-    token_shift=True,
-    heads=3,
-    positions="learned",
-    tied=True,
-    bias=True,
-)
+ALL_BEFORE = {"key_offset": True, "token_shift": True, "heads": 3}
+SLIDING = tiny(**ALL_BEFORE, conv_taps=4, positions="rotary", qk_norm=True)
+RENEWED = tiny(**ALL_BEFORE, conv_taps=3, positions="learned", tied=True, bias=True)
 # Keys are kept for three windows: for nine places, and for six of the seven of the context.
-WINDOWED = tiny(key_offset=True, token_shift=True, heads=3, positions="none", window=3)
-WINDOWED_RENEWED = tiny(
-    key_offset=True, token_shift=True, heads=3, positions="sinusoidal", window=2
-)
+WINDOWED = tiny(**ALL_BEFORE, positions="none", window=3)
+WINDOWED_RENEWED = tiny(**ALL_BEFORE, positions="sinusoidal", window=2)
 
 
 def make(config, characters=CHARACTERS):
     """A filled model, whose weights bf16 holds exactly, with what describes it; of bytes without `characters`."""
-    char = {"kind": "char", "characters": "".join(sorted(set(characters or "")))}
-    vocabulary = char if characters else {"kind": "byte"}
-    model = filled(config, tokenizer_from(vocabulary).size).bfloat16().float()
-    return model, {
-        "vocabulary": vocabulary,
-        "text": "a text",
-        "step": 12,
-        "val_loss": None,
-        "documents": None,
-    }
+    tokenizer = CharTokenizer(characters) if characters else ByteTokenizer()
+    model = filled(config, tokenizer.size).bfloat16().float()
+    return model, about(config, tokenizer.vocabulary)
 
 
 @pytest.fixture
@@ -65,9 +45,8 @@ def show(browser, tmp_path):
 
         def open_page(model, meta, *passages, title=None, **options):
             write_page(model, meta, tmp_path / "model.html", *passages, title=title)
-            page = open_file(
-                tmp_path / "model.html", ready="#clear:enabled", reduced_motion="reduce", **options
-            )
+            options |= {"ready": "#clear:enabled", "reduced_motion": "reduce"}
+            page = open_file(tmp_path / "model.html", **options)
             until(
                 page,
                 "document.querySelector('#status').textContent === 'Written by this model, seed 1'",
@@ -108,14 +87,14 @@ def until(page, condition):
 
 
 def read(model, tokens):
-    """By NumPy: logits (T, V) after each token, where the last window begins, attention in it, (layers, H, n, n)."""
+    """By NumPy: logits (T, V) after each token, where the last window begins, attention in it, (n, n) of each head."""
     # that of torch in fp32
-    logits, start, seen = naive.text(model.state_dict(), model.config, tokens, eps=2**-23)
-    return (
-        logits,
-        start,
-        np.array(seen).reshape(model.config.layers, model.config.heads, *seen[0].shape),
-    )
+    return naive.text(model.state_dict(), model.config, tokens, eps=2**-23)
+
+
+def random_tokens(model, count):
+    generator = torch.manual_seed(1)
+    return torch.randint(model.vocabulary, (count,), generator=generator).tolist()
 
 
 LOGITS = """([config, vocabulary, weights, tokens]) => {
@@ -127,15 +106,13 @@ LOGITS = """([config, vocabulary, weights, tokens]) => {
 
 def test_logits_are_those_of_the_model(show):
     short = [
-        tiny(positions=positions, context=context, conv_taps=4, key_offset=True, token_shift=True, heads=3)
+        tiny(**ALL_BEFORE, positions=positions, context=context, conv_taps=4)
         for positions in CHOICES["positions"] for context in (1, 2)
     ]  # fmt: skip
     page = show(*make(tiny()))
     for config in ALL + short:
         model, _ = make(config)
-        tokens = torch.randint(
-            model.vocabulary, (3 * config.context + 20,), generator=torch.manual_seed(1)
-        ).tolist()
+        tokens = random_tokens(model, 3 * config.context + 20)
         weights = {key: value.flatten().tolist() for key, value in model.named_parameters()}
         logits = page.evaluate(LOGITS, [vars(config), model.vocabulary, weights, tokens])
         np.testing.assert_allclose(
@@ -151,7 +128,7 @@ def test_weights_in_two_bytes(show):
         bits[..., ::3] = bits[..., ::3] & ~0xFFFF | 0x8000
     assert model.num_parameters() % 2
     near = deepcopy(model).bfloat16().float()
-    tokens = torch.randint(model.vocabulary, (60,), generator=torch.manual_seed(1)).tolist()
+    tokens = random_tokens(model, 60)
     page = show(model, meta)
     logits = page.evaluate("tokens => chargpt.logits(tokens)", tokens)
     np.testing.assert_allclose(logits, read(near, tokens)[0], rtol=1e-5, atol=1e-5)
@@ -293,14 +270,15 @@ def test_attention_is_that_of_the_model(show, config):
     page, tokenizer = show(model, meta), tokenizer_from(meta["vocabulary"])
     for length in (3, 62):
         text = write(page, "bad", length=length, temperature=2)
-        _, start, shares = read(model, tokenizer.encode(text).tolist())
+        _, start, seen = read(model, tokenizer.encode(text).tolist())
         for back, layer in ((0, 0), (2, 1)):
             place = len(text) - 1 - back
             page.locator("#text i").nth(place).hover()
             page.select_option("#layer", index=layer)
             for head in range(config.heads):
                 page.select_option("#head", index=head)
-                row = np.concatenate([np.zeros(start), shares[layer, head, place - start]])
+                shares = seen[layer * config.heads + head][place - start]
+                row = np.concatenate([np.zeros(start), shares])
                 np.testing.assert_allclose(page.evaluate(SHADES), row / row.max(), atol=0.006)
                 *_, percent, sign = page.text_content("#looking").split(" ")
                 assert float(percent) == pytest.approx(100 * row.max(), abs=0.051) and sign == "%"
@@ -333,26 +311,31 @@ def test_unknown_characters_are_named_and_left_out_but_a_canonically_equal_one_i
 def test_names_and_vocabularies_that_look_like_html(show):
     model, meta = make(tiny(), "</script><!--&\"'\\`$\u2028\u2029\x00{}]\n")
     markup = "</script /><!--<script ></script><script>window.harm = 1</script><img src=x onerror=harm()>"
+    meta["val_loss"] = 1.25
     meta["text"] = f"{markup}&amp; ${{style}} $style {{{{style}}}}"
     page = show(model, meta)
-    assert page.text_content("#about") == about(model, meta)
-    assert page.text_content("#facts") == " · ".join(facts(model, meta))
+    weights = f"{model.num_parameters():,} weights"
+    trained = f"trained for 17 steps on {meta['text']}"
+    loss = "1.25 nats per character on held-out text"
+    assert page.text_content("#about") == f"A GPT with {weights}, {trained}; {loss}"
+    assert page.text_content("#facts") == (
+        "2 layers, 2 heads, 12 wide · context 7 · 24 characters · "
+        "validation loss 1.2500 nats (1.8034 bits) per character"
+    )
     text = write(page, "</script>\u2028<!--", length=300, temperature=2)
     assert len(text) == 314 and set(text) <= set(meta["vocabulary"]["characters"])
     assert page.evaluate("window.harm") is None
     assert page.text_content("#name") == meta["text"] == page.title().removesuffix(" · chargpt")
 
 
-@pytest.mark.parametrize("kind", ["model", "report", "score"])
-def test_nothing_but_its_own_script_and_style(kind, browser, workplace, score):
+@pytest.mark.parametrize(
+    "kind", ["model", "report"]
+)  # the page of score.py has the report's layout
+def test_nothing_but_its_own_script_and_style(kind, browser, workplace):
     if kind == "model":
         write_page(*make(tiny()), Path("page.html"))
-    elif kind == "report":
-        report(file="page.html")
     else:
-        Path("text.txt").write_text(TEXT, encoding="utf-8")
-        options = "--window", "disjoint", "--html", "page.html"
-        assert score(write_model("model.st"), "text.txt", *options).status == 0
+        report(file="page.html")
     page = browser.new_context(offline=True).new_page()
     page.goto((workplace / "page.html").as_uri())
     failures, refused = [], []
@@ -368,11 +351,11 @@ def test_nothing_but_its_own_script_and_style(kind, browser, workplace, score):
           return fetch("https://example.com").catch(() => 0);
         }"""
     )
-    assert page.evaluate("window.harm.tagName") == "P"
+    assert page.evaluate("window.harm.tagName") == "P", "the script has not run"
     assert set(failures) == {"csp"}, "not for want of a network"
     colour = page.eval_on_selector("#harm", "harm => getComputedStyle(harm).color")
     assert colour != "rgb(255, 0, 0)"
-    assert len(refused) >= 4, refused
+    assert len(refused) >= 4
     assert all("Content Security Policy" in each for each in refused), refused
     page.context.close()
 
@@ -473,14 +456,10 @@ def test_the_game_is_played_to_its_end(show):
     assert page.evaluate("document.activeElement.id") == "typed"
 
 
-@pytest.mark.parametrize(("why", "characters"), [("byte", None), ("no passage", CHARACTERS)])
-def test_why_there_is_no_game(show, why, characters):
-    page = show(*make(tiny(), characters), [])
-    said = page.inner_text("#game")
-    assert "no game" in said and why in said
-
-
-def test_without_a_text_there_is_no_game_and_a_title_is_shown_as_it_is(show):
+def test_why_there_is_no_game_and_without_a_text_only_a_title(show):
+    for why, characters in (("byte", None), ("no passage", CHARACTERS)):
+        said = show(*make(tiny(), characters), []).inner_text("#game")
+        assert "no game" in said and why in said
     page = show(*make(tiny()), title="My <words>")
     assert not page.is_visible("#game") and not page.is_visible("#to-game")
     assert page.inner_text("h1") == "My <words>" and page.title() == "My <words> · chargpt"
