@@ -38,34 +38,6 @@ def test_large_logits_do_not_overflow_and_many_targets_are_summed_in_double_prec
     assert total == pytest.approx(1e7 + (count - 1) * math.log(3), rel=2e-8)
 
 
-MIXED_SIZES = 3 * [(0, 0), (0, 1), (1, -1), (1, 0), (1, 1), (10, 0)]
-
-
-@pytest.mark.parametrize("end", [(0,), (0, 0), (3, 0)], ids=str)
-@pytest.mark.parametrize("context, stride", [(1, 1), (2, 1), (7, 7), (7, 3), (8, 4)])
-@pytest.mark.parametrize(
-    "sizes",  # of documents: how many contexts, and how many tokens more
-    [[(0, 3)], [(10, 0)], MIXED_SIZES, 40 * [(0, 1), (0, 2)]],
-    ids=["short", "long", "mixed", "many short ones"],
-)
-def test_windows_of_documents_are_those_of_a_loop(context, stride, end, sizes):
-    rng = np.random.default_rng(context)
-    lengths = rng.permutation([contexts * context + more for contexts, more in sizes])
-    documents = [(*rng.integers(1, 3, length).tolist(), *end) for length in lengths]
-    documents[-1] = documents[-1][: -len(end)] or (1,)  # the last end mark may be missing
-    tokens = np.array(sum(documents, ()), np.uint8)
-    options = {"stride": stride, "end": np.array(end)}
-    expected = losses.read_by_document(documents, end, context, stride)
-    assert [target for _, target in expected] == tokens.tolist()
-    assert windows_read(tokens, context, 3, in_order=True, **options) == expected
-    some = windows_read(tokens, context, 3, most=len(tokens) // 3, **options)
-    assert 0 < len(some) <= len(tokens) // 3 + 10 * context
-    assert set(some) <= set(expected)
-    for ranks in (1, 2, 3):
-        read = windows_read(tokens, context, 2, ranks=ranks, **options)
-        assert sorted(read) == sorted(expected), ranks
-
-
 def windows_read(tokens, context, batch, *, stride, end=None, most=None, ranks=1, in_order=False):
     """For each counted token, (the tokens of its window before it, the token), in the order of the windows."""
     found = []
@@ -82,28 +54,45 @@ def windows_read(tokens, context, batch, *, stride, end=None, most=None, ranks=1
     return found
 
 
-@pytest.mark.parametrize("seed", range(150))
-def test_every_target_is_counted_once_with_its_context_or_those_of_an_even_choice(seed):
+@pytest.mark.parametrize("seed", range(300))
+def test_every_target_is_counted_once_with_its_context(seed):
+    """Of a text or of documents, short and long, with end marks of one and two tokens."""
     rng = random.Random(seed)
     context, batch, ranks = rng.randint(1, 9), rng.randint(1, 5), rng.randint(1, 4)
-    length, most = rng.randint(0, 150), rng.choice([None, rng.randint(1, 160)])
-    stride = rng.choice([None, rng.randint(1, context)])
+    stride = rng.randint(1, context)
+    end = rng.choice([None, (0,), (0, 0), (3, 0)])
+    options = {"stride": stride, "end": end and np.array(end)}
+    documents = [tuple(range(rng.randint(0, 150)))]
+    if end:
+        least = 1 if end == (0, 0) else 0  # no paragraph is empty
+        sizes = rng.choices([least, 1, 2, context, context + 1, 10 * context], k=30)
+        documents = [(*rng.choices((1, 2), k=size), *end) for size in sizes]
+        documents[-1] = documents[-1][: -len(end)] or (1,)  # the last end mark may be missing
+    tokens = np.array(sum(documents, ()), np.uint8)
+    expected = losses.read_by_document(documents, end or (), context, stride)
+    if not end:
+        del expected[:1]
+    assert windows_read(tokens, context, batch, in_order=True, **options) == expected
+    read = windows_read(tokens, context, batch, ranks=ranks, **options)
+    assert sorted(read) == sorted(expected)
+    part = windows_read(tokens, context, batch, most=len(tokens) // 3, **options)
+    assert len(part) <= len(tokens) // 3 + 10 * context and set(part) <= set(expected)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_a_part_of_a_text_is_whole_windows_as_many_as_fit_evenly_spaced(seed):
+    rng = random.Random(seed)
+    context, length = rng.randint(1, 9), rng.randint(20, 150)
+    stride, most = rng.randint(1, context), rng.randint(1, length - 2)
     tokens = np.arange(length, dtype=np.uint8)
-    found = windows_read(tokens, context, batch, stride=stride, most=most, ranks=ranks)
-    stride = stride or context
-    expected = losses.read_by_document([tuple(tokens.tolist())], (), context, stride)[1:]
     windows = {}  # what each reads, by its start
-    for before, target in expected:
+    for before, target in windows_read(tokens, context, 3, stride=stride):
         windows.setdefault(target - len(before), []).append((before, target))
-    starts = sorted({target - len(before) for before, target in found})
-    # Whole windows, no target twice.
-    assert sorted(found) == sorted(sum((windows[start] for start in starts), []))
-    if most is None or most >= length - 1:
-        assert starts == list(windows)
-        return
-    assert starts[0] == 0 and len(found) <= max(most, len(windows[0]))
-    # no window more fits
-    assert len(found) > most - stride or len(found) == len(windows[0])
+    read = windows_read(tokens, context, 3, stride=stride, most=most, ranks=2)
+    starts = sorted({target - len(before) for before, target in read})
+    assert sorted(read) == sorted(sum((windows[start] for start in starts), []))
+    assert starts[0] == 0 and len(read) <= max(most, len(windows[0]))
+    assert len(read) > most - stride or len(read) == len(windows[0])
     gaps = np.diff([*starts, max(windows) + stride])
     assert gaps.max() - gaps.min() <= stride
 

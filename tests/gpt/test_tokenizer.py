@@ -40,11 +40,6 @@ def test_characters_are_numbered_as_a_dictionary_would(alphabet):
     assert tokenizer.token_sizes.tolist() == sizes
 
 
-def test_too_many_characters_are_told_of_bytes():
-    with pytest.raises(ValueError, match=r"65,537 .*data\.tokenizer=byte"):
-        CharTokenizer("".join(map(chr, POINTS[:65_537])))
-
-
 @pytest.mark.parametrize(
     "vocabulary",
     [
@@ -112,8 +107,6 @@ def test_bytes():
     assert tokenizer.decode(tokens) == text
     assert tokenizer.decode([0xE8, 0xAA]) == "\N{REPLACEMENT CHARACTER}"
     assert tokenizer.utf8([0xE8, 0xAA]) == b"\xe8\xaa"
-    assert tokenizer.canonical("e\u0301") == "e\u0301"
-    assert tokenizer.size == 256 and tokenizer.dtype == np.uint8
     assert tokenizer.token_sizes[:, 0][tokens].sum() == len(text)
     assert tokenizer.token_sizes[:, 1][tokens].sum() == len(text.encode())
     with pytest.raises(UnknownCharacter, match=r"U\+DC00.*position 1 "):
