@@ -16,12 +16,13 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from measuring import ROOT, print_table, run
 
 from gpt import load
-from gpt.windows import windows_of_text
+from gpt.windows import windows_of_groups
 
 CONTEXT = 128
 BEFORE = 128  # characters of text before the field
@@ -44,7 +45,8 @@ def losses(run_path: Path, lines: list[str], stride: int) -> list[float]:
     model, tokenizer = load(run_path)
     tokens = torch.stack([torch.as_tensor(tokenizer.encode(f"\n{line}\n")) for line in lines])
     of_each = torch.zeros(tokens.shape[1])  # (T,), the mean loss of each token of a document
-    windows = windows_of_text(tokens.shape[1], CONTEXT, stride)
+    # one group, after its first token
+    windows = windows_of_groups(np.array([1]), np.array([tokens.shape[1]]), CONTEXT, stride, 1)
     for begin, length, first in zip(*map(list, windows), strict=True):
         logits = model(tokens[:, begin : begin + length])  # (B, length, V)
         targets = tokens[:, begin + 1 : begin + 1 + length]  # (B, length)

@@ -106,42 +106,36 @@ def attend(config: ModelConfig, q: Tensor, k: Tensor, v: Tensor, training: bool)
     symbolic, so no condition may depend on its value: the window is then a mask on all keys.
     """
     T = q.shape[2]
-    device = q.device
     window = config.window
     dropout = config.dropout if training else 0.0
     symbolic = isinstance(T, torch.SymInt)
+    # cutting two blocks would save nothing
+    in_blocks = window is not None and not symbolic and T > 2 * max(window, MIN_BLOCK)
+    compute: Kernel = fused_attention
+    if is_explicit(config, T, in_blocks, q.device.type, training):
+        compute = explicit_attention
 
-    if window is None or (not symbolic and T <= window):
-        compute = kernel(config, T, T, device.type, training)
-        return compute(q, k, v, None, dropout)  # (B, H, T, D)
-
-    block = max(window, MIN_BLOCK)
-    compute = kernel(config, T, 2 * block, device.type, training)
-    if symbolic or T <= 2 * block:  # cutting two blocks would save nothing
-        positions = torch.arange(T, device=device)  # (T,)
+    if window is not None and in_blocks:
+        return attend_in_blocks(compute, q, k, v, window, dropout)  # (B, H, T, D)
+    mask = None
+    if window is not None and (symbolic or T > window):
+        positions = torch.arange(T, device=q.device)  # (T,)
         mask = make_mask(positions, positions, window)  # (T, T)
-        return compute(q, k, v, mask, dropout)  # (B, H, T, D)
-    return attend_in_blocks(compute, q, k, v, window, block, dropout)  # (B, H, T, D)
-
-
-def kernel(config: ModelConfig, length: int, keys: int, device: str, training: bool) -> Kernel:
-    """Return the function that computes attention, as `is_explicit` decides."""
-    if is_explicit(config, length, keys, device, training):
-        return explicit_attention
-    return fused_attention
+    return compute(q, k, v, mask, dropout)  # (B, H, T, D)
 
 
 def attend_in_blocks(
-    compute: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, block: int, dropout: float
+    compute: Kernel, q: Tensor, k: Tensor, v: Tensor, window: int, dropout: float
 ) -> Tensor:
     """Return the output of attention in a window, block by block: 3 x (B, H, T, D) -> (B, H, T, D).
 
-    The text is cut into n blocks of b = `block` >= `window` positions. The queries of a block need
+    The text is cut into n blocks of b >= `window` positions. The queries of a block need
     only the keys of the same block and of the one before, so the cost is linear in T. `compute`
     is one of the two functions below.
     Source: Longformer, arXiv:2004.05150, section 3.1 and appendix A ("sliding chunks").
     """
     B, H, T, D = q.shape
+    block = max(window, MIN_BLOCK)  # b
     n = -(-T // block)  # rounded up
     padding = (0, 0, 0, n * block - T)  # behind the last position
     q = F.pad(q, padding).view(B, H, n, block, D)  # (B, H, n, b, D)
@@ -170,19 +164,19 @@ def with_block_before(x: Tensor) -> Tensor:
     return torch.cat((before, x), dim=3)  # (B, H, n, 2b, D)
 
 
-def is_explicit(config: ModelConfig, length: int, keys: int, device: str, training: bool) -> bool:
+def is_explicit(
+    config: ModelConfig, length: int, in_blocks: bool, device: str, training: bool
+) -> bool:
     """Return whether to use `explicit_attention`: what `config.attention` says or, if that is `auto`, is faster.
 
     On a CPU, the fused kernel has a slow backward and no dropout, and is slow for the blocks of a
-    window, whose queries see fewer `keys` than the text has (`length`).
+    window (`in_blocks`). `length` is that of the text.
     """
     if config.attention != "auto":
         return {"explicit": True, "sdpa": False}[config.attention]
     if device != "cpu":
         return False
-    if isinstance(length, torch.SymInt):  # a graph is exported: no value to compare
-        return True
-    if length > keys:
+    if in_blocks or isinstance(length, torch.SymInt):  # an exported length has no value to compare
         return True
     return training and (length < FUSED_FROM or config.dropout > 0)
 

@@ -128,7 +128,7 @@ def save_training_checkpoint(
             except RuntimeError as error:  # how torch reports a failed write, such as a full disk
                 if isinstance(error.__context__, OSError):
                     raise error.__context__ from None
-                raise error from None
+                raise
             file.flush()
             os.fsync(file.fileno())
         if previous and path.exists():  # then `atomic` renames the new one to `path`

@@ -54,13 +54,6 @@ def totals(nats: Tensor, tokens: Tensor, sizes: np.ndarray) -> Tensor:
     return torch.tensor([nats.sum(), len(tokens), characters, octets], dtype=torch.float64)
 
 
-def window_totals(logits: Tensor, targets: Tensor, counted: Tensor, sizes: np.ndarray) -> Tensor:
-    """Return the totals of the counted targets of a batch: (B, T, V), 2 x (B, T) -> (4,) on the CPU."""
-    targets = targets[counted]  # (N,)
-    nats = surprisals(logits[counted], targets)  # (N,)
-    return totals(nats, targets, sizes)
-
-
 def first_totals(text: EvaluationText) -> Tensor:
     """Return the totals of the first token of a text, whose loss is ln V because no text precedes it: (4,).
 

@@ -104,15 +104,6 @@ def describe_baselines(summary: Summary, unit: str) -> str:
     return line
 
 
-def origin(summary: Summary) -> str:
-    """Return a line on how the run was made: its device, precision, seed, initial model and versions of packages."""
-    line = f"{summary.device}, {summary.precision}, seed {summary.seed}"
-    if summary.init_from:
-        line += f", started from {without_folders(summary.init_from)}"
-    versions = [f"{name} {version}" for name, version in (summary.versions or {}).items()]
-    return f"{line}; {', '.join(versions)}"
-
-
 def facts(summary: Summary, model: ModelConfig, unit: str) -> Iterator[tuple[str, str]]:
     """Yield what is known of the best model of a run as pairs (name, sentence) without full stops.
 
@@ -145,4 +136,8 @@ def facts(summary: Summary, model: ModelConfig, unit: str) -> Iterator[tuple[str
             training += f", {summary.characters_per_second:,.0f} a second during steps"
         yield "training", training
         yield "time", " ".join(duration(summary.seconds))
-        yield "machine", origin(summary)
+        machine = f"{summary.device}, {summary.precision}, seed {summary.seed}"
+        if summary.init_from:
+            machine += f", started from {without_folders(summary.init_from)}"
+        versions = [f"{name} {version}" for name, version in (summary.versions or {}).items()]
+        yield "machine", f"{machine}; {', '.join(versions)}"

@@ -184,7 +184,27 @@ def _read_header(
     described = {"texts": []} | parse(text)  # older files have no texts
     if described.get("format") != FORMAT:
         raise other_format(path, described.get("format"))
-    config, shapes = check_description(described)
+    check_fields(described, Description)
+    if described["evaluation"] is not None:
+        check_fields(described["evaluation"], Evaluation, "evaluation.")
+    for text_read in described["texts"]:
+        check_fields(text_read, TextRead, "texts.")
+    tokenizer = tokenizer_from(described["vocabulary"])
+    documents = described["documents"]
+    if documents is not None:
+        check_fields(documents, Documents, "documents.")
+        tokenizer.encode(documents["end"])  # raises if it is not known
+        if not 0 < len(documents["end"]) <= MAX_END:
+            raise ValueError(f"the end mark of documents must have 1 to {MAX_END} characters")
+
+    config = ModelConfig(**described["model_config"])  # raises if it has an unknown key
+    for field in fields(config):
+        # this version's default may describe another model
+        if field.name not in described["model_config"]:
+            raise ValueError(f"model_config has no {field.name}")
+        if field.metadata["auto"] and getattr(config, field.name) == "auto":
+            raise ValueError(f"model_config.{field.name} is auto, must be a number")
+    shapes = dict(weight_shapes(config, tokenizer.size))
     check_header(header, shapes)
     return config, described, shapes
 
@@ -201,27 +221,6 @@ def parse(text: str) -> dict[str, Any]:
     return described
 
 
-def check_description(
-    described: Mapping[str, Any],
-) -> tuple[ModelConfig, dict[str, tuple[int, ...]]]:
-    """Return the architecture and the shapes of the weights; raise `ValueError` or `TypeError` if a field is wrong."""
-    check_fields(described, Description)
-    evaluation = described["evaluation"]
-    if evaluation is not None:
-        check_fields(evaluation, Evaluation, "evaluation.")
-    for text in described["texts"]:
-        check_fields(text, TextRead, "texts.")
-    tokenizer = tokenizer_from(described["vocabulary"])
-    documents = described["documents"]
-    if documents is not None:
-        check_fields(documents, Documents, "documents.")
-        tokenizer.encode(documents["end"])  # raises if it is not known
-        if not 0 < len(documents["end"]) <= MAX_END:
-            raise ValueError(f"the end mark of documents must have 1 to {MAX_END} characters")
-    config = model_config(described["model_config"])
-    return config, dict(weight_shapes(config, tokenizer.size))
-
-
 def check_fields(described: Mapping[str, Any], kind: Any, prefix: str = "") -> None:
     """Raise a `ValueError` that names the first field of the TypedDict `kind` which `described` lacks or has wrong."""
     for field, hint in get_type_hints(kind).items():
@@ -230,22 +229,6 @@ def check_fields(described: Mapping[str, Any], kind: Any, prefix: str = "") -> N
         limits = INTEGERS if hint is int else {}
         if not fits(described.get(field, ...), hint, limits):  # `...` has none of the types
             raise ValueError(f"{prefix}{field} is missing, of the wrong type or out of range")
-
-
-def model_config(described: Mapping[str, Any]) -> ModelConfig:
-    """Return the architecture of a model from the field `model_config` of its file.
-
-    A missing key raises `ValueError`, as this version's default may describe another model; an
-    unknown one `TypeError`.
-    """
-    missing = [field.name for field in fields(ModelConfig) if field.name not in described]
-    if missing:
-        raise ValueError(f"model_config has no {', '.join(missing)}")
-    config = ModelConfig(**described)
-    for field in fields(config):
-        if field.metadata["auto"] and getattr(config, field.name) == "auto":
-            raise ValueError(f"model_config.{field.name} is auto, must be a number")
-    return config
 
 
 def weight_shapes(config: ModelConfig, vocabulary: int) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -301,9 +284,6 @@ def other_format(
     path: str | Path, stored: Any, read: int = FORMAT, way: str = "use the version that wrote it"
 ) -> CheckpointError:
     """Return the error for a file whose format number, a value of any type, is not `read`."""
-    kind = "unknown"
-    if isinstance(stored, int | str):
-        kind = str(stored)[:20]
     return CheckpointError(
-        f"{path}: has format {kind}, but this version reads format {read}; {way}"
+        f"{path}: has format {str(stored)[:20]}, but this version reads format {read}; {way}"
     )

@@ -20,8 +20,8 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch
 
     Weight decay applies to matrices and embeddings, but not to vectors such as gains and biases.
     """
-    first, second = config.betas
-    by_muon = {"adamw": False, "muon": True}[config.name]
+    betas = tuple(config.betas)
+    by_muon = config.name == "muon"
     matrices = {
         parameter for parameter in model.blocks.parameters() if by_muon and parameter.ndim == 2
     }
@@ -30,13 +30,9 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch
         {
             "params": [p for p in others if p.ndim >= 2],
             "weight_decay": config.weight_decay,
-            "betas": (first, second),
+            "betas": betas,
         },
-        {
-            "params": [p for p in others if p.ndim < 2],
-            "weight_decay": 0.0,
-            "betas": (first, second),
-        },
+        {"params": [p for p in others if p.ndim < 2], "weight_decay": 0.0, "betas": betas},
     ]
     if not by_muon:
         return torch.optim.AdamW(groups, lr=config.lr, fused=True)
@@ -44,19 +40,19 @@ def make_optimizer(model: GPT, config: OptimConfig, bf16: bool = False) -> torch
         if isinstance(module, Attention):
             # `Muon` reads this: queries, keys and values are three matrices.
             module.qkv.weight.stacked = 3  # type: ignore[attr-defined]
-    settings = {
-        "weight_decay": config.weight_decay,
-        "lr": config.muon_lr,
-        "muon": True,
-        "beta2": config.muon_beta2,
-    }
     muon_groups: list[dict[str, Any]] = []
     # `set_rates` lets the groups be due in turn. With more turns than blocks, some are empty.
     for turn in range(config.muon_every):
         blocks = model.blocks[turn :: config.muon_every]
-        muon_groups.append(
-            settings | {"params": [p for p in blocks.parameters() if p in matrices], "turn": turn}
-        )
+        group = {
+            "params": [p for p in blocks.parameters() if p in matrices],
+            "turn": turn,
+            "weight_decay": config.weight_decay,
+            "lr": config.muon_lr,
+            "muon": True,
+            "beta2": config.muon_beta2,
+        }
+        muon_groups.append(group)
     return Muon([group for group in [*muon_groups, *groups] if group["params"]], config.lr, bf16)
 
 
@@ -75,16 +71,16 @@ def set_rates(
             group["due"] = step % config.muon_every == group["turn"]
 
 
-def orthogonalise(matrices: Tensor, steps: int = 5) -> Tensor:
+def orthogonalise(matrices: Tensor) -> Tensor:
     """Move the singular values of N matrices near 1, and keep the vectors: (N, R, C) -> (N, R, C), with R <= C.
 
-    `steps` is the number of quintic Newton-Schulz iterations. Source: Muon (Jordan et al. 2024,
+    By five quintic Newton-Schulz iterations. Source: Muon (Jordan et al. 2024,
     https://kellerjordan.github.io/posts/muon), with its coefficients.
     """
     a, b, c = 3.4445, -4.7750, 2.0315
     norms = matrices.norm(dim=(1, 2), keepdim=True).clamp_min(1e-7)  # (N, 1, 1)
     x = matrices / norms  # (N, R, C)
-    for _ in range(steps):
+    for _ in range(5):
         gram = x @ x.mT  # (N, R, R)
         # (N, R, R): b gram + c gram^2
         polynomial = torch.baddbmm(gram, gram, gram, beta=b, alpha=c)
@@ -132,8 +128,10 @@ class Muon(torch.optim.Optimizer):
             "momentum": 0.95,
             "muon": False,
             "eps": 1e-8,
+            "beta2": 0.0,
+            "due": True,
         }
-        super().__init__(groups, defaults | {"beta2": 0.0, "due": True})
+        super().__init__(groups, defaults)
         self.bf16 = bf16
 
     @torch.no_grad()
@@ -206,15 +204,22 @@ class Muon(torch.optim.Optimizer):
         squares = [self.state[parameter]["exp_avg_sq"] for parameter in parameters]
         steps = [self.state[parameter]["step"] for parameter in parameters]
         beta1, beta2 = group["betas"]
-        settings = {key: group[key] for key in ("lr", "weight_decay", "eps")}
-        settings |= {
-            "beta1": beta1,
-            "beta2": beta2,
-            "fused": True,
-            "amsgrad": False,
-            "maximize": False,
-        }
-        adamw(parameters, gradients, means, squares, [], steps, **settings)
+        adamw(
+            parameters,
+            gradients,
+            means,
+            squares,
+            [],
+            steps,
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            fused=True,
+            amsgrad=False,
+            maximize=False,
+        )
 
 
 def lr_at(step: int, config: OptimConfig, max_steps: int | None) -> float:

@@ -106,19 +106,18 @@ class CharTokenizer:
         if known.issuperset(text):
             return text
 
-        def known_form(word: re.Match[str]) -> str:
-            if known.issuperset(word[0]):
-                return word[0]
-            form = ""
+        forms: list[str] = []
+        for word in re.split(r"(\s+)", text):  # words, and the spaces between them
+            if word.isspace() or known.issuperset(word):
+                forms.append(word)
+                continue
             # composed where the vocabulary can, decomposed where it must be
-            for character in unicodedata.normalize("NFC", word[0]):
+            for character in unicodedata.normalize("NFC", word):
                 decomposed = unicodedata.normalize("NFD", character)
                 if character not in known and known.issuperset(decomposed):
                     character = decomposed
-                form += character
-            return form
-
-        return re.sub(r"\S+", known_form, text)
+                forms.append(character)
+        return "".join(forms)
 
     def adapt(self, text: str, *, replace: bool) -> str:
         """Return the `canonical` text with unknown characters left out or, if `replace`, replaced by `nearest`."""

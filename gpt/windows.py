@@ -4,7 +4,6 @@ A window has at most the context length. Windows are `disjoint` or overlapping (
 the text is a list of documents, begin at a document (`documents`).
 """
 
-import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -57,9 +56,16 @@ class EvaluationText:
         if not 1 <= stride <= context:
             raise ValueError(f"stride={stride}: must be at least 1 and at most context={context}")
         if self.end is None:
-            windows = windows_of_text(len(self.tokens), context, stride)
+            # One group: the text after its first token, which takes the place of an end mark.
+            mark = 1
+            num_groups = 1 if len(self.tokens) > 1 else 0
+            starts = np.ones(num_groups, np.int64)
+            stops = np.full(num_groups, len(self.tokens))
         else:
-            windows = windows_of_documents(self.tokens, context, stride, self.end)
+            mark = min(len(self.end), context)  # its tokens that a window begins with
+            room = context - mark + 1  # targets that count in a window that begins at a document
+            starts, stops = groups_of_documents(self.tokens, self.end, room)
+        windows = windows_of_groups(starts, stops, context, stride, mark)
         if most is None or most >= len(self.tokens) - 1:
             return windows
         begins, lengths, first_counted = windows  # 3 x (W,)
@@ -73,36 +79,35 @@ class EvaluationText:
         return EvaluationWindows(begins[chosen], lengths[chosen], first_counted[chosen])
 
 
-def windows_of_text(length: int, context: int, stride: int) -> EvaluationWindows:
-    """Return windows that cover a text of `length` tokens except for the first: all but the first count `stride`."""
-    num_windows = 0
-    if length > 1:
-        # targets that the first window does not contain
-        beyond_first = max(0, length - 1 - context)
-        num_windows = 1 + math.ceil(beyond_first / stride)
-    begins = stride * np.arange(num_windows)  # (W,)
-    lengths = np.minimum(context, length - 1 - begins)  # (W,)
-    first_counted = np.where(begins == 0, 0, context - stride)  # (W,)
-    return EvaluationWindows(begins, lengths, first_counted)
+def groups_of_documents(
+    tokens: np.ndarray, end: np.ndarray, room: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return where each group of documents begins and where it ends: 2 x (groups,).
 
-
-def windows_of_documents(
-    tokens: np.ndarray, context: int, stride: int, end: np.ndarray
-) -> EvaluationWindows:
-    """Return windows that begin with the end mark before a document and hold as many whole documents as fit.
-
-    A document that is too long for one window has windows of its own, which begin `stride` tokens
-    apart. A document ends with its end mark, or where the text ends.
+    A group is as many successive documents as fit into `room` tokens, at least one. A document
+    ends with its end mark, or where the text ends.
     """
-    tokens = np.asarray(tokens)  # (N,)
-    mark = min(len(end), context)  # tokens of the end mark that a window begins with
-    room = context - mark + 1  # targets that count in a window that begins at a document
-    starts, stops = document_bounds(tokens, end)  # 2 x (documents,)
+    # whether an end mark begins at each position
+    is_mark = np.ones(max(0, len(tokens) - len(end) + 1), bool)
+    for offset, token in enumerate(end):
+        is_mark &= tokens[offset : offset + len(is_mark)] == token
+    stops = np.flatnonzero(is_mark) + len(end)  # (documents,)
+    last_stop = stops[-1] if len(stops) else 0
+    if last_stop < len(tokens):  # the last document has no end mark
+        stops = np.append(stops, len(tokens))
+    starts = np.append(0, stops[:-1])[: len(stops)]  # (documents,), none without tokens
 
-    group_starts = starts[first_of_groups(starts, stops, room)]  # (groups,)
+    # (documents,), the first document that would not fit into a group that began at this one
+    next_group = np.searchsorted(stops, starts + room, "right")
+    first_documents: list[int] = []  # of each group
+    document = 0
+    while document < len(stops):
+        first_documents.append(document)
+        document = max(document + 1, int(next_group[document]))
+    group_starts = starts[first_documents]  # (groups,)
     # The slice is for a text without documents, which has no groups either.
     group_stops = np.append(group_starts[1:], len(tokens))[: len(group_starts)]  # (groups,)
-    return windows_of_groups(group_starts, group_stops, context, stride, mark)
+    return group_starts, group_stops
 
 
 def windows_of_groups(
@@ -123,29 +128,3 @@ def windows_of_groups(
     lengths = np.minimum(context, stops[group] - 1 - begins)  # (W,)
     first_counted = np.where(index == 0, mark - 1, context - stride)  # (W,)
     return EvaluationWindows(begins, lengths, first_counted)
-
-
-def first_of_groups(starts: np.ndarray, stops: np.ndarray, room: int) -> list[int]:
-    """Return the first document of each group: as many successive documents as fit into `room` tokens, at least one."""
-    # (documents,), the first document that would not fit into a group that began at this one
-    next_group = np.searchsorted(stops, starts + room, "right")
-    first: list[int] = []
-    document = 0
-    while document < len(stops):
-        first.append(document)
-        document = max(document + 1, int(next_group[document]))
-    return first
-
-
-def document_bounds(tokens: np.ndarray, end: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where each document of a list begins, and where it ends, behind its end mark: 2 x (documents,)."""
-    # whether an end mark begins at each position
-    is_mark = np.ones(max(0, len(tokens) - len(end) + 1), bool)
-    for offset, token in enumerate(end):
-        is_mark &= tokens[offset : offset + len(is_mark)] == token
-    stops = np.flatnonzero(is_mark) + len(end)  # (documents,)
-    last_stop = stops[-1] if len(stops) else 0
-    if last_stop < len(tokens):  # the last document has no end mark
-        stops = np.append(stops, len(tokens))
-    starts = np.append(0, stops[:-1])[: len(stops)]  # (documents,), none without tokens
-    return starts, stops

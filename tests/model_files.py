@@ -12,6 +12,7 @@ from gpt.checkpoint import model_state
 from gpt.config import ModelConfig
 from gpt.model import GPT
 from gpt.model_file import FORMAT, digest, weight_shapes, write
+from gpt.tokenizer import tokenizer_from
 from tests.reference.losses import surprisal
 from tests.reference.models import fill, tiny
 
@@ -20,14 +21,10 @@ CONFIG = vars(ModelConfig(layers=1, heads=2, dim=16, context=8))  # of files mad
 
 
 def about(config, vocabulary=LETTERS, **changes):
-    empty = dict.fromkeys(("val_loss", "evaluation", "documents"))
-    described = {
-        "format": FORMAT,
-        "model_config": vars(config),
-        "vocabulary": vocabulary,
-        "step": 17,
-    }
-    return described | empty | {"text": "book.txt", "texts": []} | changes
+    return {
+        "format": FORMAT, "model_config": vars(config), "vocabulary": vocabulary, "step": 17, "val_loss": None,
+        "evaluation": None, "documents": None, "text": "book.txt", "texts": [],
+    } | changes  # fmt: skip
 
 
 def write_model_file(path, model, vocabulary=LETTERS, **changes):
@@ -74,9 +71,7 @@ def description(header):
 
 def weights(vocabulary=LETTERS, std=0.1, **config):
     rng = np.random.default_rng(0)
-    shapes = weight_shapes(
-        ModelConfig(**{**CONFIG, **config}), len(vocabulary.get("characters", range(256)))
-    )
+    shapes = weight_shapes(ModelConfig(**CONFIG | config), tokenizer_from(vocabulary).size)
     return {
         name: np.float32(std) * rng.standard_normal(shape, np.float32) for name, shape in shapes
     }
@@ -85,15 +80,12 @@ def weights(vocabulary=LETTERS, std=0.1, **config):
 def by_hand(state=None, vocabulary=LETTERS, raw=None, **changes):
     """A model file with nothing wrong except what is given; `raw` stands for the description."""
     state = weights() if state is None else state
-    described = about(ModelConfig(**CONFIG), vocabulary, **{"sha256": digest(state), **changes})
+    described = about(ModelConfig(**CONFIG), vocabulary, sha256=digest(state)) | changes
     header = {"__metadata__": {"chargpt": json.dumps(described) if raw is None else raw}}
     begin = 0
     for name, array in sorted(state.items()):
-        dtype = {"float32": "F32", "float64": "F64", "float16": "F16"}[str(array.dtype)]
-        header[name] = {
-            "dtype": dtype,
-            "shape": list(array.shape),
-            "data_offsets": [begin, begin + array.nbytes],
-        }
-        begin += array.nbytes
+        end = begin + array.nbytes
+        dtype = f"F{8 * array.itemsize}"
+        header[name] = {"dtype": dtype, "shape": list(array.shape), "data_offsets": [begin, end]}
+        begin = end
     return packed(header, b"".join(state[name].tobytes() for name in sorted(state)))

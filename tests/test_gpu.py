@@ -4,6 +4,7 @@ One case runs on a CPU, too, with it in the GPU's place, so that what the tests 
 work.
 """
 
+import itertools
 import re
 import signal
 from pathlib import Path
@@ -53,55 +54,46 @@ def place(tmp_path_factory, prose):
 
 
 def run(name, device, *arguments, fault=None):
-    return Process(f"name={name}", f"trainer.accelerator={device}", *arguments, fault=fault).wait(
-        LIMIT
-    )
-
-
-def made(name, device, *arguments):
-    if not Path("runs", name).exists():
-        ended = run(name, device, *arguments)
-        assert ended.status == 0, ended
-    return name
-
-
-def of_reference(precision):
-    """The losses of a CPU in single precision, with the optimizer of a precision."""
-    typed = [*COMPARED, *PLAIN, OPTIMIZERS[precision]]
-    return logged(made(f"reference-{precision}", "cpu", *typed))
+    process = Process(f"name={name}", f"trainer.accelerator={device}", *arguments, fault=fault)
+    return process.wait(LIMIT)
 
 
 def compare(losses, precision):
-    expected = of_reference(precision)
+    """With those of a CPU in single precision, with the optimizer of a precision."""
+    name = f"reference-{precision}"
+    if not Path("runs", name).exists():
+        assert run(name, "cpu", *COMPARED, *PLAIN, OPTIMIZERS[precision]).status == 0
+    expected = logged(name)
     assert len(expected) == len(losses) == STEPS and expected[0] - expected[-1] > 0.5
     assert losses == pytest.approx(expected, rel=TOLERANCES[precision])
+    return expected
 
 
 @NO_GPU
 def test_a_run_that_is_killed_repeats_bit_for_bit():
-    made("exact", "cuda", *EXACT)
+    assert run("exact", "cuda", *EXACT).status == 0
     killed = run("killed", "cuda", *EXACT, fault=(faults.at_step, 13))
     assert killed.status == -signal.SIGKILL, killed
     assert run("killed", "cuda", *EXACT, "resume=auto").status == 0
     assert_as_if_never_touched(Path("runs/exact"), Path("runs/killed"))
 
 
-CUDA = [
-    f"cuda {precision} compile={compiled}"
-    for precision in TOLERANCES
-    for compiled in ("false", "true")
-]
+CUDA = itertools.product(["cuda"], TOLERANCES, ["compile=false", "compile=true"])
 
 
 @pytest.mark.parametrize(
-    "case", ["cpu bf16-mixed compile=false", *(pytest.param(case, marks=NO_GPU) for case in CUDA)]
+    ("device", "precision", "compiled"),
+    [
+        ("cpu", "bf16-mixed", "compile=false"),
+        *(pytest.param(*case, marks=NO_GPU) for case in CUDA),
+    ],
 )
-def test_losses_are_those_of_a_cpu(case):
-    device, precision, typed = case.split()
-    typed_too = [*COMPARED, OPTIMIZERS[precision], f"trainer.precision={precision}", typed]
-    losses = logged(made(f"{device}-{precision}-{typed.partition('=')[2]}", device, *typed_too))
-    compare(losses, precision)
-    assert losses != of_reference(precision), "they are two computations"
+def test_losses_are_those_of_a_cpu(device, precision, compiled):
+    name = f"{device}-{precision}-{compiled[8:]}"
+    options = OPTIMIZERS[precision], f"trainer.precision={precision}", compiled
+    assert run(name, device, *COMPARED, *options).status == 0
+    losses = logged(name)
+    assert losses != compare(losses, precision), "they are two computations"
 
 
 @NO_GPU
@@ -112,19 +104,16 @@ def test_a_checkpoint_goes_on_elsewhere(here, there, capsys):
     assert run(name, here, *typed, fault=(faults.at_step, 12)).status == -signal.SIGKILL
     path = f"runs/{name}/checkpoints/last.ckpt"
     sample, score = caller(sample_script.cli, capsys), caller(score_script.cli, capsys)
-    on = [["--device", device] for device in (here, there)]
-    texts = [
-        sample(path, "--prompt", "The", "--num-chars", "30", "--temperature", "0", *device)
-        for device in on
-    ]
+    texts, costs = [], []
+    for device in (here, there):
+        options = "--prompt", "The", "--num-chars", "30", "--temperature", "0", "--device", device
+        texts.append(sample(path, *options))
+        scored = score(path, "book.txt", "--device", device).out
+        costs.append([float(cost) for cost in re.findall(r"\d\.\d{6}", scored)])
     assert texts[0].status == 0 and texts[0].out == texts[1].out
-    costs = [re.findall(r"\d\.\d{6}", score(path, "book.txt", *device).out) for device in on]
-    assert costs[0] and [*map(float, costs[0])] == pytest.approx([*map(float, costs[1])], abs=1e-5)
-    go_on = [
-        f"resume=runs/{name}",
-        f"trainer.accelerator={there}",
-        f"compile={str(there == 'cuda').lower()}",
-    ]
+    assert costs[0] and costs[0] == pytest.approx(costs[1], abs=1e-5)
+    compiled = "true" if there == "cuda" else "false"
+    go_on = f"resume=runs/{name}", f"trainer.accelerator={there}", f"compile={compiled}"
     refused = Process(*go_on, defaults=False).wait(LIMIT)
     assert refused.status == 2 and "device=" in refused.err
     ended = Process(*go_on, "allow=[device,compile]", defaults=False).wait(LIMIT)

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from conf.schema import Config
 from data.text import Text
 from gpt.checkpoint import checkpoint_format, is_finite
-from gpt.evaluation import Score, first_totals, make_score, measured, window_totals
+from gpt.evaluation import Score, first_totals, make_score, measured, surprisals, totals
 from gpt.model import GPT
 from gpt.optim import make_optimizer, set_rates
 from gpt.positions import position_tables
@@ -260,21 +260,23 @@ class LitGPT(L.LightningModule):
                 raise Diverged(seen, self.config.optim)
 
     def on_validation_epoch_start(self) -> None:
-        self.totals = torch.zeros(4, dtype=torch.float64)  # those of `window_totals`
+        self.totals = torch.zeros(4, dtype=torch.float64)  # as `gpt.evaluation.totals`
 
     def validation_step(self, batch: tuple[Tensor, Tensor, Tensor], _: int) -> None:
         """Add the losses of one batch, computed in fp32 as score.py does, to the totals of this validation."""
         inputs, targets, counted = batch
         with torch.autocast(self.device.type, enabled=False):
-            self.totals += window_totals(self.net(inputs), targets, counted, self.token_sizes)
+            logits = self.net(inputs)[counted]  # (N, V)
+        targets = targets[counted]  # (N,)
+        self.totals += totals(surprisals(logits, targets), targets, self.token_sizes)
 
     def on_validation_epoch_end(self) -> None:
         """Sum the losses over all devices, and log `val/loss` in nats per token, `val/bpc` and `val/bpb`."""
         # MPS has no float64.
-        totals = self.totals if self.device.type == "mps" else self.totals.to(self.device)
-        totals = self.trainer.strategy.reduce(totals, reduce_op="sum").cpu()
+        total = self.totals if self.device.type == "mps" else self.totals.to(self.device)
+        total = self.trainer.strategy.reduce(total, reduce_op="sum").cpu()
         # `first_totals` is the loss of the first token, which no window predicts.
-        self.score = make_score(totals + first_totals(self.text.evaluated))
+        self.score = make_score(total + first_totals(self.text.evaluated))
         if not math.isfinite(self.score.loss):
             seen = f"the validation loss is {self.score.loss} after step {self.global_step}"
             raise Diverged(seen, self.config.optim)

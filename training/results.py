@@ -27,6 +27,7 @@ from data.novelty import longest_copies, skipped
 from data.passages import passage, prompts
 from gpt import model_file
 from gpt.checkpoint import build, model_state, read_training_checkpoint, write_model
+from gpt.config import ModelConfig
 from gpt.evaluation import Score, evaluate, measured, window_batches
 from gpt.facts import describe_baselines, describe_copies
 from gpt.inference.generate import TEMPERATURE
@@ -93,7 +94,7 @@ def evaluate_models(
         evaluation = measured(score, config.model.context, text.mode)
         return {"val_loss": score.loss, "evaluation": evaluation}
 
-    model_config = model_file.model_config(contents["model_config"])
+    model_config = ModelConfig(**contents["model_config"])
     model = build(model_config, model_state(contents["state_dict"])).to(module.machine.device)
     last = EvaluatedModel(step, score or evaluate_split(module, model, count, "last"), model)
     write_model(run.model("last"), contents | scores(last.score))

@@ -94,7 +94,10 @@ def describe(tokenizer: Tokenizer, mark: list[int]) -> dict[str, Any]:
     }
     normalizer: dict[str, Any] | None
     if tokenizer.unit == "byte":
-        names = byte_names()
+        # The characters of the bytes in tokenizers' `ByteLevel`, as GPT-2's `bytes_to_unicode`.
+        visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
+        others = iter(range(0x100, 0x200))
+        names = [chr(value if value in visible else next(others)) for value in range(256)]
         normalizer = None
         decoder = {
             "type": "ByteLevel",
@@ -130,13 +133,6 @@ def describe(tokenizer: Tokenizer, mark: list[int]) -> dict[str, Any]:
         "pre_tokenizer": pre_tokenizer, "post_processor": post_processor, "decoder": decoder,
         "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"},
     }  # fmt: skip
-
-
-def byte_names() -> list[str]:
-    """Return the characters of the bytes 0 to 255 in tokenizers' `ByteLevel`, as GPT-2's `bytes_to_unicode`."""
-    visible = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    others = iter(range(0x100, 0x200))
-    return [chr(value if value in visible else next(others)) for value in range(256)]
 
 
 def code() -> dict[str, str]:

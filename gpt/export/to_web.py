@@ -29,6 +29,20 @@ def write(
     text.
     """
     unit = tokenizer_from(meta["vocabulary"]).unit
+    loss = meta["val_loss"]
+    num_weights = model.num_parameters()
+    size = count(num_weights, "weight")
+    if num_weights >= 1e5:
+        size = f"{rounded(num_weights / 1e6, 2)} million weights"
+    about = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
+    facts = [
+        describe_shape(model.config),
+        describe_context(model.config),
+        f"{model.vocabulary:,} {unit}s",
+    ]
+    if loss is not None:
+        about += f"; {loss:.2f} nats per {unit} on held-out text"
+        facts.append(f"validation loss {in_nats(loss)} per {unit}")
     # (weights,)
     weights = torch.cat([weight.detach().bfloat16().flatten() for weight in model.parameters()])
     halves = weights.view(torch.int16).numpy().astype("<i2")  # (weights,): NumPy has no bf16
@@ -38,9 +52,9 @@ def write(
         "size": model.vocabulary,
         "tensors": [(name, tensor.numel()) for name, tensor in model.named_parameters()],
         "name": meta["text"],
-        "about": about(model, meta),
+        "about": about,
         "unit": unit,
-        "facts": facts(model, meta),
+        "facts": facts,
         "passages": passages,
         "title": title,
         "end": meta["documents"]["end"] if meta["documents"] else "",
@@ -56,31 +70,3 @@ def write(
         weights=base64.b64encode(halves.tobytes()).decode(),
     )
     path.write_text(page, encoding="utf-8", newline="\n")
-
-
-def about(model: GPT, meta: dict[str, Any]) -> str:
-    """Return one sentence that describes the model to a visitor of the page, without a full stop."""
-    weights = model.num_parameters()
-    loss = meta["val_loss"]
-    size = count(weights, "weight")
-    if weights >= 1e5:
-        size = f"{rounded(weights / 1e6, 2)} million weights"
-    sentence = f"A GPT with {size}, trained for {count(meta['step'], 'step')} on {meta['text']}"
-    if loss is None:
-        return sentence
-    unit = tokenizer_from(meta["vocabulary"]).unit
-    return f"{sentence}; {loss:.2f} nats per {unit} on held-out text"
-
-
-def facts(model: GPT, meta: dict[str, Any]) -> list[str]:
-    """Return the model's details as short phrases."""
-    unit = tokenizer_from(meta["vocabulary"]).unit
-    loss = meta["val_loss"]
-    listed = [
-        describe_shape(model.config),
-        describe_context(model.config),
-        f"{model.vocabulary:,} {unit}s",
-    ]
-    if loss is not None:
-        listed.append(f"validation loss {in_nats(loss)} per {unit}")
-    return listed

@@ -1,7 +1,6 @@
 import itertools
 import math
 import re
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -18,19 +17,7 @@ from gpt.model import GPT
 from gpt.optim import make_optimizer
 from tests.conftest import refusal
 from tests.reference import model as reference
-from tests.reference.models import (
-    ALL,
-    CHOICES,
-    MIXED,
-    PLACES,
-    SOME,
-    fill,
-    name,
-    normal,
-    third,
-    tiny,
-    tolerance,
-)
+from tests.reference.models import ALL, CHOICES, SOME, fill, name, normal, tiny, tolerance
 
 V = 11
 
@@ -65,23 +52,17 @@ def test_equals_numpy(config):
     np.testing.assert_allclose(alone, expected[1:, :3], rtol=0, atol=tolerance(config))
 
 
-@pytest.mark.parametrize(
-    "config", [MIXED[0], MIXED[-1], *PLACES[1::12], tiny(heads=3, dropout=0.1)], ids=name
-)
+@pytest.mark.parametrize("config", [*ALL[::10], tiny(heads=3, dropout=0.1)], ids=name)
 def test_a_training_step_stays_on_its_device_and_reads_no_number(config):
     """On torch's meta device, which knows shapes only: to read a number, or to mix in a CPU's tensor, is an error."""
     text = torch.empty(500, dtype=torch.uint8, device="meta")
-    batches = batches_on_device(
-        text, TrainingWindows(np.empty(500, np.uint8), 0, 8, config.context), 3, slice(2, 5)
-    )
+    windows = TrainingWindows(np.empty(500, np.uint8), 0, 8, config.context)
+    batches = batches_on_device(text, windows, 3, slice(2, 5))
     with torch.device("meta"):
         trained, model = GPT(config, 7), GPT(config, V)
     copy_weights(model, trained, torch.arange(7, device="meta"))
     optimizer = make_optimizer(model, OptimConfig(name="muon"))
     for batch in itertools.islice(batches, 2):
-        assert (
-            batch.is_meta and batch.shape == (3, config.context + 1) and batch.dtype == torch.int64
-        )
         loss = F.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         loss.backward()
         optimizer.step()
@@ -98,7 +79,7 @@ def test_another_context_does_not_matter(config):
     longest = config.context if config.positions == "learned" else 4 * config.context
     for context in (3, longest):
         other = with_context(model, context).eval()
-        assert other.config == replace(config, context=context)
+        assert other.config.context == context
         close(other(tokens[:, :context]), model(tokens)[:, :context], 1e-11)
 
 
@@ -125,20 +106,16 @@ def test_initialisation(layers, tied):
             assert (value == (not zero)).all(), key
             continue
         residual = key.endswith(("attention.proj.weight", "mlp.down.weight"))
-        std = 0.02 / math.sqrt(2 * layers) if residual else 0.02
-        scaled = value.detach().double() / std
+        variance = 0.02**2 / (2 * layers if residual else 1)
         tolerated = 5 * math.sqrt(2 / value.numel())
-        assert scaled.square().mean().item() == pytest.approx(1, abs=tolerated), key
+        assert value.square().mean().item() == pytest.approx(variance, rel=tolerated), key
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"tied": True}, {"positions": "learned", "bias": True, "heads": 4}],
-    ids=["tied", "learned positions"],
-)
-def test_flops_are_those_that_torch_counts(changes):
+@pytest.mark.parametrize(("tied", "positions"), [(True, "rotary"), (False, "learned")])
+def test_flops_are_those_that_torch_counts(tied, positions):
     tokens = draw(5, 12)
-    model = build(tiny(layers=3, dim=16, context=12, attention="explicit", **changes))
+    options = {"tied": tied, "positions": positions, "bias": not tied, "attention": "explicit"}
+    model = build(tiny(layers=3, dim=16, context=12, **options))
     with FlopCounterMode(display=False) as counter:
         F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()
     assert counter.get_total_flops() == model.flops_per_token() * tokens.numel()
@@ -156,16 +133,9 @@ def test_wrong_tokens_are_named(named):
     assert all(word in message for word in ["tokens", *named.split(", ")]), message
 
 
-@pytest.mark.parametrize(
-    ("heads", "key_offset", "named"),
-    [
-        (4, False, "model.heads=4: must divide model.dim=12 .*multiple of 2"),
-        (2, True, "model.heads=2: .*multiple of 4 .*try 1, model.dim=16"),
-    ],
-)
-def test_heads_that_do_not_fit_are_named(heads, key_offset, named):
-    options = {"positions": "rotary", "heads": heads, "key_offset": key_offset}
-    assert re.match(named, refusal(ValueError, tiny, **options))
+def test_heads_that_do_not_fit_rotary_positions_are_named():
+    said = refusal(ValueError, tiny, heads=2, key_offset=True)
+    assert re.match("model.heads=2: .*multiple of 4 .*try 1, model.dim=16", said)
 
 
 @pytest.mark.parametrize("config", SOME[:16], ids=name)
@@ -183,14 +153,13 @@ def test_a_larger_vocabulary_leaves_the_old_logits_as_they_are(config, character
     expected = old.mean(-1, keepdim=True).repeat(1, 1, len(characters))
     expected[..., places] = old
     close(new, expected, 1e-12)
-    assert (model.head.weight is model.embedding.weight) == config.tied
     # What is promised of the loss of old text.
     dearer = new.logsumexp(-1) - old.logsumexp(-1)
     assert dearer.max() <= math.log(len(characters) / 3) + 1e-12
 
 
 @pytest.mark.parametrize("field", CHOICES)
-@pytest.mark.parametrize("models", [ALL, SOME, third(PLACES)], ids=["all", "some", "third"])
+@pytest.mark.parametrize("models", [ALL, SOME], ids=["all", "some"])
 def test_the_models_of_the_oracles_have_every_value_of_every_choice(models, field):
     """Each consumer is compared on some of these models, so that a value which one of them lacks fails there."""
     assert {getattr(config, field) for config in models} == set(CHOICES[field])

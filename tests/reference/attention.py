@@ -1,6 +1,7 @@
 """Multi-head causal attention in NumPy, one head, one query and one key at a time."""
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -50,14 +51,10 @@ def attention(
     x: np.ndarray,
     qkv: tuple[np.ndarray, np.ndarray | None],
     proj: tuple[np.ndarray, np.ndarray | None],
-    heads: int,
-    *,
-    qk_norm: bool = False,
-    rotate: bool = False,
-    key_offset: bool = False,
-    window: int | None = None,
-    seen: list | None = None,
-    eps: float = float(np.finfo(np.float64).eps),
+    config: Any,
+    window: int | None,
+    seen: list | None,
+    eps: float,
 ) -> np.ndarray:
     """MultiHead(x) = Concat(head_1, ..., head_h) W^O (arXiv:1706.03762, section 3.2.2), x of shape (time, dim).
 
@@ -67,24 +64,21 @@ def attention(
     of the key before, and only the others are rotated.
     """
     time, dim = x.shape
-    size = dim // heads
+    size = dim // config.heads
     packed = linear(x, *qkv)
     joined = np.zeros((time, dim))
-    for h in range(heads):
+    for h in range(config.heads):
         q, k, v = (
             packed[:, part * dim + h * size : part * dim + (h + 1) * size] for part in range(3)
         )
-        if qk_norm:
+        if config.qk_norm:
             q, k = (np.array([unit_rms(row, eps) for row in each]) for each in (q, k))
-        if rotate:
-            q, k = (rotary(each, channels=size // 2 if key_offset else size) for each in (q, k))
-        if key_offset:
-            own = size - size // 2  # channels
-            k = np.array(
-                [
-                    [*k[t, :own], *(k[t - 1, own:] if t else np.zeros(size - own))]
-                    for t in range(time)
-                ]
-            )
+        if config.positions == "rotary":
+            channels = size // 2 if config.key_offset else size
+            q, k = rotary(q, channels), rotary(k, channels)
+        if config.key_offset:
+            offset = size - size // 2  # first of the channels from the key before
+            before = np.vstack((np.zeros(size), k[:-1]))
+            k = np.hstack((k[:, :offset], before[:, offset:]))
         joined[:, h * size : (h + 1) * size] = head(q, k, v, window, seen)
     return linear(joined, *proj)

@@ -48,12 +48,10 @@ def mlp(
     place.
     """
     y = linear({"gelu": gelu, "relu2": relu2}[activation](linear(x, *up)), *down)
-    return np.array(
-        [
-            y[t] + sum(tap * y[t - 1 - j] for j, tap in enumerate(taps) if j < t)
-            for t in range(len(y))
-        ]
-    )
+    out = y.copy()
+    for t in range(len(y)):
+        out[t] += sum(tap * y[t - 1 - j] for j, tap in enumerate(taps) if j < t)
+    return out
 
 
 def gpt(
@@ -77,36 +75,25 @@ def gpt(
         return arrays[f"{name}.weight"], arrays[f"{name}.bias"] if config.bias else None
 
     def norm(name: str, x: np.ndarray) -> np.ndarray:
-        norms = {
-            "rmsnorm": lambda: rms_norm(x, arrays[f"{name}.weight"]),
-            "layernorm": lambda: layer_norm(x, *both(name)),
-        }
-        return norms[config.norm]()
+        if config.norm == "rmsnorm":
+            return rms_norm(x, arrays[f"{name}.weight"])
+        return layer_norm(x, *both(name))
 
-    options = {
-        "qk_norm": config.qk_norm,
-        "key_offset": config.key_offset,
-        "seen": seen,
-        "eps": eps,
-    }
-    options |= {"rotate": config.positions == "rotary"}
-    options |= {"window": config.window if window is None else window}
     rows = []
     for row in tokens:
-        x = np.array([arrays["embedding.weight"][token] for token in row])
+        x = arrays["embedding.weight"][row]
         if config.token_shift:
-            x = np.array(
-                [x[t] + arrays["shift"] * x[t - 1] if t else x[t] for t in range(len(row))]
-            )
+            x[1:] = x[1:] + arrays["shift"] * x[:-1]
         if config.positions == "learned":
-            x = x + np.array([arrays["position_embedding.weight"][t] for t in range(len(row))])
+            x = x + arrays["position_embedding.weight"][: len(row)]
         if config.positions == "sinusoidal":
             x = x + sinusoidal(len(row), config.dim) / math.sqrt(config.dim)
         for i in range(config.layers):
             block = f"blocks.{i}"
             taps = [arrays[f"{block}.mlp.taps.{tap}"] for tap in range(config.conv_taps - 1)]
             qkv, proj, up, down = (both(f"{block}.{part}") for part in PRODUCTS)
-            x = x + attention(norm(f"{block}.norm1", x), qkv, proj, config.heads, **options)
+            normed = norm(f"{block}.norm1", x)
+            x = x + attention(normed, qkv, proj, config, window or config.window, seen, eps)
             x = x + mlp(norm(f"{block}.norm2", x), up, down, config.activation, taps)
         head = arrays["embedding.weight" if config.tied else "head.weight"]
         rows.append(norm("norm", x) @ head.T)
@@ -127,10 +114,8 @@ def text(
         in it, see `head`.
     """
     logits: list[np.ndarray] = []
-    start, length = (
-        0,
-        config.context if config.positions in ("learned", "sinusoidal") else len(tokens),
-    )
+    start = 0
+    length = config.context if config.positions in ("learned", "sinusoidal") else len(tokens)
     span = min(config.window or config.context, config.context)
     while True:
         seen: list[np.ndarray] = []

@@ -18,11 +18,9 @@ CHOICES = {
 def fill(module: nn.Module, seed: int = 0, std: float = 0.3) -> nn.Module:
     """Draw every parameter from N(0, std), scales, biases and zero-initialised ones too, and return `module`."""
     generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.copy_(
-                torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std
-            )
+    for parameter in module.parameters():
+        values = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        parameter.data.copy_(values * std)
     return module
 
 
@@ -34,9 +32,8 @@ def normal(*shape: int, seed: int = 7) -> torch.Tensor:
 def tiny(**changes) -> ModelConfig:
     """A `ModelConfig` small enough for loops, with `changes`."""
     small = {"layers": 2, "heads": 2, "dim": 12, "context": 7}
-    return ModelConfig(
-        **{**small, "key_offset": False, "token_shift": False, "conv_taps": 1, **changes}
-    )
+    plain = {"key_offset": False, "token_shift": False, "conv_taps": 1}
+    return ModelConfig(**small | plain | changes)
 
 
 def tolerance(config: ModelConfig) -> float:
@@ -45,23 +42,9 @@ def tolerance(config: ModelConfig) -> float:
 
 
 def name(config: ModelConfig) -> str:
-    """A test id: what was chosen."""
-    flags = [f"window{config.window}"] * (config.window is not None)
-    flags += [
-        flag
-        for flag in ("qk_norm", "key_offset", "token_shift", "tied", "bias")
-        if getattr(config, flag)
-    ]
-    flags += [f"conv{config.conv_taps}"] * (config.conv_taps > 1)
-    parts = [
-        config.norm,
-        config.activation,
-        config.positions,
-        *flags,
-        f"{config.heads}heads",
-        config.attention,
-    ]
-    return "-".join(parts)
+    """A test id: what differs from `tiny()`."""
+    changes = vars(config).items() - vars(tiny()).items()
+    return "-".join(f"{field}={value}" for field, value in sorted(changes))
 
 
 def _mixed(i: int) -> ModelConfig:
@@ -90,8 +73,7 @@ MIXED = [_mixed(i) for i in range(32)]
 PLACES = [
     tiny(
         positions=positions, window=window, context=context, heads=heads, attention=CHOICES["attention"][i // 2 % 3],
-        norm=CHOICES["norm"][i % len(CHOICES["norm"])],
-        activation=CHOICES["activation"][i % len(CHOICES["activation"])],
+        norm=CHOICES["norm"][i % 2], activation=CHOICES["activation"][i % 2],
         qk_norm=i % 4 < 2, key_offset=i % 3 == 0, token_shift=i % 5 < 2, bias=i % 5 == 0, tied=i % 6 == 0,
         conv_taps=(1, 4, 2)[i % 3],
     )
@@ -104,14 +86,5 @@ PLACES = [
 ]  # fmt: skip
 
 
-def third(configs: list[ModelConfig]) -> list[ModelConfig]:
-    """Every third of the models, and the first with each value of a choice that those lack."""
-    found = configs[::3]
-    for (field, values), config in itertools.product(CHOICES.items(), configs):
-        if getattr(config, field) in set(values) - {getattr(each, field) for each in found}:
-            found.append(config)
-    return found
-
-
 ALL = MIXED + PLACES
-SOME = MIXED[:16] + third(PLACES)
+SOME = MIXED[:16] + PLACES[::3]

@@ -196,7 +196,7 @@ def step_memory(config: Config, vocabulary: int, device: str) -> float:
     numbers = CHANNEL * (model.layers + 1) * T * model.dim
     if config.compile == "true":
         numbers *= FUSED
-    if is_explicit(model, T, keys, device, training=True):
+    if is_explicit(model, T, keys < T, device, training=True):
         numbers += (model.layers + 2) * model.heads * T * keys  # attention scores
     if config.trainer.precision == "bf16-mixed":
         numbers *= FUSED

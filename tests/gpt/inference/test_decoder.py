@@ -1,6 +1,5 @@
 """The KV cache against one forward pass over the whole text, in float64, at every place of ten contexts."""
 
-import itertools
 from functools import cache
 
 import numpy as np
@@ -8,24 +7,14 @@ import pytest
 
 import gpt.inference.decoder
 from gpt.inference.decoder import Decoder
-from gpt.inference.weights import Weights
-from gpt.model import GPT
+from gpt.inference.weights import Weights, weights_of
+from tests.model_files import filled
 from tests.reference import model as reference
-from tests.reference.models import MIXED, fill, name, tiny
+from tests.reference.models import MIXED, PLACES, name, tiny
 
-V = 11
-# Options that meet in the cache; each kind of place with no window, one shorter than the context,
-# of one place, longer.
-CONFIGS = MIXED[:16] + [
-    tiny(
-        positions=positions, window=window, key_offset=i % 3 != 0, token_shift=i % 3 != 1, qk_norm=i % 4 < 2, heads=3,
-        norm=("layernorm", "rmsnorm")[i % 2], bias=i % 3 == 0, tied=i % 5 == 0,
-        conv_taps=(1, 2, 4)[i // 2 % 3],
-    )
-    for i, (window, positions) in enumerate(
-        itertools.product((None, 3, 1, 20), ("sinusoidal", "none", "learned", "rotary"))
-    )
-] + [
+# Options that meet in the cache; each way for places to enter with each kind of window.
+CONFIGS = [
+    *MIXED[:16], *(config for config in PLACES if config.context == 7), tiny(window=1, conv_taps=2),
     tiny(positions="rotary", context=1, conv_taps=4, key_offset=True, token_shift=True, heads=3),
     tiny(positions="learned", context=1, bias=True, conv_taps=3, key_offset=True, token_shift=True),
     tiny(positions="learned", context=2), tiny(positions="rotary", context=8, heads=1, layers=3, key_offset=True),
@@ -44,25 +33,19 @@ def small_pieces(monkeypatch):
     monkeypatch.setattr(gpt.inference.decoder, "SPARE", 2)
 
 
-def build(config):
-    return fill(GPT(config, V)).double().eval()
-
-
 def weights(config, tensors=False):
-    state = build(config).state_dict()
-    return Weights(
-        config, state if tensors else {key: value.numpy() for key, value in state.items()}
-    )
+    model = filled(config).double()
+    return Weights(config, model.state_dict()) if tensors else weights_of(model)
 
 
 def text(config, seed=3):
-    return np.random.default_rng(seed).integers(0, V, 10 * config.context + 3)
+    return np.random.default_rng(seed).integers(0, 11, 10 * config.context + 3)
 
 
 @cache
 def expected(config, seed=3):
     """Logits after every token of `text`: (n, V)."""
-    return reference.text(build(config).state_dict(), config, text(config, seed))[0]
+    return reference.text(filled(config).double().state_dict(), config, text(config, seed))[0]
 
 
 def same(result, wanted):
@@ -74,8 +57,7 @@ def test_every_place_equals_one_forward_pass(config, tensors):
     """Texts of many lengths in one batch: their prompts, then a few tokens at once."""
     T = config.context
     lengths = [*range(1, 3 * T + 2), 5 * T + 2, 1]
-    seeds = [3 + row % 2 for row in range(len(lengths))]
-    rows = list(zip(lengths, seeds, strict=True))
+    rows = [(length, 3 + row % 2) for row, length in enumerate(lengths)]  # with seeds
     ready = weights(config, tensors)
     decoder = Decoder(ready, len(rows))
     logits = decoder.begin([text(config, seed)[:length] for length, seed in rows])
@@ -83,9 +65,8 @@ def test_every_place_equals_one_forward_pass(config, tensors):
     k = 0
     while k < 4 * T:
         n = 1 + k % 3
-        logits = decoder.read(
-            np.array([text(config, seed)[length + k :][:n] for length, seed in rows])
-        )
+        tokens = [text(config, seed)[length + k :][:n] for length, seed in rows]
+        logits = decoder.read(np.array(tokens))
         same(logits, [expected(config, seed)[length + k :][:n] for length, seed in rows])
         k += n
     texts = np.stack([text(config, seed) for seed in (3, 4)])  # all places of a prompt
@@ -122,5 +103,5 @@ def test_a_long_text_is_read_in_pieces_that_fit(config, monkeypatch):
 def test_extremes_stay_finite(qk_norm, scale):
     """QK-norm divides zeros by its epsilon; without it, exponentials of scores would overflow."""
     config = tiny(qk_norm=qk_norm)
-    state = {key: scale * value.numpy() for key, value in build(config).state_dict().items()}
+    state = {key: scale * value for key, value in weights(config).state.items()}
     assert np.isfinite(Decoder(Weights(config, state)).read(text(config)[None])).all()

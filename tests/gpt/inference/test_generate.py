@@ -1,4 +1,5 @@
 import time
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -42,39 +43,32 @@ def test_a_random_number_chooses_a_token_that_has_a_probability():
 
 def test_seed_decides():
     """Row i is drawn by the seed + i, as it would be alone; a shorter text is the beginning of a longer one."""
-    model, prompt = build(tiny()).double(), torch.tensor([[1, 2, 3]])
+    model, prompt = build(tiny()).double(), torch.tensor([1, 2, 3])
     rows = generate(model, prompt.expand(20, 3), 40, seed=5)
-    torch.rand(17)
-    assert all(
-        torch.equal(row, generate(model, prompt, 40, seed=5 + i)[0]) for i, row in enumerate(rows)
-    )
-    assert not torch.equal(rows[0], rows[1])
-    assert torch.equal(rows[:1, :20], generate(model, prompt, 17, seed=5))
-    assert not torch.equal(generate(model, prompt, 60), generate(model, prompt, 60)), (
-        "without a seed texts differ"
-    )
+    for i, row in enumerate(rows):
+        assert row.equal(generate(model, prompt, 40, seed=5 + i))
+    assert not rows[0].equal(rows[1])
+    assert rows[0, :20].equal(generate(model, prompt, 17, seed=5))
+    assert not generate(model, prompt, 60).equal(generate(model, prompt, 60)), "without a seed"
+
+
+KEYS_VALUES = 2 * 2 * 7 * 12 * 4  # bytes of a text of `tiny()`: two layers, 7 tokens, 12 channels
 
 
 @pytest.mark.parametrize(
-    ("limit", "texts", "most"), [("ROWS", 3, 3), ("CACHE", 3, 3), ("CACHE", 0, 1)]
+    ("limit", "most"), [("ROWS", 3), ("CACHE", 3 * KEYS_VALUES), ("CACHE", 0)]
 )
-def test_many_texts_are_done_in_parts_that_fit_into_memory(limit, texts, most, monkeypatch):
+def test_many_texts_are_done_in_parts_that_fit_into_memory(limit, most, monkeypatch):
     """And are the texts that one part would be, the last of a shorter part, too."""
     model, prompts = build(tiny()), torch.ones(20, 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     whole = generate(model, prompts, 9, seed=1)
-    config = model.config
-    one = 2 * config.layers * config.context * config.dim * 4  # bytes of the keys and values
-    monkeypatch.setattr(
-        f"gpt.inference.generate.MAX_{limit}", texts * (one if limit == "CACHE" else 1)
-    )
-    parts = []
-    monkeypatch.setattr(
-        "gpt.inference.generate.Decoder",
-        lambda weights, rows: parts.append(rows) or Decoder(weights, rows),
-    )
-    assert torch.equal(generate(model, prompts, 9, seed=1), whole)
-    assert sum(parts) == 20 and max(parts) == most
+    monkeypatch.setattr(f"gpt.inference.generate.MAX_{limit}", most)
+    decoder = Mock(side_effect=Decoder)
+    monkeypatch.setattr("gpt.inference.generate.Decoder", decoder)
+    assert generate(model, prompts, 9, seed=1).equal(whole)
+    parts = [rows for (_, rows), _ in decoder.call_args_list]
+    assert sum(parts) == 20 and max(parts) == (3 if most else 1)
 
 
 @pytest.mark.parametrize(("library", "most"), [("numpy", 2), ("torch", 1)])
@@ -86,49 +80,40 @@ def test_only_numpy_runs_in_several_threads(library, most, monkeypatch):
     weights = weights_of(model)
     if library == "torch":
         weights = Weights(model.config, model.state_dict())
-    running = []
-    counts = []
+    running, counts = [], []
 
     def write(part):
-        running.append(part.start)
+        running.append(part)
         time.sleep(0.2)  # the other part begins meanwhile, if there is a thread for it
         counts.append(len(running))
-        running.remove(part.start)
-        yield list(range(part.start, part.stop))
+        running.remove(part)
+        yield list(part)
 
     assert sum(generate_many(write, range(20), weights), []) == list(range(20))
     assert max(counts) == most
 
 
 def test_model_prompt_and_random_state_are_left_as_they_were():
-    model = build(tiny(dropout=0.5))
-    prompt = torch.tensor([[1, 2, 3]])
-    weights = {key: value.clone() for key, value in model.state_dict().items()}
+    model, prompt = build(tiny(dropout=0.5)), torch.tensor([1, 2, 3])
     random = torch.get_rng_state()
     out = generate(model, prompt, 30, seed=1)
     assert not model.training
-    model.train()
-    assert torch.equal(generate(model, prompt, 30, seed=1), out)
-    generate(model, prompt, 3, temperature=0)
+    assert generate(model.train(), prompt, 30, seed=1).equal(out)
     assert all(module.training for module in model.modules())
-    assert torch.equal(torch.get_rng_state(), random)
-    torch.testing.assert_close(dict(model.state_dict()), weights, rtol=0, atol=0)
-    assert prompt.tolist() == [[1, 2, 3]]
+    assert random.equal(torch.get_rng_state())
+    expected = dict(build(tiny()).state_dict())
+    torch.testing.assert_close(dict(model.state_dict()), expected, rtol=0, atol=0)
+    assert prompt.tolist() == [1, 2, 3]
 
 
-@pytest.mark.parametrize(
-    "given",
-    [torch.tensor([1, 2, 3]), np.array([1, 2, 3]), [1, 2, 3]],
-    ids=["tensor", "array", "list"],
-)
-def test_a_text_begins_with_its_prompt_and_has_its_shape(given):
+@pytest.mark.parametrize("kind", [torch.tensor, np.array, list])
+def test_a_text_begins_with_its_prompt_and_has_its_shape(kind):
     model = build(tiny())
-    prompts = torch.tensor([[1, 2, 3]])
-    texts = generate(model, prompts, 30, seed=1)
+    given = kind([1, 2, 3])
+    texts = generate(model, [[1, 2, 3]], 30, seed=1)
     assert texts[:, :3].tolist() == [[1, 2, 3]] and texts.shape == (1, 33)
-    assert not texts.is_inference(), "an ordinary tensor, usable afterwards"
-    assert torch.equal(generate(model, given, 30, seed=1), texts[0])
-    assert generate(model, prompts, 0).tolist() == [[1, 2, 3]], "nothing asked is nothing added"
+    assert generate(model, given, 30, seed=1).equal(texts[0])
+    assert generate(model, given, 0).tolist() == [1, 2, 3], "nothing asked is nothing added"
 
 
 @pytest.mark.parametrize(
