@@ -18,12 +18,12 @@ def adopt_srun() -> None:
     launched(), rank(), local_rank()  # raise unless torchrun's variables are numbers
     needed = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
     missing = [name for name in needed if name not in os.environ]
-    if missing and ("RANK" in os.environ or "LOCAL_RANK" in os.environ):
-        present = next(name for name in needed if name in os.environ)
-        without = f"is set without {', '.join(missing)}; unset {present}, or start with torchrun"
-        raise JobError(
-            f"{present}={os.environ[present]}: this environment variable of torchrun {without}"
-        )
+    for present in needed[:2]:
+        if missing and present in os.environ:
+            without = f"is set without {', '.join(missing)}; unset it, or start with torchrun"
+            raise JobError(
+                f"{present}={os.environ[present]}: this environment variable of torchrun {without}"
+            )
     if (
         "SLURM_STEP_ID" not in os.environ
         or "RANK" in os.environ

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from base.errors import InputError, most_similar
+from base.errors import most_similar
 from base.options import allowed
 from base.processes import command
 from conf.schema import Config, SearchConfig
 
 CONF = Path(__file__).parent
-FOLDERS: list[Path] = []  # of `--config-dir`
+FOLDERS: list[Path] = []  # of `--config-dir`, each with folders of groups, as conf/ has them
 
 
 # What nanoGPT, transformers and Lightning call our keys, or what is done here by the key.
@@ -83,23 +83,6 @@ LAUNCH = {name for name, key in KEYS.items() if key.metadata.get("launch")}
 VERBATIM = {name for name, key in KEYS.items() if key.metadata.get("verbatim")}
 # free on resume, which compares the text's fingerprint
 PATHS = ("data.path", "data.validation", "data.test")
-
-
-def add_folder(name: str) -> None:
-    """Make the presets in the folder `name`, which has a folder for each group as conf/ has, available."""
-    folder = Path(name).absolute()
-    if not name or not folder.is_dir():
-        raise InputError(f"--config-dir {name}: no such folder")
-    files = [file for group in groups() for file in folder.glob(f"{group}/*.yaml")]
-    if not files:
-        raise InputError(
-            f"--config-dir {name}: contains no preset, such as {Path(name) / 'model/mine.yaml'}"
-        )
-    for file in files:
-        if (CONF / file.relative_to(folder)).exists():  # which Hydra would use instead
-            raise InputError(f"{file}: conf/ has a preset of this name; rename the file")
-    if folder not in FOLDERS:
-        FOLDERS.append(folder)
 
 
 def with_folders(arguments: Iterable[str]) -> list[str]:

@@ -1,6 +1,8 @@
 """The configuration of `train.py` as dataclasses: every key with its default, meaning and range. Loads no torch."""
 
 import dataclasses
+import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,8 +10,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from base.errors import InputError
-from base.jobs import run_directory
-from base.options import allowed, check, fits, option, spell, wrong_value
+from base.options import check, check_value, fits, option, spell, wrong_value
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
@@ -95,9 +96,7 @@ class TrainerConfig:
             key = f"trainer.more.{name}"
             if name not in MORE:
                 raise InputError(f"{key}: must be one of {', '.join(MORE)}")
-            kind, limits = MORE[name]
-            if not fits(value, kind, limits):
-                raise wrong_value(key, value, allowed(kind, limits))
+            check_value(key, value, *MORE[name])
         is_number = fits(self.devices, int, {"least": 1})
         is_list = fits(self.devices, list[int], {"least": 0}) and len(self.devices) > 0
         if not (self.devices == "auto" or is_number or is_list):
@@ -212,23 +211,24 @@ class Config:
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", spell(self.compile))
         for name, arguments in (self.callbacks | self.logger).items():
+            key = f"callbacks.{name}"
             if not isinstance(arguments, dict):
                 raise InputError(f"callbacks and logger: {name} must be a mapping")
             if str(arguments.get("_target_")).endswith(".EarlyStopping"):
-                _check_early_stopping(f"callbacks.{name}", arguments)
-        if self.name is not None:
-            run_directory.check_name(self.name)
-
-
-def _check_early_stopping(key: str, arguments: Mapping[str, Any]) -> None:
-    monitor = arguments.get("monitor")
-    if monitor not in MONITORED:
-        raise wrong_value(f"{key}.monitor", monitor, f"one of {', '.join(MONITORED)}", MONITORED)
-    patience = arguments.get("patience", 0)
-    if patience != "auto" and not fits(patience, int, {"least": 0}):
-        raise wrong_value(
-            f"{key}.patience", patience, "a whole number of validations, at least 0, or auto"
-        )
+                check_value(
+                    f"{key}.monitor", arguments.get("monitor"), str, {"choices": MONITORED}
+                )
+                patience = arguments.get("patience", 0)  # in validations
+                check_value(f"{key}.patience", patience, Any, {"auto": int, "least": 0})
+        if self.name is None:
+            return
+        parts = self.name.split("/")
+        # a part that begins with a dot is hidden or, such as "..", elsewhere
+        is_name = all(re.fullmatch(r"[^.\\][^\\]*", part) and part.isprintable() for part in parts)
+        if not is_name or len(parts) > 2 or max(len(os.fsencode(part)) for part in parts) > 200:
+            raise InputError(
+                f"name={self.name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
+            )
 
 
 def to_dict(config: Config) -> dict[str, Any]:

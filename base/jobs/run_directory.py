@@ -3,7 +3,6 @@
 import json
 import math
 import os
-import re
 import shlex
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -189,17 +188,6 @@ def newest_first(pattern: str) -> list[Run]:
         with suppress(TypeError, ValueError):
             begun[run] = datetime.fromisoformat(run.summary.begun).timestamp()  # type: ignore[arg-type]
     return sorted(begun, key=begun.__getitem__, reverse=True)
-
-
-def check_name(name: str) -> None:
-    """Raise an `InputError` unless `name` is NAME or, for a trial of a sweep, SWEEP/TRIAL."""
-    parts = name.split("/")
-    # a part that begins with a dot is hidden or, such as "..", elsewhere
-    is_name = all(re.fullmatch(r"[^.\\][^\\]*", part) and part.isprintable() for part in parts)
-    if not is_name or len(parts) > 2 or max(len(os.fsencode(part)) for part in parts) > 200:
-        raise InputError(
-            f"name={name[:40]!r}: must be a name of 1 to 200 bytes in runs/, or SWEEP/TRIAL"
-        )
 
 
 def matching(pattern: str) -> list[Run]:
