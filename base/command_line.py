@@ -196,15 +196,12 @@ def check_combinations(
     for key, others in excluded.items():
         for other in others:
             if getattr(options, key) and getattr(options, other):
-                option = other.replace("_", "-")
-                raise InputError(f"--{key.replace('_', '-')}: cannot be combined with --{option}")
+                reason = f"--{key}: cannot be combined with --{other}"
+                raise InputError(reason.replace("_", "-"))
     for key, other in needed.items():
         value = getattr(options, key)
         if value not in (None, False) and not getattr(options, other):
-            option = key.replace("_", "-")
-            if value is not True:
-                option += f" {value}"
-            raise InputError(f"--{option}: needs --{other.replace('_', '-')}")
+            raise InputError(f"--{key}: needs --{other}".replace("_", "-"))
 
 
 def replace_unknown(texts: Sequence[str], tokenizers: Sequence[Any], unknown: str) -> list[str]:

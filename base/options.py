@@ -56,8 +56,6 @@ def allowed(hint: Any, metadata: typing.Mapping[str, Any]) -> str:
         return f"one of {', '.join(metadata['choices'])}{', null' if optional else ''}"
     limits = [f"{word} {metadata[key]}" for key, (word, _) in LIMITS.items() if key in metadata]
     bounds = " and ".join(limits)
-    if {"least", "most"} <= metadata.keys():
-        bounds = f"{metadata['least']} to {metadata['most']}"
     words = NAMES.get(kind, "number, text or list")
     if kind is list:
         words = f"a list of {NAMES[item].removeprefix('a ')}s"

@@ -48,13 +48,11 @@ def cores() -> int:
     """Return the number of threads to compute with: OMP_NUM_THREADS or else the usable CPUs, rounded up."""
     threads = os.environ.get("OMP_NUM_THREADS", "").strip()
     if threads:
-        # a list has a number for each level of nested parallelism
-        first = threads.partition(",")[0].strip()
-        if not first.isdecimal() or not int(first):
+        if not threads.isdecimal() or not int(threads):
             raise InputError(
                 f"OMP_NUM_THREADS={threads}: this environment variable must be a whole number, at least 1"
             )
-        return int(first)
+        return int(threads)
     if sys.platform == "linux":
         allowed = len(os.sched_getaffinity(0))
     else:

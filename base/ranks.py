@@ -33,7 +33,7 @@ def adopt_srun() -> None:
     tasks = _number("SLURM_STEP_NUM_TASKS")
     machines = _number("SLURM_STEP_NUM_NODES")
     layout = os.environ.get("SLURM_STEP_TASKS_PER_NODE", "")  # such as 2(x3), or 2,1 if unequal
-    if tasks % machines or "," in layout:
+    if "," in layout:
         on = f"{tasks} tasks on {machines} machines ({layout})"
         raise JobError(f"srun: {on}: give every machine the same number of tasks")
     # The first machine in the list: node[5-7,9],other1 -> node5,other1 -> node5.
@@ -42,14 +42,14 @@ def adopt_srun() -> None:
     # A port that all tasks of a step compute alike, and that differs in the next step.
     port = 15_000 + (_number("SLURM_JOB_ID") * 16 + _number("SLURM_STEP_ID")) % 10_000
     os.environ |= {
-        "RANK": str(_number("SLURM_PROCID")),
-        "LOCAL_RANK": str(_number("SLURM_LOCALID")),
-        "GROUP_RANK": str(_number("SLURM_NODEID")),
+        "RANK": os.environ["SLURM_PROCID"],
+        "LOCAL_RANK": os.environ["SLURM_LOCALID"],
+        "GROUP_RANK": os.environ["SLURM_NODEID"],
         "WORLD_SIZE": str(tasks),
         "LOCAL_WORLD_SIZE": str(tasks // machines),
-        "MASTER_ADDR": os.environ.get("MASTER_ADDR", first),
-        "MASTER_PORT": os.environ.get("MASTER_PORT", str(port)),
     }
+    os.environ.setdefault("MASTER_ADDR", first)
+    os.environ.setdefault("MASTER_PORT", str(port))
 
 
 def launched() -> tuple[int, int] | None:

@@ -91,8 +91,7 @@ def read_config(run: Path, *, classes: bool = True) -> Config:
         plugins = {group: values.get(group, {}) for group in PLUGINS}
         for group, entries in plugins.items():
             check_classless(group, entries)
-            for name, options in entries.items():
-                check_value(f"{group}.{name}", options, dict, {})
+            for name in entries:
                 if classes and name not in groups()[group]:
                     raise InputError(
                         f"{group}.{name}: no such preset; add --config-dir=FOLDER, which has {group}/{name}.yaml"

@@ -111,9 +111,10 @@ def nearest_key(key: str, others: Iterable[str] = ()) -> str:
     for ours, theirs in ELSEWHERE.items():
         if last in theirs.split():
             return f"; nearest: {ours}"
+    if group in groups():
+        names = [name for name in names if name.startswith(f"{group}.")]
     # of the keys with the same last component, the first one counts
     full = {name.rpartition(".")[2]: name for name in reversed(names)}
     full |= {name: name for name in names}
-    in_group = {last: name for last, name in full.items() if name.startswith(f"{group}.")}
-    close = most_similar(last, in_group if group in groups() else full)
+    close = most_similar(last, full)
     return f"; nearest: {full[close]}" if close else ""

@@ -110,7 +110,7 @@ def checked(argument: str) -> str:
         if argument == "=" or is_known:
             hint = "; without spaces around ="
         elif argument.endswith((".yaml", ".yml")):
-            hint = "; a file of settings is a preset: --config-dir=FOLDER experiment=NAME for FOLDER/experiment/NAME.yaml"
+            hint = "; for FOLDER/experiment/NAME.yaml: --config-dir=FOLDER experiment=NAME"
         elif "/" in argument or argument.endswith(".txt") or os.path.exists(argument):
             hint = f"; to train on a text: data.path={argument}"
         else:
@@ -123,8 +123,6 @@ def checked(argument: str) -> str:
         if is_passed_on:
             raise InputError(f"{argument}: is not accepted{near.replace('nearest:', 'use')}")
         raise InputError(f"{key}: no such key{near}")
-    if key != name and not is_passed_on:
-        raise InputError(f"{argument}: {key} exists; leave the + out")
     if key.startswith(OF_PLUGINS) and not PLUGIN_KEY.fullmatch(key):
         raise InputError(
             f"{argument}: must be the option of a preset, such as callbacks.ema.share=0.1"
@@ -153,8 +151,7 @@ def values_of(argument: str) -> list[str]:
     except (HydraException, ValueError):  # an interval, a glob, or values beside a range
         raise InputError(f"{argument}: write {key}=a,b,c or {key}=range(a,b)") from None
     if not 0 < len(values) <= MAX_RUNS:
-        number = f"more than {MAX_RUNS:,}" if values else "no"
-        raise InputError(f"{argument}: has {number} values")
+        raise InputError(f"{argument}: must have 1 to {MAX_RUNS:,} values")
     return [f"{key}={value}" for value in values]
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from base.errors import InputError
-from base.options import check, check_value, fits, option, spell, wrong_value
+from base.options import check, check_value, option, spell
 from data.config import DataConfig
 from gpt.config import ModelConfig, OptimConfig
 
 # keys that map the names of files in conf/ to classes and their arguments
 PLUGINS = ("callbacks", "logger")
-MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
 PRECISIONS = ("auto", "32-true", "bf16-mixed")
+MONITORED = ("val/loss", "val/bpc", "val/bpb")  # what each validation logs
 # The arguments of `L.Trainer` that `trainer.more` accepts, because they break no promise.
 MORE: dict[str, tuple[Any, dict[str, int]]] = {  # name -> type and range
     "min_steps": (int | None, {"least": 1}),
@@ -97,11 +97,10 @@ class TrainerConfig:
             if name not in MORE:
                 raise InputError(f"{key}: must be one of {', '.join(MORE)}")
             check_value(key, value, *MORE[name])
-        is_number = fits(self.devices, int, {"least": 1})
-        is_list = fits(self.devices, list[int], {"least": 0}) and len(self.devices) > 0
-        if not (self.devices == "auto" or is_number or is_list):
-            needed = "auto, a whole number, at least 1, or a list of device indices such as [0,1]"
-            raise wrong_value("trainer.devices", self.devices, needed)
+        if self.devices and isinstance(self.devices, list):
+            check_value("trainer.devices", self.devices, list[int], {"least": 0})
+        else:
+            check_value("trainer.devices", self.devices, Any, {"auto": int, "least": 1})
 
 
 @dataclass(frozen=True)
@@ -211,15 +210,16 @@ class Config:
         # Hydra and YAML read true and false as booleans; store the word.
         object.__setattr__(self, "compile", spell(self.compile))
         for name, arguments in (self.callbacks | self.logger).items():
-            key = f"callbacks.{name}"
-            if not isinstance(arguments, dict):
-                raise InputError(f"callbacks and logger: {name} must be a mapping")
+            check_value(name, arguments, dict, {})
             if str(arguments.get("_target_")).endswith(".EarlyStopping"):
                 check_value(
-                    f"{key}.monitor", arguments.get("monitor"), str, {"choices": MONITORED}
+                    f"callbacks.{name}.monitor",
+                    arguments.get("monitor"),
+                    str,
+                    {"choices": MONITORED},
                 )
                 patience = arguments.get("patience", 0)  # in validations
-                check_value(f"{key}.patience", patience, Any, {"auto": int, "least": 0})
+                check_value(f"callbacks.{name}.patience", patience, Any, {"auto": int, "least": 0})
         if self.name is None:
             return
         parts = self.name.split("/")

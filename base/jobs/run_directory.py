@@ -226,7 +226,7 @@ def find(name: str | None, need: str) -> Path:
             is_unfinished = not summary.debug and summary.status not in ("finished", "diverged")
             # Rank 0 locks the directory for all ranks, so the others do not ask.
             if is_unfinished and (ranks.rank() > 0 or not run_lock.in_use(run.directory)):
-                return _run_at(run.directory, str(run))
+                return run.directory
         raise InputError(
             f"auto: no unfinished run in {RUNS}/ that is not in use; diverged runs are skipped"
         )
