@@ -79,9 +79,8 @@ def tensor(**changes):
 DEEP, LONG = "[" * 900 + "0" + "]" * 900, "1" * 4200
 WRONG = {
     "format": [str(FORMAT + 1), LONG], "text": ['"\\ud800"'], "val_loss": ["NaN"],
-    "model_config": ['{"\\u001b[31m\\n": 1}'], "vocabulary": ['{"kind": "byte"}'],
-    "sha256": ["null", DEEP], "model.layers": ["2", LONG], "model.dim": ["131072"], "model.context": ["1e400"],
-    "model.tied": ["true"], "documents": ['{"kind": "line", "end": "\\u2603", "name": ""}'],
+    "vocabulary": ['{"kind": "byte"}'], "sha256": ["null", DEEP], "model.layers": ["2", LONG],
+    "model.dim": ["131072"], "model.context": ["1e400"],
 }  # fmt: skip
 HOSTILE = {
     "nothing": lambda: b"", "50 MB of zeros": lambda: bytes(50 * MB), "a pickle": lambda: pickle.dumps(Payload()),

@@ -14,7 +14,7 @@ from gpt.model_file import CheckpointError
 from tests.conftest import missing, one_line, summary
 from tests.faults import faults
 from tests.faults.processes import MUON, Process, run, wait_for
-from tests.faults.test_resume import assert_as_if_never_touched, assert_same
+from tests.faults.test_resume import assert_as_if_never_touched, assert_same, killed_run
 from training.resume import newest_checkpoint
 
 LAST, PREVIOUS = Path("runs/cut/checkpoints/last.ckpt"), Path("runs/cut/checkpoints/previous.ckpt")
@@ -37,18 +37,18 @@ def killed(whole, workplace):
 
 
 def test_broken_newest_is_passed_over_with_a_word(killed, whole):
-    assert run(*RESUMED, fault=(faults.in_write, 1, 1000)).status == -signal.SIGKILL
+    killed_run(*RESUMED, fault=(faults.in_write, 1, 1000))
     assert list(killed.rglob(".*.tmp")), "the kill has left one"
     LAST.write_bytes(LAST.read_bytes()[: LAST.stat().st_size // 2])
     # Killed while the older one, which is whole, is the only one: it is not the damaged one that
     # takes its place.
-    assert run(*RESUMED, fault=(faults.before_rename, 1, "last.ckpt")).status == -signal.SIGKILL
+    killed_run(*RESUMED, fault=(faults.before_rename, 1, "last.ckpt"))
     ended = run(*RESUMED)
     assert ended.status == 0, ended.err
     assert f"resume: skips {LAST}: is damaged or not a checkpoint" in ended.out
     assert f"resume: from {PREVIOUS}, step 10" in ended.out
     assert not list(killed.rglob(".*.tmp"))
-    assert_as_if_never_touched(whole(MUON), killed)
+    assert_as_if_never_touched(whole(MUON))
 
 
 AUTO = " ".join(RESUMED)
@@ -120,7 +120,7 @@ def test_a_full_disk(whole, workplace):
         assert not list(Path("runs").rglob(".*.tmp"))
         Path("runs/filler").unlink()
         assert run(*RESUMED).status == 0
-        assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+        assert_as_if_never_touched(whole(MUON))
     finally:
         subprocess.run(["umount", "-l", "runs"], check=True)
 
@@ -140,7 +140,7 @@ def test_the_second_in_one_run_directory_is_refused(killed, whole):
     first.signal(signal.SIGKILL)
     assert first.wait().status == -signal.SIGKILL
     assert run(*RESUMED).status == 0
-    assert_as_if_never_touched(whole(MUON), killed)
+    assert_as_if_never_touched(whole(MUON))
 
 
 @pytest.mark.parametrize(("name", "statuses"), [((), [0, 0, 0]), (("name=same",), [0, 2, 2])])

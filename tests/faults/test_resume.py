@@ -33,7 +33,7 @@ def assert_same(ours, theirs, where):
         )
 
 
-def assert_same_checkpoints(whole, cut):
+def assert_same_checkpoints(whole, cut=CUT):
     assert_same(*(torch.load(run / "checkpoints/last.ckpt") for run in (whole, cut)), "last.ckpt")
     for name in ("last.safetensors", "best.safetensors"):
         ours, theirs = ((run / "checkpoints" / name).read_bytes() for run in (whole, cut))
@@ -42,7 +42,7 @@ def assert_same_checkpoints(whole, cut):
     assert [tag for tag in ours.keys() | theirs.keys() if ours.get(tag) != theirs.get(tag)] == []
 
 
-def assert_as_if_never_touched(whole, cut):
+def assert_as_if_never_touched(whole, cut=CUT):
     assert_same_checkpoints(whole, cut)
     ours, theirs = (json.loads((run / "summary.json").read_text()) for run in (whole, cut))
     for key in ours.keys() - {"begun", "seconds", "characters_per_second", "mfu"}:
@@ -52,6 +52,11 @@ def assert_as_if_never_touched(whole, cut):
         sorted(path.name for path in (run / "checkpoints").iterdir()) for run in (whole, cut)
     )
     assert ours == theirs, "nothing unfinished is left"
+
+
+def killed_run(*arguments, fault):
+    """Run `train.py` until the fault kills it."""
+    assert run(*arguments, fault=fault).status == -signal.SIGKILL
 
 
 POINTS = {
@@ -82,23 +87,23 @@ ONCE = pytest.param((MUON, faults.after_update, 25), marks=pytest.mark.promise)
 @pytest.mark.parametrize("point", [ONCE, *POINTS.values()], ids=["after an update", *POINTS])
 def test_killed_once(point, whole, workplace):
     recipe, *fault = point
-    assert run("name=cut", *recipe, fault=fault).status == -signal.SIGKILL
+    killed_run("name=cut", *recipe, fault=fault)
     ended = run("name=cut", "resume=auto", *recipe)
     assert ended.status == 0 and ended.err == "", ended.err
-    assert_as_if_never_touched(whole(recipe), CUT)
+    assert_as_if_never_touched(whole(recipe))
 
 
 @pytest.mark.slow
 def test_a_compiled_run_is_killed_once(workplace):
     needs_compiler()
     assert run("name=whole", "compile=true").status == 0
-    assert run("name=cut", "compile=true", fault=(faults.at_step, 16)).status == -signal.SIGKILL
+    killed_run("name=cut", "compile=true", fault=(faults.at_step, 16))
     assert run("resume=runs/cut", defaults=False).status == 0
-    assert_as_if_never_touched(Path("runs/whole"), CUT)
+    assert_as_if_never_touched(Path("runs/whole"))
 
 
 def test_killed_before_the_first_checkpoint(whole, workplace):
-    assert run("name=cut", *MUON, fault=(faults.at_step, 7)).status == -signal.SIGKILL
+    killed_run("name=cut", *MUON, fault=(faults.at_step, 7))
     one_line(
         run("resume=runs/cut", "seed=8", defaults=False), 2, "cannot change seed=8 (the run has 0)"
     )
@@ -107,7 +112,7 @@ def test_killed_before_the_first_checkpoint(whole, workplace):
         ended.status == 0 and "runs/cut has no checkpoint yet, starting at step 0" in ended.out
     ), ended
     assert "timeout: 50" in Path(CUT, "config.yaml").read_text()
-    assert_as_if_never_touched(whole(MUON), CUT)
+    assert_as_if_never_touched(whole(MUON))
 
 
 def test_killed_before_its_configuration_is_written(whole, workplace):
@@ -120,16 +125,16 @@ def test_killed_before_its_configuration_is_written(whole, workplace):
     one_line(run("resume=runs/cut", defaults=False), 2, "is not a run that can continue")
     ended = run("name=cut", *MUON)
     assert ended.status == 0, ended
-    assert_as_if_never_touched(whole(MUON), CUT)
+    assert_as_if_never_touched(whole(MUON))
 
 
 def test_checkpoints_by_time_change_nothing(whole, workplace):
     often = "trainer.checkpoint_minutes=1e-6"
-    assert run("name=cut", *EMA, often, fault=(faults.at_step, 17)).status == -signal.SIGKILL
+    killed_run("name=cut", *EMA, often, fault=(faults.at_step, 17))
     ended = run("resume=auto", defaults=False)
     assert ended.status == 0 and "last.ckpt, step 17" in ended.out, ended
     assert steps_of(CUT) == [29, 30]
-    assert_same_checkpoints(whole(EMA), CUT)
+    assert_same_checkpoints(whole(EMA))
 
 
 def test_ranks_agree_on_checkpoints_by_time(workplace):
@@ -157,7 +162,7 @@ def test_killed_at_random_moments(whole, workplace):
         process.signal(signal.SIGKILL)
         status, longest = process.wait().status, 1.3 * longest
         assert status in (0, -signal.SIGKILL), process.wait()
-    assert_as_if_never_touched(whole(ADAMW), CUT)
+    assert_as_if_never_touched(whole(ADAMW))
 
 
 def test_a_run_that_was_to_stop_early_does_not_go_on(workplace):
@@ -168,14 +173,14 @@ def test_a_run_that_was_to_stop_early_does_not_go_on(workplace):
     # which no weight is.
     assert run("name=whole", *stopping, "trainer.checkpoint_minutes=1e-6").status == 0
     saves = len(events(Path("runs/whole"))["val/loss"])
-    assert run("name=cut", *stopping, fault=(faults.after_save, saves)).status == -signal.SIGKILL
+    killed_run("name=cut", *stopping, fault=(faults.after_save, saves))
     ended = run("name=cut", "resume=auto", *stopping)
     assert (
         ended.status == 0
         and "resume=runs/cut 'callbacks=[]' 'allow=[callbacks]' trainer.max_steps=100 continues it"
         in ended.out
     ), ended
-    assert_as_if_never_touched(Path("runs/whole"), CUT)
+    assert_as_if_never_touched(Path("runs/whole"))
     assert "is finished" in run("name=cut", "resume=auto", *stopping).out
     ended = run("resume=runs/cut", "callbacks=[]", "allow=[callbacks]", defaults=False)
     assert ended.status == 0 and "step 100/100" in ended.out, ended
@@ -194,4 +199,4 @@ def test_two_processes_killed_and_resumed(whole, workplace):
     resumed = start("resume=auto", *two)
     out, err = resumed.communicate(timeout=150)
     assert resumed.returncode == 0, err
-    assert_as_if_never_touched(whole(two, long=True), CUT)
+    assert_as_if_never_touched(whole(two, long=True))

@@ -36,7 +36,7 @@ def test_a_stop_finishes_the_step_and_saves(number, step, whole, workplace):
     assert summary("cut")["status"] == "interrupted"
     assert last("cut")["global_step"] == step + 1
     assert run("resume=auto", defaults=False).status == 0
-    assert_same_checkpoints(whole(MUON), Path("runs/cut"))
+    assert_same_checkpoints(whole(MUON))
 
 
 @pytest.mark.parametrize(("fault", "said"), [
@@ -47,7 +47,7 @@ def test_a_stop_in_the_last_validation_or_evaluation(fault, said, whole, workpla
     ended = run("name=cut", *MUON, fault=fault)
     assert ended.status == 143 and f"stopped by SIGTERM{said}" in ended.out, ended
     assert run("resume=auto", defaults=False).status == 0
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+    assert_as_if_never_touched(whole(MUON))
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_a_step_that_is_no_number_is_not_taken(whole, workplace, fault, said):
     assert said in Path("runs/cut/train.log").read_text()
     assert_finite()
     assert run("name=cut", "resume=auto", *MUON).status == 0
-    assert_as_if_never_touched(whole(MUON), Path("runs/cut"))
+    assert_as_if_never_touched(whole(MUON))
 
 
 def test_weights_that_are_no_numbers_are_not_saved(workplace):
