@@ -39,7 +39,8 @@ def test_what_is_allowed_is_allowed_to_one_command():
 
 def ran(*typed):
     """The configuration that a run stores: with the usual value for each `auto`."""
-    return with_constants(compose(list(typed)), "bf16-mixed", 3)
+    config = with_constants(compose(list(typed)), "bf16-mixed", 3)
+    return replace(config, trainer=replace(config.trainer, max_steps=1500))
 
 
 def chosen():
